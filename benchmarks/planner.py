@@ -1,6 +1,6 @@
 """Our plans beside those of published planners, all under one simulator; and how long planning takes.
 
-    python -m benchmarks.planner [--quick] [--json] [--only TEXT ...] [--sizes 32,64,128] [--time-limit 20] [--data DIR]
+    python -m benchmarks.planner [--quick] [--json] [--only TEXT ...] [--sizes 32,64,128] [--time-limit 20]
 
 Every planner gets the same problem: profile, cluster, 16 GiB a device, a global batch of 1,024 samples in micro-batches
 of 64 (the full run: 32, 64 or 128; a baseline keeps the best of them under the simulator, whether or not its paper has
@@ -14,7 +14,7 @@ What works for or against a peer:
 
 A baseline that finds no plan is counted as that, and not as beaten.  Seconds are CPU time of this process, for the
 search itself; cases run one after another.  The gap is step / bound - 1; 0 is a proof.  ``--only`` keeps the cases,
-large instances and peers' instances whose names hold one of the texts.  ``--data``: see :mod:`benchmarks.dapple`.
+large instances and peers' instances whose names hold one of the texts.
 
 Profiles are PipeDream's (their mini-batch taken as 128 samples; costs in proportion to samples).  Devices hold 16 GiB.
 A flat cluster has links of one rate.  Links between hosts have that rate, those inside a faster one (``WITHIN``).
@@ -38,7 +38,6 @@ from pathlib import Path
 from typing import Any
 
 import planner
-from benchmarks import dapple
 from benchmarks.known_answers.known_rows import known
 from benchmarks.report import Row, at_most, run
 from planner.extras.baselines.common import as_profile as clusters
@@ -97,13 +96,11 @@ class Options:
         only: texts, one of which a name must hold; empty: all.
         sizes: of micro-batches.
         time_limit_s: of each case's search, by the clock.
-        data: a folder of DAPPLE's instances and plans (``benchmarks.dapple``).
     """
 
     only: tuple[str, ...] = ()
     sizes: tuple[int, ...] = SIZES
     time_limit_s: float = TIME_LIMIT_S
-    data: Path | None = None
 
     def wants(self, name: str) -> bool:
         """Whether ``name`` is among what was asked for."""
@@ -262,10 +259,6 @@ def measure(quick: bool, options: Options | None = None) -> list[Row]:
             results.append(compare(case))
             _say(f"{case.name}: gap {results[-1].plan.search.gap:.2%}, {results[-1].cpu_s[OURS]:.1f} s")
     rows += [row for result in results for row in result.rows()]
-    for own in dapple.cases(asked.data) if asked.data is not None else ():
-        if asked.wants(own.name):
-            _say(own.name)
-            rows += dapple.rows(own)
     return [*rows, *summary(results)] if results else rows
 
 
@@ -273,15 +266,14 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "--only": {"nargs": "+", "default": [], "help": "cases whose name holds one of these"},
     "--sizes": {"type": lambda text: tuple(map(int, text.split(","))), "default": SIZES, "help": "of micro-batches"},
     "--time-limit": {"type": float, "default": TIME_LIMIT_S, "metavar": "SECONDS", "help": "of each case's search"},
-    "--data": {"type": Path, "metavar": "FOLDER", "help": "DAPPLE's instances and plans"},
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
 
-    def asked(quick: bool, only: Sequence[str], sizes: tuple[int, ...], time_limit: float, data: Path | None) -> Any:
-        return measure(quick, Options(tuple(only), sizes, time_limit, data))
+    def asked(quick: bool, only: Sequence[str], sizes: tuple[int, ...], time_limit: float) -> Any:
+        return measure(quick, Options(tuple(only), sizes, time_limit))
 
     return run("Planners beside one another under one simulator, and how long planning takes", asked, arguments, OWN)
 

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 import pytest
+import torch
+from torch import nn
 
+from benchmarks import serving
 from benchmarks.transport import __main__ as transport
 from benchmarks.transport import items, waits
 from benchmarks.transport.__main__ import (
@@ -23,6 +26,8 @@ from benchmarks.transport.__main__ import (
 )
 from benchmarks.transport.items import Around
 from benchmarks.transport.sides import OPENERS, Place, Side
+from tests.halopipe.extras.serving.stand_in import StandIn
+from tests.halopipe.extras.serving.test_http import port_of
 
 ONCE = Effort((KIB, 4 * MIB), rounds=1, moved_bytes=0, most=3, few=1)
 
@@ -102,3 +107,20 @@ def test_what_ranks_do_together_lasts_from_the_first_start_to_the_last_stop() ->
     assert together([[(0.0, 2.0), (5.0, 6.0)], [(1.0, 3.0), (4.0, 4.5)]]) == [3.0, 2.0]
     busy = Around([(0.0, 3.0)], [(0.0, 2.0)]), Around([(1.0, 5.0)], [(0.0, 1.0)])
     assert more_s([busy]) == 5.0 - 2.0
+
+
+@pytest.mark.parametrize("number", [None, *range(8)])
+def test_hostile_requests_and_large_bodies_are_refused_and_right_ones_answered(number: int | None) -> None:
+    """Of the benchmark of a service; the bodies are of the size that is asked for."""
+    takes, size = StandIn(nn.Identity()), 2**14
+    takes.dtype = torch.float32
+    requests = serving._hostile(18)
+    if number is not None:
+        kind, body = list(serving.large(size))[number]
+        assert 0.9 * size < len(body) <= size
+        requests = [serving._raw(kind, body)]
+    with port_of(takes, size) as port:
+        statuses = [serving._asked(port, text) for text in requests]
+        assert all(400 <= status < 500 for status in statuses), statuses
+        assert serving._asked(port, b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n") == 200
+        assert serving._output(port, '{"inputs": [[1, 2.5]]}') == [[1.0, 2.5]]

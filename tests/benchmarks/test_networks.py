@@ -1,14 +1,18 @@
-"""Networks of other people end to end, and the document of the committed outcomes."""
+"""Networks of other people end to end, journeys of users, and the document of the committed outcomes."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
 import json
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks import journey
+from benchmarks.journey import NETWORKS, Journey, row_of
 from benchmarks.networks import __main__ as networks
 from benchmarks.networks.document import document
 from benchmarks.networks.runs import STRATEGIES, Outcome, Trial, outcome
@@ -19,9 +23,9 @@ from tests.zoo.packages import ORIGINS
 NAMES = [name for networks in ORIGINS.values() for name in networks]
 LEAST = 120
 """Networks that must have come out equal."""
-
-
 LONG = pytest.mark.exhaustive("a profile and two runs of a network: half a minute each")
+PLACE = "\n  File 'x.py', line 3"
+REFUSAL = f"planner.ir.errors.X: error[H204] the model cannot be captured{PLACE}\n  try: torch.where"
 
 
 @pytest.mark.timeout(300)
@@ -31,9 +35,7 @@ LONG = pytest.mark.exhaustive("a profile and two runs of a network: half a minut
 def test_a_network_goes_through_profile_plan_and_run(name: str) -> None:
     """Takes 6 s: in float64 and, since it rounds to float32 inside, once more in that; it loads transformers."""
     found = next(networks.outcomes([name]))
-    assert found.failure == ""
-    assert found.refusal == ""
-    assert found.is_equal
+    assert (found.failure, found.refusal, found.is_equal) == ("", "", True)
     assert list(found.trials) == list(STRATEGIES)
     if name == "clip_contrast":  # each picture is compared with those of the whole batch
         refused = found.trials.pop(DATA)
@@ -48,27 +50,22 @@ def test_a_network_goes_through_profile_plan_and_run(name: str) -> None:
 
 
 def test_what_no_process_can_do_is_told_with_its_error() -> None:
-    assert "no_such_network" in outcome("no_such_network").refusal
-    assert not outcome("no_such_network").is_equal
+    found = outcome("no_such_network")
+    assert "no_such_network" in found.refusal
+    assert not found.is_equal
 
 
-def test_the_committed_outcomes_are_of_the_zoo_and_enough_are_equal() -> None:
+def test_the_committed_outcomes_are_of_the_zoo_and_of_the_document_and_enough_are_equal() -> None:
     found = networks.read(networks.RESULTS)
     assert list(found) == [name for name in NAMES if name in found]
     assert sum(one.is_equal for one in found.values()) >= LEAST
-    assert [name for name, one in found.items() if one.failure] == []
-    failed = [name for name, one in found.items() for trial in one.trials.values() if trial.failure]
-    assert failed == []
-    refusals = [one.refusal for one in found.values()]
-    refusals += [trial.refusal for one in found.values() for trial in one.trials.values()]
-    assert [text for text in refusals if text and not text.startswith("H")] == []
+    ways = [way for one in found.values() for way in (one, *one.trials.values())]
+    assert [way for way in ways if way.failure] == []
+    assert [way.refusal for way in ways if way.refusal and not way.refusal.startswith("H")] == []
+    assert networks.DOCUMENT.read_text("utf-8") == document(found)
 
 
-def test_the_document_agrees_with_the_outcomes() -> None:
-    assert networks.DOCUMENT.read_text("utf-8") == document(networks.read(networks.RESULTS))
-
-
-def test_outcomes_are_kept_in_the_order_of_the_zoo(tmp_path: Path) -> None:
+def test_outcomes_are_kept_in_the_order_of_the_zoo_and_a_refusal_holds_where_the_zoo_expects_it(tmp_path: Path) -> None:
     path = tmp_path / "networks.json"
     trial = Trial("b", 2, (1.0, 0.5), 1e-7, 2e-7, 3e-7)
     found = {
@@ -85,3 +82,38 @@ def test_outcomes_are_kept_in_the_order_of_the_zoo(tmp_path: Path) -> None:
     assert not broken.is_equal
     assert [row.holds for row in networks.rows_of(broken)] == [False]
     assert networks.main(["--only", "bert,ibert", "--rest", "--output", str(path), "--json"]) == 0  # nothing is left
+
+
+def test_a_script_is_the_source_of_its_network_and_three_calls() -> None:
+    assert len(NETWORKS) == 30
+    assert set(journey.QUICK) <= NETWORKS.keys()
+    for name, network in NETWORKS.items():
+        tree = ast.parse(journey._SCRIPT.format(source=inspect.getsource(network.factory), name=name))
+        imported = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        assert not [module for module in imported if str(module).startswith(("benchmarks", "tests"))], name
+
+
+@pytest.mark.parametrize(
+    ("found", "holds"),
+    [
+        (Journey("bert", is_equal=True, num_stages=2), True),
+        (Journey("bert", is_equal=False, text=REFUSAL), False),
+        (Journey("control_flow", is_equal=False, text=REFUSAL), True),
+        (Journey("control_flow", is_equal=False, text=REFUSAL.replace(", line 3", "")), False),
+        (Journey("control_flow", is_equal=False, text=REFUSAL.replace("try", "see")), False),
+        (Journey("control_flow", is_equal=False, text=f"error[H601] other losses{PLACE}\n  try: again"), False),
+        (Journey("control_flow", is_equal=False, text=f"AttributeError: no{PLACE}\n  try: again"), False),
+    ],
+)
+def test_a_refusal_holds_where_it_says_what_to_do_and_the_zoo_expects_it(found: Journey, holds: bool) -> None:
+    row = row_of(found)
+    assert (row.holds, row.value) == (holds, float(found.is_equal))
+
+
+@pytest.mark.exhaustive("three scripts, each of which profiles, plans and runs: a minute")
+@pytest.mark.timeout(600)
+def test_the_quick_journeys_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    assert journey.main(["--quick", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows if not row["holds"]] == []
+    assert [row["value"] for row in rows] == [1.0, 1.0, 0.0, 2.0]

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.known_answers.__main__ import main, size
 from benchmarks.known_answers.known_rows import known
 
-PROFILES = Path(__file__).parents[2] / "data" / "profiles"
+PROFILES = Path(__file__).parents[1] / "data" / "profiles"
 VGG16 = str(PROFILES / "pipedream" / "vgg16.graph.txt")
 TXP, TV = (str(PROFILES / "sparsepipe" / f"b64_{kind}.graph.txt") for kind in ("txp", "tv"))
 COSTS = "forward_compute_time=1000, backward_compute_time=2000, activation_size=1e9, parameter_size=1e9"
@@ -26,7 +26,6 @@ def asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, obje
 @pytest.mark.parametrize(
     ("flags", "value"),
     [
-        ("--machines 4", 0.205521),
         ("", 0.205521),
         ("--machines 4 --no-communication", 0.175733),
         ("--machines 4 --straight", 0.411042),
@@ -38,14 +37,11 @@ def asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, obje
 )
 def test_pipedream_by_flags(capsys: pytest.CaptureFixture[str], flags: str, value: float) -> None:
     answer = asked(capsys, VGG16, "--peer", "pipedream", *flags.split())
-    assert answer["value"] == pytest.approx(value, abs=1e-6)
-    assert answer["bound"] == answer["value"]
+    assert answer["value"] == answer["bound"] == pytest.approx(value, abs=1e-6)
     assert answer["status"] == "optimal"
-
-
-def test_released_is_no_worse(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = (VGG16, "--peer", "pipedream", "--machines", "4,2", "--bandwidth", "1e10,1.25e9")
-    assert asked(capsys, *flags, "--released")["value"] < asked(capsys, *flags)["value"]  # type: ignore[operator]
+    if "4,2" in flags:
+        released = asked(capsys, VGG16, "--peer", "pipedream", *flags.split(), "--released")
+        assert released["value"] < answer["value"]  # type: ignore[operator]
 
 
 def test_sparsepipe_takes_one_file_a_type(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,7 +50,6 @@ def test_sparsepipe_takes_one_file_a_type(capsys: pytest.CaptureFixture[str]) ->
     assert counted["value"] == listed["value"] == pytest.approx(0.1595, abs=5e-5)
     own = asked(capsys, f"{TXP}:3", f"{TV}:4", "--peer", "sparsepipe", "--fixed-order")
     assert own["value"] == pytest.approx(0.2016, abs=5e-5)
-    assert asked(capsys, TV, "--peer", "sparsepipe")["value"] == pytest.approx(0.2555, abs=5e-5)
 
 
 def test_a_file_of_several_sinks_sources_and_odd_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -71,11 +66,14 @@ def test_a_file_of_several_sinks_sources_and_odd_names(capsys: pytest.CaptureFix
     assert sorted(name for stage in plan["stages"] for name in stage["layers"]) == sorted(names[1:])
 
 
-def test_text_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([VGG16, "--peer", "pipedream"]) == 0
-    assert capsys.readouterr().out.startswith("pipedream: 0.205520896 s, bound 0.205520896 s, optimal")
+def test_people_are_told_in_words_and_of_flags_that_are_idle(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([VGG16, "--peer", "pipedream", "--cpus", "2"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("pipedream: 0.205520896 s, bound 0.205520896 s, optimal")
+    assert "--cpus has no meaning for pipedream" in printed.err
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -88,49 +86,33 @@ def test_text_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         (["nowhere.txt", "--peer", "tarnawski"], 3, "nowhere.txt"),
         (["nowhere.txt", "--peer", "piper"], 3, "nowhere.txt"),
         ([VGG16, "--peer", "pipedream", "--straight", "--memory", "1"], 4, "finds no plan (infeasible)"),
+        ([VGG16, "--peer", "none"], 2, "--peer"),
+        ([VGG16, "--peer", "pipedream", "--machines", "0"], 2, "--machines"),
+        ([VGG16, "--peer", "pipedream", "--machines", "4,x"], 2, "--machines"),
+        ([VGG16, "--peer", "pipedream", "--bandwidth", "-1"], 2, "--bandwidth"),
+        ([VGG16, "--peer", "pipedream", "--bandwidth", "fast"], 2, "--bandwidth"),
+        ([VGG16, "--peer", "pipedream", "--memory", "0"], 2, "--memory"),
+        ([VGG16, "--peer", "pipedream", "--accelerators", "-1"], 2, "--accelerators"),
+        ([VGG16, "--peer", "pipedream", "--cpus", "1.5"], 2, "--cpus"),
     ],
 )
 def test_what_cannot_be_answered_has_its_exit_code(
     capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
 ) -> None:
-    assert main([*arguments, "--json"]) == code
+    try:
+        ended: object = main([*arguments, "--json"])
+    except SystemExit as end:
+        ended = end.code
     captured = capsys.readouterr()
+    assert ended == code
     assert words in captured.err
     assert "Traceback" not in captured.err
-    if code == 4:
-        assert json.loads(captured.out)["value"] is None
+    assert code != 4 or json.loads(captured.out)["value"] is None
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--peer", "none"],
-        ["--machines", "0"],
-        ["--machines", "4,x"],
-        ["--bandwidth", "-1"],
-        ["--bandwidth", "fast"],
-        ["--memory", "0"],
-        ["--accelerators", "-1"],
-        ["--cpus", "1.5"],
-    ],
-)
-def test_a_flag_that_makes_no_sense_is_refused(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as error:
-        main([VGG16, "--peer", "pipedream", *arguments])
-    assert error.value.code == 2
-
-
-def test_a_flag_that_is_idle_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([VGG16, "--peer", "pipedream", "--cpus", "2", "--json"]) == 0
-    assert "--cpus has no meaning for pipedream" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("1e9", 1e9), ("16GB", 16e9), ("16GiB", 2**34), ("2.5 MiB", 2.5 * 2**20), ("10GB/s", 1e10), ("512", 512.0)],
-)
-def test_sizes(text: str, value: float) -> None:
-    assert size(text) == value
+def test_sizes() -> None:
+    texts = {"1e9": 1e9, "16GB": 16e9, "16GiB": 2**34, "2.5 MiB": 2.5 * 2**20, "10GB/s": 1e10, "512": 512.0}
+    assert {text: size(text) for text in texts} == texts
 
 
 @pytest.mark.parametrize("peer", ["pipedream", "sparsepipe"])
@@ -138,10 +120,3 @@ def test_every_known_answer_holds(peer: str) -> None:
     rows = [question.row() for question in known(peer, quick=True)]
     assert len(rows) > 5
     assert [row.name for row in rows if not row.holds] == []
-
-
-def test_without_a_file_the_table_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--peer", "sparsepipe", "--quick", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert len(rows) == 6
-    assert all(row["holds"] for row in rows)

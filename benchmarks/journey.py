@@ -36,7 +36,7 @@ from benchmarks.report import Row, at_least, at_most, run
 from tests.zoo.entries import Entry
 from tests.zoo.scripts import HABITS, PACKAGES
 
-HOME = Path(__file__).resolve().parents[2]
+HOME = Path(__file__).resolve().parents[1]
 NETWORKS: Mapping[str, Entry] = {**PACKAGES, **HABITS}
 QUICK = ("dict_inputs", "buffer_by_hand", "control_flow")
 MOST_REFUSED = 3

@@ -1,17 +1,34 @@
-"""Each remedy that names a command or an option works when it is followed to the letter."""
+"""Hostile files, spoilt plans and remedies of the product: the tables of the benchmark, and who judges them."""
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 
 import pytest
 
-from benchmarks.robustness import remedies
-from benchmarks.robustness.refusals import Refusal, commands_of, rows, verdict
-from benchmarks.robustness.refusals.following import alternatives
+from benchmarks.robustness import __main__ as robustness
+from benchmarks.robustness import fuzzing, hostile_inputs, remedies
+from benchmarks.robustness.hostile_files import Hostile
+from benchmarks.robustness.refusals import Refusal, alternatives, commands_of, rows, verdict
+from planner.ir.errors import UsageError
+from tests.zoo.entries import DATA, PIPELINE, Entry
+from tests.zoo.judging import ADMITTED, CRASHED, EQUAL, REFUSED, WRONG, Verdict
 
-ROWS = rows()
-CHEAP, DEAR = ([row for row in ROWS if row.is_dear == is_dear] for is_dear in (False, True))
+HOSTILE, REFUSALS = hostile_inputs.rows(), rows()
+CHEAP, DEAR = ([row for row in REFUSALS if row.is_dear == is_dear] for is_dear in (False, True))
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("row", HOSTILE, ids=lambda row: row.name.encode("ascii", "backslashreplace").decode())
+def test_hostile_input_is_refused_with_its_place(row: Hostile, tmp_path: Path) -> None:
+    assert hostile_inputs.verdict(row, tmp_path) == ""
+
+
+def test_there_are_300_classes_of_different_names_and_a_good_input_is_none(tmp_path: Path) -> None:
+    assert len({row.name for row in HOSTILE}) == len(HOSTILE) >= 300
+    assert hostile_inputs.verdict(Hostile("a good plan", ("check", "plan.json"), "is good"), tmp_path)
 
 
 @pytest.mark.parametrize("row", CHEAP, ids=lambda row: row.name)
@@ -26,6 +43,44 @@ def test_the_remedies_of_a_refusal_to_run_work(row: Refusal, tmp_path: Path) -> 
     assert verdict(row, tmp_path) == ""
 
 
+@pytest.mark.parametrize(("what", "number"), [("plan", 30), ("profile", 12)])
+def test_spoilt_files_are_refused_or_hold(what: str, number: int) -> None:
+    found = {"plan": fuzzing.fuzz_plans, "profile": fuzzing.fuzz_profiles}[what](number, seed=7)
+    assert found.is_good, found.examples
+    assert 0 < found.refused < found.tried == number
+
+
+def test_a_seed_gives_the_same_mutations() -> None:
+    document = {"a": {"b": [1, 2, 3]}, "c": {"d": "x"}}
+    before = json.dumps(document)
+    spoilt = [fuzzing.mutation(document, f"plan-0-{index}") for index in range(30)]
+    assert spoilt == [fuzzing.mutation(document, f"plan-0-{index}") for index in range(30)]
+    assert len(set(spoilt)) > 15
+    assert json.dumps(document) == before
+
+
+def test_what_should_not_be_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = iter((UsageError("ours"), KeyError("not ours"), None))
+
+    def faults_of(plan: object, profile: object) -> tuple[str, ...]:
+        error = next(told)
+        if error is None:
+            time.sleep(60)
+        raise error
+
+    fuzzing._plan_of(fuzzing.PLAN_SEEDS[0])
+    for name, value in {
+        "PLAN_SEEDS": fuzzing.PLAN_SEEDS[:1],
+        "LIMIT_S": 1.0,
+        "_PATIENCE": 1,
+        "mutation": lambda document, name: json.dumps(document).encode(),
+        "faults_of": faults_of,
+    }.items():
+        monkeypatch.setattr(fuzzing, name, value)
+    found = fuzzing.fuzz_plans(3)
+    assert (found.refused, found.untyped, found.hangs, found.is_good) == (1, 1, 1, False)
+
+
 def test_a_command_that_works_and_a_remedy_without_a_command_are_no_rows(tmp_path: Path) -> None:
     assert "is not refused" in verdict(Refusal("", ("compare", "plan.json")), tmp_path)
     (tmp_path / "other").mkdir()
@@ -35,10 +90,10 @@ def test_a_command_that_works_and_a_remedy_without_a_command_are_no_rows(tmp_pat
 def test_every_remedy_of_the_product_is_followed_or_has_a_reason_not_to_be() -> None:
     listed = [each for part in remedies.table().values() for group in part.values() for each in group]
     product = remedies.remedies_of_product()
-    assert sorted(product - set(listed)) == [], "neither a row of refusals.py nor a reason: note it in remedies.json"
+    assert sorted(product - set(listed)) == [], "neither a row of refusals nor a reason: note it in remedies.json"
     assert sorted(set(listed) - product) == [], "the product has no such remedy: take it out of remedies.json"
     assert len(listed) == len(set(listed))
-    assert set(remedies.table()["followed"]) <= {row.name for row in ROWS}
+    assert set(remedies.table()["followed"]) <= {row.name for row in REFUSALS}
 
 
 @pytest.mark.every_case
@@ -64,11 +119,8 @@ def test_a_remedy_is_read_from_where_it_is_written(source: str, texts: list[str]
 
 
 def test_ways_that_a_remedy_names_are_followed_one_by_one() -> None:
-    text = "measure it too: halopipe profile --sizes 2, or halopipe plan --measure-missing"
-    assert list(alternatives(text)) == [
-        "measure it too: halopipe profile --sizes 2",
-        "halopipe plan --measure-missing",
-    ]
+    ways = ["measure it too: halopipe profile --sizes 2", "halopipe plan --measure-missing"]
+    assert list(alternatives(", or ".join(ways))) == ways
 
 
 @pytest.mark.parametrize(
@@ -87,7 +139,7 @@ def test_a_remedy_is_recognised_as_it_is_printed(remedy: str, printed: str, is_i
 def test_a_row_that_does_not_print_the_remedy_it_is_noted_for_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = next(each for each in ROWS if each.name == "plan --gap 2")
+    row = next(each for each in REFUSALS if each.name == "plan --gap 2")
     noted = {"followed": {row.name: ["a.py: --zero 1"]}}
     monkeypatch.setattr("benchmarks.robustness.refusals.following.table", lambda: noted)
     assert "does not print ['a.py: --zero 1']" in verdict(row, tmp_path)
@@ -128,3 +180,39 @@ RUN = Refusal("", ("run", "plan.json", "--check-numerics"))
 )  # fmt: skip
 def test_a_remedy_is_read_as_a_person_reads_it(remedy: str, row: Refusal, commands: list[str]) -> None:
     assert [" ".join(command) for command in commands_of(remedy, row)] == commands
+
+
+@pytest.mark.parametrize(
+    ("refused", "outcomes", "expected"),
+    [
+        ({}, (EQUAL, EQUAL), robustness.EQUAL),
+        ({PIPELINE: "buffer mean"}, (REFUSED, EQUAL), robustness.REFUSED),
+        ({PIPELINE: "buffer mean"}, (EQUAL, EQUAL), robustness.EQUAL),
+        ({PIPELINE: "hook"}, (REFUSED, EQUAL), robustness.NEEDLESS),
+        ({}, (EQUAL, REFUSED), robustness.NEEDLESS),
+        ({DATA: "buffer mean"}, (EQUAL, ADMITTED), robustness.NEEDLESS),
+        ({PIPELINE: "buffer mean"}, (REFUSED, WRONG), robustness.WRONG),
+        ({}, (CRASHED, WRONG), robustness.WRONG),
+        ({}, (EQUAL, CRASHED), robustness.UNTYPED),
+    ],
+)
+def test_a_network_is_of_the_class_of_its_worst_verdict(
+    refused: dict[str, str], outcomes: tuple[str, ...], expected: str
+) -> None:
+    plans = zip((PIPELINE, DATA), outcomes, strict=True)
+    verdicts = [Verdict(plan, outcome, "the buffer mean is written") for plan, outcome in plans]
+    assert robustness.class_of(Entry("module:network", "none", tuple, refused=refused), verdicts) == expected
+
+
+@pytest.mark.exhaustive("all parts of the benchmark, each a little")
+def test_the_quick_run_prints_rows(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(robustness, "EVERY_FIFTH", 40)
+    monkeypatch.setattr(robustness, "QUICK_SHARE", 200)
+    assert robustness.main(["--quick", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    names = [row["name"] for row in rows]
+    assert all(any(word in name for name in names) for word in ("networks", "plans", "profiles", "hostile", "checker"))
+    figures = {row["name"]: row["value"] for row in rows}
+    judged = [value for name, value in figures.items() if name.startswith("networks") and name != "networks tried"]
+    assert sum(judged) == figures["networks tried"] >= 3
+    assert [row["name"] for row in rows if row["goal"] and not row["holds"]] == []

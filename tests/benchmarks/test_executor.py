@@ -10,19 +10,9 @@ import torch
 
 from benchmarks.devices.ranks import on_ranks
 from benchmarks.executor import upkeep
-from benchmarks.executor.__main__ import (
-    OURS,
-    REAL,
-    TORCH,
-    durations,
-    ideal_s,
-    peak_bytes,
-    race,
-    require_equal,
-    work_rows,
-)
+from benchmarks.executor.__main__ import OURS, REAL, TORCH, durations, ideal_s, peak_bytes, race, work_rows
 from benchmarks.executor.sides import NUM_RANKS, Case
-from planner.ir.profile import ModelSource
+from benchmarks.turns import require_equal
 from planner.ir.program import Program
 from planner.ir.schedule import Op
 from planner.ir.timeline import Span
@@ -42,27 +32,32 @@ def program_of(case: Case) -> Program:
     return Boundaries.of_decision(graph, decision).program(decision)
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_every_case_is_a_legal_program_of_equal_stages(name: str) -> None:
-    program = program_of(SMALL[name])
-    validate(program)
-    assert len(program.ranks) == 2 * SMALL[name].stages_per_rank
-    assert [SMALL[name].stage_of(layer) for layer in ("0", "15", "16", "31", "loss")] == (
-        [0, 0, 1, 1, 1] if len(program.ranks) == 2 else [0, 1, 2, 3, 3]
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("1f1b", 5 * 3.0), ("gpipe", 5 * 3.0), ("1f1b-so", 5 * 3.0), ("interleaved", 4.5 * 3.0), ("zb-h1", 4 * 3.0 + 1.0)],
+    [
+        ("1f1b", 5 * 3.0),
+        ("gpipe", 5 * 3.0),
+        ("1f1b-so", 5 * 3.0),
+        ("interleaved", 4.5 * 3.0),
+        ("zb-h1", 4 * 3.0 + 1.0),
+        ("zb-v", None),
+    ],
 )
-def test_the_ideal_is_the_closed_form(name: str, expected: float) -> None:
+def test_every_case_is_a_legal_program_of_equal_stages_whose_ideal_is_the_closed_form(
+    name: str, expected: float | None
+) -> None:
     """With F = I = W = 1 a rank and micro-batch, and messages for free."""
     case = SMALL[name]
+    program = program_of(case)
+    validate(program)
+    assert len(program.ranks) == 2 * case.stages_per_rank
+    layers = [case.stage_of(layer) for layer in ("0", "15", "16", "31", "loss")]
+    assert layers == ([0, 0, 1, 1, 1] if len(program.ranks) == 2 else [0, 1, 2, 3, 3])
     each = 1.0 / case.stages_per_rank
     costs = {Op.FORWARD: each, Op.BACKWARD: 2 * each, Op.BACKWARD_INPUT: each, Op.BACKWARD_WEIGHT: each}
     seconds = {(stage, op): cost for stage in range(len(case.ranks)) for op, cost in costs.items()}
-    assert ideal_s(program_of(case), (2,) * 4, seconds) == pytest.approx(expected)
+    found_s = ideal_s(program, (2,) * 4, seconds)
+    assert found_s == pytest.approx(expected) if expected is not None else found_s >= 4 * 3.0
 
 
 def test_messages_are_no_cost_of_an_action() -> None:
@@ -71,12 +66,11 @@ def test_messages_are_no_cost_of_an_action() -> None:
 
 
 def test_sides_that_compute_something_else_are_not_compared() -> None:
-    one = {"w": torch.ones(3)}
-    require_equal(one, {"w": torch.ones(3) + 1e-5})
-    with pytest.raises(RuntimeError, match="disagree on the gradient of w"):
-        require_equal(one, {"w": torch.tensor([1.0, 1.0, 1.1])})
-    with pytest.raises(RuntimeError, match="halopipe has gradients of"):
-        require_equal(one, {})
+    one = {"y": torch.ones(3) * torch.arange(3)}
+    require_equal({"linear": one, "blocking": {"y": one["y"] + 1e-5}})
+    for other, fault in (({"y": one["y"] + 0.1}, "linear and blocking disagree on y"), ({}, "linear has y, blocking ")):
+        with pytest.raises(RuntimeError, match=fault):
+            require_equal({"linear": one, "blocking": other})
 
 
 @pytest.mark.exhaustive("ranks that import torch afresh, for halopipe and for torch")
@@ -88,8 +82,7 @@ def test_both_sides_run_a_case() -> None:
 
     for case, *found in zip(cases, *on_ranks(NUM_RANKS, work), strict=True):
         assert {side for each in found for side in each.seconds} >= {OURS, TORCH}
-        rows = work_rows(case, found)
-        assert all(row.value > 0 for row in rows)
+        assert all(row.value > 0 for row in work_rows(case, found))
         assert {stage for each in found for stage, _ in each.action_s[OURS]} == set(range(len(case.ranks)))
 
 
@@ -102,21 +95,6 @@ def test_memory_counts_parameters_gradients_and_momentum_at_least() -> None:
             assert 3 * parameters < found < 4 * parameters
 
 
-def test_what_a_rank_raises_is_told() -> None:
-    def work(transport: Transport) -> None:
-        if transport.rank == 1:
-            raise ValueError("so it is")
-
-    with pytest.raises(RuntimeError, match=r"rank 1:\n(.|\n)*ValueError: so it is"):
-        on_ranks(NUM_RANKS, work)
-
-
-def test_the_network_is_named_like_any_model() -> None:
-    assert SMALL["gpipe"].source == ModelSource(
-        "benchmarks.executor.sides:chain", {"width": "8", "num_layers": "16", "batch": "8"}
-    )
-
-
 def test_what_saves_and_looking_for_nan_cost_is_told_of_engines_that_do_so(tmp_path: Path) -> None:
     def upkeep_of(transport: Transport) -> tuple[upkeep.Rounds, dict[str, float]]:
         case = SMALL["1f1b"]
@@ -126,8 +104,7 @@ def test_what_saves_and_looking_for_nan_cost_is_told_of_engines_that_do_so(tmp_p
     saved = [rounds for rounds, _ in found]
     assert [(len(each.without_s), len(each.with_s), each.counted.number) for each in saved] == [(2, 2, 3)] * 2
     assert complete_steps(tmp_path) == (upkeep.WARM_UP + 6 * upkeep.STEPS_A_ROUND,)
-    rows = {row.name: row for row in [*upkeep.save_rows(saved), *upkeep.nan_rows([seconds for _, seconds in found])]}
-    assert rows["saves: share of the time at that interval"].goal == "<= 1"
-    assert rows["on-nan, step: stop / ignore"].value > 0
     costly = [replace(each, with_s=tuple(s + 100.0 for s in each.without_s)) for each in saved]
-    assert not {row.name: row for row in upkeep.save_rows(costly)}["saves: share of the time at that interval"].holds
+    rows = {row.name: row for row in [*upkeep.save_rows(costly), *upkeep.nan_rows([seconds for _, seconds in found])]}
+    assert not rows["saves: share of the time at that interval"].holds
+    assert rows["on-nan, step: stop / ignore"].value > 0
