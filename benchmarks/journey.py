@@ -30,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.report import Row, at_least, at_most, run
@@ -126,12 +127,6 @@ class Journey:
         return not self.is_equal and is_typed and is_expected and "\n  try: " in self.text
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code is 0 whether or not the rows hold."""
-    only = {"default": "", "metavar": "NAME,...", "help": "these networks, no clocks"}
-    return run("Networks of users, from import to a checked first step", measure, arguments, {"--only": only})
-
-
 def measure(quick: bool, only: str) -> list[Row]:
     """All rows; each is said when it is there."""
     rows = []
@@ -204,6 +199,13 @@ def _told(command: Sequence[str], folder: str, given: str = "") -> str:
         return f"no end after {_DEADLINE_S:g} s"
     return (done.stderr or done.stdout or f"exit code {done.returncode}") if done.returncode else ""
 
+
+main = partial(
+    run,
+    "Networks of users, from import to a checked first step",
+    measure,
+    own={"--only": {"default": "", "metavar": "NAME,...", "help": "these networks, no clocks"}},
+)
 
 if __name__ == "__main__":
     raise SystemExit(main())

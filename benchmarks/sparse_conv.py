@@ -23,9 +23,10 @@ import importlib.util
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -272,10 +273,7 @@ def scan_coordinates(voxel_m: float = VOXEL_M, every: int = 1) -> Tensor:
     return torch.from_numpy(coordinates)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
-    return run("Sparse convolution on the CPU, one thread (CPU time, medians)", measure, arguments)
-
+main = partial(run, "Sparse convolution on the CPU, one thread (CPU time, medians)", measure)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -33,8 +33,7 @@ from benchmarks.strong_scaling.__main__ import (
     strong,
     weak,
 )
-from benchmarks.strong_scaling.layouts import Ways
-from benchmarks.strong_scaling.points import Point, num_cores
+from benchmarks.strong_scaling.layouts import Point, Ways, num_cores
 from benchmarks.strong_scaling.runs import Network
 from planner.ir.codec import dump, load
 from planner.ir.profile import Profile

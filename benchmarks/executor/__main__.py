@@ -36,10 +36,8 @@ from benchmarks.devices.ranks import hide_gpus, on_ranks
 from benchmarks.executor import upkeep
 from benchmarks.executor.sides import NUM_RANKS, Bare, Case, Ours, Theirs
 from benchmarks.report import Row, at_least, at_most, run
+from benchmarks.runs import simulated_s
 from benchmarks.turns import WARM_UP, no_collector, require_equal, turns
-from planner.costs.simulator.events import execute
-from planner.costs.simulator.prices import SlotPrices
-from planner.costs.simulator.program import compile_program
 from planner.ir.program import Program
 from planner.ir.schedule import MESSAGE, Action, Op
 from planner.ir.timeline import Span
@@ -204,10 +202,7 @@ def durations(spans: Iterable[Span]) -> Iterable[tuple[tuple[int, Op], float]]:
 
 def ideal_s(program: Program, micro_batches: tuple[int, ...], seconds: Mapping[tuple[int, Op], float]) -> float:
     """The simulated step of ``program`` with these costs of actions, by stage and operation; messages cost nothing."""
-    compiled = compile_program(program, micro_batches)
-    prices = [seconds.get((slot.action.stage, slot.action.op), 0.0) for slot in compiled.actions]
-    free = [0.0] * len(compiled.transfers)
-    return execute(compiled, SlotPrices(prices, free, range(len(compiled.channels)))).step_s
+    return simulated_s(program, micro_batches, lambda action: seconds.get((action.stage, action.op), 0.0))
 
 
 def peak_bytes(side: str, case: Case, transport: Transport) -> int:

@@ -7,7 +7,6 @@ On hosts of the testbed (root; without it the loopback interface alone), at rate
     bandwidth      of a long stream, over the configured rate x what TCP carries of it (``testbed.PAYLOAD_SHARE``)
     all-reduce     over all hosts
     incast         2 and 3 hosts send to one at once: beside its network card, which they share max-min fairly
-    cores          milliseconds that a MB takes from the cores of its ranks (they inform)
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from benchmarks.report import Row, at_most, run
 from cuda_ops import core_of, prepare_process
 from cuda_ops._torch import FileStore
 from planner.costs.communication.links import NetworkPrices
-from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster, DeviceSpec
+from planner.ir.cluster import ACROSS_HOSTS, Cluster, DeviceSpec
 from profiler.links.cpu import LinkCosts, measure_together, opened
 from profiler.links.messages import FULL, QUICK, LinkEffort, PeerLink, there_and_back_s
 from runtime.transport import Transport
@@ -72,7 +71,6 @@ def _rows(title: str, rate: str | None, num_hosts: int, quick: bool) -> list[Row
         *_bandwidth(title, network, rate),
         *_sums(title, network, times, num_hosts),
         *(_incast(title, network, times, num_hosts) if rate is not None else ()),
-        *_cores(title, network),
     ]
 
 
@@ -227,18 +225,6 @@ def _incast(title: str, network: NetworkPrices, times: Mapping[tuple[str, int], 
         ratio = times[f"incast {senders}", INCAST_BYTES] / times["incast 1", INCAST_BYTES]
         found.append(Row(f"{title}: {senders} senders to one host, over one", ratio, ""))
     return found
-
-
-def _cores(title: str, network: NetworkPrices) -> list[Row]:
-    name = WITHIN_HOST if WITHIN_HOST in network.cluster.links else ACROSS_HOSTS
-    link = network.cluster.links[name]
-    found = []
-    for what, table in (("sender's core", link.sender_core), ("receiver's core", link.receiver_core)):
-        for size, seconds in table:
-            if size >= 1 << 20:
-                found.append(Row(f"{title}: {what}, {size >> 20} MiB", seconds / size * 1e9, "ms/MB"))
-    call_s = network.sending_s(0, 1, 1 << 20)
-    return [*found, Row(f"{title}: the call that sends, 1 MiB", call_s * 1e3, "ms")]
 
 
 def _mean(errors: Sequence[float] | object) -> float:

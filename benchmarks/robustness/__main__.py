@@ -30,6 +30,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -194,10 +195,7 @@ def measure(quick: bool, part: str = "", only: str = "") -> list[Row]:
     return [row for name in wanted for row in (PARTS[name](quick, only) if only else PARTS[name](quick))]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
-    return run("Right, or refused", measure, arguments, OWN)
-
+main = partial(run, "Right, or refused", measure, own=OWN)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -33,16 +33,14 @@ import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks.devices.ranks import Step, awake, hide_gpus
 from benchmarks.devices.virtual_device import with_devices
 from benchmarks.report import Row, at_least, run
-from benchmarks.sparse_vgg.plans import ONE, OURS, SHARED, SPARSEPIPE, UNRESTRICTED, Case, batches, cases
-from benchmarks.sparse_vgg.runs import Network
+from benchmarks.sparse_vgg.plans import ONE, OURS, SHARED, SPARSEPIPE, UNRESTRICTED, Case, Network, batches, cases
 from planner.ir.problem import DEFAULT_CONFIDENCE, Problem
 from planner.ir.profile import ModelSource
-from planner.ir.schedule import Action, Op
-from planner.ir.timeline import Span
 from profiler import profile
 
 FACTORS = (3.0, 6.0)
@@ -50,15 +48,6 @@ FACTORS = (3.0, 6.0)
 NUM_CLASSES = 40
 MOST_DELAY, FEWEST = 0.02, 3
 GOAL_PERCENT = 10.0
-OPS = {
-    Op.PREPARE: "finding sites and preparing",
-    Op.FORWARD: "forward",
-    Op.BACKWARD: "backward",
-    Op.BACKWARD_INPUT: "backward for inputs",
-    Op.BACKWARD_WEIGHT: "backward for weights",
-    Op.REDUCE_GRAD: "sum of gradients",
-    Op.UPDATE: "update",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +113,7 @@ def undisturbed(steps: Sequence[Step]) -> list[Step]:
 
 
 def rows(planned: Sequence[Case], steps: Mapping[str, Sequence[Step]]) -> Iterator[Row]:
-    """Of every plan, then what is compared, then where the time of ours and SparsePipe's goes."""
+    """Of every plan, then what is compared."""
     measured_s = {name: statistics.median(step.seconds for step in each) for name, each in steps.items()}
     predicted_s = {case.name: case.predicted_s for case in planned}
     for case in planned:
@@ -140,41 +129,9 @@ def rows(planned: Sequence[Case], steps: Mapping[str, Sequence[Step]]) -> Iterat
     for name in (SPARSEPIPE, UNRESTRICTED, ONE, SHARED):
         yield at_least(f"{name} / {OURS}, measured", measured_s[name] / measured_s[OURS], "ratio", 1.0)
         yield Row(f"{name} / {OURS}, predicted", predicted_s[name] / predicted_s[OURS], "ratio")
-    for case in planned:
-        yield from parts(case, steps[case.name])
 
 
-def parts(case: Case, steps: Sequence[Step]) -> Iterator[Row]:
-    """Predicted and measured seconds of a step by rank, stage and kind of action, sites found before it among them."""
-    predicted = sums(case.forecast.timeline.spans)
-    measured = [sums([span for rank in step.ranks for span in rank.spans]) for step in steps]
-    for step, each in zip(steps, measured, strict=True):
-        each.update({key: s + step.ranks[key[0]].sites_s for key, s in each.items() if key[2] is Op.PREPARE})
-    for (rank, stage, op), seconds in predicted.items():
-        name = f"{case.name}: stage {stage} on cpu{rank}, {OPS[op]}"
-        found = statistics.median(each.get((rank, stage, op), 0.0) for each in measured)
-        yield Row(f"{name}, predicted", 1e3 * seconds, "ms")
-        yield Row(f"{name}, measured", 1e3 * found, "ms")
-    for rank in range(len(FACTORS)):
-        sites_s = statistics.median(step.ranks[rank].sites_s for step in steps)
-        yield Row(f"{case.name}: cpu{rank}, of that finding sites before the program, measured", 1e3 * sites_s, "ms")
-
-
-def sums(spans: Sequence[Span]) -> dict[tuple[int, int, Op], float]:
-    """Seconds by rank, stage and kind of action, messages apart."""
-    found: dict[tuple[int, int, Op], float] = {}
-    for span in spans:
-        action = Action.parse(span.action)
-        if action.op in OPS:
-            key = span.rank, action.stage, action.op
-            found[key] = found.get(key, 0.0) + span.stop_s - span.start_s
-    return found
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
-    return run(str(__doc__).splitlines()[0], measure, arguments)
-
+main = partial(run, str(__doc__).splitlines()[0], measure)
 
 if __name__ == "__main__":
     hide_gpus()

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 from benchmarks.devices.ranks import hide_gpus, on_ranks
 from benchmarks.report import Row, at_least, at_most, run
-from benchmarks.spatial.interior import INTERIOR
 from benchmarks.spatial.sides import (
+    INTERIOR,
     Alone,
     Case,
     Convolution,

@@ -32,16 +32,19 @@ from dataclasses import replace
 
 from benchmarks.devices.ranks import hide_gpus
 from benchmarks.report import Row, run
-from benchmarks.strong_scaling.layouts import ALL, Way, Ways, shapes_of
-from benchmarks.strong_scaling.points import (
+from benchmarks.strong_scaling.layouts import (
+    ALL,
     LayerPoint,
     Point,
+    Way,
+    Ways,
     enlarged_graph,
     further_rows,
     large_rows,
     num_cores,
     roofline_profile,
     rows_of,
+    shapes_of,
 )
 from benchmarks.strong_scaling.runs import Measured, Network, require_equal_losses
 from planner.ir.problem import SAMPLE_DIMS, SPATIAL_DIMS

@@ -11,8 +11,19 @@ from pathlib import Path
 import pytest
 
 from benchmarks.accuracy import __main__ as accuracy
-from benchmarks.accuracy.cases import CHOSEN, CORE, DATA_PARALLEL, FASTEST, NEW, ONE, SETTINGS, STEADY, named
-from benchmarks.accuracy.plans import case, pipeline
+from benchmarks.accuracy.cases import (
+    CHOSEN,
+    CORE,
+    DATA_PARALLEL,
+    FASTEST,
+    NEW,
+    ONE,
+    SETTINGS,
+    STEADY,
+    case,
+    named,
+    pipeline,
+)
 from benchmarks.accuracy.report import Outcome, errors_apart, kendall_tau, mape, regret, rows, speed_ups_of
 from benchmarks.accuracy.runs import Ran
 from benchmarks.chains import chain_profile

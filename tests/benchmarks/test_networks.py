@@ -14,8 +14,7 @@ import torch
 from benchmarks import journey
 from benchmarks.journey import NETWORKS, Journey, row_of
 from benchmarks.networks import __main__ as networks
-from benchmarks.networks.document import document
-from benchmarks.networks.runs import STRATEGIES, Outcome, Trial, outcome
+from benchmarks.networks.runs import STRATEGIES, Outcome, Trial, document, outcome
 from runtime.numerics.compare import TOLERANCES
 from tests.zoo.entries import DATA, PIPELINE
 from tests.zoo.packages import ORIGINS

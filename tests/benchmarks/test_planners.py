@@ -13,10 +13,10 @@ from benchmarks import scale
 from benchmarks.layouts import EVERYTHING, SPACE, measure_case, profile_of
 from benchmarks.layouts import Case as LayoutCase
 from benchmarks.planner import QUICK, Case, Result, cases, large, network, summary, timed
-from benchmarks.published import sailor_clusters
 from benchmarks.published.__main__ import A100, main, measure
 from benchmarks.published.runs import published, read, t4
 from benchmarks.published.sailor import Profiles
+from benchmarks.published.sailor import rows as sailor_rows
 from benchmarks.seeds import parareal, terapipe
 from benchmarks.seeds.branches import Network, best_plan
 from benchmarks.seeds.jobs import adjoints
@@ -184,7 +184,7 @@ def test_rates_between_hosts_grow_with_messages_up_to_the_largest() -> None:
 
 
 def test_sailors_clusters_are_planned_below_its_own_plans_by_both_models() -> None:
-    rows = list(sailor_clusters.rows())
+    rows = list(sailor_rows())
     judged = [row for row in rows if row.goal and "processor time" not in row.name]
     assert len(judged) == 9
     assert all(row.holds for row in judged)

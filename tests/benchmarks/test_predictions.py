@@ -1,4 +1,4 @@
-"""Predicted beside measured: memory of plans, counted; shapes that nobody measured; layouts on more devices, by layer."""
+"""Predicted beside measured: memory of plans, shapes that nobody measured, layouts on more devices."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import memory
-from benchmarks.accuracy.cases import Network
-from benchmarks.accuracy.plans import case, case_of
+from benchmarks.accuracy.cases import Network, case, case_of
 from benchmarks.devices.layer_clock import LayerClock
 from benchmarks.devices.metered import steps_within
 from benchmarks.strong_scaling.__main__ import chosen, run_point
-from benchmarks.strong_scaling.layouts import Ways, shapes_of
-from benchmarks.strong_scaling.points import (
+from benchmarks.strong_scaling.layouts import (
     LayerPoint,
     Point,
+    Ways,
     enlarged_graph,
     further_rows,
     layer_rows,
     roofline_profile,
     rows_of,
+    shapes_of,
 )
 from benchmarks.strong_scaling.runs import Network as ScaledNetwork
 from benchmarks.strong_scaling.runs import require_equal_losses
@@ -265,7 +265,7 @@ def test_errors_of_layers_count_parts_that_were_measured_alone() -> None:
 
 
 def test_speed_ups_are_against_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.strong_scaling.points.num_cores", lambda: 2)
+    monkeypatch.setattr("benchmarks.strong_scaling.layouts.num_cores", lambda: 2)
     points = [_point(1, 4.0, 3.0), replace(_point(2, 2.0, 2.5), alone_s=4.0)]
     rows = {row.name: row for row in rows_of(points)}
     assert rows["net, 2 ranks, mix: predicted speed-up"].value == 2.0

@@ -1,4 +1,4 @@
-"""Programs that documents name: each is there, starts, refuses what it does not take, and tells its rows as others do."""
+"""Programs that documents name: each starts, refuses what it does not take, and tells its rows as others do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sparse convolutions on the CPU and kernels on a GPU: sides agree, ratios are judged, floors are those of the design."""
+"""Sparse convolutions on the CPU and kernels on a GPU: sides agree, ratios are judged, floors are the design's."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ import torch
 
 from benchmarks.devices.ranks import on_ranks
 from benchmarks.spatial.__main__ import CASES, MODES, ONE, SETTINGS, Raced, overheads, race, race_small, shares
-from benchmarks.spatial.interior import INTERIOR, interior_form
-from benchmarks.spatial.sides import Alone, Divided, captured_case
+from benchmarks.spatial.sides import INTERIOR, Alone, Divided, captured_case, interior_form
 from planner.ir.box import volume
 from planner.ir.plan import Placement
 from tests.runtime.spatial.convolution.cases import random_case

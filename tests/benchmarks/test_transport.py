@@ -11,7 +11,7 @@ from torch import nn
 
 from benchmarks import serving
 from benchmarks.transport import __main__ as transport
-from benchmarks.transport import items, waits
+from benchmarks.transport import items
 from benchmarks.transport.__main__ import (
     KIB,
     MIB,
@@ -20,7 +20,6 @@ from benchmarks.transport.__main__ import (
     messages,
     more_s,
     opened,
-    processor,
     sums,
     together,
 )
@@ -47,8 +46,8 @@ def sides() -> Iterator[list[Side]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(OPENERS, "again", OPENERS["gloo"])
         patch.setattr(items, "WARM_UP", 0)
-        patch.setattr(waits, "COMPUTATIONS", (("checksum", 1e-4),))
-        patch.setattr(waits, "QUICK_S", (0.0, 1e-3))
+        patch.setattr(items, "COMPUTATIONS", (("checksum", 1e-4),))
+        patch.setattr(items, "QUICK_S", (0.0, 1e-3))
         patch.setattr(transport, "COMPUTATION_S", 1e-4)
         patch.setattr(transport, "EXCHANGES", (32 * KIB,))
         patch.setattr(transport, "SCATTERED", (MIB,))
@@ -57,8 +56,8 @@ def sides() -> Iterator[list[Side]]:
 
 
 def test_every_subject_has_a_row_of_every_side(sides: list[Side]) -> None:
-    rows = [row for subject in (messages, exchanges, sums, processor) for row in subject(sides, ONCE)]
-    rows += waits.rows(sides, 1, 1, quick=True)
+    rows = [row for subject in (messages, exchanges, sums) for row in subject(sides, ONCE)]
+    rows += items.rows(sides, 1, 1, quick=True)
     found: dict[str, dict[str, float]] = {}
     for row in rows:
         title, _, side = row.name.rpartition(": ")
