@@ -13,15 +13,10 @@ import pytest
 from benchmarks.accuracy import __main__ as accuracy
 from benchmarks.accuracy.cases import (
     CHOSEN,
-    CORE,
     DATA_PARALLEL,
     FASTEST,
-    NEW,
     ONE,
-    SETTINGS,
-    STEADY,
     case,
-    named,
     pipeline,
 )
 from benchmarks.accuracy.report import Outcome, errors_apart, kendall_tau, mape, regret, rows, speed_ups_of
@@ -132,18 +127,6 @@ def test_a_run_that_ended_early_goes_on_after_its_last_turn(tmp_path: Path, monk
     measured = json.loads((tmp_path / "new" / "measured.json").read_text())
     predicted = json.loads((tmp_path / "new" / "predictions.json").read_text())
     assert measured["predictions_sha256"] == accuracy.digest_of(predicted)
-
-
-def test_devices_are_such_as_the_cores_allow_and_a_setting_that_there_is_not_is_refused() -> None:
-    """Steady ones leave half of each core for what moves messages; whole cores are not shared."""
-    for setting in SETTINGS:
-        if setting.device == STEADY:
-            for core in range(2):
-                assert sum(1 / factor for factor in setting.factors[core::2]) <= 0.5, setting.name
-        if min(setting.factors) == 1:
-            assert (setting.device, len(setting.factors)) == (CORE, 2)
-    with pytest.raises(ValueError, match="no setting Z; known: N1"):
-        list(named(("Z",), NEW))
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "interleaved", "zb-v", "greedy"])

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from benchmarks.devices import virtual_device
-from benchmarks.devices.layer_clock import Mirror
-from benchmarks.devices.ranks import RankStep, Step, by_action, on_ranks
+from benchmarks.devices.ranks import RankStep, Step, on_ranks
 from benchmarks.devices.virtual_device import REHEARSALS, HeldTransport, SteadyDevice, VirtualDevice, with_devices
 from benchmarks.sparse_vgg import __main__ as sparse_vgg
 from benchmarks.sparse_vgg.__main__ import QUICK, rows, undisturbed
@@ -28,7 +27,6 @@ from benchmarks.sparse_vgg.plans import (
     cases,
     count_samples,
     counted_out,
-    sizes,
 )
 from planner.costs.predict import forecast
 from planner.costs.pricing import Pricing
@@ -36,7 +34,6 @@ from planner.ir.cluster import MEMORY, SITES, WITHIN_HOST, Collective
 from planner.ir.plan import Decision
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
-from planner.ir.timeline import Span
 from tests.planner.sparse_networks import classifier, sparse_profile
 from tests.runtime.plans import decide
 
@@ -95,14 +92,6 @@ def test_work_takes_the_factor_as_long_and_a_rank_that_had_no_core_is_held_the_l
     assert device.busy_s == 10.0
     with pytest.raises(ValueError, match="faster"):
         VirtualDevice(0.5)
-
-
-def test_little_work_adds_up(clock: Clock) -> None:
-    device = VirtualDevice(2.0)
-    for _ in range(1000):
-        with device.working():
-            clock.work(1e-5)
-    assert device.held_s == pytest.approx(1e-2, abs=5e-4)
 
 
 def test_a_message_leaves_when_the_device_would_have_made_it_and_waiting_for_others_is_not_work(clock: Clock) -> None:
@@ -208,22 +197,6 @@ def test_what_ranks_do_together_amid_work_is_really_done_after_the_rehearsals_al
     assert tensor.tolist() == [2.0**REHEARSALS] * 2
 
 
-def test_a_mirror_gives_a_rank_what_it_would_get_of_others_with_the_same() -> None:
-    ranks, mirror = (0, 1, 2), Mirror(1)
-    flat = torch.arange(1.0, 6.0)
-    mirror.reduce_scatter(flat, (2, 2, 1), ranks)
-    assert flat.tolist() == [1, 2, 9, 12, 5]
-    mirror.all_gather(flat, (2, 2, 1), ranks)
-    assert flat.tolist() == [9, 12, 9, 12, 0]
-    mirror.all_max(flat, ranks)
-    mirror.start_sum(flat, ranks).wait()
-    assert flat.tolist() == [27, 36, 27, 36, 0]
-    came = {0: torch.ones(2, 1), 2: torch.ones(3)}
-    mirror.start_exchange({0: flat[:2], 2: flat[:2]}, came, key=3).wait()
-    assert came[0].tolist() == [[27], [36]]
-    assert came[2].tolist() == [0, 0, 0]
-
-
 def test_what_a_rank_raises_is_told() -> None:
     def work(transport: object) -> None:
         if transport.rank == 2:  # type: ignore[attr-defined]
@@ -279,17 +252,6 @@ def test_ranks_that_count_out_samples_prepare_just_their_own_in_plans_of_one_sta
         count_samples(SimpleNamespace(preparing=object()), decision)  # type: ignore[arg-type]
 
 
-def test_clouds_vary_and_batches_do_not() -> None:
-    found = [sizes(16, 800, 6000, 3224, seed) for seed in range(5)]
-    assert all(min(each) >= 800 and max(each) <= 6000 and max(each) > 2 * min(each) for each in found)
-    assert all(abs(sum(each) / 16 / 3224 - 1) <= 0.01 for each in found)
-    (coordinates, features, counts), (classes,) = batches(1, 4, 7, 10, 60, 30)[0]
-    assert (coordinates.shape, features.shape) == ((4, 60, 3), (4, 60, 1))
-    assert int(classes.max()) < 7
-    for rows_of, count in zip(coordinates, counts.tolist(), strict=True):
-        assert len(rows_of[:count].unique(dim=0)) == count
-
-
 @pytest.mark.exhaustive("three plans of a sparse network")
 def test_every_way_to_share_a_batch_computes_the_same() -> None:
     network = Network(replace(QUICK.source, input_shape=(4, 60, 1)), (1.0, 1.5))
@@ -331,8 +293,3 @@ def test_rows_say_what_was_predicted_and_what_was_measured() -> None:
     assert named["SparsePipe / ours, measured"].value == pytest.approx(by[SPARSEPIPE] / by[OURS])
     committed = {row["name"]: row for row in json.loads(RESULTS.read_text(encoding="utf-8"))}
     assert committed["SparsePipe / ours, measured"]["value"] > 1
-
-
-def test_seconds_of_actions_are_summed_by_kind() -> None:
-    spans = [Span(0, "0F0", 0.0, 1.0), Span(0, "0SEND_F0>1", 1.0, 9.0), Span(0, "0F1", 9.0, 9.5)]
-    assert by_action(spans)["0F"] == 1.5

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.known_answers.__main__ import main, size
-from benchmarks.known_answers.known_rows import known
+from benchmarks.known_answers import known, main
 
 PROFILES = Path(__file__).parents[1] / "data" / "profiles"
 VGG16 = str(PROFILES / "pipedream" / "vgg16.graph.txt")
@@ -108,11 +107,6 @@ def test_what_cannot_be_answered_has_its_exit_code(
     assert words in captured.err
     assert "Traceback" not in captured.err
     assert code != 4 or json.loads(captured.out)["value"] is None
-
-
-def test_sizes() -> None:
-    texts = {"1e9": 1e9, "16GB": 16e9, "16GiB": 2**34, "2.5 MiB": 2.5 * 2**20, "10GB/s": 1e10, "512": 512.0}
-    assert {text: size(text) for text in texts} == texts
 
 
 @pytest.mark.parametrize("peer", ["pipedream", "sparsepipe"])

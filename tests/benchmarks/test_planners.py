@@ -10,12 +10,11 @@ import pytest
 
 from benchmarks import planner as planners
 from benchmarks import scale
-from benchmarks.layouts import EVERYTHING, SPACE, measure_case, profile_of
+from benchmarks.layouts import EVERYTHING, SPACE, measure_case
 from benchmarks.layouts import Case as LayoutCase
 from benchmarks.planner import QUICK, Case, Result, cases, large, network, summary, timed
 from benchmarks.published.__main__ import A100, main, measure
-from benchmarks.published.runs import published, read, t4
-from benchmarks.published.sailor import Profiles
+from benchmarks.published.runs import read, t4
 from benchmarks.published.sailor import rows as sailor_rows
 from benchmarks.seeds import parareal, terapipe
 from benchmarks.seeds.branches import Network, best_plan
@@ -24,7 +23,6 @@ from benchmarks.seeds.schedules import predicted
 from planner.extras.token_slices.search import best_slices
 from planner.ir.codec import fingerprint
 from planner.ir.plan import Plan
-from planner.ir.profile import ModelSource
 from planner.solvers import baselines
 from tests.planner.networks import priced, residual
 
@@ -136,14 +134,6 @@ def test_nothing_is_better_than_the_exact_layouts(case: LayoutCase) -> None:
     assert any(row.unit == "ms (proven)" for row in rows)
 
 
-def test_the_roofline_profile_covers_every_layer_on_every_size() -> None:
-    built, end = residual(samples=4)
-    graph = built.graph(end)
-    profile = profile_of(ModelSource("tests.models:network"), graph, 16)
-    assert len(profile.measurements["V100"]) == 4 * len(graph.layers)
-    assert len({device.host for device in profile.cluster.devices}) == 2
-
-
 def test_published_runs_are_predicted_and_only_those_of_licensed_sources_ship() -> None:
     rows = {row.name: row for row in measure(quick=True)}
     assert rows[f"{A100}: mean error"].holds
@@ -157,30 +147,6 @@ def test_published_runs_are_predicted_and_only_those_of_licensed_sources_ship() 
     assert rows[f"{one}: error"].value == pytest.approx(100 * (step_s / measured_s - 1))
     assert "DS3Lab" not in "".join(path.read_text("utf-8") for path in DATA.glob("*.csv"))
     assert not list(DATA.glob("amp*"))
-
-
-def test_messages_of_one_communicator_hide_where_windows_hold_them() -> None:
-    """A round trip of 0.4 ms at 10 Gbit/s is 0.5 MB, less than windows are at first; one of 2 ms is 2.5 MB."""
-    header = (DATA / "published_runs.csv").read_text("utf-8").splitlines()[0].split(",")
-    line = dict.fromkeys(header, "") | {
-        "id": "xl-32", "model": "xl", "hidden": "2048", "ffn": "8192", "heads": "16", "layers": "24", "seq_len": "2048",
-        "global_batch": "32", "micro_batch": "1", "tensor_parallel": "1", "pipeline": "8", "data_parallel": "1",
-        "schedule": "gpipe", "recompute": "full", "measured_s": "3",
-    }  # fmt: skip
-    networks = ("0.2 ms, 10 Gbit/s", "1 ms, 10 Gbit/s")
-    waited, hidden = published([line | {"network": each} for each in networks])
-    message_s = 2 * 2048 * 2048 / (0.85 * 10e9 / 8)
-    # An inner stage waits for two messages of each micro-batch; the first one's way through the pipeline is the same.
-    more_s = waited.prediction.step.seconds - hidden.prediction.step.seconds
-    assert more_s == pytest.approx(32 * 2 * (message_s + 0.2e-3) - 14 * (1e-3 - 0.2e-3), rel=0.05)
-
-
-def test_rates_between_hosts_grow_with_messages_up_to_the_largest() -> None:
-    profiles = Profiles()
-    for gpu, number in profiles.networks:
-        rates = [profiles.host_bytes_per_s(gpu, number, 2.0**power) for power in range(20, 36)]
-        assert rates == sorted(rates)
-        assert rates[-1] == pytest.approx(profiles.networks[gpu, number][1], rel=0.03)
 
 
 def test_sailors_clusters_are_planned_below_its_own_plans_by_both_models() -> None:

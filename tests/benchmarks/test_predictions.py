@@ -15,7 +15,7 @@ from benchmarks import memory
 from benchmarks.accuracy.cases import Network, case, case_of
 from benchmarks.devices.layer_clock import LayerClock
 from benchmarks.devices.metered import steps_within
-from benchmarks.strong_scaling.__main__ import chosen, run_point
+from benchmarks.strong_scaling.__main__ import run_point
 from benchmarks.strong_scaling.layouts import (
     LayerPoint,
     Point,
@@ -63,11 +63,6 @@ def test_plans_hold_what_is_predicted_and_fit_into_it() -> None:
         assert max(found.errors) < 5.0, label
         assert min(found.errors) > -memory.UNDER_PERCENT, label
         assert (found.fits, found.runs_out) == (True, True), label
-
-
-def test_every_plan_by_hand_is_asked_for_somewhere() -> None:
-    named = {name for sets in memory.PLANS.values() for _, names in sets for name in names}
-    assert set(memory.BY_HAND) <= named
 
 
 @cache
@@ -184,13 +179,6 @@ def test_the_mix_is_no_slower_than_any_uniform_layout_nor_dryden_and_wins_each_o
     for lead in ways(4).leads(mix):
         assert lead.chosen_s == pytest.approx(lead.winner_s, rel=1e-9, abs=1e-12)
         assert lead.runner_up_s >= lead.winner_s
-
-
-def test_ways_that_are_the_same_are_looked_at_once() -> None:
-    found = list(chosen(ways(2)))
-    assert next(role for role, _ in found) == "samples"
-    assert all(a.options != b.options for (_, a), (_, b) in itertools.combinations(found, 2))
-    assert [role for role, _ in chosen(ways(1))] == ["one device"]
 
 
 @pytest.mark.exhaustive("captures and runs the mesh network twice")

@@ -138,11 +138,6 @@ def begins_early(source: str) -> bool:
     return any(isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) for node in before)
 
 
-def test_programs_are_found_in_blocks_and_sentences() -> None:
-    text = "`python -m benchmarks.seeds`: so. As `python -m benchmarks.house --quick`, python -m benchmarks.report."
-    assert named_in(text) == ["benchmarks.seeds", "benchmarks.house", "benchmarks.report"]
-
-
 def test_each_side_has_a_turn_in_each_round_in_changing_order() -> None:
     between: list[int] = []
     order = list(turns("ab", 2, 1, between=lambda: between.append(0)))

@@ -24,10 +24,10 @@ from benchmarks.site_balance import (
     random_blocks,
     rank_work,
 )
-from benchmarks.sparse_balance import Case, batch_rows, case_of, minkunet, reverse, scan_rows, shape
+from benchmarks.sparse_balance import Case, batch_rows, case_of, reverse, scan_rows, shape
 from planner.ir.errors import UsageError
 from planner.sites.arrangement import arrange
-from planner.sites.keys import pack, samples_of
+from planner.sites.keys import pack
 from planner.sites.partition import SiteLevel, SiteLoad, block_work
 from tests.planner.sites.clouds import blocks
 
@@ -129,16 +129,6 @@ def test_tables_that_do_not_fit_are_refused_and_there_may_be_nothing_to_read() -
         assert (owned.num_ranks, len(owned.ranks)) == (3, 0)
 
 
-@pytest.mark.parametrize(("num_samples", "num_ranks"), [(8, 4), (7, 4), (2, 4), (5, 1)])
-def test_equal_counts_differ_by_one_sample_at_most(num_samples: int, num_ranks: int) -> None:
-    owned = equal_counts(blocks(*[[1.0, 1.0]] * num_samples).keys, num_samples, num_ranks)
-    ranks = [set(owned.ranks[samples_of(owned.keys) == sample].tolist()) for sample in range(num_samples)]
-    assert all(len(of_sample) == 1 for of_sample in ranks)
-    counts = np.bincount([min(of_sample) for of_sample in ranks], minlength=num_ranks)
-    assert counts.max() - counts.min() <= 1
-    assert [min(of_sample) for of_sample in ranks] == sorted(min(of_sample) for of_sample in ranks)
-
-
 def test_slabs_are_of_equal_width_wherever_the_blocks_are_and_lots_are_the_same_every_time() -> None:
     keys = blocks([1.0] * 8).keys
     assert equal_slabs(keys, 4).ranks.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -172,14 +162,6 @@ def test_pairs_are_those_of_a_dense_search_and_maps_between_levels_go_both_ways(
         if table.source < table.target:
             there_and_back = reverse(reverse(table.neighbours, pairs), table.neighbours.shape[1])
             np.testing.assert_array_equal(there_and_back, table.neighbours)
-
-
-def test_the_network_ends_on_the_level_where_it_began() -> None:
-    layers = minkunet()
-    assert (layers[0].inputs, layers[0].kernel) == (4, 3)
-    assert (layers[-1].target, layers[-1].outputs) == (0, 96)
-    assert max(layer.target for layer in layers) == sparse_balance.NUM_LEVELS - 1
-    assert sum(layer.kernel == 2 for layer in layers) == 2 * (sparse_balance.NUM_LEVELS - 1)
 
 
 def test_goals_hold_on_shapes_and_twice_the_same() -> None:

@@ -12,8 +12,8 @@ import torch
 from benchmarks import sparse_conv
 from benchmarks.report import Row
 from benchmarks.sparse_conv import OURS, SPCONV, TORCH, agreement, layer_of, medians_ms, ours, plain, rows_of
-from benchmarks.sparse_gpu import CLASSES, NO_GPU, Ceilings, Cloud, candidates, cloud, main, merged
-from cuda_ops.sparse.gpu.tiling import CONVOLUTION, WEIGHT, stored
+from benchmarks.sparse_gpu import Ceilings, Cloud, cloud, merged
+from cuda_ops.sparse.gpu.tiling import stored
 
 RESULTS = Path(sparse_conv.__file__).parent / "results" / "sparse_conv.json"
 SPENT = {
@@ -93,20 +93,6 @@ def test_floors_on_an_h200(sheet: Cloud, channels: int, floor_s: float) -> None:
     large = {"neighbours": torch.empty(27, 100_000), "keys": torch.empty(100_000)}
     full = replace(sheet, num_pairs=20 * sheet.num_pairs, **large)
     assert H200.floor_s(full.convolution(channels, channels)) == pytest.approx(floor_s, rel=0.05)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so_and_has_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--json", "--quick", "--tune"]) == 0
-    printed = capsys.readouterr()
-    assert (json.loads(printed.out), printed.err) == ([], NO_GPU)
-
-
-@pytest.mark.parametrize("op", [CONVOLUTION, WEIGHT])
-@pytest.mark.parametrize(("bits", "channels"), CLASSES)
-def test_every_row_of_the_table_has_candidates(op: str, bits: int, channels: int) -> None:
-    found = list(candidates(op, bits, channels))
-    assert 4 <= len(found) == len(set(found)) <= 100
 
 
 def test_rows_of_a_device_replace_its_own_alone() -> None:
