@@ -27,6 +27,7 @@ from benchmarks.strong_scaling.__main__ import (
     RUN_ON,
     SAMPLES,
     SOURCES,
+    Network,
     large,
     predicted,
     profiled,
@@ -34,7 +35,6 @@ from benchmarks.strong_scaling.__main__ import (
     weak,
 )
 from benchmarks.strong_scaling.layouts import Point, Ways, num_cores
-from benchmarks.strong_scaling.runs import Network
 from planner.ir.codec import dump, load
 from planner.ir.profile import Profile
 

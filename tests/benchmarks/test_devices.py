@@ -16,9 +16,9 @@ from benchmarks.devices import virtual_device
 from benchmarks.devices.ranks import RankStep, Step, on_ranks
 from benchmarks.devices.virtual_device import REHEARSALS, HeldTransport, SteadyDevice, VirtualDevice, with_devices
 from benchmarks.sparse_vgg import __main__ as sparse_vgg
-from benchmarks.sparse_vgg.__main__ import QUICK, rows, undisturbed
-from benchmarks.sparse_vgg.plans import (
+from benchmarks.sparse_vgg.__main__ import (
     OURS,
+    QUICK,
     SPARSEPIPE,
     UNRESTRICTED,
     Case,
@@ -27,6 +27,8 @@ from benchmarks.sparse_vgg.plans import (
     cases,
     count_samples,
     counted_out,
+    rows,
+    undisturbed,
 )
 from planner.costs.predict import forecast
 from planner.costs.pricing import Pricing

@@ -15,7 +15,8 @@ from benchmarks import memory
 from benchmarks.accuracy.cases import Network, case, case_of
 from benchmarks.devices.layer_clock import LayerClock
 from benchmarks.devices.metered import steps_within
-from benchmarks.strong_scaling.__main__ import run_point
+from benchmarks.strong_scaling.__main__ import Network as ScaledNetwork
+from benchmarks.strong_scaling.__main__ import require_equal_losses, run_point
 from benchmarks.strong_scaling.layouts import (
     LayerPoint,
     Point,
@@ -27,8 +28,6 @@ from benchmarks.strong_scaling.layouts import (
     rows_of,
     shapes_of,
 )
-from benchmarks.strong_scaling.runs import Network as ScaledNetwork
-from benchmarks.strong_scaling.runs import require_equal_losses
 from benchmarks.unseen_shapes import Errors, Held, sizes_and_shapes
 from benchmarks.unseen_shapes import rows_of as rows_unseen
 from cuda_ops.memory import available
