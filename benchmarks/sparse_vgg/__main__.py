@@ -172,9 +172,6 @@ def rows(planned: Sequence[Case], steps: Mapping[str, Sequence[Step]]) -> Iterat
         yield Row(f"{name} / {OURS}, predicted", predicted_s[name] / predicted_s[OURS], "ratio")
 
 
-main = partial(run, str(__doc__).splitlines()[0], measure)
-
-
 Batch = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 """(coordinates, features, counts), (targets): samples first, padded to the largest cloud of all batches."""
 
@@ -426,6 +423,8 @@ def count_samples(engine: Engine, decision: Decision) -> None:
 
     engine._runner.specializer._site_share = share  # type: ignore[method-assign]
 
+
+main = partial(run, str(__doc__).splitlines()[0], measure)
 
 if __name__ == "__main__":
     hide_gpus()
