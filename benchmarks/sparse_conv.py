@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -35,6 +34,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.report import Row, at_least, at_most, run
+from benchmarks.sparse_balance import points, voxels
 from cuda_ops.device.host import prepare_process
 from cuda_ops.sparse import operators, reference
 from cuda_ops.sparse.dispatch import chosen
@@ -48,7 +48,6 @@ MAP_GOAL, FORWARD_GOALS, BACKWARD_GOAL, FALLBACK_GOAL = 4.0, {32: 2.0, 64: 1.8},
 AGREEMENT = 1e-5
 """Largest difference, of the largest value."""
 
-SCAN = Path(__file__).parents[1] / "tests" / "data" / "scans" / "lone-star.laz"
 VOXEL_M = 0.143
 
 NO_SPCONV = "spconv is not installed: ours are beside plain torch alone\n"
@@ -263,14 +262,9 @@ def scan_coordinates(voxel_m: float = VOXEL_M, every: int = 1) -> Tensor:
 
     Coordinates start at 0.  Needs laspy and lazrs.
     """
-    import laspy
-
-    file = laspy.read(SCAN)
-    points = np.stack([file.x, file.y, file.z], axis=1)[::every]
-    places = np.unique(np.floor((points - points.min(axis=0)) / voxel_m).astype(np.int32), axis=0)
-    coordinates = np.zeros((len(places), 4), dtype=np.int32)
-    coordinates[:, 1:] = places
-    return torch.from_numpy(coordinates)
+    cloud = points()[::every]
+    places = voxels(cloud - cloud.min(axis=0), voxel_m)
+    return torch.from_numpy(np.pad(places, ((0, 0), (1, 0))).astype(np.int32))
 
 
 main = partial(run, "Sparse convolution on the CPU, one thread (CPU time, medians)", measure)

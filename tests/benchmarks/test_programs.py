@@ -176,7 +176,7 @@ def test_a_mutant_is_judged_by_the_tests_that_mirror_its_module(
     assert mirroring(Path(module)) == tests
 
 
-@pytest.mark.cases(2)  # seconds each
+@pytest.mark.cases(1)  # seconds each
 @pytest.mark.parametrize("name", list(extras()))
 def test_every_module_of_the_core_is_imported_without_an_extra(name: str) -> None:
     assert [row.value for row in measure(quick=True, extra=[name], tests=())] == [0]

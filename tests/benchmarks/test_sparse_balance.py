@@ -176,11 +176,7 @@ def test_goals_hold_on_shapes_and_twice_the_same() -> None:
     assert values["whole network, halo"] < values["random blocks, halo"]
 
 
-def test_the_committed_rows_hold_and_the_scan_is_there() -> None:
+def test_the_committed_rows_hold() -> None:
     rows = json.loads(RESULTS.read_text(encoding="utf-8"))
     assert [row["name"] for row in rows if not row["holds"]] == []
     assert sum(bool(row["goal"]) for row in rows) == 5
-    pytest.importorskip("laspy")
-    cloud = sparse_balance.points()
-    assert cloud.shape == (518_862, 3)
-    assert len(sparse_balance.voxels(cloud, 2.0)) > 100
