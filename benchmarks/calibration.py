@@ -14,7 +14,6 @@ range: of the profile's own scatter alone, with what is assumed of the model, an
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -23,7 +22,7 @@ import torch
 from torch import nn
 
 from benchmarks.report import Row, at_most, run
-from halopipe.launch.run import run_plan
+from benchmarks.runs import by_hand, ran
 from halopipe.planning.calibration import calibrated, drift
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
@@ -31,10 +30,10 @@ from planner import predict
 from planner.costs.calibration.fit import errors_left, in_force
 from planner.costs.candidate import Candidate
 from planner.costs.uncertainty import MODEL
-from planner.ir.plan import Plan, Search
+from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import STEP_RANGE, Correction, CostClass, ModelSource, Profile
-from planner.solvers.candidates.candidate import decision_of, plan_of, split_batch
+from planner.solvers.candidates.candidate import split_batch
 from profiler import profile
 
 GLOBAL_BATCH = 16
@@ -83,11 +82,8 @@ class Shape:
         else:
             cuts, groups = (0, layers), (tuple(range(self.replicas)),)
             shares = ((self.size // self.replicas,) * self.replicas,)
-        problem = Problem(found, GLOBAL_BATCH)
-        decision = decision_of(problem, Candidate.chain(cuts, groups, shares, batches, self.schedule))
-        prediction = predict(found, decision)[0]
-        search = Search("by hand", "benchmark", "heuristic", 0.0, 0.0, 1, 1)
-        return plan_of(problem, decision, prediction, search)
+        candidate = Candidate.chain(cuts, groups, shares, batches, self.schedule)
+        return by_hand(Problem(found, GLOBAL_BATCH), candidate)
 
 
 TAUGHT = (
@@ -183,12 +179,7 @@ def _errors(pairs: Sequence[tuple[Shape, Plan, Plan]], measured_s: Sequence[floa
 
 
 def _result(plan: Plan, steps: int) -> RunResult:
-    os.environ.pop("RANK", None)  # never part of a torchrun job
-    options = RunOptions(steps=steps, warmup=WARMUP, check_first_step=False, lone_passes="on")
-    result = run_plan(plan, options)
-    if result is None:
-        raise RuntimeError("this benchmark runs outside torchrun")
-    return result
+    return ran(plan, RunOptions(steps=steps, warmup=WARMUP, check_first_step=False, lone_passes="on"))
 
 
 def _name(what: str, shared: bool) -> str:

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from benchmarks.report import Row, at_least, at_most, run
 from planner.costs.cost_model import CostModel
@@ -161,10 +162,7 @@ def measure(quick: bool) -> list[Row]:
     return rows
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
-    return run("The best layouts of a stage, beside uniform ones and shortest paths", measure, arguments)
-
+main = partial(run, "The best layouts of a stage, beside uniform ones and shortest paths", measure)
 
 if __name__ == "__main__":
     raise SystemExit(main())

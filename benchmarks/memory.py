@@ -23,8 +23,7 @@ from statistics import fmean
 
 import torch
 
-from benchmarks.accuracy.cases import DATA_PARALLEL, MIX, NETWORKS, ONE, SPACE, Network
-from benchmarks.accuracy.plans import Case, case, case_of, pipeline
+from benchmarks.accuracy.cases import DATA_PARALLEL, MIX, NETWORKS, ONE, SPACE, Case, Network, case, case_of, pipeline
 from benchmarks.devices.metered import steps_within
 from benchmarks.report import Row, at_least, at_most, run
 from halopipe.extras.transformers.ways import plan_by

@@ -19,6 +19,7 @@ import random
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +91,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
-    return run("Mutation check: faults that the tests notice", measure, arguments, OWN)
-
+main = partial(run, "Mutation check: faults that the tests notice", measure, own=OWN)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -1,6 +1,6 @@
 """Our plans beside those of published planners, all under one simulator; and how long planning takes.
 
-    python -m benchmarks.planner [--quick] [--json] [--only TEXT ...] [--sizes 32,64,128] [--time-limit 20] [--data DIR]
+    python -m benchmarks.planner [--quick] [--json] [--only TEXT ...] [--sizes 32,64,128] [--time-limit 20]
 
 Every planner gets the same problem: profile, cluster, 16 GiB a device, a global batch of 1,024 samples in micro-batches
 of 64 (the full run: 32, 64 or 128; a baseline keeps the best of them under the simulator, whether or not its paper has
@@ -13,8 +13,8 @@ What works for or against a peer:
 * Where a peer knows one kind of device or one rate of links alone, it plans for the slowest, and is simulated as it is.
 
 A baseline that finds no plan is counted as that, and not as beaten.  Seconds are CPU time of this process, for the
-search itself; cases run one after another.  The gap is step / bound - 1; 0 is a proof.  ``--only`` keeps the cases,
-large instances and peers' instances whose names hold one of the texts.  ``--data``: see :mod:`benchmarks.dapple`.
+search itself; cases run one after another.  The gap is step / bound - 1; 0 is a proof.  ``--only`` keeps the cases
+and large instances whose names hold one of the texts.
 
 Profiles are PipeDream's (their mini-batch taken as 128 samples; costs in proportion to samples).  Devices hold 16 GiB.
 A flat cluster has links of one rate.  Links between hosts have that rate, those inside a faster one (``WITHIN``).
@@ -33,13 +33,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import planner
-from benchmarks import dapple
-from benchmarks.known_answers.known_rows import known
 from benchmarks.report import Row, at_most, run
 from planner.extras.baselines.common import as_profile as clusters
 from planner.extras.baselines.common.as_profile import as_profile
@@ -59,7 +58,6 @@ QUICK_TIME_LIMIT_S = 15.0
 PROVED = 1e-9
 FEW_DEVICES, MANY_DEVICES = 8, 16
 MEMORY_LIMIT_BYTES = 4e9
-PEERS = "shared instances of the peers"
 
 FILES = Path(__file__).parents[1] / "tests" / "data" / "profiles" / "pipedream"
 NETWORKS = {"VGG-16": "vgg16", "ResNet-50": "resnet50", "GNMT": "gnmt"}
@@ -87,27 +85,6 @@ class Case:
     num_devices: int
     problem: Problem
     limit_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the full run does.
-
-    Attributes:
-        only: texts, one of which a name must hold; empty: all.
-        sizes: of micro-batches.
-        time_limit_s: of each case's search, by the clock.
-        data: a folder of DAPPLE's instances and plans (``benchmarks.dapple``).
-    """
-
-    only: tuple[str, ...] = ()
-    sizes: tuple[int, ...] = SIZES
-    time_limit_s: float = TIME_LIMIT_S
-    data: Path | None = None
-
-    def wants(self, name: str) -> bool:
-        """Whether ``name`` is among what was asked for."""
-        return not self.only or any(text in name for text in self.only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,17 +190,6 @@ def summary(results: Sequence[Result]) -> Iterator[Row]:
             yield Row(f"{name} / ours, largest", max(ratios), "ratio")
 
 
-def peers() -> Iterator[Row]:
-    """The published planners' own instances, solved by ``planner.extras.baselines``."""
-    seconds = {}
-    for question in known():
-        start = time.process_time()
-        question.solve()
-        seconds[f"{question.peer}: {question.name}"] = time.process_time() - start
-    slowest = max(seconds, key=lambda name: seconds[name])
-    yield at_most(f"{PEERS}: longest of {len(seconds)} ({slowest}), CPU", seconds[slowest], "s", 1.0)
-
-
 def speed(name: str) -> list[Row]:
     """One of :func:`large`, in a process of its own, so that memory is that search's alone."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
@@ -244,28 +210,25 @@ def _speed(name: str) -> list[Row]:
     ]
 
 
-def measure(quick: bool, options: Options | None = None) -> list[Row]:
+def measure(
+    quick: bool, only: Sequence[str] = (), sizes: tuple[int, ...] = SIZES, time_limit: float = TIME_LIMIT_S
+) -> list[Row]:
     """Large instances first (a process inherits its parent's peak of memory), then all cases."""
-    asked = options or Options()
+
+    def wants(name: str) -> bool:
+        return not only or any(text in name for text in only)
+
     rows: list[Row] = []
-    if not quick:
-        for name in filter(asked.wants, large()):
-            _say(name)
-            rows += speed(name)
-        if asked.wants(PEERS):
-            _say(PEERS)
-            rows += peers()
-    chosen = cases(QUICK_SIZES, QUICK_TIME_LIMIT_S, QUICK) if quick else cases(asked.sizes, asked.time_limit_s)
+    for name in () if quick else filter(wants, large()):
+        _say(name)
+        rows += speed(name)
+    chosen = cases(QUICK_SIZES, QUICK_TIME_LIMIT_S, QUICK) if quick else cases(sizes, time_limit)
     results = []
     for case in chosen:
-        if asked.wants(case.name):
+        if wants(case.name):
             results.append(compare(case))
             _say(f"{case.name}: gap {results[-1].plan.search.gap:.2%}, {results[-1].cpu_s[OURS]:.1f} s")
     rows += [row for result in results for row in result.rows()]
-    for own in dapple.cases(asked.data) if asked.data is not None else ():
-        if asked.wants(own.name):
-            _say(own.name)
-            rows += dapple.rows(own)
     return [*rows, *summary(results)] if results else rows
 
 
@@ -273,17 +236,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "--only": {"nargs": "+", "default": [], "help": "cases whose name holds one of these"},
     "--sizes": {"type": lambda text: tuple(map(int, text.split(","))), "default": SIZES, "help": "of micro-batches"},
     "--time-limit": {"type": float, "default": TIME_LIMIT_S, "metavar": "SECONDS", "help": "of each case's search"},
-    "--data": {"type": Path, "metavar": "FOLDER", "help": "DAPPLE's instances and plans"},
 }
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
-
-    def asked(quick: bool, only: Sequence[str], sizes: tuple[int, ...], time_limit: float, data: Path | None) -> Any:
-        return measure(quick, Options(tuple(only), sizes, time_limit, data))
-
-    return run("Planners beside one another under one simulator, and how long planning takes", asked, arguments, OWN)
 
 
 def _say(text: str) -> None:
@@ -359,6 +312,8 @@ def network(layers: int, seed: int = 0) -> LayerGraph:
     )
     return LayerGraph(f"chain of {layers}", nodes, tuple((k, k + 1) for k in range(layers - 1)))
 
+
+main = partial(run, "Planners beside one another under one simulator, and how long planning takes", measure, own=OWN)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 
 from benchmarks.chains import chain_profile
@@ -223,11 +224,12 @@ def measure(quick: bool, only: Sequence[str] = ()) -> list[Row]:
     return [*(row for result in results for row in result.rows()), *worse(results)]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
-    only = {"nargs": "+", "default": [], "help": "cases of these names"}
-    return run("Plans for many layers on many devices, and what they take", measure, arguments, {"--only": only})
-
+main = partial(
+    run,
+    "Plans for many layers on many devices, and what they take",
+    measure,
+    own={"--only": {"nargs": "+", "default": [], "help": "cases of these names"}},
+)
 
 if __name__ == "__main__":
     raise SystemExit(main())

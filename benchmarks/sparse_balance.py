@@ -18,6 +18,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -255,10 +256,7 @@ def rows(case: Case, name: str, owned: Ownership, speeds: Sequence[float], most:
     yield Row(f"{name}, halo", 100 * halo(owned, case.levels, case.maps).share, "%")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
-    return run(str(__doc__).splitlines()[0], measure, arguments)
-
+main = partial(run, str(__doc__).splitlines()[0], measure)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -23,10 +23,10 @@ import importlib.util
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from unittest.mock import patch
 
 import numpy as np
@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.report import Row, at_least, at_most, run
+from benchmarks.sparse_balance import points, voxels
 from cuda_ops.device.host import prepare_process
 from cuda_ops.sparse import operators, reference
 from cuda_ops.sparse.dispatch import chosen
@@ -47,7 +48,6 @@ MAP_GOAL, FORWARD_GOALS, BACKWARD_GOAL, FALLBACK_GOAL = 4.0, {32: 2.0, 64: 1.8},
 AGREEMENT = 1e-5
 """Largest difference, of the largest value."""
 
-SCAN = Path(__file__).parents[1] / "tests" / "data" / "scans" / "lone-star.laz"
 VOXEL_M = 0.143
 
 NO_SPCONV = "spconv is not installed: ours are beside plain torch alone\n"
@@ -262,20 +262,12 @@ def scan_coordinates(voxel_m: float = VOXEL_M, every: int = 1) -> Tensor:
 
     Coordinates start at 0.  Needs laspy and lazrs.
     """
-    import laspy
-
-    file = laspy.read(SCAN)
-    points = np.stack([file.x, file.y, file.z], axis=1)[::every]
-    places = np.unique(np.floor((points - points.min(axis=0)) / voxel_m).astype(np.int32), axis=0)
-    coordinates = np.zeros((len(places), 4), dtype=np.int32)
-    coordinates[:, 1:] = places
-    return torch.from_numpy(coordinates)
+    cloud = points()[::every]
+    places = voxels(cloud - cloud.min(axis=0), voxel_m)
+    return torch.from_numpy(np.pad(places, ((0, 0), (1, 0))).astype(np.int32))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
-    return run("Sparse convolution on the CPU, one thread (CPU time, medians)", measure, arguments)
-
+main = partial(run, "Sparse convolution on the CPU, one thread (CPU time, medians)", measure)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -21,6 +21,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -191,11 +192,13 @@ def has_gpu() -> bool:
     return torch.cuda.is_available() and torch.version.cuda is not None and load() is not None
 
 
-def measure(quick: bool) -> list[Row]:
+def measure(quick: bool, tune_first: bool = False) -> list[Row]:
     """Every figure; none without a GPU."""
     if not has_gpu():
         sys.stderr.write(NO_GPU)
         return []
+    if tune_first:
+        tune(cloud(VOXELS, "cuda"), quick=quick)
     best, at = ceilings(quick), cloud(VOXELS, "cuda")
     rows = [
         Row("copy", 1e-9 * best.bytes_per_s, "GB/s"),
@@ -205,18 +208,6 @@ def measure(quick: bool) -> list[Row]:
     for channels in QUICK_CHANNELS if quick else CHANNELS:
         rows += convolutions(at, channels, best, quick)
     return [*rows, *others(at, 64, best, quick)]
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
-
-    def asked(quick: bool, tune_first: bool) -> list[Row]:
-        if tune_first and has_gpu():
-            tune(cloud(VOXELS, "cuda"), quick=quick)
-        return measure(quick)
-
-    own = {"--tune": {"action": "store_true", "dest": "tune_first", "help": "find the kernels' settings before"}}
-    return run("Sparse operators on this GPU, beside what it allows", asked, arguments, own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +296,9 @@ def ceilings(quick: bool) -> Ceilings:
     copied = median_s(lambda: target.copy_(source), quick)
     return Ceilings(2 * source.numel() / copied, 2 * 8192**3 / median_s(lambda: matrix @ matrix, quick))
 
+
+OWN = {"--tune": {"action": "store_true", "dest": "tune_first", "help": "find the kernels' settings before"}}
+main = partial(run, "Sparse operators on this GPU, beside what it allows", measure, own=OWN)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -8,15 +8,13 @@ differ, and the measured speed of the planner's choice beside the baselines'.
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import planner
 from benchmarks.report import Row, at_most, run
-from halopipe.launch.run import run_plan
-from halopipe.run_spec.options import RunOptions
+from benchmarks.runs import by_hand, step_s
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import CostModel
 from planner.costs.predict import forecast
@@ -25,7 +23,7 @@ from planner.ir.codec import fingerprint
 from planner.ir.plan import Plan, Search
 from planner.ir.problem import DEFAULT_CONFIDENCE, Problem
 from planner.ir.profile import ModelSource, Profile
-from planner.solvers.candidates.candidate import decision_of, plan_of, split_batch
+from planner.solvers.candidates.candidate import decision_of, split_batch
 from profiler import profile
 
 GLOBAL_BATCH = 8
@@ -82,7 +80,7 @@ def _by_turns(cases: Sequence[Case], num_rounds: int) -> list[list[float]]:
     found: dict[str, list[float]] = {}
     for _ in range(num_rounds):
         for key, plan in {fingerprint(case.plan.decision): case.plan for case in cases}.items():
-            found.setdefault(key, []).append(_measured_s(plan, STEPS))
+            found.setdefault(key, []).append(step_s(plan, STEPS, warmup=3))
     return [found[fingerprint(case.plan.decision)] for case in cases]
 
 
@@ -122,18 +120,8 @@ def pipeline(problem: Problem, cost_model: CostModel, schedule: str, size: int) 
             best = seen.prediction.step_s, candidate
     if best is None:
         raise ValueError("a network of one layer cannot be cut")
-    decision = decision_of(problem, best[1])
-    prediction = forecast(Pricing(cost_model), decision, problem.memory_margin).prediction
     search = Search("every cut simulated", "benchmark", "proven", best[0], 0.0, layers - 1, layers - 1)
-    return plan_of(problem, decision, prediction, search)
-
-
-def _measured_s(plan: Plan, steps: int) -> float:
-    os.environ.pop("RANK", None)  # never part of a torchrun job
-    result = run_plan(plan, replace(RunOptions(), steps=steps, warmup=3, check_first_step=False))
-    if result is None:
-        raise RuntimeError("this benchmark runs outside torchrun")
-    return result.measured(plan.prediction).step_s
+    return by_hand(problem, best[1], search)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,10 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T")
 WARM_UP = 3
@@ -69,3 +72,15 @@ def no_collector() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+def require_equal(results: Mapping[str, Mapping[str, Tensor | None]]) -> None:
+    """Raises RuntimeError unless all sides compute the same, by name and to a thousandth."""
+    (first, ours), *others = results.items()
+    for side, theirs in others:
+        if ours.keys() != theirs.keys():
+            raise RuntimeError(f"{first} has {', '.join(sorted(ours))}, {side} {', '.join(sorted(theirs))}")
+        for name, value in ours.items():
+            other = theirs[name]
+            if value is None or other is None or not value.allclose(other, 1e-3, 1e-3 * float(value.abs().max())):
+                raise RuntimeError(f"{first} and {side} disagree on {name}")

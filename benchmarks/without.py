@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +114,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
-    return run("The core without an extra", measure, arguments, OWN)
-
+main = partial(run, "The core without an extra", measure, own=OWN)
 
 if __name__ == "__main__":
     raise SystemExit(main())

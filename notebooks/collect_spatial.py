@@ -27,15 +27,14 @@ from benchmarks.strong_scaling.__main__ import (
     RUN_ON,
     SAMPLES,
     SOURCES,
+    Network,
     large,
     predicted,
     profiled,
     strong,
     weak,
 )
-from benchmarks.strong_scaling.layouts import Ways
-from benchmarks.strong_scaling.points import Point, num_cores
-from benchmarks.strong_scaling.runs import Network
+from benchmarks.strong_scaling.layouts import Point, Ways, num_cores
 from planner.ir.codec import dump, load
 from planner.ir.profile import Profile
 

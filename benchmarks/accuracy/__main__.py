@@ -5,7 +5,7 @@
 A setting (:mod:`benchmarks.accuracy.cases`) is a network on two or four hosts, network namespaces with links of
 200 Mbit, 1 or 4 Gbit in each direction, each host a virtual device of some speed: what a rank computes is held until a
 device of that speed would be done (:mod:`benchmarks.devices.virtual_device`), most of them of a speed that does not
-change with what the others do (:mod:`benchmarks.devices.steady_device`).  All networks are profiled, again and again by
+change with what the others do (``SteadyDevice`` there).  All networks are profiled, again and again by
 turns; links are measured between the hosts of each setting; all plans are made and predicted, and what is predicted is
 written to ``results/accuracy/predictions.json``, and its SHA-256 noted.  Only then are the hosts built again and the
 plans run, all of them, and then once more: what the machine does changes within minutes.  The median of a plan's steps
@@ -53,11 +53,12 @@ from benchmarks.accuracy.cases import (
     QUICK_NEW,
     SETTINGS,
     STEADY,
+    Case,
     Setting,
+    case,
     named,
     network_of,
 )
-from benchmarks.accuracy.plans import Case, case
 from benchmarks.accuracy.profiles import (
     cluster_profile,
     first_in_line,

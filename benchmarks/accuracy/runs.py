@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.accuracy.cases import CORE, STEADY, TIMED
 from benchmarks.accuracy.profiles import entrance
 from benchmarks.devices.ranks import WARM_UP, CapturedNetwork, RankStep, Step, on_ranks, sgd, timed_steps
-from benchmarks.devices.steady_device import REHEARSALS, SteadyDevice, time_stages
 from benchmarks.devices.testbed import Testbed
-from benchmarks.devices.virtual_device import HeldTransport, VirtualDevice, hold
+from benchmarks.devices.virtual_device import REHEARSALS, HeldTransport, SteadyDevice, VirtualDevice, hold, time_stages
+from benchmarks.runs import ran
 from cuda_ops.memory import available, install
-from halopipe.launch.run import run_plan
 from halopipe.run_spec.options import RunOptions
 from planner.ir.plan import Decision, Plan
 from planner.ir.timeline import Span
@@ -38,19 +36,12 @@ class Ran:
 
 def run_here(plan: Plan, steps: int, warm_up: int) -> Ran:
     """``steps`` training steps, as ``halopipe run`` does them on two cores of this host."""
-    os.environ.pop("RANK", None)  # never part of a torchrun job
-    options = RunOptions(steps=steps + warm_up, warmup=warm_up, check_first_step=False)
-    found = run_plan(plan, options)
-    if found is None:
-        raise RuntimeError("this benchmark runs outside torchrun")
-    steps_s = zip(found.timed_seconds, found.losses[warm_up:], strict=True)
-    return Ran(
-        [
-            Step(tuple(RankStep(0.0, step_s, 0.0, 0.0, 0.0, 0.0, (), peak, loss) for peak in found.peak_bytes))
-            for step_s, loss in steps_s
-        ],
-        [],
-    )
+    found = ran(plan, RunOptions(steps=steps + warm_up, warmup=warm_up, check_first_step=False))
+    by_step = []
+    for step_s, loss in zip(found.timed_seconds, found.losses[warm_up:], strict=True):
+        ranks = (RankStep(0.0, step_s, 0.0, 0.0, 0.0, 0.0, (), peak, loss) for peak in found.peak_bytes)
+        by_step.append(Step(tuple(ranks)))
+    return Ran(by_step, [])
 
 
 class Runner(CapturedNetwork):

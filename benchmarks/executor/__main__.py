@@ -32,16 +32,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
-
 from benchmarks.devices.ranks import hide_gpus, on_ranks
 from benchmarks.executor import upkeep
 from benchmarks.executor.sides import NUM_RANKS, Bare, Case, Ours, Theirs
 from benchmarks.report import Row, at_least, at_most, run
-from benchmarks.turns import WARM_UP, no_collector, turns
-from planner.costs.simulator.events import execute
-from planner.costs.simulator.prices import SlotPrices
-from planner.costs.simulator.program import compile_program
+from benchmarks.runs import simulated_s
+from benchmarks.turns import WARM_UP, no_collector, require_equal, turns
 from planner.ir.program import Program
 from planner.ir.schedule import MESSAGE, Action, Op
 from planner.ir.timeline import Span
@@ -160,8 +156,7 @@ def race(case: Case, transport: Transport, steps: int) -> Raced:
     for side in sides.values():
         side.start()
         side.step()
-    for each in ours.values():
-        require_equal(each.gradients(), sides[TORCH].gradients())
+    require_equal({name: side.gradients() for name, side in sides.items()})
     if case.stages_per_rank == 1:
         sides["bare"] = Bare(case, transport)
     seconds: dict[str, dict[str, list[float]]] = {side: {clock: [] for clock in CLOCKS} for side in sides}
@@ -207,10 +202,7 @@ def durations(spans: Iterable[Span]) -> Iterable[tuple[tuple[int, Op], float]]:
 
 def ideal_s(program: Program, micro_batches: tuple[int, ...], seconds: Mapping[tuple[int, Op], float]) -> float:
     """The simulated step of ``program`` with these costs of actions, by stage and operation; messages cost nothing."""
-    compiled = compile_program(program, micro_batches)
-    prices = [seconds.get((slot.action.stage, slot.action.op), 0.0) for slot in compiled.actions]
-    free = [0.0] * len(compiled.transfers)
-    return execute(compiled, SlotPrices(prices, free, range(len(compiled.channels)))).step_s
+    return simulated_s(program, micro_batches, lambda action: seconds.get((action.stage, action.op), 0.0))
 
 
 def peak_bytes(side: str, case: Case, transport: Transport) -> int:
@@ -231,15 +223,6 @@ def peak_bytes(side: str, case: Case, transport: Transport) -> int:
     tensors = held + with_peak(run_steps)[1]
     messages = transport.segments.used_bytes if side == OURS and isinstance(transport, SharedMemoryTransport) else 0
     return tensors + messages
-
-
-def require_equal(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
-    """Raises RuntimeError unless both sides computed the same gradients."""
-    if sorted(ours) != sorted(theirs):
-        raise RuntimeError(f"halopipe has gradients of {sorted(ours)}, torch of {sorted(theirs)}")
-    for name, gradient in ours.items():
-        if not torch.allclose(gradient, theirs[name], rtol=1e-3, atol=1e-3 * float(gradient.abs().max())):
-            raise RuntimeError(f"halopipe and torch disagree on the gradient of {name}")
 
 
 if __name__ == "__main__":

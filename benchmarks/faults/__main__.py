@@ -36,15 +36,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy.cases import DATA_PARALLEL, HYBRID, Network
-from benchmarks.accuracy.plans import case
+from benchmarks.accuracy.cases import DATA_PARALLEL, HYBRID, Network, case
 from benchmarks.devices.testbed import unavailable
 from benchmarks.faults import hosts, limits, slow, victim
-from benchmarks.faults.outcomes import EVERY, STEPS, Outcome, left, memory, own_folder, rows, workers
+from benchmarks.faults.jobs import EVERY, STEPS, Outcome, left, memory, own_folder, rows, workers
 from benchmarks.faults.victim import Fault
 from benchmarks.memory import cluster_of, memory_profile
 from benchmarks.report import Row, run
-from halopipe.launch.run import run_plan
+from benchmarks.runs import ran
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
 from planner.ir.errors import HalopipeError
@@ -213,10 +212,7 @@ def _wrong(trial: Trial, result: RunResult, expected: RunResult, repeated: int) 
 
 
 def _job(plan: Plan, folder: Path) -> RunResult:
-    result = run_plan(plan, _options(folder))
-    if result is None:
-        raise RuntimeError("this benchmark runs outside torchrun")
-    return result
+    return ran(plan, _options(folder))
 
 
 def _options(folder: Path) -> RunOptions:

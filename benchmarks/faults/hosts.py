@@ -24,12 +24,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.accuracy.cases import HYBRID, Network
-from benchmarks.accuracy.plans import case
+from benchmarks.accuracy.cases import HYBRID, Network, case
 from benchmarks.devices.testbed import RATES, Testbed
 from benchmarks.faults import victim
-from benchmarks.faults.jobs import Job, last_words
-from benchmarks.faults.outcomes import EVERY, Outcome, own_folder
+from benchmarks.faults.jobs import EVERY, Job, Outcome, last_words, own_folder
 from benchmarks.memory import memory_profile
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.codec import dump

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.faults import victim
-from benchmarks.faults.outcomes import EVERY, STEPS, Outcome, left, memory, own_folder
+from benchmarks.faults.jobs import EVERY, STEPS, Outcome, left, memory, own_folder
 from halopipe.launch.run import run_plan
 from halopipe.run_spec.options import IF_ANY, RunOptions
 from halopipe.run_spec.result import RunProgress, RunResult

@@ -24,13 +24,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from benchmarks.accuracy.cases import NETWORKS as KNOWN
-from benchmarks.accuracy.cases import Network
-from benchmarks.accuracy.plans import case
+from benchmarks.accuracy.cases import Network, case
 from benchmarks.devices.testbed import RATES, Rate, Testbed
 from benchmarks.faults import victim
 from benchmarks.faults.hosts import profile_of
-from benchmarks.faults.jobs import Job, last_words
-from benchmarks.faults.outcomes import own_folder
+from benchmarks.faults.jobs import Job, last_words, own_folder
 from benchmarks.faults.victim import Pace
 from benchmarks.memory import cluster_of, memory_profile
 from benchmarks.report import Row, at_least, at_most

@@ -38,7 +38,7 @@ STEPS: Mapping[str, tuple[str, str]] = {
         "one device, and two ranks on one card: the first step compared; step and memory",
     ),
     "executor": ("plans:executor", "what a run adds to the user's own loop"),
-    "exchanges": ("exchanges:exchanges", "messages, exchanges and sums between two ranks of one card"),
+    "exchanges": ("kernels:exchanges", "messages, exchanges and sums between two ranks of one card"),
 }
 """By name: ``module:function`` of this package, and what is found out."""
 

@@ -7,7 +7,6 @@ run to be compared alone: for a few steps of a small batch, since a GPU's convol
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Iterator, Mapping
@@ -17,10 +16,10 @@ from functools import partial
 import torch
 
 import planner
+from benchmarks import runs
 from benchmarks.first_gpu.frame import Bench, Parts
 from benchmarks.first_gpu.networks import NETWORKS, load_profile, within
 from benchmarks.report import Row, at_most
-from halopipe.launch.run import run_plan
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
 from halopipe.training.optimizer_spec import make_optimizer_of
@@ -151,7 +150,6 @@ def ran(
     Raises:
         NumericsError: it computes something else than one device.
     """
-    os.environ.pop("RANK", None)  # never part of a torchrun job
     options = RunOptions(
         steps=EXACT_STEPS if is_exact else WARM_UP + STEPS,
         warmup=1 if is_exact else WARM_UP,
@@ -159,10 +157,7 @@ def ran(
         check_numerics=check_numerics,
         check_first_step=check_first_step,
     )
-    result = run_plan(plan, options)
-    if result is None:
-        raise RuntimeError("this benchmark runs outside torchrun")
-    return result
+    return runs.ran(plan, options)
 
 
 class _Links:

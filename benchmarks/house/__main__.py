@@ -20,8 +20,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.house import picture
-from benchmarks.house.entered import HOME, Walk, halopipe, walk, watch
-from benchmarks.house.measures import TABLE, figures, rows
+from benchmarks.house.measures import HOME, TABLE, Walk, figures, halopipe, rows, walk, watch
 from benchmarks.report import Row, at_most, run
 from tests.planner.costs.test_one_rule import pricing_places
 from tests.test_architecture import CODE, complaints, read_sources

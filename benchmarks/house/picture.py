@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.house.entered import HOME
-from benchmarks.house.measures import PACKAGES
+from benchmarks.house.measures import HOME, PACKAGES
 from tests.test_architecture import floor_of, imports, parsed, read_sources, resolve
 
 PICTURE = Path("docs/images/architecture.svg")

@@ -7,35 +7,39 @@ On hosts of the testbed (root; without it the loopback interface alone), at rate
     bandwidth      of a long stream, over the configured rate x what TCP carries of it (``testbed.PAYLOAD_SHARE``)
     all-reduce     over all hosts
     incast         2 and 3 hosts send to one at once: beside its network card, which they share max-min fairly
-    cores          milliseconds that a MB takes from the cores of its ranks (they inform)
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import statistics
-import subprocess
-import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
+
+from benchmarks.devices.ranks import forked, hide_gpus
 from benchmarks.devices.testbed import INTERFACE, RATES, Testbed, unavailable
-from benchmarks.links.ranks import Task
 from benchmarks.report import Row, at_most, run
+from cuda_ops import core_of, prepare_process
+from cuda_ops._torch import FileStore
 from planner.costs.communication.links import NetworkPrices
-from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster, DeviceSpec
-from profiler.links.cpu import LinkCosts
-from profiler.links.messages import FULL, QUICK
+from planner.ir.cluster import ACROSS_HOSTS, Cluster, DeviceSpec
+from profiler.links.cpu import LinkCosts, measure_together, opened
+from profiler.links.messages import FULL, QUICK, LinkEffort, PeerLink, there_and_back_s
+from runtime.transport import Transport
 
 SIZES = tuple(round(kib * 1024) for kib in (3, 6, 20, 40, 100, 200, 400, 900, 1400, 3000, 6000, 12000, 24000))
 SUMS = tuple(kib * 1024 for kib in (40, 160, 640, 1400, 3000, 6000))
 INCAST_BYTES = 3_000_000
 LARGE_BYTES = 1_000_000
 _LIMIT_S = 600.0
-_PORT = 29417
-_ROOT = Path(__file__).resolve().parents[2]
+_ROUNDS = 3
 
 
 def measure(quick: bool) -> list[Row]:
@@ -54,15 +58,10 @@ def _rows(title: str, rate: str | None, num_hosts: int, quick: bool) -> list[Row
         "sums": tuple(size for size in SUMS if size <= largest // 4),
         "incast_bytes": 0 if rate is None else INCAST_BYTES,
     }
-    with tempfile.TemporaryDirectory(prefix="halopipe-") as folder:
-        path = Path(folder)
-        if rate is None:
-            costs = answer_of(path, hosts, None, {"effort": QUICK if quick else FULL})
-            times = answer_of(path, hosts, None, check)
-        else:
-            with Testbed.build(num_hosts, RATES[rate]) as testbed:
-                costs = answer_of(path, hosts, testbed, {"effort": QUICK if quick else FULL})
-                times = answer_of(path, hosts, testbed, check)
+    with tempfile.TemporaryDirectory(prefix="halopipe-") as folder, ExitStack() as stack:
+        testbed = None if rate is None else stack.enter_context(Testbed.build(num_hosts, RATES[rate]))
+        costs = answer_of(Path(folder), hosts, testbed, {"effort": QUICK if quick else FULL})
+        times = answer_of(Path(folder), hosts, testbed, check)
     assert isinstance(costs, LinkCosts)
     assert isinstance(times, dict)
     devices = tuple(DeviceSpec(f"{host}/cpu{rank}", "cpu", host, 2**30) for rank, host in enumerate(hosts))
@@ -72,36 +71,102 @@ def _rows(title: str, rate: str | None, num_hosts: int, quick: bool) -> list[Row
         *_bandwidth(title, network, rate),
         *_sums(title, network, times, num_hosts),
         *(_incast(title, network, times, num_hosts) if rate is not None else ()),
-        *_cores(title, network),
     ]
 
 
-def answer_of(folder: Path, hosts: Sequence[str], testbed: Testbed | None, what: Mapping[str, object]) -> object:
-    """What rank 0 of fresh processes answers."""
-    address = testbed.hosts[0].address if testbed is not None else "127.0.0.1"
-    answer, task = folder / "answer", folder / "task"
-    answer.unlink(missing_ok=True)
-    task.write_bytes(pickle.dumps(Task(tuple(hosts), address, _PORT, answer, **what)))  # type: ignore[arg-type]
-    environment = {
-        **os.environ,
-        "GLOO_SOCKET_IFNAME": INTERFACE if testbed is not None else "lo",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(_ROOT),
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }
-    started = []
-    for rank in range(len(hosts)):
-        command = [sys.executable, "-m", "benchmarks.links.ranks", str(task), str(rank)]
-        whole = testbed.command(rank, command) if testbed is not None else command
-        started.append(subprocess.Popen(whole, env=environment, start_new_session=True))
-    try:
-        for process in started:
-            process.wait(_LIMIT_S)
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    return pickle.loads(answer.read_bytes())
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What the ranks do.
+
+    Attributes:
+        effort: to measure the tables with; None: check them.
+        sizes: of messages from rank 0 to rank 1.
+        sums: bytes of all-reduces over all ranks.
+        incast_bytes: of the messages that ranks 1, 2, ... send to rank 0 at once; 0: none.
+    """
+
+    effort: LinkEffort | None = None
+    sizes: tuple[int, ...] = ()
+    sums: tuple[int, ...] = ()
+    incast_bytes: int = 0
+
+
+def answer_of(folder: Path, hosts: Sequence[str], testbed: Testbed | None, what: Mapping[str, Any]) -> object:
+    """What rank 0 of fresh processes answers: :class:`profiler.links.cpu.LinkCosts`, or seconds by what and bytes.
+
+    Args:
+        folder: where they meet.
+        hosts: by rank.
+        what: of :class:`Task`.
+    """
+    store, task = folder / "store", Task(**what)
+    store.unlink(missing_ok=True)
+
+    def call(rank: int) -> object:
+        if testbed is not None:
+            testbed.enter(rank)
+        os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE if testbed is not None else "lo"
+        prepare_process(core_of(rank))
+        met = FileStore(str(store), len(hosts))
+        transport = opened("", rank, met, tuple(hosts))
+        if task.effort is not None:
+            answer: object = measure_together(transport, met, tuple(hosts), task.effort, lambda _: None)
+        else:
+            answer = _checked(task, transport, len(hosts))
+        transport.barrier()
+        transport.close()
+        return answer
+
+    return forked(len(hosts), call, _LIMIT_S)[0]
+
+
+def _checked(task: Task, transport: Transport, num_hosts: int) -> dict[tuple[str, int], float]:
+    """Seconds by what was done and its bytes: the least of the medians of a few rounds."""
+    found: dict[tuple[str, int], float] = {}
+    rank, everybody = transport.rank, tuple(range(transport.world_size))
+
+    def noted(what: str, size: int, action: Callable[[], float]) -> None:
+        first_s = action()
+        word = torch.tensor([first_s if rank == 0 else 0.0], dtype=torch.float64)
+        transport.all_reduce(word, everybody)
+        repeats = max(1, min(15, round(0.1 / max(1e-6, float(word)))))
+        seconds = statistics.median([action() for _ in range(repeats)] + ([first_s] if repeats < 3 else []))
+        found[what, size] = min(found.get((what, size), seconds), seconds)
+
+    wires = [PeerLink(transport, other, rank == 0) for other in range(len(everybody))]
+    wire = wires[1 - rank] if rank < 2 else None
+    for _ in range(_ROUNDS):
+        for size in task.sizes:
+            noted("message", size, lambda n=size: there_and_back_s(wire, n, n)[0] / 2 if wire else 0.0)
+        for size in task.sums:
+            tensor = torch.zeros(size // 4)
+            noted("sum", size, lambda t=tensor: _sum_s(transport, t, everybody))
+        for senders in range(1, num_hosts) if task.incast_bytes else ():
+            noted(
+                f"incast {senders}", task.incast_bytes, lambda k=senders: _incast_s(wires, rank, k, task.incast_bytes)
+            )
+    return found
+
+
+def _sum_s(transport: Transport, tensor: torch.Tensor, ranks: tuple[int, ...]) -> float:
+    transport.barrier()
+    start_s = time.perf_counter()
+    transport.all_reduce(tensor, ranks)
+    return time.perf_counter() - start_s
+
+
+def _incast_s(wires: Sequence[PeerLink], rank: int, senders: int, num_bytes: int) -> float:
+    """Seconds until rank 0 has what so many ranks sent it at once."""
+    transport, others = wires[0].transport, wires[1 : senders + 1]
+    coming = [(wire, wire.post(num_bytes)) for wire in others] if rank == 0 else []
+    transport.barrier()
+    start_s = time.perf_counter()
+    if 0 < rank <= senders:
+        wires[0].send(num_bytes)
+        transport.flush()
+    for wire, key in coming:
+        wire.take(key)
+    return time.perf_counter() - start_s
 
 
 def _messages(title: str, network: NetworkPrices, times: Mapping[tuple[str, int], float]) -> list[Row]:
@@ -127,13 +192,7 @@ def _bandwidth(title: str, network: NetworkPrices, rate: str | None) -> list[Row
     return [
         at_most(f"{title}: bandwidth off the configured rate", 100 * off, "%", 2),
         Row(f"{title}: burst", link.burst_bytes / 1000, "kB"),
-        Row(
-            f"{title}: pairs of hosts stated apart (all are alike)",
-            len(network.cluster.pairs),
-            "",
-            "= 0",
-            not network.cluster.pairs,
-        ),
+        at_most(f"{title}: pairs of hosts stated apart (all are alike)", len(network.cluster.pairs), "", 0),
     ]
 
 
@@ -168,21 +227,10 @@ def _incast(title: str, network: NetworkPrices, times: Mapping[tuple[str, int], 
     return found
 
 
-def _cores(title: str, network: NetworkPrices) -> list[Row]:
-    name = WITHIN_HOST if WITHIN_HOST in network.cluster.links else ACROSS_HOSTS
-    link = network.cluster.links[name]
-    found = []
-    for what, table in (("sender's core", link.sender_core), ("receiver's core", link.receiver_core)):
-        for size, seconds in table:
-            if size >= 1 << 20:
-                found.append(Row(f"{title}: {what}, {size >> 20} MiB", seconds / size * 1e9, "ms/MB"))
-    call_s = network.sending_s(0, 1, 1 << 20)
-    return [*found, Row(f"{title}: the call that sends, 1 MiB", call_s * 1e3, "ms")]
-
-
 def _mean(errors: Sequence[float] | object) -> float:
     return statistics.fmean(map(abs, errors))  # type: ignore[call-overload]
 
 
 if __name__ == "__main__":
+    hide_gpus()
     raise SystemExit(run(str(__doc__).splitlines()[0], measure))

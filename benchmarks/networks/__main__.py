@@ -20,13 +20,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.networks.document import document as text_of
 from benchmarks.networks.runs import Outcome, Trial, outcome
+from benchmarks.networks.runs import document as text_of
 from benchmarks.report import Row, run
 from runtime.numerics.compare import TOLERANCES
 from tests.missing_operators import declare_missing
@@ -44,11 +45,6 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "--output": {"type": Path, "metavar": "FILE", "help": "file that keeps the outcomes"},
     "--document": {"action": "store_true", "help": "write docs/networks.md from the results, run nothing"},
 }
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code is 0 whether or not the rows hold."""
-    return run("Networks trained on two workers, beside one device", measure, arguments, OWN)
 
 
 def measure(quick: bool, only: str, rest: bool, output: Path | None, document: bool) -> list[Row]:
@@ -114,6 +110,8 @@ def _outcome(record: dict[str, Any]) -> Outcome:
     }
     return Outcome(**record, trials=trials)
 
+
+main = partial(run, "Networks trained on two workers, beside one device", measure, own=OWN)
 
 if __name__ == "__main__":
     raise SystemExit(main())

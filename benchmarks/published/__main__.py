@@ -26,13 +26,12 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks import report
-from benchmarks.published import sailor, sailor_clusters
+from benchmarks.published import sailor
 from benchmarks.published.runs import BERT_VOCABULARY, Run, clusters, earlier, published, read, t4
 from benchmarks.report import Row, at_least, at_most
 from planner.extras.transformers.cluster import named_cluster
@@ -67,9 +66,8 @@ def measure(quick: bool, data: Path | None = None, public: bool = False) -> list
     for run in runs:
         groups.setdefault(run.group, []).append(run)
     rows = [row for group, found in groups.items() for row in _summary(group, found)]
-    rows += _where_errors_are(groups)
     rows += [row for run in runs for row in _row(run, public)]
-    return rows if quick else [*rows, *_choices(groups), *sailor_clusters.rows(), *_scale()]
+    return rows if quick else [*rows, *_choices(groups), *sailor.rows(), *_scale()]
 
 
 def _summary(group: str, runs: Sequence[Run]) -> Iterator[Row]:
@@ -113,36 +111,6 @@ def _of_t4(ran: Sequence[Run], failed: Sequence[Run]) -> Iterator[Row]:
     chosen = measured[min(range(len(steps)), key=steps.__getitem__)]
     regret = 100 * (chosen / min(measured) - 1)
     yield Row(f"{T4}: measured step of the plan predicted the best, beyond the best", regret, "%")
-
-
-def _where_errors_are(groups: Mapping[str, Sequence[Run]]) -> Iterator[Row]:
-    """What the misses have in common: read off the rows after they were predicted, and used for no prediction.
-
-    Runs that differ in the number of micro-batches alone give what a further one takes and what a step takes once.
-    """
-    by_network: dict[str, list[Run]] = {}
-    for run in groups.get(SLOW, ()):
-        by_network.setdefault(run.name.rpartition("-")[2], []).append(run)
-    for network, runs in by_network.items():
-        counts = [run.prediction.micro_batches for run in runs]
-        told = np.polyfit(counts, [run.prediction.step.seconds for run in runs], 1)
-        measured = np.polyfit(counts, [run.measured_s for run in runs], 1)
-        further, once = (100 * (one / other - 1) for one, other in zip(told, measured, strict=True))
-        yield Row(f"cause, {SLOW}, {network}: a further micro-batch", further, "%")
-        yield Row(f"cause, {SLOW}, {network}: once a step", once, "%")
-    for group in SAILOR_OWN:
-        more = [(run.measured_bytes - run.predicted_bytes) / 2**30 for run in groups.get(group, ())]
-        if more:
-            yield Row(f"cause, {group}: least memory that is not predicted", min(more), "GiB")
-            yield Row(f"cause, {group}: most memory that is not predicted", max(more), "GiB")
-    for stages in (1, 2, 4):
-        runs = [run for run in groups.get("Sailor, GH200", ()) if run.stages == stages and run.micro_batch == 8]
-        late = [
-            1e3 * ((run.measured_s or 0.0) - run.prediction.step.seconds) / run.prediction.micro_batches for run in runs
-        ]
-        if late:
-            name = f"cause, Sailor, GH200, {stages} stages, micro-batch 8"
-            yield Row(f"{name}: a micro-batch is late by, mean", statistics.mean(late), "ms")
 
 
 def _row(run: Run, public: bool) -> Iterator[Row]:
@@ -217,10 +185,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line."""
-    return report.run("Training runs that others published, predicted", measure, arguments, OWN)
-
+main = partial(report.run, "Training runs that others published, predicted", measure, own=OWN)
 
 if __name__ == "__main__":
     raise SystemExit(main())

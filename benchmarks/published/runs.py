@@ -43,7 +43,6 @@ class Run:
         measured_s: None: not measured; infinite: it ended for want of memory.
         measured_bytes: of the rank that holds most; 0: not measured.
         odd, odd_memory: its time, or its memory, contradicts other rows of its source.
-        stages, micro_batch: where the group is told apart by them; else 0.
         restricted: its source states no licence: the figures stay out of what is committed.
     """
 
@@ -57,8 +56,6 @@ class Run:
     odd: bool = False
     odd_memory: bool = False
     predicted_bytes: float = field(default=0.0)
-    stages: int = 0
-    micro_batch: int = 0
 
     @property
     def error(self) -> float:

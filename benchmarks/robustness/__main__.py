@@ -1,6 +1,6 @@
 """Whether halopipe is right, or says before the first step what it cannot keep.
 
-    python -m benchmarks.robustness [--quick] [--json]
+    python -m benchmarks.robustness [--quick] [--json] [--part networks|files|hostile|refusals|checker] [--only TEXT]
 
 * **Networks.** Each of :mod:`tests.zoo` (habits of real code: own autograd functions, hooks, frozen parts, modules
   called twice, losses of every reduction, draws, in-place writes, choices by data) is trained for two steps by a
@@ -26,18 +26,23 @@ from __future__ import annotations
 
 import logging
 import sys
+import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchmarks.report import Row, run
-from benchmarks.robustness.tables import faults
 
 if TYPE_CHECKING:
+    from benchmarks.robustness.hostile_files import Hostile
+    from benchmarks.robustness.refusals import Refusal
     from tests.zoo.entries import Entry
     from tests.zoo.judging import Verdict
 
+R = TypeVar("R", "Hostile", "Refusal")
 NUM_PLANS = NUM_PROFILES = 2000
 NUM_CHECKED = 220  # some of which say the same in other words
 QUICK_SHARE = 40
@@ -46,11 +51,6 @@ QUICK_SHARE = 40
 EVERY_FIFTH = 5
 
 EQUAL, REFUSED, WRONG, UNTYPED, NEEDLESS = "equal", "refused", "wrong", "untyped", "refused needlessly"
-
-
-def measure(quick: bool) -> list[Row]:
-    """All rows."""
-    return [*networks(quick), *files(quick), *remedies(quick), *checker(quick)]
 
 
 def networks(quick: bool) -> Iterator[Row]:
@@ -109,33 +109,47 @@ def class_of(entry: Entry, verdicts: Sequence[Verdict]) -> str:
 
 
 def files(quick: bool) -> Iterator[Row]:
-    """What becomes of spoilt and hostile files."""
-    from benchmarks.robustness import fuzzing, hostile_inputs
+    """What becomes of spoilt files."""
+    from benchmarks.robustness import fuzzing
 
     share = QUICK_SHARE if quick else 1
     for what, counts in (
         ("plans", fuzzing.fuzz_plans(NUM_PLANS // share)),
         ("profiles", fuzzing.fuzz_profiles(NUM_PROFILES // share)),
     ):
+        _say({": ".join(example[:2]): example[2] for example in counts.examples})
         yield Row(f"mutations of {what} tried", counts.tried, "files")
         yield Row(f"mutations of {what} refused", counts.refused, "files")
         yield _none(f"mutations of {what} that end in an untyped error", counts.untyped, "files")
         yield _none(f"mutations of {what} that hang", counts.hangs, "files")
         yield _none(f"mutations of {what} that nobody notices", counts.unnoticed, "files")
-    rows = hostile_inputs.rows()[:: QUICK_SHARE if quick else 1]
-    bad = faults(rows, hostile_inputs.verdict)
-    _say(bad)
-    yield _all("hostile classes that end well", len(rows) - len(bad), len(rows), "classes")
 
 
-def remedies(quick: bool) -> Iterator[Row]:
+def hostile(quick: bool, only: str = "") -> Iterator[Row]:
+    """What becomes of hostile files, command lines and environments, of those whose name has ``only``."""
+    from benchmarks.robustness import hostile_inputs
+
+    rows = [row for row in hostile_inputs.rows()[:: QUICK_SHARE if quick else 1] if only in row.name]
+    yield _good("hostile classes that end well", rows, hostile_inputs.verdict, "classes")
+
+
+def remedies(quick: bool, only: str = "") -> Iterator[Row]:
     """What becomes of who follows a remedy; ``quick``: of refusals before ranks are started."""
     from benchmarks.robustness import refusals
 
-    asked = [row for row in refusals.rows() if not (quick and row.is_dear)]
-    bad = faults(asked, refusals.verdict)
+    rows = [row for row in refusals.rows() if not (quick and row.is_dear) and only in row.name]
+    yield _good("refusals whose remedies work, followed to the letter", rows, refusals.verdict, "refusals")
+
+
+def _good(name: str, rows: Sequence[R], verdict: Callable[[R, Path], str], unit: str) -> Row:
+    """How many rows are good, each judged in a folder of its own."""
+    bad = {}
+    for row in rows:
+        with tempfile.TemporaryDirectory(prefix="halopipe-row-") as folder:
+            if fault := verdict(row, Path(folder)):
+                bad[row.name] = fault
     _say(bad)
-    yield _all("refusals whose remedies work, followed to the letter", len(asked) - len(bad), len(asked), "refusals")
+    return _all(name, len(rows) - len(bad), len(rows), unit)
 
 
 def _say(bad: Mapping[str, str]) -> None:
@@ -162,10 +176,26 @@ def _all(name: str, value: int, tried: int, unit: str) -> Row:
     return Row(name, value, unit, f"= {tried}", value == tried)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
-    return run("Right, or refused", measure, arguments)
+PARTS: Mapping[str, Callable[..., Iterator[Row]]] = {
+    "networks": networks,
+    "files": files,
+    "hostile": hostile,
+    "refusals": remedies,
+    "checker": checker,
+}
+OWN: Mapping[str, Mapping[str, Any]] = {
+    "--part": {"choices": list(PARTS), "default": "", "help": "one of them"},
+    "--only": {"default": "", "metavar": "TEXT", "help": "of hostile inputs and refusals, those of such a name"},
+}
 
+
+def measure(quick: bool, part: str = "", only: str = "") -> list[Row]:
+    """All rows, or those of a part; ``only`` asks for no other parts than those that have such rows."""
+    wanted = [part] if part else ["hostile", "refusals"] if only else list(PARTS)
+    return [row for name in wanted for row in (PARTS[name](quick, only) if only else PARTS[name](quick))]
+
+
+main = partial(run, "Right, or refused", measure, own=OWN)
 
 if __name__ == "__main__":
     raise SystemExit(main())

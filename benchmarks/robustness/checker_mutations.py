@@ -288,17 +288,10 @@ def _leaves(value: Any, steps: Steps) -> Iterator[tuple[Steps, Any]]:
 
 def _row_of(steps: Steps) -> str | None:
     """The row of the checker's table that a value belongs to."""
-    for length in range(len(steps), 0, -1):
-        text = ""
-        for number, step in enumerate(steps[:length]):
-            if isinstance(step, int):
-                text += "[]"
-            else:
-                name = "*" if number == 2 and steps[:2] == ("decision", "layers") else step
-                text += f".{name}" if text else name
-        if text in ROWS:
-            return text
-    return None
+    if steps[:2] == ("decision", "layers") and len(steps) > 2:
+        steps = (*steps[:2], "*", *steps[3:])
+    rows = (re.sub(r"\[\d+\]", "[]", _spelt(steps[:length])) for length in range(len(steps), 0, -1))
+    return next((row for row in rows if row in ROWS), None)
 
 
 def _spelt(steps: Steps) -> str:
@@ -398,69 +391,57 @@ def _broken_promises(name: str, document: Any) -> Iterator[Mutation]:
             [{"pattern": "*", "what": "device", "value": "*"}],
         ),
     }
+
+    def changed(steps: Steps, value: Any, what: str, alone: bool = True) -> Mutation:
+        return Mutation(name, _spelt(steps), what, json.dumps(_with(document, steps, value)), alone, True)
+
     for what, values in asked.items():
         for value in values:
-            changed = _with(document, ("inputs", "request", what), value)
-            yield Mutation(name, f"inputs.request.{what}", f"-> {value}", json.dumps(changed), True, True)
-    margin = _with(document, ("inputs", "request", "memory_margin"), request.memory_margin + 0.01)
-    yield Mutation(name, "inputs.request.memory_margin", "+ 0.01", json.dumps(margin), False, True)
-    for what, value, alone in (
-        ("step_s", 0.0, True),
-        ("p10_s", said.p90_s * 1.01, True),
-        ("p90_s", said.p10_s * 0.99, True),
-        ("evidence", "certain", True),
-    ):
-        changed = _with(document, ("prediction", what), value)
-        yield Mutation(name, f"prediction.{what}", f"-> {value}", json.dumps(changed), alone, True)
+            yield changed(("inputs", "request", what), value, f"-> {value}")
+    yield changed(("inputs", "request", "memory_margin"), request.memory_margin + 0.01, "+ 0.01", alone=False)
+    wrong = {"step_s": 0.0, "p10_s": said.p90_s * 1.01, "p90_s": said.p10_s * 0.99, "evidence": "certain"}
+    for what, value in wrong.items():
+        yield changed(("prediction", what), value, f"-> {value}")
     for rank, row in enumerate(said.ranks):
-        changed = _with(document, ("prediction", "ranks", rank, "peak_bytes"), row.memory_limit_bytes + 1)
-        yield Mutation(name, f"prediction.ranks[{rank}].peak_bytes", "above the limit", json.dumps(changed), True, True)
-    yield from _broken_search(name, plan, document)
-    for number, _ in enumerate(plan.inputs.corrections):
+        yield changed(("prediction", "ranks", rank, "peak_bytes"), row.memory_limit_bytes + 1, "above the limit")
+    yield from _broken_search(changed, plan, document)
+    for number, correction in enumerate(plan.inputs.corrections):
         for factor in (0.99, 1.01, 0.0, -1.0):
-            value = plan.inputs.corrections[number].factor * factor
-            changed = _with(document, ("inputs", "corrections", number, "factor"), value)
-            path = f"inputs.corrections[{number}].factor"
-            yield Mutation(name, path, f"x {factor}", json.dumps(changed), factor <= 0, True)
+            place = ("inputs", "corrections", number, "factor")
+            yield changed(place, correction.factor * factor, f"x {factor}", alone=factor <= 0)
 
 
-def _broken_search(name: str, plan: Plan, document: Any) -> Iterator[Mutation]:
+def _broken_search(changed: Callable[..., Mutation], plan: Plan, document: Any) -> Iterator[Mutation]:
     """Of status, bounds, sentences and alternatives."""
-    search, step_s = plan.search, plan.prediction.step_s
-    lower = {**document["search"], "bound_s": step_s / 2, "gap": 1.0, "bounds_s": {}, "status": "proven"}
-    promises: list[tuple[str, str, Any]] = [
-        ("search", "proven with half the step for a bound", lower),
-        ("search", "heuristic with a bound", {**lower, "status": "heuristic"}),
-        ("search", "a bound above the step", {**lower, "bound_s": 1.01 * step_s, "gap": 1 / 1.01 - 1}),
-        ("search", "no known status", {**document["search"], "status": "sure"}),
-        ("search", "no words", {**document["search"], "binding": ["somebody is slow"]}),
+    search, step_s, said = plan.search, plan.prediction.step_s, document["search"]
+    lower = {"bound_s": step_s / 2, "gap": 1.0, "bounds_s": {}, "status": "proven"}
+    promises: list[tuple[str, dict[str, Any]]] = [
+        ("proven with half the step for a bound", lower),
+        ("heuristic with a bound", {**lower, "status": "heuristic"}),
+        ("a bound above the step", {**lower, "bound_s": 1.01 * step_s, "gap": 1 / 1.01 - 1}),
+        ("no known status", {"status": "sure"}),
+        ("no words", {"binding": ["somebody is slow"]}),
     ]
     if search.bound_s:
-        bounds = {**document["search"]["bounds_s"], "suffix DP": 1.01 * search.bound_s}
-        promises.append(("search", "a bound by name above the bound", {**document["search"], "bounds_s": bounds}))
+        bounds = {**said["bounds_s"], "suffix DP": 1.01 * search.bound_s}
+        promises.append(("a bound by name above the bound", {"bounds_s": bounds}))
     for number, line in enumerate(search.binding):
         percent = re.match(r"(\d+)%", line)
         if percent is not None and "gradients" not in line:
             other = f"{int(percent[1]) + 2}{line[len(percent[1]) :]}"
-            changed = [*search.binding[:number], other, *search.binding[number + 1 :]]
-            promises.append(("search", f"binding {other!r}", {**document["search"], "binding": changed}))
-    for path, what, value in promises:
-        yield Mutation(name, path, what, json.dumps({**document, path: value}), True, True)
+            binding = [*search.binding[:number], other, *search.binding[number + 1 :]]
+            promises.append((f"binding {other!r}", {"binding": binding}))
+    for what, changes in promises:
+        yield changed(("search",), {**said, **changes}, what)
     for number, other in enumerate(plan.alternatives):
-        entry, path = document["alternatives"][number], f"alternatives[{number}]"
-        peak_bytes = other.peak_bytes or 0
+        entry, peak_bytes = document["alternatives"][number], other.peak_bytes or 0
         is_schedule = other.name.startswith("schedule ")
         for what, changes, alone in (
             ("no words", {"why_not": "it is worse"}, True),
             ("twice the step", {"step_s": 2 * other.step_s} if other.step_s else None, True),
             ("a step of 1 % more", {"step_s": 1.01 * other.step_s} if other.step_s and is_schedule else None, False),
-            (
-                "a peak of 1 % more",
-                {"peak_bytes": peak_bytes * 101 // 100} if is_schedule else None,
-                False,
-            ),
+            ("a peak of 1 % more", {"peak_bytes": peak_bytes * 101 // 100} if is_schedule else None, False),
             ("a peak that no rank has", {"peak_bytes": 2**60}, True),
         ):
             if changes is not None:
-                changed = _with(document, ("alternatives", number), {**entry, **changes})
-                yield Mutation(name, path, what, json.dumps(changed), alone, True)
+                yield changed(("alternatives", number), {**entry, **changes}, what, alone)

@@ -1,6 +1,6 @@
 """Plans and profiles spoilt by chance, and what halopipe says of them: a typed refusal, or a plan that holds.
 
-    python -m benchmarks.robustness.fuzzing --plans 2000 --profiles 2000 --seed 0
+    python -m benchmarks.robustness --part files
 
 A mutation of a valid file goes the way of a user's: read, checked, predicted, explained, through all that a run looks
 at before its ranks begin, and, of a profile, planned within a time limit.  Counted are
@@ -14,13 +14,11 @@ The same seed gives the same mutations.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import functools
 import json
 import random
 import signal
-import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -110,7 +108,7 @@ def mutation(original: Json, name: str) -> bytes:
     chance = random.Random(name)
     root = copy.deepcopy(original)
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
-        _STRUCTURAL[chance.randrange(len(_STRUCTURAL))](root, chance)
+        _spoil(root, chance)
     try:
         data = json.dumps(root).encode()
     except (RecursionError, ValueError):
@@ -281,99 +279,64 @@ def _chosen(root: Json, chance: random.Random, accept: Callable[[Json], bool] = 
     return None
 
 
-def _drop(root: Json, chance: random.Random) -> None:
-    place = _chosen(root, chance)
-    if place is not None:
-        del place[0][place[1]]
-
-
-def _duplicate(root: Json, chance: random.Random) -> None:
-    place = _chosen(root, chance, lambda value: isinstance(value, list) and bool(value))
-    if place is not None:
-        rows = place[0][place[1]]
-        rows.insert(chance.randrange(len(rows) + 1), copy.deepcopy(chance.choice(rows)))
-
-
-def _swap(root: Json, chance: random.Random) -> None:
-    first, second = _chosen(root, chance), _chosen(root, chance)
-    if first is not None and second is not None:
-        a, b = first[0][first[1]], second[0][second[1]]
-        first[0][first[1]], second[0][second[1]] = copy.deepcopy(b), copy.deepcopy(a)
-
-
-def _swap_rows(root: Json, chance: random.Random) -> None:
-    place = _chosen(root, chance, lambda value: isinstance(value, list) and len(value) > 1)
-    if place is not None:
-        rows = place[0][place[1]]
-        a, b = chance.sample(range(len(rows)), 2)
-        rows[a], rows[b] = rows[b], rows[a]
-
-
 _OTHERS: tuple[Json, ...] = (None, True, 0, 1, -1, 1.5, "", "x", "\x1b[31m", [], {}, [0], {"a": 1}, [[]])
-
-
-def _retype(root: Json, chance: random.Random) -> None:
-    place = _chosen(root, chance)
-    if place is not None:
-        place[0][place[1]] = copy.deepcopy(chance.choice(_OTHERS))
-
-
-_NUMBERS: tuple[Json, ...] = (
-    0,
-    -1,
-    1,
-    2,
-    3,
-    7,
-    2**31,
-    2**63,
-    2**64,
-    10**30,
-    0.0,
-    -0.0,
-    -1e-9,
-    1e-300,
-    5e-324,
-    1e9,
-    1e30,
-    1e308,
-)
-
-
-def _extreme(root: Json, chance: random.Random) -> None:
-    place = _chosen(root, chance, lambda value: isinstance(value, (int, float)) and not isinstance(value, bool))
-    if place is not None:
-        old = place[0][place[1]]
-        scaled = (old * 2, old // 2 if isinstance(old, int) else old / 2, old + 1, old - 1, -old, old * 1000)
-        place[0][place[1]] = chance.choice(_NUMBERS if chance.random() < 0.5 else scaled)
-
-
-def _rename(root: Json, chance: random.Random) -> None:
-    """A name, to another of the file or to one that there is not."""
-    place = _chosen(root, chance, lambda value: isinstance(value, str))
-    other = _chosen(root, chance, lambda value: isinstance(value, str))
-    if place is not None and other is not None:
-        there = other[0][other[1]]
-        place[0][place[1]] = there if chance.random() < 0.6 else chance.choice((there + "x", "", "a:1", "*", "n0/cpu0"))
-
-
-def _rekey(root: Json, chance: random.Random) -> None:
-    place = _chosen(root, chance, lambda value: isinstance(value, dict) and bool(value))
-    if place is not None:
-        found = place[0][place[1]]
-        key = chance.choice(list(found))
-        found[chance.choice((key + "x", "", "sample", "0"))] = found.pop(key)
-
-
-def _repeat(root: Json, chance: random.Random) -> None:
-    place = _chosen(root, chance, lambda value: isinstance(value, list) and bool(value))
-    if place is not None:
-        place[0][place[1]] = place[0][place[1]] * chance.choice((2, 10, 100))
-
-
-_STRUCTURAL = (
-    _drop, _duplicate, _swap, _swap_rows, _retype, _extreme, _extreme, _extreme, _rename, _rename, _rekey, _repeat
+_NUMBERS: tuple[Json, ...] = (0, -1, 1, 2, 3, 7, 2**31, 2**63, 2**64, 10**30)
+_NUMBERS += (0.0, -0.0, -1e-9, 1e-300, 5e-324, 1e9, 1e30, 1e308)
+_KINDS = (
+    "drop", "duplicate", "swap", "swap rows", "retype", "number", "number", "number", "rename", "rename", "rekey",
+    "repeat",
 )  # fmt: skip
+
+
+def _takes(kind: str, value: Json) -> bool:
+    """Whether a value can be changed in that way."""
+    match kind:
+        case "duplicate" | "repeat":
+            return isinstance(value, list) and bool(value)
+        case "swap rows":
+            return isinstance(value, list) and len(value) > 1
+        case "number":
+            return isinstance(value, (int, float)) and not isinstance(value, bool)
+        case "rename":
+            return isinstance(value, str)
+        case "rekey":
+            return isinstance(value, dict) and bool(value)
+    return True
+
+
+def _spoil(root: Json, chance: random.Random) -> None:
+    """One change somewhere; none where nothing can be changed so."""
+    kind = _KINDS[chance.randrange(len(_KINDS))]
+    place = _chosen(root, chance, functools.partial(_takes, kind))
+    other = _chosen(root, chance, functools.partial(_takes, kind)) if kind in ("swap", "rename") else place
+    if place is None or other is None:
+        return
+    (holder, key), (there, name) = place, other
+    value = holder[key]
+    match kind:
+        case "drop":
+            del holder[key]
+        case "duplicate":
+            value.insert(chance.randrange(len(value) + 1), copy.deepcopy(chance.choice(value)))
+        case "swap":
+            holder[key], there[name] = copy.deepcopy(there[name]), copy.deepcopy(value)
+        case "swap rows":
+            a, b = chance.sample(range(len(value)), 2)
+            value[a], value[b] = value[b], value[a]
+        case "retype":
+            holder[key] = copy.deepcopy(chance.choice(_OTHERS))
+        case "number":
+            half = value // 2 if isinstance(value, int) else value / 2
+            scaled = (value * 2, half, value + 1, value - 1, -value, value * 1000)
+            holder[key] = chance.choice(_NUMBERS if chance.random() < 0.5 else scaled)
+        case "rename":  # to another name of the file or to one that there is not
+            text = there[name]
+            holder[key] = text if chance.random() < 0.6 else chance.choice((text + "x", "", "a:1", "*", "n0/cpu0"))
+        case "rekey":
+            old = chance.choice(list(value))
+            value[chance.choice((old + "x", "", "sample", "0"))] = value.pop(old)
+        case "repeat":
+            holder[key] = value * chance.choice((2, 10, 100))
 
 
 def _spelled(data: bytes, chance: random.Random) -> bytes:
@@ -385,11 +348,8 @@ def _spelled(data: bytes, chance: random.Random) -> bytes:
         case 1:
             return data[:at] + bytes([data[at] ^ (1 << chance.randrange(8))]) + data[at + 1 :]
         case 2:
-            return (
-                data[:at]
-                + chance.choice((b"\0", b"\xff", b"\xef\xbb\xbf", b"1e400", b"9" * 5000, b"[" * 5000))
-                + data[at:]
-            )
+            put_in = chance.choice((b"\0", b"\xff", b"\xef\xbb\xbf", b"1e400", b"9" * 5000, b"[" * 5000))
+            return data[:at] + put_in + data[at:]
         case 3:
             return data[:at] + data[at : at + 50] + data[at:]
         case _:
@@ -400,28 +360,3 @@ def _last_lines(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)[-4:]
     where = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(frames))
     return f"{type(error).__name__}: {str(error)[:200]} ({where})"
-
-
-def main() -> int:
-    """Prints the counts, and what should not have happened."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plans", type=int, default=2000)
-    parser.add_argument("--profiles", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    found = {
-        "plans": fuzz_plans(arguments.plans, arguments.seed),
-        "profiles": fuzz_profiles(arguments.profiles, arguments.seed),
-    }
-    for name, counts in found.items():
-        sys.stdout.write(
-            f"{name}: {counts.tried} tried, {counts.refused} refused, {counts.untyped} untyped, {counts.hangs} hangs, "
-            f"{counts.unnoticed} unnoticed\n"
-        )
-        for example in counts.examples:
-            sys.stdout.write("  " + ": ".join(example) + "\n")
-    return 0 if all(counts.is_good for counts in found.values()) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

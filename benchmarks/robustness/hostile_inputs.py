@@ -1,6 +1,6 @@
 """What a user may give by mistake, and others by intent: a row a class, each with the word that halopipe has for it.
 
-    python -m benchmarks.robustness.hostile_inputs [WORD...]      # those that have a word in their names
+    python -m benchmarks.robustness --part hostile --only WORD
 
 A row is a command line in a folder of files.  It is good if it ends soon, with the exit code of its class (2 usage, 3 a
 bad file), a typed error that names the place, and no traceback; and if it wrote nothing.  Rows run in this process.
@@ -9,7 +9,6 @@ bad file), a typed error that names the place, and no traceback; and if it wrote
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from typer.testing import CliRunner
 
 from benchmarks.robustness.fuzzing import OverrunError, watched
 from benchmarks.robustness.hostile_files import USAGE, Hostile, files, plan_text, profile_text
-from benchmarks.robustness.tables import main
 from halopipe.cli.app import app
 
 LIMIT_S = 6.0
@@ -59,10 +57,7 @@ def verdict(row: Hostile, folder: Path) -> str:
 
 def rows() -> tuple[Hostile, ...]:
     """All classes."""
-    found = (
-        *files(), *_options(), *_environments(), *_outputs(), *_checkpoints(),
-    )  # fmt: skip
-    return found
+    return (*files(), *_options(), *_environments(), *_outputs(), *_checkpoints())
 
 
 def _contents(folder: Path) -> dict[str, int]:
@@ -196,8 +191,15 @@ def _outputs() -> Iterator[Hostile]:
     yield Hostile("output: in a folder that is not there", (*plan, "nowhere/x.json"), "cannot write nowhere/x.json")
     yield Hostile("output: in a file", (*plan, "plan.json/x.json"), "cannot write plan.json/x.json")
     yield Hostile("output: a name too long", (*plan, "x" * 300), "File name too long")
-    yield Hostile("output: nobody reads the pipe", (*plan, "pipe"), "cannot write pipe", prepare=_pipe)
-    yield Hostile("output: a link to itself", (*plan, "loop"), "cannot write loop", prepare=_loop)
+    yield Hostile(
+        "output: nobody reads the pipe", (*plan, "pipe"), "cannot write pipe", prepare=lambda f: os.mkfifo(f / "pipe")
+    )
+    yield Hostile(
+        "output: a link to itself",
+        (*plan, "loop"),
+        "cannot write loop",
+        prepare=lambda f: (f / "loop").symlink_to("loop"),
+    )
     yield Hostile(
         "output: a link to its input", (*plan, "link"), "would be replaced", USAGE,
         prepare=lambda f: (f / "link").symlink_to("profile.json"),
@@ -214,14 +216,6 @@ def _outputs() -> Iterator[Hostile]:
     yield Hostile("output: a trace onto the plan", trace, "would be replaced", USAGE)
 
 
-def _pipe(folder: Path) -> None:
-    os.mkfifo(folder / "pipe")
-
-
-def _loop(folder: Path) -> None:
-    (folder / "loop").symlink_to("loop")
-
-
 def _checkpoints() -> Iterator[Hostile]:
     yield Hostile("checkpoint: no folder", ("checkpoint", "nowhere"), "has no complete checkpoint")
     yield Hostile("checkpoint: a file", ("checkpoint", "plan.json"), "checkpoint")
@@ -229,7 +223,3 @@ def _checkpoints() -> Iterator[Hostile]:
                   prepare=lambda folder: (folder / "saved").mkdir())  # fmt: skip
     yield Hostile("checkpoint: a step that there is not", ("checkpoint", ".", "--step", "7"), "checkpoint of step 7")
     yield Hostile("checkpoint: a step as text", ("checkpoint", ".", "--step", "x"), "--step", USAGE)
-
-
-if __name__ == "__main__":
-    sys.exit(main("Hostile files, command lines and environments", rows(), verdict, "classes are good"))

@@ -2,7 +2,7 @@
 
     python -m benchmarks.seeds [--quick] [--json]
 
-A module a kind of system, each with its ``rows`` (:data:`SYSTEMS`).  *Predicted* gains are the simulator's; *executed*
+A function of rows a kind of system (:data:`SYSTEMS`).  *Predicted* gains are the simulator's; *executed*
 are jobs of this host, compared with one device by :mod:`~benchmarks.seeds.jobs`.  Nothing is measured with a clock
 unless its row says so.
 """
@@ -10,25 +10,25 @@ unless its row says so.
 from __future__ import annotations
 
 from benchmarks.report import Row
-from benchmarks.seeds import (
-    boards,
-    branches,
-    fields,
-    graphs,
-    parareal,
-    primitives,
-    schedules,
-    streams,
-    terapipe,
-    transformers,
-)
+from benchmarks.seeds import boards, branches, fields, graphs, jobs, parareal, schedules, streams, terapipe
 
 __all__ = ["SYSTEMS", "measure"]
 
-SYSTEMS = (schedules, branches, parareal, terapipe, streams, fields, graphs, boards, transformers, primitives)
+SYSTEMS = (
+    schedules.rows,
+    branches.rows,
+    parareal.rows,
+    terapipe.rows,
+    streams.rows,
+    fields.rows,
+    graphs.rows,
+    boards.rows,
+    jobs.transformer_rows,
+    jobs.primitive_rows,
+)
 """In the order of the table."""
 
 
 def measure(quick: bool) -> list[Row]:
     """All rows."""
-    return [row for system in SYSTEMS for row in system.rows(quick)]
+    return [row for rows in SYSTEMS for row in rows(quick)]

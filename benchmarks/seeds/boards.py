@@ -19,9 +19,8 @@ from dataclasses import replace
 import planner
 from benchmarks.layouts import graph_of, profile_of
 from benchmarks.report import Row
-from benchmarks.seeds.branches import builder, with_loss
+from benchmarks.seeds.branches import best_of_these, builder, with_loss
 from benchmarks.seeds.branches import profile_of as profile_of_layers
-from benchmarks.seeds.by_hand import best_of_these
 from benchmarks.seeds.jobs import largest_error
 from benchmarks.seeds.schedules import MODEL
 from planner.costs.candidate import Candidate

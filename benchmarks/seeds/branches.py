@@ -7,11 +7,13 @@ over the best plan of the DAG.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from benchmarks.report import Row
+from planner.costs.candidate import Candidate
+from planner.costs.cost_model import CostModel
 from planner.ir.cluster import WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.constraints import parse_rule
 from planner.ir.graph import Graph, Layer, TensorSpec
@@ -19,6 +21,8 @@ from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Measurement, ModelSource, Optimizer, Profile, Provenance
 from planner.solvers.best_first.solver import solve
+from planner.solvers.candidates.choose import best_of, heuristic_plan
+from planner.solvers.candidates.evaluate import Evaluator
 
 NUM_DEVICES = 8
 LIMIT_S, QUICK_LIMIT_S = 40.0, 3.0
@@ -147,3 +151,11 @@ def best_plan(
     profile = network.profile(is_chain=is_chain, num_devices=num_devices)
     fix = (parse_rule("*=replicas:1"),)
     return solve(Problem(profile, 128, ("1f1b",), sizes, fix=fix, time_limit_s=limit_s))
+
+
+def best_of_these(
+    problem: Problem, candidates: Callable[[Problem, CostModel], Iterable[Candidate]], solver: str, method: str
+) -> Plan:
+    """The plan of the best candidate; no bound is known.  Raises as :func:`best_of`."""
+    evaluator = Evaluator(problem, CostModel(problem.profile))
+    return heuristic_plan(evaluator, best_of(evaluator, candidates(problem, evaluator.cost_model)), solver, method)

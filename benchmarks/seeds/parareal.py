@@ -22,8 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.report import Row
-from benchmarks.seeds.branches import best_plan, builder, profile_of, with_loss
-from benchmarks.seeds.by_hand import best_of_these
+from benchmarks.seeds.branches import best_of_these, best_plan, builder, profile_of, with_loss
 from benchmarks.seeds.jobs import error_of, folder_of, halopipe
 from benchmarks.seeds.schedules import graph_step_s
 from planner import predict

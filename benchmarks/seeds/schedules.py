@@ -19,13 +19,11 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 
 from benchmarks.report import Row
+from benchmarks.runs import simulated_s
 from benchmarks.seeds.jobs import folder_of, halopipe, largest_error
-from planner.costs.simulator.events import execute
-from planner.costs.simulator.prices import SlotPrices
-from planner.costs.simulator.program import compile_program
 from planner.ir.box import Interval
 from planner.ir.program import Message, Part
-from planner.ir.schedule import Edge, Op, Pipeline, StageGraph, StageTimes
+from planner.ir.schedule import Action, Edge, Op, Pipeline, StageGraph, StageTimes
 from planner.passes import lower
 from planner.schedules import positions, schedule
 
@@ -168,12 +166,13 @@ def graph_step_s(
     times = tuple(StageTimes(f, b / 2, b / 2) for f, b in zip(forward, backward, strict=True))
     ranks, num_positions = tuple((position,) for position in where), 1 + max(where)
     order = schedule(name)(Pipeline(stages, tuple(where), times=times))
-    compiled = compile_program(lower(order, stages, ranks, routes, num_positions), (1,) * stages.num_microbatches)
+    program = lower(order, stages, ranks, routes, num_positions)
     lasts = {Op.FORWARD: forward, Op.BACKWARD: backward}
-    prices = [lasts[a.action.op][a.action.stage] if a.action.op in lasts else 0.0 for a in compiled.actions]
-    wires = [slot for slot, _ in compiled.messages]
-    free = [0.0] * len(compiled.transfers)
-    return execute(compiled, SlotPrices(prices, free, range(len(wires)))).step_s
+
+    def action_s(action: Action) -> float:
+        return lasts[action.op][action.stage] if action.op in lasts else 0.0
+
+    return simulated_s(program, (1,) * stages.num_microbatches, action_s)
 
 
 def executed(systems: Iterable[str]) -> Iterator[Row]:

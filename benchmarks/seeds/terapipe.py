@@ -25,10 +25,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.report import Row, at_least
+from benchmarks.runs import simulated_s
 from benchmarks.seeds.jobs import halopipe, largest_error
-from planner.costs.simulator.events import execute
-from planner.costs.simulator.prices import SlotPrices
-from planner.costs.simulator.program import compile_program
 from planner.extras.token_slices.search import SliceTimes, best_slices
 from planner.extras.transformers.cluster import named_cluster
 from planner.extras.transformers.layers import layers_of
@@ -36,7 +34,7 @@ from planner.extras.transformers.shape import ParallelDegrees, Transformer
 from planner.ir.box import Interval
 from planner.ir.plan import sizes_of
 from planner.ir.program import Message, Part
-from planner.ir.schedule import COMPUTE, Edge, Op, Pipeline, StageGraph
+from planner.ir.schedule import COMPUTE, Action, Edge, Op, Pipeline, StageGraph
 from planner.passes import lower
 from planner.schedules import schedule
 
@@ -160,20 +158,17 @@ def step_s(setting: Setting, slices: tuple[int, ...]) -> float:
         for unit in range(len(sizes))
     }
     program = lower(schedule("gpipe")(Pipeline(stages)), stages, tuple((s,) for s in range(p)), routes, p)
-    compiled = compile_program(program, sizes)
     ends = [(sum(slices[:k]), sum(slices[: k + 1])) for k in range(count)]
     by_op = {Op.FORWARD: times.forward, Op.BACKWARD: times.backward}
-    prices = [
-        by_op[slot.action.op][ends[(slot.action.microbatch or 0) % count]] if slot.action.op in COMPUTE else 0.0
-        for slot in compiled.actions
-    ]
-    # Each GPU of a stage sends its part of the activations to its peer in the next; all of a host do at once.
-    transfers = []
-    for slot in compiled.transfers:
-        length = slices[slot.route[2] % count]
-        transfers.append(cluster.send(2.0 * length * setting.hidden / setting.tensor, 8, 8).seconds)
-    wires = list(range(len(compiled.channels)))
-    return execute(compiled, SlotPrices(prices, transfers, wires)).step_s
+
+    def action_s(action: Action) -> float:
+        return by_op[action.op][ends[(action.microbatch or 0) % count]] if action.op in COMPUTE else 0.0
+
+    def transfer_s(route: tuple[int, int, int]) -> float:
+        """Each GPU of a stage sends its part of the activations to its peer in the next; all of a host do at once."""
+        return cluster.send(2.0 * slices[route[2] % count] * setting.hidden / setting.tensor, 8, 8).seconds
+
+    return simulated_s(program, sizes, action_s, transfer_s)
 
 
 def measured() -> Iterator[Row]:

@@ -9,7 +9,7 @@ where two ranks that compute at once slow each other: they are kept awake (:func
 takes root), as in :mod:`benchmarks.accuracy`.  The network is profiled once, on clouds of 3,224 voxels, and
 the profile's seconds are made three and six times as long.  All plans are made and their predictions written down
 first; then every plan trains on the same batches, plan after plan, several times over.  Clouds have from 800 to 6,000
-voxels, batches 3,224 a sample on the mean (:mod:`benchmarks.sparse_vgg.plans`).  The network is SparsePipe's, half as
+voxels, batches 3,224 a sample on the mean.  The network is SparsePipe's, half as
 wide, with 512 numbers between the linear layers: a step takes a second or two.
 
     ours                 the planner's choice
@@ -29,36 +29,66 @@ Steps in which a process waited for its core more than 2 % of the time are left 
 from __future__ import annotations
 
 import os
+import random
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import cast
 
-from benchmarks.devices.ranks import Step, awake, hide_gpus
-from benchmarks.devices.virtual_device import with_devices
+import torch
+from torch import Tensor
+
+import planner
+from benchmarks.devices.ranks import (
+    WARM_UP,
+    CapturedNetwork,
+    RankStep,
+    Step,
+    awake,
+    hide_gpus,
+    on_ranks,
+    sgd,
+    timed_steps,
+)
+from benchmarks.devices.virtual_device import HeldTransport, VirtualDevice, hold, with_devices
 from benchmarks.report import Row, at_least, run
-from benchmarks.sparse_vgg.plans import ONE, OURS, SHARED, SPARSEPIPE, UNRESTRICTED, Case, batches, cases
-from benchmarks.sparse_vgg.runs import Network
+from cuda_ops.sparse.geometry import KernelMap, MapSpec, Route
+from cuda_ops.sparse.local import LocalMap, RowHalo
+from cuda_ops.sparse.preparation import Clouds, padded
+from planner.costs.candidate import Candidate
+from planner.costs.cost_model import CostModel
+from planner.costs.predict import Forecast, forecast
+from planner.costs.pricing import Pricing
+from planner.extras.baselines import sparsepipe
+from planner.extras.baselines.common.answer import Trial, bandwidth_bytes_per_s, candidates, names_in, stages_in
+from planner.extras.baselines.common.problem import block_ends, blocks_at, network
+from planner.ir.plan import Decision
 from planner.ir.problem import DEFAULT_CONFIDENCE, Problem
-from planner.ir.profile import ModelSource
-from planner.ir.schedule import Action, Op
-from planner.ir.timeline import Span
+from planner.ir.profile import ModelSource, Profile
+from planner.sites.partition import SiteLevel
+from planner.solvers.candidates.candidate import decision_of
+from planner.solvers.candidates.choose import best_of
+from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.feasibility import micro_batch_sizes
 from profiler import profile
+from profiler.models.sparse_blocks import shapes
+from runtime.engine import Engine
+from runtime.optim.ties import groups_of
+from runtime.pipeline.microbatches import Batch as RawBatch
+from runtime.rank import RankContext
+from runtime.sparse.ahead import PreparationClock
+from runtime.sparse.batch import ArrangedClouds, PreparedBatch
+from runtime.sparse.preparing import Preparing
+from runtime.sparse.share import SiteShare
+from runtime.transport import Transport
 
 FACTORS = (3.0, 6.0)
 """Seconds of each rank's device for one of a core's."""
 NUM_CLASSES = 40
 MOST_DELAY, FEWEST = 0.02, 3
 GOAL_PERCENT = 10.0
-OPS = {
-    Op.PREPARE: "finding sites and preparing",
-    Op.FORWARD: "forward",
-    Op.BACKWARD: "backward",
-    Op.BACKWARD_INPUT: "backward for inputs",
-    Op.BACKWARD_WEIGHT: "backward for weights",
-    Op.REDUCE_GRAD: "sum of gradients",
-    Op.UPDATE: "update",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +154,7 @@ def undisturbed(steps: Sequence[Step]) -> list[Step]:
 
 
 def rows(planned: Sequence[Case], steps: Mapping[str, Sequence[Step]]) -> Iterator[Row]:
-    """Of every plan, then what is compared, then where the time of ours and SparsePipe's goes."""
+    """Of every plan, then what is compared."""
     measured_s = {name: statistics.median(step.seconds for step in each) for name, each in steps.items()}
     predicted_s = {case.name: case.predicted_s for case in planned}
     for case in planned:
@@ -140,41 +170,261 @@ def rows(planned: Sequence[Case], steps: Mapping[str, Sequence[Step]]) -> Iterat
     for name in (SPARSEPIPE, UNRESTRICTED, ONE, SHARED):
         yield at_least(f"{name} / {OURS}, measured", measured_s[name] / measured_s[OURS], "ratio", 1.0)
         yield Row(f"{name} / {OURS}, predicted", predicted_s[name] / predicted_s[OURS], "ratio")
-    for case in planned:
-        yield from parts(case, steps[case.name])
 
 
-def parts(case: Case, steps: Sequence[Step]) -> Iterator[Row]:
-    """Predicted and measured seconds of a step by rank, stage and kind of action, sites found before it among them."""
-    predicted = sums(case.forecast.timeline.spans)
-    measured = [sums([span for rank in step.ranks for span in rank.spans]) for step in steps]
-    for step, each in zip(steps, measured, strict=True):
-        each.update({key: s + step.ranks[key[0]].sites_s for key, s in each.items() if key[2] is Op.PREPARE})
-    for (rank, stage, op), seconds in predicted.items():
-        name = f"{case.name}: stage {stage} on cpu{rank}, {OPS[op]}"
-        found = statistics.median(each.get((rank, stage, op), 0.0) for each in measured)
-        yield Row(f"{name}, predicted", 1e3 * seconds, "ms")
-        yield Row(f"{name}, measured", 1e3 * found, "ms")
-    for rank in range(len(FACTORS)):
-        sites_s = statistics.median(step.ranks[rank].sites_s for step in steps)
-        yield Row(f"{case.name}: cpu{rank}, of that finding sites before the program, measured", 1e3 * sites_s, "ms")
+Batch = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
+"""(coordinates, features, counts), (targets): samples first, padded to the largest cloud of all batches."""
+
+_NEAR = 0.01
 
 
-def sums(spans: Sequence[Span]) -> dict[tuple[int, int, Op], float]:
-    """Seconds by rank, stage and kind of action, messages apart."""
-    found: dict[tuple[int, int, Op], float] = {}
-    for span in spans:
-        action = Action.parse(span.action)
-        if action.op in OPS:
-            key = span.rank, action.stage, action.op
-            found[key] = found.get(key, 0.0) + span.stop_s - span.start_s
+def sizes(samples: int, least: int, most: int, mean: int, seed: int) -> list[int]:
+    """Voxels of each sample of a batch: uniform from ``least`` to ``most``, drawn again until their mean is ``mean``.
+
+    (Within a hundredth: what is predicted is a step on clouds of ``mean`` voxels.)
+    """
+    draw = random.Random(seed)
+    while True:
+        found = [draw.randint(least, most) for _ in range(samples)]
+        if abs(sum(found) / samples / mean - 1) <= _NEAR:
+            return found
+
+
+def batch(counts: list[int], num_classes: int, points: int, seed: int) -> Batch:
+    """Shapes of such sizes, with one feature a voxel and a class each."""
+    clouds = [shapes("clouds", (1, count, 1), seed + 101 * number) for number, count in enumerate(counts)]
+    raw = padded([cloud.coords[:, 1:] for cloud in clouds], [cloud.feats for cloud in clouds], points)
+    generator = torch.Generator().manual_seed(seed)
+    return raw, (torch.randint(num_classes, (len(counts),), generator=generator),)
+
+
+def batches(number: int, samples: int, num_classes: int, least: int, most: int, mean: int) -> list[Batch]:
+    """``number`` batches of ``samples`` samples."""
+    return [batch(sizes(samples, least, most, mean, seed), num_classes, most, seed) for seed in range(number)]
+
+
+OURS, SPARSEPIPE, UNRESTRICTED = "ours", "SparsePipe", "SparsePipe, devices in any order"
+ONE, SHARED = "one device", "one stage, sites shared by work"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A plan with its name.
+
+    Attributes:
+        forecast: what the simulator says of it.
+        counts_samples: a stage's ranks take equal numbers of whole samples, whatever their sizes.
+    """
+
+    name: str
+    decision: Decision
+    forecast: Forecast
+    counts_samples: bool = False
+
+    @property
+    def predicted_s(self) -> float:
+        """Of a step."""
+        return self.forecast.prediction.step_s
+
+
+def cases(problem: Problem) -> list[Case]:
+    """All plans of the problem."""
+    found = [
+        _case(problem, name, planner.plan(problem, by).decision, by == "sparsepipe")
+        for name, by in (
+            (OURS, "best-first"),
+            (SPARSEPIPE, "sparsepipe"),
+            (ONE, "one-device"),
+            (SHARED, "data-parallel"),
+        )
+    ]
+    evaluator = Evaluator(problem, CostModel(problem.profile))
+    best = best_of(evaluator, unrestricted(problem, evaluator.cost_model))
+    found.insert(2, _case(problem, UNRESTRICTED, decision_of(problem, best.candidate), True))
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
-    return run(str(__doc__).splitlines()[0], measure, arguments)
+def unrestricted(problem: Problem, cost_model: CostModel) -> Iterator[Candidate]:
+    """The best plans by SparsePipe's formula where devices stand in any order and stages have any number of them.
 
+    (Published, a later stage has fewer devices than stand before it: with two devices that leaves one stage.)
+    """
+    ranks = {cost_model.kind(rank): rank for rank in problem.ranks}
+    bandwidth, trial = bandwidth_bytes_per_s(problem, problem.ranks), Trial(problem.time_limit_s)
+    for size in micro_batch_sizes(problem, cost_model):
+        networks = {kind: network(problem, cost_model, kind, size, prepares=True) for kind in ranks}
+        first = next(iter(networks.values()))
+        ends = block_ends(first, len(ranks))
+        if ends is not None:
+            networks = {kind: blocks_at(fine, ends) for kind, fine in networks.items()}
+            first = next(iter(networks.values()))
+        types = [sparsepipe.DeviceType(kind, found.graph, 1) for kind, found in networks.items()]
+        stages = []
+        for stage in stages_in(sparsepipe.best_pipeline(types, bandwidth)):
+            counts = stage["devices"]
+            taken = [ranks[kind] for kind, count in counts.items() if count] if isinstance(counts, dict) else []
+            stages.append((first.layers(names_in(stage)), tuple(sorted(taken))))
+        yield from (
+            replace(each, prepares_ahead=False) for each in candidates(problem, cost_model, stages, size, trial)
+        )
+
+
+def _case(problem: Problem, name: str, decision: Decision, counts_samples: bool) -> Case:
+    idle = len(problem.profile.cluster.devices) - decision.num_ranks
+    # Every process has a row.  A virtual device is the rank's own thread: nobody prepares the next step beside it.
+    decision = replace(decision, program=decision.program + ((),) * idle, prepares_next_step=False)
+    profile = problem.profile
+    if counts_samples and len(decision.stages) == 1:
+        profile = counted_out(profile, len(decision.stages[0].ranks))
+    seen = forecast(Pricing.of(profile), decision, problem.memory_margin, problem.memory_bytes)
+    return Case(name, decision, seen, counts_samples)
+
+
+def counted_out(profile: Profile, num_ranks: int) -> Profile:
+    """As ``profile`` for ranks of a stage that prepare as many samples each, and those alone."""
+    made = {
+        kind: tuple(replace(cost, seconds=cost.seconds / num_ranks, shared_s=0.0) for cost in costs)
+        for kind, costs in profile.preparations.items()
+    }
+    return replace(profile, preparations=made)
+
+
+_COUNTS = "counts"
+
+
+class Network(CapturedNetwork):
+    """A network that is run on devices of several speeds.
+
+    Args:
+        factors: of each rank's device.
+    """
+
+    def __init__(self, source: ModelSource, factors: Sequence[float]) -> None:
+        super().__init__(source)
+        self._factors = tuple(factors)
+
+    def run(self, case: Case, batches: Sequence[Batch], warm_up: int = WARM_UP) -> list[Step]:
+        """A training step on each of ``batches``, after some to warm up."""
+        groups = groups_of(case.decision, self.captured.graph)
+
+        def work(transport: Transport) -> list[RankStep]:
+            return self._run(case, batches, warm_up, transport)
+
+        found = on_ranks(len(self._factors), work, groups)
+        return [Step(ranks) for ranks in zip(*found, strict=True)]
+
+    def _run(self, case: Case, batches: Sequence[Batch], warm_up: int, transport: Transport) -> list[RankStep]:
+        device = VirtualDevice(self._factors[transport.rank])
+        held = HeldTransport(transport, device)
+        told = {"model": self.captured, "module": self.model.module, "transport": held}
+        engine = Engine(RankContext(case.decision, sgd, **told))  # type: ignore[arg-type]
+        if case.counts_samples:
+            count_samples(engine, case.decision)
+        hold(engine, device)
+        warm = [tuple(batches[0])] * warm_up
+        return timed_steps(engine, device, transport, [*warm, *map(tuple, batches)])[warm_up:]
+
+
+class CountedClouds(ArrangedClouds):
+    """One rank's samples of a stage on all ranks: all that there is in ``clouds``, whose rows stay as they are sorted.
+
+    Args:
+        clouds: of the whole micro-batch, where those of other ranks have no sites.
+    """
+
+    def __init__(self, clouds: Clouds, position: int) -> None:
+        self.clouds, self._position = clouds, position
+        self._levels = {route: SiteLevel(*clouds.level(route)) for route in clouds.preparation.size_of}
+        self._orders: dict[Route, tuple[Tensor, Tensor, Tensor]] = {}
+        self._maps: dict[MapSpec, KernelMap] = {}
+
+    def places(self, speeds: Sequence[float]) -> list[int]:
+        """The rank's own interval is everything, of one block; others are empty."""
+        return [0] * (self._position + 1) + [1] * (len(speeds) - self._position)
+
+    def _order(self, route: Route) -> tuple[Tensor, Tensor, Tensor]:
+        rows = torch.arange(-1, len(self._levels[route].samples))
+        return rows[1:], torch.zeros_like(rows[1:]), rows.int()
+
+
+class CountedBatch(PreparedBatch):
+    """A batch of which every rank takes as many whole samples, in their order, and prepares those alone."""
+
+    def __init__(self, raw: RawBatch, given: Preparing, position: int) -> None:
+        super().__init__(raw, given.prepared, given.price, given.speeds)
+        self._position = position
+
+    def clouds(self, microbatch: int) -> Clouds | ArrangedClouds:
+        found = self._clouds.get(microbatch)
+        if found is None:
+            rows, shares, ends = self.rows[microbatch], self._speeds, (self._position, self._position + 1)
+            first, last = (round(rows * sum(shares[:end]) / sum(shares)) for end in ends)
+            tensors = {name: self.raw.part(name, microbatch, 0, rows) for name in self.prepared.raw}
+            counts = tensors[_COUNTS]
+            tensors[_COUNTS] = torch.cat([0 * counts[:first], counts[first:last], 0 * counts[last:]])
+            clouds = self.prepared.preparation.clouds(list(tensors.values()))
+            found = self._clouds[microbatch] = CountedClouds(clouds, self._position)
+        return found
+
+
+class CountedShare(SiteShare):
+    """One rank's samples of such a batch: nobody reads another's rows, so that the maps of its own are the rank's."""
+
+    def _map(self, name: str) -> LocalMap:
+        prepared = self._batch.prepared
+        clouds = cast("CountedClouds", self._clouds).clouds
+        found = prepared.preparation.recipe.passage(clouds, prepared.names[name]).kernel_map
+        return LocalMap(found.neighbours, found.reverse, found.reverse.shape[1], RowHalo({}, {}))
+
+
+@dataclass(frozen=True, slots=True)
+class CountedPreparing:
+    """Prepares such batches on the rank at ``position``."""
+
+    given: Preparing
+    position: int
+
+    @property
+    def clock(self) -> PreparationClock:
+        """Of nobody: a step is prepared in itself."""
+        return self.given.clock
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Never."""
+        return False
+
+    def expect(self, raw: RawBatch, rank: int) -> None:
+        """Nothing is begun."""
+
+    def batch(self, raw: RawBatch) -> PreparedBatch:
+        """``raw`` as the graph's inputs."""
+        return CountedBatch(raw, self.given, self.position)
+
+
+def count_samples(engine: Engine, decision: Decision) -> None:
+    """Has the ranks of a stage take equal numbers of whole samples; call it before the engine is held.
+
+    Raises:
+        ValueError: the plan has another stage beside one of several ranks, which would have to know of all rows.
+    """
+    sizes = [len(stage.ranks) for stage in decision.stages]
+    if max(sizes) == 1 or engine.preparing is None:
+        return
+    if len(sizes) > 1:
+        raise ValueError(f"stages on {sizes} ranks: samples are counted out in plans of one stage alone")
+    position = decision.stages[0].ranks.index(engine._transport.rank)
+    engine._runner.preparing = CountedPreparing(engine.preparing, position)  # type: ignore[assignment]
+    layout = decision.layout_of(0)
+
+    def share(stage: int, batch: PreparedBatch, microbatch: int) -> SiteShare:
+        samples = layout.samples(batch.rows[microbatch])
+        return CountedShare.of(batch, microbatch, samples, position, samples)
+
+    engine._runner.specializer._site_share = share  # type: ignore[method-assign]
+
+
+main = partial(run, str(__doc__).splitlines()[0], measure)
 
 if __name__ == "__main__":
     hide_gpus()

@@ -14,16 +14,14 @@ turns; a step's time is from its start to the next one's, so that what is waited
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import planner
 from benchmarks.report import Row, run
+from benchmarks.runs import step_s
 from benchmarks.step_time import pipeline
-from halopipe.launch.run import run_plan
-from halopipe.run_spec.options import RunOptions
 from planner.costs.cost_model import CostModel
 from planner.costs.predict import forecast
 from planner.costs.pricing import Pricing
@@ -73,7 +71,7 @@ def measure(quick: bool) -> list[Row]:
     steps: dict[tuple[str, bool], list[float]] = {}
     for _ in range(setting.rounds):
         for case in cases:
-            steps.setdefault((case.name, case.ahead), []).append(measured_s(case.plan))
+            steps.setdefault((case.name, case.ahead), []).append(step_s(case.plan, STEPS, WARMUP))
     return list(rows(cases, {key: statistics.median(each) for key, each in steps.items()}))
 
 
@@ -90,15 +88,6 @@ def cases_of(problem: Problem) -> Iterator[Case]:
             decision = replace(plan.decision, prepares_next_step=ahead)
             prediction = forecast(Pricing(cost_model), decision, problem.memory_margin).prediction
             yield Case(name, ahead, replace(plan, decision=decision, prediction=prediction))
-
-
-def measured_s(plan: Plan) -> float:
-    """Median seconds of a step, with what is waited for before it."""
-    os.environ.pop("RANK", None)  # never part of a torchrun job
-    result = run_plan(plan, replace(RunOptions(), steps=STEPS, warmup=WARMUP, check_first_step=False))
-    if result is None:
-        raise RuntimeError("this benchmark runs outside torchrun")
-    return result.measured(plan.prediction).step_s
 
 
 def rows(cases: list[Case], measured: dict[tuple[str, bool], float]) -> Iterator[Row]:

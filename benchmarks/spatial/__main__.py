@@ -21,12 +21,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from benchmarks.devices.ranks import hide_gpus, on_ranks
 from benchmarks.report import Row, at_least, at_most, run
-from benchmarks.spatial.interior import INTERIOR
 from benchmarks.spatial.sides import (
+    INTERIOR,
     Alone,
     Case,
     Convolution,
@@ -39,7 +37,7 @@ from benchmarks.spatial.sides import (
     residual_stage,
     stem,
 )
-from benchmarks.turns import medians
+from benchmarks.turns import medians, require_equal
 from runtime.captured import CapturedModule
 from runtime.spatial.convolution.layer import LINEAR, HaloSettings
 from runtime.transport import GlooTransport, Transport, open_shared
@@ -135,20 +133,6 @@ def timed(sides: Mapping[str, Side], transport: Transport, steps: int) -> Raced:
     """Medians of wall and CPU time."""
     calls = {name: side.step for name, side in sides.items()}
     return Raced(*medians(calls, steps, transport.barrier, (time.perf_counter, time.thread_time)))
-
-
-def require_equal(results: Mapping[str, Mapping[str, torch.Tensor | None]]) -> None:
-    """Raises RuntimeError unless all ways compute the same, forward and backward."""
-    (first, ours), *others = results.items()
-    for mode, theirs in others:
-        for name, value in ours.items():
-            other = theirs[name]
-            if (
-                value is None
-                or other is None
-                or not torch.allclose(value, other, 1e-3, 1e-3 * float(value.abs().max()))
-            ):
-                raise RuntimeError(f"{first} and {mode} disagree on {name}")
 
 
 if __name__ == "__main__":

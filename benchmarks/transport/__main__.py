@@ -14,9 +14,7 @@ meeting in shared memory that no transport has a part in.
                   sums behind 4.6 ms of convolutions
     packing       two tensors of one action to one rank, as two messages and as one; halos cut out of tensors, sent as
                   they lie and copied before; small sums right behind 1 ms of convolutions
-    CPU           main thread's time of a message (announced, sent, received) and of an exchange, waiting left out:
-                  convolutions are computed until it must be there
-    after a wait  see ``benchmarks.transport.waits``
+    after a wait  see ``benchmarks.transport.items``
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Row, as_text, at_least, at_most, run
-from benchmarks.transport import items, waits
+from benchmarks.transport import items
 from benchmarks.transport.items import KIB, MIB, Around, Stretch
 from benchmarks.transport.sides import OPENERS, NotThereError, Side, turns_of
 from benchmarks.turns import by_turns
@@ -80,7 +78,6 @@ def measure(quick: bool, only: str = "", output: Path | None = None) -> list[Row
         "sums of 2": (2, sums),
         "packing": (2, packing),
         "sums of 4": (4, sums),
-        "CPU": (2, processor),
         "waits": (2, after_waits),
     }
     for count in (2, 4):
@@ -211,25 +208,9 @@ def _both(
     return {side.name: (found[f"{side.name} 0"], found[f"{side.name} 1"]) for side in sides}
 
 
-def processor(sides: Sequence[Side], effort: Effort) -> list[Row]:
-    """Main thread's time, of the busier rank."""
-    calls = calls_of(sides)
-    rows = []
-    for size in (KIB, 32 * KIB):
-        found = turns_of(sides, effort.rounds, items.message_cpu, size, calls, effort.few)
-        around = turns_of(sides, effort.rounds, items.around, "keyed exchange", size, calls, effort.few)
-        of_exchange = {name: [[rank.cpu_s for rank in turn] for turn in turns] for name, turns in around.items()}
-        for what, of_sides in (("a message", found), ("an exchange", of_exchange)):
-            for name, turns in of_sides.items():
-                busier_s = max(median_s(chain.from_iterable(turn[rank] for turn in turns)) for rank in (0, 1))
-                title = f"main-thread CPU of {what} of {size_name(size)}: {name}"
-                rows.append(Row(title, 1e6 * busier_s, "us CPU"))
-    return rows
-
-
 def after_waits(sides: Sequence[Side], effort: Effort) -> list[Row]:
-    """See :mod:`benchmarks.transport.waits`."""
-    return waits.rows(sides, effort.rounds, effort.few, effort is QUICK)
+    """See :mod:`benchmarks.transport.items`."""
+    return items.rows(sides, effort.rounds, effort.few, effort is QUICK)
 
 
 def calls_of(sides: Sequence[Side]) -> int:
@@ -285,7 +266,7 @@ def size_name(num_bytes: int) -> str:
 
 
 OWN: Mapping[str, Mapping[str, Any]] = {
-    "--only": {"default": "", "help": "messages, exchanges, sums, packing, CPU or waits"},
+    "--only": {"default": "", "help": "messages, exchanges, sums, packing or waits"},
     "--output": {"type": Path, "metavar": "FILE", "help": "file that keeps the rows"},
 }
 

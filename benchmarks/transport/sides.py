@@ -58,8 +58,7 @@ class Start:
 
     def __init__(self, path: Path, rank: int, num_ranks: int) -> None:
         with path.open("r+b") as file:
-            self._memory = memoryview(mmap.mmap(file.fileno(), 16 * num_ranks)).cast("q")
-        self._came, self._said = self._memory[:num_ranks], self._memory[num_ranks:]
+            self._came = memoryview(mmap.mmap(file.fileno(), 8 * num_ranks)).cast("q")
         self._rank, self._meetings = rank, 0
 
     def meet(self, meanwhile: Callable[[], object] = os.sched_yield) -> None:
@@ -75,14 +74,6 @@ class Start:
             meanwhile()
             if meanwhile is os.sched_yield and time.perf_counter() > looks_until_s:
                 time.sleep(1e-4)
-
-    def say(self, number: int) -> None:
-        """Write a number that the others may read."""
-        self._said[self._rank] = number
-
-    def said_by(self, rank: int) -> int:
-        """What ``rank`` said last."""
-        return self._said[rank]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +148,7 @@ class Side:
         module, _, function = OPENERS[self.name][0].partition(":")
         if importlib.util.find_spec(module) is None or not hasattr(importlib.import_module(module), function):
             raise NotThereError(f"there is no {module}.{function}")
-        (folder / "start").write_bytes(bytes(16 * self.num_ranks))
+        (folder / "start").write_bytes(bytes(8 * self.num_ranks))
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(folder / "socket"))
             listener.listen(self.num_ranks)

@@ -13,9 +13,8 @@ from benchmarks.devices.testbed import unavailable
 from benchmarks.faults import hosts, limits, victim
 from benchmarks.faults.__main__ import ANY_TIME, MOMENTS, OWN, PLANS, SAVING, SIGNALS, Trial, _wrong, drawn, made, tried
 from benchmarks.faults.hosts import HostTrial
-from benchmarks.faults.jobs import Job
+from benchmarks.faults.jobs import EVERY, STEPS, Job, Outcome, rows
 from benchmarks.faults.limits import DiskTrial
-from benchmarks.faults.outcomes import EVERY, STEPS, Outcome, rows
 from benchmarks.faults.victim import FORWARD, Pace
 from halopipe.run_spec.result import RunResult, Score
 from planner.ir.errors import CheckpointError, WorkerDiedError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.report import DOCUMENTS, MOST_ROWS, RESULTS, Row, Selection, as_text, at_most, figure, run, written
+from benchmarks.report import DOCUMENTS, MOST_ROWS, RESULTS, Row, as_text, at_most, figure, run, written
 
 ROWS = (
     Row("VGG, chosen: predicted", 363.07, "ms"),
@@ -62,16 +62,13 @@ def test_a_table_of_many_rows_is_folded_behind_its_size_and_its_missed_goals() -
 
 def test_figures_have_three_digits_or_all_before_the_point() -> None:
     values = (0.0, 3.0, 0.8014, -0.8823, 2e-6, 7.94, 33.41, 363.07, 1421.6, 62.0)
-    assert [figure(value) for value in values] == [
-        "0", "3", "0.80", "-0.88", "2.0e-06", "7.94", "33.4", "363", "1,422", "62",
-    ]  # fmt: skip
+    words = "0 3 0.80 -0.88 2.0e-06 7.94 33.4 363 1,422 62"
+    assert [figure(value) for value in values] == words.split()
 
 
 def test_the_tables_of_all_documents_are_those_of_the_results() -> None:
-    documents = {
-        path: path.read_text("utf-8") for path in [DOCUMENTS / "README.md", *(DOCUMENTS / "docs").rglob("*.md")]
-    }
-    old = [path.name for path, text in documents.items() if written(text) != text]
+    paths = [DOCUMENTS / "README.md", *(DOCUMENTS / "docs").rglob("*.md")]
+    old = [path.name for path in paths if written(text := path.read_text("utf-8")) != text]
     assert old == [], "python -m benchmarks.report writes them again"
 
 
@@ -80,10 +77,6 @@ def test_every_result_is_shown() -> None:
     names = {path.stem for path in RESULTS.glob("*.json")}
     assert {name for name in names if f"`python -m benchmarks.{name}`" not in page} == set()
     assert {name for name in names if f"<!-- results: {name}" not in page} == {"networks"}  # it has a page of its own
-
-
-def test_a_selection_is_read_from_its_comment() -> None:
-    assert Selection.parse("steps; rows=^a b; by=,") == Selection("steps", "^a b", "", ",")
 
 
 def test_a_benchmark_is_given_its_own_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 import pytest
+import torch
+from torch import nn
 
+from benchmarks import serving
 from benchmarks.transport import __main__ as transport
-from benchmarks.transport import items, waits
+from benchmarks.transport import items
 from benchmarks.transport.__main__ import (
     KIB,
     MIB,
@@ -17,12 +20,13 @@ from benchmarks.transport.__main__ import (
     messages,
     more_s,
     opened,
-    processor,
     sums,
     together,
 )
 from benchmarks.transport.items import Around
 from benchmarks.transport.sides import OPENERS, Place, Side
+from tests.halopipe.extras.serving.stand_in import StandIn
+from tests.halopipe.extras.serving.test_http import port_of
 
 ONCE = Effort((KIB, 4 * MIB), rounds=1, moved_bytes=0, most=3, few=1)
 
@@ -42,8 +46,8 @@ def sides() -> Iterator[list[Side]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(OPENERS, "again", OPENERS["gloo"])
         patch.setattr(items, "WARM_UP", 0)
-        patch.setattr(waits, "COMPUTATIONS", (("checksum", 1e-4),))
-        patch.setattr(waits, "QUICK_S", (0.0, 1e-3))
+        patch.setattr(items, "COMPUTATIONS", (("checksum", 1e-4),))
+        patch.setattr(items, "QUICK_S", (0.0, 1e-3))
         patch.setattr(transport, "COMPUTATION_S", 1e-4)
         patch.setattr(transport, "EXCHANGES", (32 * KIB,))
         patch.setattr(transport, "SCATTERED", (MIB,))
@@ -52,8 +56,8 @@ def sides() -> Iterator[list[Side]]:
 
 
 def test_every_subject_has_a_row_of_every_side(sides: list[Side]) -> None:
-    rows = [row for subject in (messages, exchanges, sums, processor) for row in subject(sides, ONCE)]
-    rows += waits.rows(sides, 1, 1, quick=True)
+    rows = [row for subject in (messages, exchanges, sums) for row in subject(sides, ONCE)]
+    rows += items.rows(sides, 1, 1, quick=True)
     found: dict[str, dict[str, float]] = {}
     for row in rows:
         title, _, side = row.name.rpartition(": ")
@@ -71,12 +75,6 @@ def test_every_subject_has_a_row_of_every_side(sides: list[Side]) -> None:
         *(f"sum of {size} over 2: again / gloo" for size in ("1 KiB", "4 MiB")),
         *(f"{what} of 1 MiB over 2: again / gloo" for what in ("reduce-scatter", "all-gather")),
     }
-
-
-def test_a_copy_is_of_rank_0_alone_and_every_repetition_is_noted(sides: list[Side]) -> None:
-    assert list(map(len, sides[0].turn(items.copies, KIB, 5))) == [5, 0]
-    ranks = sides[0].turn(items.behind, "all-gather", KIB, 0, 4)
-    assert [start < stop for stretches in ranks for start, stop in stretches] == [True] * 8
 
 
 def test_what_a_rank_raises_is_told_and_the_side_goes_on(sides: list[Side]) -> None:
@@ -102,3 +100,21 @@ def test_what_ranks_do_together_lasts_from_the_first_start_to_the_last_stop() ->
     assert together([[(0.0, 2.0), (5.0, 6.0)], [(1.0, 3.0), (4.0, 4.5)]]) == [3.0, 2.0]
     busy = Around([(0.0, 3.0)], [(0.0, 2.0)]), Around([(1.0, 5.0)], [(0.0, 1.0)])
     assert more_s([busy]) == 5.0 - 2.0
+
+
+@pytest.mark.parametrize("number", [None, *range(8)])
+def test_hostile_requests_and_large_bodies_are_refused_and_right_ones_answered(number: int | None) -> None:
+    """Of the benchmark of a service; the bodies are of the size that is asked for."""
+    takes, size = StandIn(nn.Identity()), 2**14
+    requests = serving._hostile(18)
+    if number is None:
+        takes.dtype = torch.float32
+    else:
+        kind, body = list(serving.large(size))[number]
+        assert 0.9 * size < len(body) <= size
+        requests = [serving._raw(kind, body)]
+    with port_of(takes, size) as port:
+        statuses = [serving._asked(port, text) for text in requests]
+        assert all(400 <= status < 500 for status in statuses), statuses
+        assert serving._asked(port, b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n") == 200
+        assert serving._output(port, '{"inputs": [[1, 2.5]]}') == [[1.0, 2.5]]

@@ -1,30 +1,87 @@
-"""Folders of files that commands are refused in: a profile, a plan, a module that computes, what runs have left."""
+"""Folders of files that commands are refused in, and what a command line, or a script of Python, comes to there.
+
+A profile, a plan, a module that computes, what runs have left; and profiles of networks that the planner refuses
+something of, made up: none takes a second.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import json
+import os
 import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from typer.testing import CliRunner
 
 from benchmarks.chains import chain_profile
-from benchmarks.robustness.refusals.command_lines import typed
+from halopipe.cli.app import app
 from halopipe.terminal.output_files import claimed
 from planner import predict
 from planner.ir.codec import dump, plan_fingerprint
+from planner.ir.errors import HalopipeError
+from planner.ir.graph import FIXES_SAMPLES, KEEPS_SAMPLES, NEEDS_WHOLE_BATCH
 from planner.ir.plan import Plan
+from planner.ir.profile import Profile
 from planner.ir.timeline import TimelineFile
 from runtime.checkpoint.folders import MANIFEST, MANIFEST_HASH
 from runtime.checkpoint.manifest import manifest_hash
-from tests.halopipe.commands import PROFILE
+from tests.halopipe.commands import HOME, PROFILE
+from tests.planner import causal
 from tests.planner.factories import chain_decision, plan_of
+from tests.planner.networks import Network, priced, residual
+
+PYTHON = "python"
+"""In place of a verb: what follows is a script."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a command came to."""
+
+    exit_code: int
+    stderr: str
+
+
+def typed(folder: Path, arguments: Sequence[str], asked: bytes | None = None) -> Ended:
+    """What a command line, or a script, comes to in a folder, in this process; in one of its own if it is asked."""
+    environment = dict(os.environ)
+    try:
+        with contextlib.chdir(folder):
+            if arguments[0] == PYTHON:
+                return _script(arguments[1])
+            if asked is not None:
+                environment_there = {**os.environ, "PYTHONPATH": str(HOME)}
+                command = [sys.executable, "-m", "halopipe", *arguments]
+                done = subprocess.run(command, input=asked, env=environment_there, capture_output=True, check=False)
+                return Ended(done.returncode, done.stderr.decode())
+            result = CliRunner().invoke(app, list(arguments))
+            return Ended(result.exit_code, result.stderr)
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+def _script(text: str) -> Ended:
+    """As ``python`` ends that runs it: an error of ours is refused, any other one is a fault."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            exec(compile(text, "script.py", "exec"), {"__name__": "__main__"})
+    except HalopipeError as error:
+        return Ended(error.exit_code, error.render())
+    except Exception as error:  # noqa: BLE001 - whatever a script ends with
+        return Ended(1, f"{type(error).__name__}: {error}")
+    return Ended(0, "")
+
 
 DATA = Path(__file__).resolve().parents[3] / "tests" / "data"
 
@@ -163,6 +220,7 @@ def elsewhere(folder: Path) -> None:
 
 PROFILED = ("profile", "model.py:model", "--quick", "--workers", "2")
 PLANNED = ("plan", "profile.json", "--global-batch", "16", "--ranks", "1")
+RUN_SAVED = ("run", "plan.json", "--steps", "4", "--checkpoint", "saved", "--no-learn", "--no-check-first-step")
 
 
 def after(*commands: tuple[str, ...]) -> Callable[[Path], None]:
@@ -198,11 +256,7 @@ def must(folder: Path, *arguments: str) -> None:
 trains = after(PROFILED, PLANNED)
 """A module that computes, its profile, and a plan for one device."""
 
-saved = after(
-    PROFILED,
-    PLANNED,
-    ("run", "plan.json", "--steps", "4", "--checkpoint", "saved", "--no-learn", "--no-check-first-step"),
-)
+saved = after(PROFILED, PLANNED, RUN_SAVED)
 """The same, with checkpoints of a run of it."""
 
 
@@ -259,13 +313,7 @@ in_four = after(("profile", "model.py:summed", "--quick", "--workers", "1"), (*P
 of_sums = after(("profile", "model.py:linear", "--quick", "--workers", "1"), (*PLANNED, "--micro-batch", "4"))
 """A loss that is the mean of what the module makes, in micro-batches."""
 
-of_another_model = after(
-    PROFILED,
-    PLANNED,
-    ("run", "plan.json", "--steps", "4", "--checkpoint", "saved", "--no-learn", "--no-check-first-step"),
-    ("profile", "model.py:wide", "--quick"),
-    PLANNED,
-)
+of_another_model = after(PROFILED, PLANNED, RUN_SAVED, ("profile", "model.py:wide", "--quick"), PLANNED)
 """A plan, beside checkpoints of another model's run."""
 
 of_another_run = after(
@@ -365,3 +413,69 @@ def modelled(folder: Path) -> None:
     """The same, and machines of the catalogue."""
     trains(folder)
     (folder / "cluster.yaml").write_text(CLUSTER.replace("kind-1", "A100-80GB"), "utf-8")
+
+
+def having(make: Callable[[], Profile]) -> Callable[[Path], None]:
+    """In place of the profile another one, beside a description of machines."""
+
+    def prepare(folder: Path) -> None:
+        cluster(folder)
+        dump(make(), folder / "profile.json")
+
+    return prepare
+
+
+def attention() -> Profile:
+    """Causal, on two devices."""
+    return causal.profile()
+
+
+def batch_norm() -> Profile:
+    """Residual blocks."""
+    return priced(*residual(samples=8))
+
+
+def batch_norm_of_rows() -> Profile:
+    """Of one value a channel and sample."""
+    network = Network(8, 3, 8)
+    return priced(network, network.norm(network.head(network.image, 8)))
+
+
+def keeping() -> Profile:
+    """A layer keeps what it sees of the rows of a batch."""
+    return _marked(KEEPS_SAMPLES, "buffer")
+
+
+def unlinked() -> Profile:
+    """Of two hosts, and nothing is known of the link between them."""
+    profile = chain_profile(6, 2, hosts=("n0", "n1"))
+    links = {name: link for name, link in profile.cluster.links.items() if name == "within-host"}
+    return replace(profile, cluster=replace(profile.cluster, links=links, collectives=()))
+
+
+def small_devices() -> Profile:
+    """Which hold nothing of the network."""
+    return chain_profile(6, 2, parameter_bytes=2**20, activation_bytes=2**14, memory_bytes=2**12)
+
+
+def with_terms() -> Profile:
+    """A term of the loss is read by the layers behind it."""
+    layers = list(PROFILE.graph.layers)
+    layers[-2] = replace(layers[-2], kind="loss")
+    return replace(PROFILE, graph=replace(PROFILE.graph, layers=tuple(layers)))
+
+
+def of_one_size() -> Profile:
+    """Its code fixes the number of samples."""
+    return _marked(FIXES_SAMPLES)
+
+
+def of_whole_batches() -> Profile:
+    """Its loss joins samples."""
+    return _marked(NEEDS_WHOLE_BATCH)
+
+
+def _marked(attribute: str, value: object = True) -> Profile:
+    *layers, last = PROFILE.graph.layers
+    marked = replace(last, attributes={**last.attributes, attribute: value})
+    return replace(PROFILE, graph=replace(PROFILE.graph, layers=(*layers, marked)))

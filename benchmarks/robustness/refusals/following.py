@@ -14,8 +14,7 @@ from typing import Any
 
 import typer.main
 
-from benchmarks.robustness.refusals.command_lines import PYTHON, Ended, typed
-from benchmarks.robustness.refusals.folders import lay_out
+from benchmarks.robustness.refusals.folders import PYTHON, Ended, lay_out, typed
 from benchmarks.robustness.remedies import matches, table
 from halopipe.cli.app import app
 

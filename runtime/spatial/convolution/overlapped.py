@@ -7,7 +7,7 @@ backward    the gradients of those pieces first, and start to send them back; th
 
 So messages travel while the large part is computed, nothing is copied but thin pieces, and the large part is one call
 of the ordinary kernel.  (Splitting into interior and boundary, as Dryden et al. 2019, section 4.2, computes most of the
-outputs in one call and the rest in several thin ones: ``benchmarks.spatial.interior``, which is slower.)
+outputs in one call and the rest in several thin ones: ``benchmarks.spatial.sides``, which is slower.)
 
 Whether a rank's part of a convolution can be computed as a sum of terms, and whether that pays.  Pure integers.
 
