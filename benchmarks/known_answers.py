@@ -381,15 +381,15 @@ def _of_tarnawski(row: dict[str, str], accelerators: int, cpus: int, expected: f
 
 def _of_piper(row: dict[str, str], devices: int, bandwidth: float, expected: float, digits: int) -> tuple[Known, int]:
     path = PROFILES / "piper" / row["instance"].partition(" ")[0].removeprefix("piper/")
-    memory = float(row["memory_limit"].removesuffix("GiB")) * GIB
+    memory, variant = float(row["memory_limit"].removesuffix("GiB")) * GIB, _VARIANTS[row["solver"]]
 
     def solve() -> float:
         instance = piper_format.read(path)
         rate = bandwidth * GIB
-        answer = piper.solve(replace(instance, devices=devices, memory_bytes=memory, bandwidth_bytes_per_s=rate))
-        return answer.value
+        asked = replace(instance, devices=devices, memory_bytes=memory, bandwidth_bytes_per_s=rate)
+        return piper.solve(asked, variant=variant).value
 
-    name = f"{row['instance']}, {row['devices']}, {row['memory_limit']}"
+    name = f"{row['instance']}, {row['devices']}, {row['memory_limit']}, {variant}"
     return Known("piper", name, "per sample", expected, digits, solve), devices
 
 

@@ -33,13 +33,12 @@ class GradientSync:
 
     Args:
         local_stages: the stages of this rank.
-        norm_type: of which norm, ``inf`` for the largest element.
     """
 
-    def __init__(self, context: RankContext, local_stages: Mapping[int, LocalStage], norm_type: float = 2.0) -> None:
+    def __init__(self, context: RankContext, local_stages: Mapping[int, LocalStage]) -> None:
         self._local_stages, self._transport = local_stages, context.transport
         self._bound = local_stages
-        self._clip_norm, self._norm_type, self._on_nan = context.clip_norm, norm_type, context.on_nan
+        self._clip_norm, self._on_nan = context.clip_norm, context.on_nan
         named = {name: p for local_stage in local_stages.values() for name, p in local_stage.parameters.items()}
         self._tied = [(named[name], tie) for tie in context.ties if context.rank in tie.ranks for name in tie.names]
         self._accumulations = [AccumulationStep(), *(local_stage.accumulation for local_stage in local_stages.values())]
@@ -128,12 +127,12 @@ class GradientSync:
         """That of all gradients; and whether it, or a loss on some rank, is not finite."""
         gradients = [tensor.grad for tensor in self._counted() if tensor.grad is not None]
         norms = torch.zeros(self._transport.world_size + 1, dtype=torch.float64)
-        norms[self._transport.rank] = get_total_norm(gradients, self._norm_type).item() if gradients else 0.0
+        norms[self._transport.rank] = get_total_norm(gradients).item() if gradients else 0.0
         if self._on_nan is not OnNan.IGNORE:
             norms[-1] = not all(local_stage.is_finite(gradients=False) for local_stage in self._bound.values())
         everyone = tuple(range(self._transport.world_size))
         self._transport.all_reduce(norms, everyone)  # one rank's number and zeros, at each place
-        norm: float = torch.linalg.vector_norm(norms[:-1], self._norm_type).item()
+        norm: float = torch.linalg.vector_norm(norms[:-1]).item()
         return norm, bool(norms[-1]) or not math.isfinite(norm)
 
     def _is_spoilt_anywhere(self) -> bool:
