@@ -59,26 +59,26 @@ def of_planning() -> Iterator[Refusal]:
     )
     for text, fill, elsewhere in asked:
         yield Refusal(f"plan {text}", (*plan, *shlex.split(text)), fill, folders.cluster, plan, elsewhere)
-    for text, make, fill in (
-        ("--recompute selective --allow time", folders.attention, {}),
-        ("--token-slices 8+8 --schedule chimera", folders.attention, {}),
-        ("--zero 2 --shard always", folders.with_terms, {}),
-        ("--ranks 2", folders.unlinked, {"FILE": "cluster.yaml"}),
-        ("--recompute never", folders.small_devices, {"FILE": "large.yaml"}),
-        ("--batch-statistics whole --micro-batch 2", folders.batch_norm, {}),
-        ("--batch-statistics whole --global-batch 4096", folders.batch_norm, {}),
-        ("--global-batch 5 --micro-batch 4", folders.batch_norm_of_rows, {}),
-        ("--global-batch 1", folders.batch_norm_of_rows, {}),
-        ("--micro-batch 3", folders.of_one_size, {}),
-        ("--micro-batch 4", folders.of_whole_batches, {}),
-        ("--global-batch 4096", folders.of_whole_batches, {}),
-        ("--time-limit 0 --memory 7MiB", None, {}),
-        ("--schedule chimera --ranks 1", None, {}),
-        ("--fix loss=replicas:2", folders.keeping, {}),
-        ("--token-slices 4+4 --objective latency", folders.attention, {}),
+    for text, of, fill in (
+        ("--recompute selective --allow time", "attention", {}),
+        ("--token-slices 8+8 --schedule chimera", "attention", {}),
+        ("--zero 2 --shard always", "with_terms", {}),
+        ("--ranks 2", "unlinked", {"FILE": "cluster.yaml"}),
+        ("--recompute never", "small_devices", {"FILE": "large.yaml"}),
+        ("--batch-statistics whole --micro-batch 2", "batch_norm", {}),
+        ("--batch-statistics whole --global-batch 4096", "batch_norm", {}),
+        ("--global-batch 5 --micro-batch 4", "batch_norm_of_rows", {}),
+        ("--global-batch 1", "batch_norm_of_rows", {}),
+        ("--micro-batch 3", "of_one_size", {}),
+        ("--micro-batch 4", "of_whole_batches", {}),
+        ("--global-batch 4096", "of_whole_batches", {}),
+        ("--time-limit 0 --memory 7MiB", "", {}),
+        ("--schedule chimera --ranks 1", "", {}),
+        ("--fix loss=replicas:2", "keeping", {}),
+        ("--token-slices 4+4 --objective latency", "attention", {}),
     ):
-        made = folders.cluster if make is None else folders.having(make)
-        name = f"plan {text}" if make is None else f"plan {text} ({make.__name__})"
+        made = folders.having(of) if of else folders.cluster
+        name = f"plan {text} ({of})" if of else f"plan {text}"
         elsewhere = {"torchrun": "it is another launcher's, on two hosts"}
         yield Refusal(name, ("plan", "profile.json", *shlex.split(text)), fill, made, plan, elsewhere)
     too_many = ("plan", "profile.json", "--global-batch", "16", "--ways", "data=16")
