@@ -328,7 +328,7 @@ def of_running() -> Iterator[Refusal]:
             "scaled", "--data model.py:with_scales --data-from share",
             folders.of("scaled"), planned, {"FACTORY": "model.py:whole_batches"},
         ),
-        ("vectors", "--data halopipe.data.demo_data:shapes", folders.of_vectors, planned, clouds),
+        ("vectors", "--data halopipe.data:shapes", folders.of_vectors, planned, clouds),
     ):  # fmt: skip
         arguments = ("run", "plan.json", "--no-learn", "--steps", "2", *words.split())
         yield Refusal(f"run --steps 2 ({name})", arguments, fill, prepare, plan, is_dear=True)
@@ -413,7 +413,7 @@ def of_serving() -> Iterator[Refusal]:
         arguments = tuple(words.partition(",")[0].split())
         fill = {"SIZE": "1MiB", "--to FOLDER": "--to answers", "FOLDER": "folder"}
         yield Refusal(words, arguments, fill, folders.asks, folders.PLANNED, ways, is_dear=True, asked=asked)
-    clouds = {"FACTORY": "halopipe.data.demo_data:shapes"}
+    clouds = {"FACTORY": "halopipe.data:shapes"}
     for name, prepare, plan, fill in (
         ("token slices", folders.asks_of_tokens, folders.SLICED, {}),
         ("clouds", folders.asks_of_clouds, folders.PLANNED, clouds),
