@@ -97,14 +97,14 @@ class Case:
     Attributes:
         shape: of the input: samples, channels, height, width.
         goal: share of the ideal half.
-        speed_up: goal for that over one device; 0: none.
+        speed_up: goal for that over one device.
     """
 
     name: str
     make: Callable[[], nn.Module]
     shape: tuple[int, int, int, int]
     goal: float
-    speed_up: float = 0.0
+    speed_up: float | None = None
 
     def model(self) -> nn.Module:
         """The same weights on every rank."""
@@ -320,12 +320,9 @@ def shares(case: Case, found: Sequence[Raced]) -> list[Row]:
     rows = [Row(f"{case.name}: ideal half", 1e3 * half_s, "ms")]
     for mode in MODES:
         share = half_s / max(each.wall_s[mode] for each in found)
-        name = f"{case.name}: {mode}"
-        rows.append(at_least(name, share, "of ideal", case.goal) if mode == "linear" else Row(name, share, "of ideal"))
+        rows.append(at_least(f"{case.name}: {mode}", share, "of ideal", case.goal if mode == "linear" else None))
     speed_up = max(each.wall_s[ONE] for each in found) / max(each.wall_s["linear"] for each in found)
-    name = f"{case.name}: speed-up"
-    rows.append(at_least(name, speed_up, "times", case.speed_up) if case.speed_up else Row(name, speed_up, "times"))
-    return rows
+    return [*rows, at_least(f"{case.name}: speed-up", speed_up, "times", case.speed_up)]
 
 
 def overheads(found: Sequence[Raced]) -> list[Row]:
@@ -333,8 +330,7 @@ def overheads(found: Sequence[Raced]) -> list[Row]:
     rows = []
     for mode in MODES:
         above_us = max(each.cpu_s[mode] - each.cpu_s["half"] for each in found) * 1e6
-        name = f"{OVERHEAD}: {mode}"
-        rows.append(at_most(name, above_us, "us CPU", GOAL_US) if mode == "linear" else Row(name, above_us, "us CPU"))
+        rows.append(at_most(f"{OVERHEAD}: {mode}", above_us, "us CPU", GOAL_US if mode == "linear" else None))
     return rows
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import planner
-from benchmarks.report import Row, at_most, run
+from benchmarks.report import Row, at_most, error_within, run
 from benchmarks.runs import by_hand, step_s
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import CostModel
@@ -61,9 +61,7 @@ def measure(quick: bool) -> list[Row]:
         name = f"{case.network}, {case.name}"
         rows.append(Row(f"{name}: predicted step", 1e3 * case.plan.prediction.step_s, "ms"))
         rows.append(Row(f"{name}: measured step", 1e3 * seconds, "ms"))
-        rows.append(
-            Row(f"{name}: error", 100 * error, "%", f"within {GOAL_PERCENT:g}", abs(error) <= GOAL_PERCENT / 100)
-        )
+        rows.append(error_within(f"{name}: error", 1 + error, GOAL_PERCENT))
     rows.append(at_most("mean absolute error", 100 * statistics.fmean(map(abs, errors)), "%", GOAL_PERCENT))
     rows.append(
         at_most("mean error of speed-ups over one device", _speed_up_error(cases, errors), "%", SPEED_UP_PERCENT)

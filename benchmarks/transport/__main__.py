@@ -118,10 +118,9 @@ def messages(sides: Sequence[Side], effort: Effort) -> list[Row]:
             rows += [Row(f"{title}: {side.name}", 1e6 * found[f"{what} {side.name}"], "us") for side in sides]
             rows.append(Row(f"{title}: memcpy", 1e6 * found["memcpy"], "us"))
             for side in sides:
-                share, is_wanted = found["memcpy"] / found[f"{what} {side.name}"], side is not sides[0]
-                name = f"{title}: memcpy / {side.name}"
-                is_wanted = is_wanted and size >= LARGE_BYTES
-                rows.append(at_least(name, share, "ratio", GOAL_OF_MEMCPY) if is_wanted else Row(name, share, "ratio"))
+                share = found["memcpy"] / found[f"{what} {side.name}"]
+                goal = GOAL_OF_MEMCPY if side is not sides[0] and size >= LARGE_BYTES else None
+                rows.append(at_least(f"{title}: memcpy / {side.name}", share, "ratio", goal))
     return rows
 
 
@@ -137,8 +136,8 @@ def exchanges(sides: Sequence[Side], effort: Effort) -> list[Row]:
         around = turns_of(sides, effort.rounds, items.around, "keyed exchange", size, calls, effort.few)
         for name, of_side in around.items():
             title, more_us = f"keyed exchange of {size_name(size)} around 4.6 ms: {name}", 1e6 * more_s(of_side)
-            is_wanted = name != sides[0].name and size == GOAL_BYTES
-            rows.append(at_most(title, more_us, "us more", GOAL_US) if is_wanted else Row(title, more_us, "us more"))
+            goal = GOAL_US if name != sides[0].name and size == GOAL_BYTES else None
+            rows.append(at_most(title, more_us, "us more", goal))
     return rows
 
 
@@ -186,7 +185,7 @@ def packing(sides: Sequence[Side], effort: Effort) -> list[Row]:
 
 def _at_most_one(name: str, ratio: float) -> Row:
     """MPI copies what is cut before it sends, as we did, and has messages of a few microseconds: no goal."""
-    return Row(name, ratio, "ratio") if name.endswith(MPI) else at_most(name, ratio, "ratio", 1.0)
+    return at_most(name, ratio, "ratio", None if name.endswith(MPI) else 1.0)
 
 
 def _both(
