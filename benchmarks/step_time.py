@@ -11,10 +11,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import planner
 from benchmarks.report import Row, at_most, error_within, run
 from benchmarks.runs import by_hand, step_s
+from benchmarks.turns import by_turns
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import CostModel
 from planner.costs.predict import forecast
@@ -75,10 +77,8 @@ def measure(quick: bool) -> list[Row]:
 
 def _by_turns(cases: Sequence[Case], num_rounds: int) -> list[list[float]]:
     """Seconds of a step by case and round; all plans run in each round, those of one decision once."""
-    found: dict[str, list[float]] = {}
-    for _ in range(num_rounds):
-        for key, plan in {fingerprint(case.plan.decision): case.plan for case in cases}.items():
-            found.setdefault(key, []).append(step_s(plan, STEPS, warmup=3))
+    plans = {fingerprint(case.plan.decision): case.plan for case in cases}
+    found = by_turns(num_rounds, {key: partial(step_s, plan, STEPS, 3) for key, plan in plans.items()})
     return [found[fingerprint(case.plan.decision)] for case in cases]
 
 
