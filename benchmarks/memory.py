@@ -42,7 +42,6 @@ from profiler.capture.graph import capture
 from profiler.measure.memory import footprints
 from profiler.measure.preparing import site_halos
 from profiler.source.model import LoadedModel, example_of, fed_example
-from runtime.captured import CapturedModule
 
 GOAL_PERCENT = 3.0
 UNDER_PERCENT = 1.0
@@ -210,13 +209,12 @@ def rows_of(found: Mapping[tuple[str, str], Found]) -> list[Row]:
 
 
 def profile_of(network: Network) -> Profile:
-    """The network, watched in this process."""
+    """The network, watched in this process: its bytes are counted.
+
+    Its seconds are the bytes that layers make, which need no quiet machine.
+    """
     model = load_model(network.source)
-    return memory_profile(network, capture(model), model)
-
-
-def memory_profile(network: Network, captured: CapturedModule, model: LoadedModel) -> Profile:
-    """A profile whose bytes are counted; its seconds are the bytes that layers make, which need no quiet machine."""
+    captured = capture(model)
     graph, found = captured.graph, list[Measurement]()
     for samples in network.sizes:
         bytes_of = footprints(captured, example_of(graph.inputs, model, samples), samples)

@@ -49,14 +49,20 @@ class Row:
     holds: bool = True
 
 
-def at_most(name: str, value: float, unit: str, limit: float) -> Row:
-    """A row that should not exceed ``limit``."""
-    return Row(name, value, unit, f"<= {limit:g}", value <= limit)
+def at_most(name: str, value: float, unit: str, limit: float | None) -> Row:
+    """A row that should not exceed ``limit``; without one it informs."""
+    return Row(name, value, unit) if limit is None else Row(name, value, unit, f"<= {limit:g}", value <= limit)
 
 
-def at_least(name: str, value: float, unit: str, limit: float) -> Row:
-    """A row that should reach ``limit``."""
-    return Row(name, value, unit, f">= {limit:g}", value >= limit)
+def at_least(name: str, value: float, unit: str, limit: float | None) -> Row:
+    """A row that should reach ``limit``; without one it informs."""
+    return Row(name, value, unit) if limit is None else Row(name, value, unit, f">= {limit:g}", value >= limit)
+
+
+def error_within(name: str, ratio: float, limit: float) -> Row:
+    """By how many per cent a ratio is off 1, which should be no more than ``limit``."""
+    error = 100 * (ratio - 1)
+    return Row(name, error, "%", f"within {limit:g}", abs(error) <= limit)
 
 
 def run(

@@ -252,7 +252,7 @@ def samples_cut(owned: Ownership) -> int:
 def rows(case: Case, name: str, owned: Ownership, speeds: Sequence[float], most: float | None = None) -> Iterator[Row]:
     """Balance and halo of an ownership, under the whole network's work."""
     value = imbalance(rank_work(owned, case.work), speeds)
-    yield at_most(name, value, "max/mean", most) if most else Row(name, value, "max/mean")
+    yield at_most(name, value, "max/mean", most)
     yield Row(f"{name}, halo", 100 * halo(owned, case.levels, case.maps).share, "%")
 
 

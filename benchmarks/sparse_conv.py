@@ -20,7 +20,6 @@ Where spconv is not installed, plain torch alone stands beside ours, without goa
 from __future__ import annotations
 
 import importlib.util
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +34,7 @@ from torch import Tensor
 
 from benchmarks.report import Row, at_least, at_most, run
 from benchmarks.sparse_balance import points, voxels
+from benchmarks.turns import medians
 from cuda_ops.device.host import prepare_process
 from cuda_ops.sparse import operators, reference
 from cuda_ops.sparse.dispatch import chosen
@@ -190,16 +190,10 @@ def without_streams() -> AbstractContextManager[object]:
 
 
 def medians_ms(sides: Mapping[str, Side], repeats: int) -> dict[tuple[str, str], float]:
-    """CPU milliseconds by (side, work): every work once to warm up, then all of them in turn."""
+    """CPU milliseconds by (side, work), medians of turns."""
     works = {(side, name): work for side, those in sides.items() for name, work in those.works.items()}
-    spent: dict[tuple[str, str], list[float]] = {name: [] for name in works}
-    for repeat in range(repeats + 1):
-        for name, work in works.items():
-            start = time.thread_time()
-            work()
-            if repeat:
-                spent[name].append(1e3 * (time.thread_time() - start))
-    return {name: statistics.median(values) for name, values in spent.items()}
+    (spent,) = medians(works, repeats, lambda: None, (time.thread_time,))
+    return {name: 1e3 * seconds for name, seconds in spent.items()}
 
 
 def rows_of(channels: int, spent: Mapping[tuple[str, str], float], with_map: bool) -> Iterator[Row]:

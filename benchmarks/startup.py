@@ -9,9 +9,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks.report import Row, at_most, run
+from benchmarks.turns import by_turns
 
 PROFILE = Path(__file__).parents[1] / "notebooks" / "data" / "resnet50.profile.json"
 
@@ -27,10 +29,7 @@ def measure(quick: bool) -> list[Row]:
             "plan": ["-m", "halopipe", "plan", str(PROFILE), "-o", output],
             "help": ["-m", "halopipe", "--help"],
         }
-        seconds: dict[str, list[float]] = {name: [] for name in commands}
-        for _ in range(repetitions):
-            for name, command in commands.items():
-                seconds[name].append(_run(command))
+        seconds = by_turns(repetitions, {name: partial(_run, command) for name, command in commands.items()})
     median = {name: statistics.median(values) for name, values in seconds.items()}
     floor = median["python"]
     return [

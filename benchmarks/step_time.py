@@ -11,10 +11,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import planner
-from benchmarks.report import Row, at_most, run
+from benchmarks.report import Row, at_most, error_within, run
 from benchmarks.runs import by_hand, step_s
+from benchmarks.turns import by_turns
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import CostModel
 from planner.costs.predict import forecast
@@ -61,9 +63,7 @@ def measure(quick: bool) -> list[Row]:
         name = f"{case.network}, {case.name}"
         rows.append(Row(f"{name}: predicted step", 1e3 * case.plan.prediction.step_s, "ms"))
         rows.append(Row(f"{name}: measured step", 1e3 * seconds, "ms"))
-        rows.append(
-            Row(f"{name}: error", 100 * error, "%", f"within {GOAL_PERCENT:g}", abs(error) <= GOAL_PERCENT / 100)
-        )
+        rows.append(error_within(f"{name}: error", 1 + error, GOAL_PERCENT))
     rows.append(at_most("mean absolute error", 100 * statistics.fmean(map(abs, errors)), "%", GOAL_PERCENT))
     rows.append(
         at_most("mean error of speed-ups over one device", _speed_up_error(cases, errors), "%", SPEED_UP_PERCENT)
@@ -77,10 +77,8 @@ def measure(quick: bool) -> list[Row]:
 
 def _by_turns(cases: Sequence[Case], num_rounds: int) -> list[list[float]]:
     """Seconds of a step by case and round; all plans run in each round, those of one decision once."""
-    found: dict[str, list[float]] = {}
-    for _ in range(num_rounds):
-        for key, plan in {fingerprint(case.plan.decision): case.plan for case in cases}.items():
-            found.setdefault(key, []).append(step_s(plan, STEPS, warmup=3))
+    plans = {fingerprint(case.plan.decision): case.plan for case in cases}
+    found = by_turns(num_rounds, {key: partial(step_s, plan, STEPS, 3) for key, plan in plans.items()})
     return [found[fingerprint(case.plan.decision)] for case in cases]
 
 

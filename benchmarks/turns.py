@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from torch import Tensor
 
+K = TypeVar("K")
 T = TypeVar("T")
 WARM_UP = 3
 
 
 def turns(
-    names: Iterable[str], rounds: int, warm_up: int = 0, between: Callable[[], object] = lambda: None
-) -> Iterator[tuple[int, str]]:
+    names: Iterable[K], rounds: int, warm_up: int = 0, between: Callable[[], object] = lambda: None
+) -> Iterator[tuple[int, K]]:
     """The number of a round, negative to warm up, and a name: each once a round, in changing order.
 
     Args:
@@ -31,26 +32,26 @@ def turns(
         between()
 
 
-def by_turns(rounds: int, sides: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
+def by_turns(rounds: int, sides: Mapping[K, Callable[[], T]]) -> dict[K, list[T]]:
     """What each gives in each round."""
-    found: dict[str, list[T]] = {name: [] for name in sides}
+    found: dict[K, list[T]] = {name: [] for name in sides}
     for _, name in turns(sides, rounds):
         found[name].append(sides[name]())
     return found
 
 
 def medians(
-    sides: Mapping[str, Callable[[], object]],
+    sides: Mapping[K, Callable[[], object]],
     rounds: int,
     meet: Callable[[], object],
     clocks: Sequence[Callable[[], float]] = (time.perf_counter,),
-) -> list[dict[str, float]]:
+) -> list[dict[K, float]]:
     """Of each clock the median seconds of each side.
 
     Args:
         meet: called before each turn, and not counted: what one rank waits for another is not for who comes next.
     """
-    seconds: list[dict[str, list[float]]] = [{name: [] for name in sides} for _ in clocks]
+    seconds: list[dict[K, list[float]]] = [{name: [] for name in sides} for _ in clocks]
     with no_collector():
         for number, name in turns(sides, rounds, WARM_UP):
             meet()

@@ -1,8 +1,5 @@
 """How well shapes are priced that nobody measured: measurements of real profiles held back, a tenth at a time.
 
-    python -m benchmarks.unseen_shapes             committed profiles, and four networks measured anew (some minutes)
-    python -m benchmarks.unseen_shapes --quick     committed profiles alone (within a minute)
-
 Three things are held back, and the planner is asked for forward + backward of each:
 
     sizes     a layer at one number of samples; at others it was measured
@@ -17,7 +14,6 @@ roofline with the best rates that the profile itself shows (forward one roof, ba
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -43,27 +39,6 @@ COMMITTED: Mapping[str, Path] = {
     "VGG-16": _DATA / "vgg16.profile.json",
     "GPT-like": _DATA / "schedules" / "profile.json",
     "mesh tangling": _DATA / "spatial" / "mesh.profile.json",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Fresh:
-    """A network that is measured for this: its factory, the example's shape, sizes, and whether parts are measured."""
-
-    factory: str
-    shape: tuple[int, ...]
-    arguments: Mapping[str, object]
-    sizes: tuple[int, ...]
-    allow: tuple[str, ...] = ("sample",)
-
-
-FRESH: Mapping[str, Fresh] = {
-    "ResNet-50 anew": Fresh("profiler.models.resnet:resnet50", (8, 3, 96, 96), {}, (1, 2, 3, 4, 6, 8)),
-    "VGG-16 anew": Fresh("profiler.models.vgg:vgg16", (8, 3, 64, 64), {}, (1, 2, 3, 4, 6, 8)),
-    "GPT-like anew": Fresh("profiler.models.gpt:gpt", (8, 64), {}, (1, 2, 3, 4, 6, 8)),
-    "3-D U-Net anew": Fresh(
-        "profiler.models.unet3d:unet3d", (4, 1, 32, 32, 32), {}, (1, 2, 3, 4), ("sample", "spatial", "channel")
-    ),
 }
 
 
@@ -218,25 +193,8 @@ def rows_of(name: str, profile: Profile) -> list[Row]:
 
 
 def measure(quick: bool) -> list[Row]:
-    """All rows; fresh profiles are measured in other processes."""
-    profiles = {name: load(path, Profile) for name, path in COMMITTED.items()}
-    if not quick:
-        for name, each in FRESH.items():
-            sys.stderr.write(f"measuring {name}\n")
-            profiles[name] = _profiled(each)
-    found = []
-    for name, profile in profiles.items():
-        found += rows_of(name, profile)
-    return found
-
-
-def _profiled(fresh: Fresh) -> Profile:
-    from halopipe.planning import measure as measuring
-    from halopipe.planning.options import ProfileOptions
-
-    source = measuring.source_of(fresh.factory, fresh.shape, fresh.arguments, "float32")
-    asked = ProfileOptions(workers=1, optimizer="SGD", sizes=fresh.sizes, allow=fresh.allow, num_ranks=4, quick=True)
-    return measuring.measure(source, asked, quiet=True)
+    """All rows; ``quick`` takes all profiles too, since nothing is run."""
+    return [row for name, path in COMMITTED.items() for row in rows_of(name, load(path, Profile))]
 
 
 def _unnamed(profile: Profile, held: Held, fold: Sequence[Measurement]) -> dict[str, tuple[Measurement, ...]]:

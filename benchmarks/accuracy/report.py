@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks.accuracy.cases import CHOSEN, NEW, ONE, SETTINGS, TIMED
-from benchmarks.report import Row, at_least, at_most
+from benchmarks.report import Row, at_least, at_most, error_within
 from planner.costs.uncertainty import kind_of
 from planner.ir.profile import ONE_DEVICE, PIPELINE
 
@@ -97,7 +97,7 @@ def rows(found: Sequence[Outcome]) -> Iterator[Row]:
             yield Row(f"{name}: measured speed-up", statistics.median(each.speed_ups), "times")
             turns = max(each.speed_ups) / min(each.speed_ups) - 1
             yield Row(f"{name}: speed-up, own turns apart", 100 * turns, "%")
-            yield Row(f"{name}: error of the speed-up", 100 * error, "%", "within 10", abs(error) <= 0.1)
+            yield error_within(f"{name}: error of the speed-up", 1 + error, 10)
     found = list({(each.setting, each.predicted_s, each.step_s, each.peak_bytes): each for each in found}.values())
     speed_ups = [abs(error) for each in found if (error := each.speed_up_error) is not None]
     if speed_ups:

@@ -31,27 +31,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy.cases import DATA_PARALLEL, HYBRID, Network, case
+from benchmarks.accuracy.cases import DATA_PARALLEL, HYBRID
 from benchmarks.devices.testbed import unavailable
 from benchmarks.faults import hosts, limits, slow, victim
 from benchmarks.faults.jobs import EVERY, STEPS, Outcome, left, memory, own_folder, rows, workers
 from benchmarks.faults.victim import Fault
-from benchmarks.memory import cluster_of, memory_profile
 from benchmarks.report import Row, run
 from benchmarks.runs import ran
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Plan
-from planner.ir.problem import Problem
-from planner.ir.profile import ModelSource, Optimizer
-from profiler import load_model
-from profiler.capture.graph import capture
 from runtime.checkpoint import complete_steps
 from runtime.checkpoint.folders import DATA_FILE
 
@@ -165,14 +160,7 @@ def _note(found: list[Outcome], tries: Callable[[], Outcome]) -> None:
 
 def made() -> dict[str, Plan]:
     """The plans, by name."""
-    source = ModelSource("benchmarks.faults.victim:network")
-    network = Network(source, victim.SAMPLES, (1, 2, 4, 8))
-    model = load_model(source)
-    profile = replace(memory_profile(network, capture(model), model), optimizer=Optimizer("Adam", {"lr": 1e-2}, 2.0))
-    return {
-        name: case(Problem(replace(profile, cluster=cluster_of(ranks)), network.samples), name, pads=False).plan
-        for name, ranks in PLANS.items()
-    }
+    return {name: hosts.plan_of(hosts.profile_of((0,) * ranks), name) for name, ranks in PLANS.items()}
 
 
 def tried(trial: Trial, plan: Plan, expected: RunResult, alone_s: float, group: Path | None = None) -> Outcome:

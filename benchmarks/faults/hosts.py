@@ -15,6 +15,7 @@ left.  The curve is that of an undisturbed job on these hosts: bit for bit, or t
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -24,18 +25,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks import memory
 from benchmarks.accuracy.cases import HYBRID, Network, case
 from benchmarks.devices.testbed import RATES, Testbed
 from benchmarks.faults import victim
 from benchmarks.faults.jobs import EVERY, Job, Outcome, last_words, own_folder
-from benchmarks.memory import memory_profile
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.codec import dump
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import ModelSource, Optimizer, Profile
-from profiler import load_model
-from profiler.capture.graph import capture
 from runtime.checkpoint import complete_steps
 
 STEPS, PAUSE_S, DEADLINE_S = 30, 0.1, 3.0
@@ -87,20 +86,36 @@ def drawn(count: int, seed: int) -> Iterator[HostTrial]:
         yield HostTrial(plan, deed, numbers.choice((SAME, REPLANNED)) if is_lost else SAME, host, numbers.random())
 
 
-def profile_of(host_of: Sequence[int], source: ModelSource, bytes_per_s: float = 1e8) -> Profile:
+@functools.cache
+def _watched(factory: str) -> Profile:
+    source = ModelSource(f"benchmarks.faults.victim:{factory}")
+    found = memory.profile_of(Network(source, victim.SAMPLES, (1, 2, 4, victim.SAMPLES)))
+    return replace(found, optimizer=Optimizer("Adam", {"lr": 1e-2}, 2.0))
+
+
+def profile_of(host_of: Sequence[int], bytes_per_s: float = 1e8, factory: str = "network") -> Profile:
     """A profile of a network of :mod:`benchmarks.faults.victim`, whose seconds are nobody's, for devices on hosts.
 
     Args:
         bytes_per_s: of the links between hosts.
     """
-    network, model = Network(source, victim.SAMPLES, (1, 2, 4, victim.SAMPLES)), load_model(source)
     devices = tuple(
         DeviceSpec(f"n{host}/cpu{list(host_of[:rank]).count(host)}", "cpu", f"n{host}", 1 << 40)
         for rank, host in enumerate(host_of)
     )
     cluster = Cluster(devices, {WITHIN_HOST: Link(1e-5, 1e10), ACROSS_HOSTS: Link(1e-4, bytes_per_s)})
-    found = memory_profile(network, capture(model), model)
-    return replace(found, optimizer=Optimizer("Adam", {"lr": 1e-2}, 2.0), cluster=cluster)
+    return replace(_watched(factory), cluster=cluster)
+
+
+def plan_of(profile: Profile, name: str) -> Plan:
+    """The plan of that name in :mod:`benchmarks.accuracy.cases`."""
+    return case(Problem(profile, victim.SAMPLES), name, pads=False).plan
+
+
+def lay_out(folder: Path, plan: Plan, profile: Profile) -> None:
+    """What a job of ``run`` needs in its folder."""
+    dump(plan, folder / "plan.json")
+    dump(profile, folder / "profile.json")
 
 
 def run_words(steps: int = STEPS, deadline_s: float = DEADLINE_S, *more: str) -> tuple[str, ...]:
@@ -233,11 +248,9 @@ class Hosts:
 
     def _write(self, name: str, folder: Path) -> None:
         if name not in self._made:
-            profile = profile_of(PLANS[name], ModelSource("benchmarks.faults.victim:network"))
-            self._made[name] = case(Problem(profile, victim.SAMPLES), name, pads=False).plan, profile
-        plan, profile = self._made[name]
-        dump(plan, folder / "plan.json")
-        dump(profile, folder / "profile.json")
+            profile = profile_of(PLANS[name])
+            self._made[name] = plan_of(profile, name), profile
+        lay_out(folder, *self._made[name])
         victim.slow_data(folder, PAUSE_S)
 
     def _testbed(self, plan: str) -> Testbed:

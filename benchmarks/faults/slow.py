@@ -23,22 +23,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
+from benchmarks import memory
 from benchmarks.accuracy.cases import NETWORKS as KNOWN
 from benchmarks.accuracy.cases import Network, case
 from benchmarks.devices.testbed import RATES, Rate, Testbed
 from benchmarks.faults import victim
-from benchmarks.faults.hosts import profile_of
+from benchmarks.faults.hosts import lay_out, plan_of, profile_of
 from benchmarks.faults.jobs import Job, last_words, own_folder
 from benchmarks.faults.victim import Pace
-from benchmarks.memory import cluster_of, memory_profile
 from benchmarks.report import Row, at_least, at_most
 from halopipe.planning.replan import replan
-from planner.ir.codec import dump
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.ir.profile import ModelSource, Profile
-from profiler import load_model
-from profiler.capture.graph import capture
+from planner.ir.profile import Profile
 
 RANKS, FACTOR, NOISE, WITHIN = 3, 1.3, 0.1, 3
 AT_ONCE = 10
@@ -97,10 +94,8 @@ def _named(paces: Sequence[Pace], steps: int) -> list[list[tuple[int, int]]]:
 
 def _started(pace: Pace, steps: int, stack: ExitStack) -> Job:
     folder = stack.enter_context(own_folder())
-    profile = profile_of((0,) * RANKS, ModelSource("benchmarks.faults.victim:network"))
-    profile = paced(profile, pace.forward_s)
-    dump(case(Problem(profile, victim.SAMPLES), "1f1b/2", pads=False).plan, folder / "plan.json")
-    dump(profile, folder / "profile.json")
+    profile = paced(profile_of((0,) * RANKS), pace.forward_s)
+    lay_out(folder, plan_of(profile, "1f1b/2"), profile)
     pace.plant(folder)
     victim.hold(folder)
     words = ("run", "plan.json", "--steps", str(steps), "--data", "benchmarks.faults.victim:data", "--calibrate", "off")
@@ -158,10 +153,8 @@ def link_rows(runs: int) -> Iterator[Row]:
 def _link_named_s(testbed: Testbed, host: int, tenth: Rate, rate: Rate) -> float | None:
     """How long it took until the link was named, and no rank was; None: it was not, or the job failed."""
     with own_folder() as folder:
-        profile = profile_of((0, 1), ModelSource("benchmarks.faults.victim:wide"), rate.payload_bytes_per_s)
-        profile = paced(profile, _LINK_FORWARD_S)
-        dump(case(Problem(profile, victim.SAMPLES), "1f1b/2", pads=False).plan, folder / "plan.json")
-        dump(profile, folder / "profile.json")
+        profile = paced(profile_of((0, 1), rate.payload_bytes_per_s, "wide"), _LINK_FORWARD_S)
+        lay_out(folder, plan_of(profile, "1f1b/2"), profile)
         Pace(_LINK_FORWARD_S).plant(folder)
         words = ("run", "plan.json", "--steps", "100000", "--calibrate", "off", "--profile", "profile.json")
         words = (*words, "--data", "benchmarks.faults.victim:wide_data")
@@ -194,9 +187,7 @@ def plan_rows(names: Sequence[str]) -> Iterator[Row]:
 
 
 def _planned(network: Network) -> tuple[Plan, Profile]:
-    model = load_model(network.source)
-    profile = replace(memory_profile(network, capture(model), model), cluster=cluster_of(4))
-    profile = _in_milliseconds(profile)
+    profile = _in_milliseconds(replace(memory.profile_of(network), cluster=memory.cluster_of(4)))
     problem = Problem(profile, network.samples, micro_batch_sizes=(network.samples // _MICRO_BATCHES,))
     return case(problem, f"1f1b/{network.samples // _MICRO_BATCHES}", pads=False).plan, profile
 

@@ -17,7 +17,7 @@ import torch
 
 import halopipe as hp
 from benchmarks.first_gpu.frame import Bench, Parts
-from benchmarks.report import Row, at_most
+from benchmarks.report import Row, at_most, error_within
 from cuda_ops.memory import meter_of
 from planner.ir.codec import load
 from planner.ir.profile import Measurement, Profile
@@ -107,11 +107,11 @@ def profiled(bench: Bench, name: str, precision: str) -> Iterator[Row]:
     (updates,) = profile.parameters.values()
     layers_s = sum(each.passes_s for each in layers) + sum(each.update_s for each in updates.values())
     yield Row(f"{title}: iteration", 1e3 * iteration_s, "ms")
-    yield within(f"{title}: sum of layers / iteration - 1", layers_s / iteration_s, GOAL_SUM_PERCENT)
+    yield error_within(f"{title}: sum of layers / iteration - 1", layers_s / iteration_s, GOAL_SUM_PERCENT)
     yield Row(f"{title}: machine was at rest", float(not profile.provenance.contended), "at rest")
     saved, held = sum(each.saved_bytes for each in layers), _held_bytes(bench, profile)
     yield Row(f"{title}: kept by autograd", held / 2**20, "MiB")
-    yield within(f"{title}: kept by layers / by the allocator - 1", saved / held, GOAL_MEMORY_PERCENT)
+    yield error_within(f"{title}: kept by layers / by the allocator - 1", saved / held, GOAL_MEMORY_PERCENT)
 
 
 def tables(bench: Bench) -> Parts:
@@ -157,7 +157,7 @@ def beside_tables(
     weighted = float(np.average(errors, weights=measured_s))
     yield at_most(f"{title}: mean error of a layer, by seconds", weighted, "%", GOAL_TABLES_PERCENT)
     ratio = float(predicted_s.sum() / measured_s.sum())
-    yield within(f"{title}: all layers, predicted / measured - 1", ratio, GOAL_TABLES_PERCENT)
+    yield error_within(f"{title}: all layers, predicted / measured - 1", ratio, GOAL_TABLES_PERCENT)
 
 
 def measured(bench: Bench, network: Network, precision: Mapping[str, Any]) -> Profile:
@@ -183,12 +183,6 @@ def at(profile: Profile, samples: int) -> Sequence[Measurement]:
     """Whole layers at so many samples."""
     (layers,) = profile.measurements.values()
     return [each for each in layers if each.samples == samples]
-
-
-def within(name: str, ratio: float, percent: float) -> Row:
-    """By how many percent a ratio is off 1."""
-    error = 100 * (ratio - 1)
-    return Row(name, error, "%", f"within {percent:g}", abs(error) <= percent)
 
 
 def _held_bytes(bench: Bench, profile: Profile) -> int:

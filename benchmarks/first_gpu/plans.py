@@ -18,8 +18,8 @@ import torch
 import planner
 from benchmarks import runs
 from benchmarks.first_gpu.frame import Bench, Parts
-from benchmarks.first_gpu.networks import NETWORKS, load_profile, within
-from benchmarks.report import Row, at_most
+from benchmarks.first_gpu.networks import NETWORKS, load_profile
+from benchmarks.report import Row, at_most, error_within
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
 from halopipe.training.optimizer_spec import make_optimizer_of
@@ -76,10 +76,10 @@ def _beside_prediction(title: str, plan: Plan, result: RunResult) -> Iterator[Ro
     yield Row(f"{title}: predicted step", 1e3 * prediction.step_s, "ms")
     if len(prediction.ranks) == 1:
         ratio = statistics.median(result.timed_seconds) / prediction.step_s
-        yield within(f"{title}: step, measured / predicted - 1", ratio, GOAL_PERCENT)
+        yield error_within(f"{title}: step, measured / predicted - 1", ratio, GOAL_PERCENT)
     peak, wanted = max(zip(result.peak_bytes, (each.peak_bytes for each in prediction.ranks), strict=True))
     yield Row(f"{title}: memory of the fuller rank", peak / 2**20, "MiB")
-    yield within(f"{title}: memory, measured / predicted - 1", peak / wanted, GOAL_PERCENT)
+    yield error_within(f"{title}: memory, measured / predicted - 1", peak / wanted, GOAL_PERCENT)
 
 
 def executor(bench: Bench) -> Parts:

@@ -39,7 +39,6 @@ GOALS = {
 WALK_GOALS = {"plan": 75, "run": 95, "serve": 95}
 LAST_COMMITS = 100
 SECOND_PLACES = ("planner/check", "tests/oracles")
-IMPORTED = ("halopipe", "halopipe.cli.app", "runtime.engine")
 
 
 def measure(quick: bool) -> list[Row]:
@@ -51,7 +50,7 @@ def measure(quick: bool) -> list[Row]:
         for name, value in of_text.items()
     ]
     rows_of_text.append(at_most("core statements", of_core, "", 52_500))
-    once = [*rows_of_text, *_lines(), *_arrows(), *_twice(), *_walks(), *_imports(), _mypy_errors()]
+    once = [*rows_of_text, *_lines(), *_arrows(), *_twice(), *_walks(), _mypy_errors()]
     return once if quick else [*once, *_fresh_clone()]
 
 
@@ -127,28 +126,6 @@ def _walks() -> Iterable[Row]:
 def _made(each: Walk) -> frozenset[str]:
     """Types that carry what is done, errors left out."""
     return frozenset(name for name in each.made if not name.endswith("Error"))
-
-
-_IMPORT = """
-import resource, sys, time
-began_s = time.process_time()
-__import__(sys.argv[1])
-print(time.process_time() - began_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-"""
-
-
-def _imports() -> Iterable[Row]:
-    for module in IMPORTED:
-        runs = [_imported(module) for _ in range(3)]
-        yield Row(f"import {module}, processor", statistics.median(seconds for seconds, _ in runs), "s")
-        yield Row(f"import {module}, memory", statistics.median(mib for _, mib in runs), "MiB")
-
-
-def _imported(module: str) -> tuple[float, float]:
-    command = [sys.executable, "-c", _IMPORT, module]
-    text = subprocess.run(command, cwd=HOME, check=True, capture_output=True, text=True).stdout
-    seconds, mib = map(float, text.split())
-    return seconds, mib
 
 
 def _mypy_errors() -> Row:

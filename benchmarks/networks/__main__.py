@@ -50,7 +50,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
 def measure(quick: bool, only: str, rest: bool, output: Path | None, document: bool) -> list[Row]:
     """The rows of the networks that are asked for, written to ``output`` one by one."""
     if document:
-        DOCUMENT.write_text(text_of(read(RESULTS)), encoding="utf-8")
+        DOCUMENT.write_text(text_of(read(RESULTS), DOCUMENT.read_text("utf-8")), encoding="utf-8")
         return []
     names = [name for networks in ORIGINS.values() for name in networks]
     wanted = QUICK if quick else only.split(",") if only else names

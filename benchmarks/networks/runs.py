@@ -283,73 +283,26 @@ def _rank(job: Job, rank: int, path: Path) -> RankResult:
     )
 
 
-_HEAD = """# Networks
-
-Networks of other people, with random weights and small sizes, went through `profile`, `plan` and `run` on two
-workers: as a pipeline of two stages with two micro-batches, and in data parallel, three steps of SGD with
-momentum. Losses, gradients, parameters and buffers were compared with the module itself on one device, dropout
-included, as `halopipe run --check-numerics` does. The comparison is in float64, to 1e-10, or to ten times one
-device's own rounding where that is more. Networks marked float32 were compared in float32: their code does not run
-in float64, or rounds as float32 inside.
-
-{counts}
-
-`python -m benchmarks.networks --output benchmarks/results/networks.json` runs them again, about ten seconds each;
-the file also has losses, numbers of layers and seconds of capture. `python -m benchmarks.networks --document`
-writes this page. Every row is a factory, `tests.zoo.packages:NAME`, which `halopipe profile` takes as MODEL.
-`pip install 'halopipe[networks]'` installs their packages.
-
-*pipeline* and *data parallel*: the largest relative difference of a loss or gradient from one device.
-"""
-_HABITS = """## Habits
-
-What breaks a planner is rarely a well-known network; it is the line that somebody added to one. `tests/zoo` holds
-small networks, one a habit: autograd functions, hooks, frozen and shared parts, losses of every kind, nested
-inputs, writes in place, branches on data, random numbers, recurrences, attention, what people bring from science,
-tables and papers, and data that draw without a seed. Each is trained under four kinds of plan and compared with
-the user's own module, called eagerly. It is equal in float64 to 1e-10, or refused before the first step (`python
--m benchmarks.robustness` counts both). Refused are, with the reason:
-
-- hooks that cannot be kept, and Python that a graph cannot follow: branches, loops and sizes that depend on values,
-  `random` and `numpy.random`, counters and states kept as attributes, lengths that follow from data, lazy \
-modules that saw no batch;
-- buffers that layers of two stages write, in pipelines, and buffers written from the rows seen, on stages of several
-  ranks;
-- losses whose value for a batch does not follow from those of its parts, in more than one micro-batch: contrastive,
-  RMSE, dice, correlation, the hardest samples.
-
-[Profiling](profiling.md#what-is-kept-of-a-module) says what to write instead.
-"""
+_BLOCK = re.compile(r"<!-- networks: (?P<what>.*?) -->\n.*?<!-- end of networks -->", re.DOTALL)
 _IN_COMMON = 2
 """Parts of a refusal that networks refused alike have in common: its title and the first fact."""
-_TITLES = {
-    "transformers": "transformers",
-    "timm": "timm",
-    "torchvision": "torchvision",
-    "profiler.models": "The reference networks",
-}
 
 
-_WHY = """\
-`GuardOnDataDependentSymNode` is what `torch.export` says where Python branches on what a batch holds: whether anything
-is masked, how long the longest sequence is, whether a layer is left out this time. A plan has one order of actions for
-all batches. Branches on whether values are finite are the exception: they are captured as for finite ones, and the
-graph looks. Layers that do not keep samples apart cannot be divided between replicas, and are trained in pipelines.
+def document(found: Mapping[str, Outcome], text: str) -> str:
+    """The document with its blocks as the outcomes are now: ``counts``, ``refusals``, and the table of an origin."""
 
-"""
+    def block(match: re.Match[str]) -> str:
+        what = match["what"]
+        made = {"counts": _counts, "refusals": _refusals}.get(what, lambda _: _folded(found, ORIGINS[what]))(found)
+        return f"<!-- networks: {what} -->\n\n{made}\n\n<!-- end of networks -->"
+
+    return _BLOCK.sub(block, text)
 
 
-def document(found: Mapping[str, Outcome]) -> str:
-    """The whole text."""
-    parts = [_HEAD.format(counts=_counts(found))]
-    for origin, networks in ORIGINS.items():
-        there = [found[name] for name in networks if name in found]
-        if there:
-            summary = f'<details markdown="1"><summary>{len(there)} networks</summary>'
-            parts.append(f"## {_TITLES[origin]}\n\n{summary}\n\n{_table(there, networks)}\n</details>\n")
-    parts.append(f"## What was refused, and why\n\n{_WHY}{_refusals(found) or 'Nothing.'}\n")
-    parts.append(_HABITS)
-    return "\n".join(parts)
+def _folded(found: Mapping[str, Outcome], networks: Mapping[str, Entry]) -> str:
+    there = [found[name] for name in networks if name in found]
+    summary = f'<details markdown="1"><summary>{len(there)} networks</summary>'
+    return f"{summary}\n\n{_table(there, networks)}\n</details>"
 
 
 def _counts(found: Mapping[str, Outcome]) -> str:
@@ -396,4 +349,4 @@ def _refusals(found: Mapping[str, Outcome]) -> str:
                 whose.setdefault("; ".join(parts[:_IN_COMMON]), []).append(f"`{one.name}`{way}{more}")
     ordered = sorted(whose.items(), key=lambda each: -len(each[1]))
     lines = [f"**{len(names)}: {reason}**\n\n" + "\n".join(f"- {name}" for name in names) for reason, names in ordered]
-    return "\n\n".join(lines)
+    return "\n\n".join(lines) or "Nothing."

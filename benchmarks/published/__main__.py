@@ -73,12 +73,12 @@ def measure(quick: bool, data: Path | None = None, public: bool = False) -> list
 def _summary(group: str, runs: Sequence[Run]) -> Iterator[Row]:
     ran = [run for run in runs if run.ran]
     if ran:
-        yield _at_most(f"{group}: mean error", _mean(ran), GOALS.get(group))
+        yield at_most(f"{group}: mean error", _mean(ran), "%", GOALS.get(group))
         yield Row(f"{group}: mean of errors with their signs", 100 * statistics.mean(run.error for run in ran), "%")
         if any(run.odd for run in runs):
             usual = [run for run in ran if not run.odd]
-            yield _at_most(
-                f"{group}: mean error without {len(ran) - len(usual)} odd rows", _mean(usual), GOALS.get(group)
+            yield at_most(
+                f"{group}: mean error without {len(ran) - len(usual)} odd rows", _mean(usual), "%", GOALS.get(group)
             )
         within = sum(_inside(run) for run in ran)
         yield Row(f"{group}: measured within the predicted range", 100 * within / len(ran), "%")
@@ -173,10 +173,6 @@ def _mean_of_memory(runs: Sequence[Run]) -> float:
 
 def _inside(run: Run) -> bool:
     return run.measured_s is not None and run.prediction.step.low <= run.measured_s <= run.prediction.step.high
-
-
-def _at_most(name: str, value: float, limit: float | None) -> Row:
-    return at_most(name, value, "%", limit) if limit is not None else Row(name, value, "%")
 
 
 OWN: Mapping[str, Mapping[str, Any]] = {

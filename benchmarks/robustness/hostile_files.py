@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import json
 import os
 import tempfile
@@ -98,17 +99,23 @@ def _writes(name: str, text: str | bytes | Callable[[], str | bytes]) -> Callabl
     return write
 
 
+def _edits(kind: str, text: Callable[[], str], *commands: tuple[str, ...]) -> Callable[[str, str, Json, str], Hostile]:
+    """What makes rows of good files with another value in one place; the command lines take turns."""
+    turns = itertools.cycle(commands)
+
+    def row(name: str, place: str, value: Json, says: str) -> Hostile:
+        write = _writes("bad.json", lambda: _edited(text(), place, value))
+        return Hostile(f"{kind}: {name}", next(turns), says, prepare=write)
+
+    return row
+
+
 _KIND = "AMD EPYC"
 _FIRST = f"measurements/{_KIND}/0"
 
 
 def _profiles() -> Iterator[Hostile]:
-    layers = "graph/layers"
-
-    def row(name: str, place: str, value: Json, says: str) -> Hostile:
-        write = _writes("bad.json", lambda: _edited(profile_text(), place, value))
-        return Hostile(f"profile: {name}", ("plan", "bad.json"), says, prepare=write)
-
+    layers, row = "graph/layers", _edits("profile", profile_text, ("plan", "bad.json"))
     conv, layer = f"{layers}/2/attributes", "graph.layers[2]"
     for name in ("stride", "kernel", "dilation"):
         for number, word in ((0, "of 0"), (-1, "negative"), (2**40, "huge")):
@@ -209,16 +216,9 @@ def _profiles() -> Iterator[Hostile]:
 
 
 def _plans() -> Iterator[Hostile]:
-    verbs = (("explain", "bad.json"), ("check", "bad.json"), ("compare", "plan.json", "bad.json"), ("run", "bad.json"))
-    verbs += (("export", "bad.json", "--to", "chrome-trace", "--profile", "profile.json"),)
-    count = 0
-
-    def row(name: str, place: str, value: Json, says: str) -> Hostile:
-        nonlocal count
-        count += 1
-        write = _writes("bad.json", lambda: _edited(plan_text(), place, value))
-        return Hostile(f"plan: {name}", verbs[count % len(verbs)], says, prepare=write)
-
+    export = ("export", "bad.json", "--to", "chrome-trace", "--profile", "profile.json")
+    verbs = (("check", "bad.json"), ("compare", "plan.json", "bad.json"), ("run", "bad.json"), export)
+    row = _edits("plan", plan_text, *verbs, ("explain", "bad.json"))
     stage, placed = "decision/stages/0", "decision/layers/features.0"
     yield row("no micro-batches", "decision/micro_batches", [], "decision.micro_batches: there is none")
     yield row("micro-batch of 0", "decision/micro_batches", [0, 8], "decision.micro_batches[0]: 0")
@@ -276,12 +276,8 @@ def _plans() -> Iterator[Hostile]:
 
 
 def _timelines() -> Iterator[Hostile]:
-    arguments = ("export", "plan.json", "--to", "chrome-trace", "--timeline", "bad.json")
-
-    def row(name: str, place: str, value: Json, says: str) -> Hostile:
-        write = _writes("bad.json", lambda: _edited(_timeline_text(), place, value))
-        return Hostile(f"timeline: {name}", arguments, says, prepare=write)
-
+    command = ("export", "plan.json", "--to", "chrome-trace", "--timeline", "bad.json")
+    row = _edits("timeline", _timeline_text, command)
     span = "predicted/spans/0"
     yield row("rank negative", f"{span}/rank", -1, "predicted.spans[0].rank: -1")
     yield row("rank huge", f"{span}/rank", 10**9, "predicted.spans[0].rank")

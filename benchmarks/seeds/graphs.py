@@ -5,8 +5,8 @@ and trains a GraphSAGE of three layers on ogbn-papers100M 3x as fast as torch_ge
 a step's neighbours and features are made in a thread during the step before.
 
 - *Sampler*: edges a second of one thread, in processor time, on the generated graph of 1M nodes and 10M edges:
-  compiled, vectorised in numpy, and a loop in Python with ``random.sample``.  torch_geometric's ``NeighborLoader``
-  needs pyg-lib or torch-sparse, which PyPI does not have for this torch, so that it has no row.
+  compiled, and vectorised in numpy.  torch_geometric's ``NeighborLoader`` needs pyg-lib or torch-sparse, which PyPI
+  does not have for this torch, so that it has no row.
 - *Hidden*: of the thread's processor time, what the computing thread did not wait for (timed).  One rank: the thread
   has the second of two cores; with two ranks on two cores nothing is idle, and sampling costs what it takes.
 - *Step*: predicted by a plan from a quick profile, measured in its run (timed).
@@ -16,7 +16,6 @@ a step's neighbours and features are made in a thread during the step before.
 from __future__ import annotations
 
 import json
-import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -69,10 +68,7 @@ def sampler(graph: NodeGraph) -> Iterator[Row]:
     for name, draws in (("compiled", fastest()), ("numpy", PlainDraws())):
         found[name] = _rate(_levels(graph, draws, seeds), 7)
         yield Row(f"SALIENT, sampler, {name}", found[name] / 1e6, "M edges/s")
-    found["Python"] = _rate(lambda draw: _in_python(graph, seeds.tolist(), draw), 1)
-    yield Row("SALIENT, sampler, a loop in Python", found["Python"] / 1e6, "M edges/s")
     yield at_least("SALIENT, sampler, compiled over numpy", found["compiled"] / found["numpy"], "x", 2)
-    yield Row("SALIENT, sampler, compiled over Python", found["compiled"] / found["Python"], "x")
 
 
 def _levels(graph: NodeGraph, draws: NeighbourDraws, seeds: Any) -> Callable[[int], int]:
@@ -87,21 +83,6 @@ def _rate(sample: Callable[[int], int], runs: int) -> float:
         edges = sample(draw)
         rates.append(edges / (time.thread_time() - start_s))
     return statistics.median(rates[1:])
-
-
-def _in_python(graph: NodeGraph, seeds: list[int], draw: int) -> int:
-    """The same blocks as one would write them first."""
-    chance, targets, edges = random.Random(draw), seeds, 0
-    for fanout in reversed(FANOUTS):
-        row = {node: number for number, node in enumerate(dict.fromkeys(targets))}
-        block = []
-        for number, node in enumerate(targets):
-            neighbours = graph.neighbours[graph.starts[node] : graph.starts[node + 1]].tolist()
-            for other in neighbours if len(neighbours) <= fanout else chance.sample(neighbours, fanout):
-                block.append((row.setdefault(other, len(row)), number))
-        edges += len(np.array(block))
-        targets = list(row)
-    return edges
 
 
 def hidden(graph: NodeGraph, steps: int) -> Iterator[Row]:

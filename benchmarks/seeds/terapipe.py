@@ -27,6 +27,7 @@ import numpy as np
 from benchmarks.report import Row, at_least
 from benchmarks.runs import simulated_s
 from benchmarks.seeds.jobs import halopipe, largest_error
+from benchmarks.turns import by_turns
 from planner.extras.token_slices.search import SliceTimes, best_slices
 from planner.extras.transformers.cluster import named_cluster
 from planner.extras.transformers.layers import layers_of
@@ -180,11 +181,12 @@ def measured() -> Iterator[Row]:
         for plan, allow in plans.items():
             options = ["--global-batch", "1", "--allow", allow, "--confidence", "0", "-o", plan]
             halopipe(folder, "plan", "profile.json", *options)
-        steps: dict[str, list[float]] = {plan: [] for plan in plans}
-        for _ in range(3):
-            for plan in plans:
-                told = halopipe(folder, "run", plan, "--steps", "12", "--no-learn", "--no-check-first-step", "--json")
-                steps[plan].append(json.loads(told)["measured"]["step_s"])
+
+        def ran_s(plan: str) -> float:
+            told = halopipe(folder, "run", plan, "--steps", "12", "--no-learn", "--no-check-first-step", "--json")
+            return float(json.loads(told)["measured"]["step_s"])
+
+        steps = by_turns(3, {plan: functools.partial(ran_s, plan) for plan in plans})
         sliced = json.loads((folder / "sliced.json").read_text())
         whole = json.loads((folder / "whole.json").read_text())
         predicted_gain = whole["prediction"]["step_s"] / sliced["prediction"]["step_s"]

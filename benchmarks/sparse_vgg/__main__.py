@@ -53,7 +53,7 @@ from benchmarks.devices.ranks import (
     timed_steps,
 )
 from benchmarks.devices.virtual_device import HeldTransport, VirtualDevice, hold, with_devices
-from benchmarks.report import Row, at_least, run
+from benchmarks.report import Row, at_least, error_within, run
 from cuda_ops.sparse.geometry import KernelMap, MapSpec, Route
 from cuda_ops.sparse.local import LocalMap, RowHalo
 from cuda_ops.sparse.preparation import Clouds, padded
@@ -159,11 +159,9 @@ def rows(planned: Sequence[Case], steps: Mapping[str, Sequence[Step]]) -> Iterat
     predicted_s = {case.name: case.predicted_s for case in planned}
     for case in planned:
         seconds = measured_s[case.name]
-        error = seconds / case.predicted_s - 1
         yield Row(f"{case.name}: predicted step", 1e3 * case.predicted_s, "ms")
         yield Row(f"{case.name}: measured step", 1e3 * seconds, "ms")
-        holds = abs(error) <= GOAL_PERCENT / 100
-        yield Row(f"{case.name}: error", 100 * error, "%", f"within {GOAL_PERCENT:g}", holds)
+        yield error_within(f"{case.name}: error", seconds / case.predicted_s, GOAL_PERCENT)
         yield Row(f"{case.name}: balance", statistics.median(s.balance for s in steps[case.name]), "max/mean")
         yield Row(f"{case.name}: steps counted", len(steps[case.name]), "steps")
         yield Row(f"{case.name}: longest wait for a core", 100 * max(s.delay for s in steps[case.name]), "%")

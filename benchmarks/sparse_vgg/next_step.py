@@ -15,13 +15,15 @@ turns; a step's time is from its start to the next one's, so that what is waited
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 
 import planner
 from benchmarks.report import Row, run
 from benchmarks.runs import step_s
 from benchmarks.step_time import pipeline
+from benchmarks.turns import by_turns
 from planner.costs.cost_model import CostModel
 from planner.costs.predict import forecast
 from planner.costs.pricing import Pricing
@@ -30,52 +32,25 @@ from planner.ir.problem import Problem
 from planner.ir.profile import ModelSource
 from profiler import profile
 
-STEPS, WARMUP = 12, 3
+STEPS, WARMUP, SAMPLES = 12, 3, 8
+FULL, QUICK = (32, 512, 3224, 3), (8, 32, 1000, 1)
+"""Width of the network, numbers between its linear layers, voxels of a cloud, rounds."""
 WAYS = {False: "in its own step", True: "in the step before"}
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """How large it is: of the network, of a batch and of its clouds; and how often every plan is run."""
-
-    width: int
-    hidden: int
-    samples: int
-    voxels: int
-    rounds: int
-
-    @property
-    def source(self) -> ModelSource:
-        """The network."""
-        arguments = {"width": str(self.width), "hidden": str(self.hidden), "num_classes": "40"}
-        return ModelSource("profiler.models.sparse_vgg:sparse_vgg16", arguments, (self.samples, self.voxels, 1))
-
-
-FULL, QUICK = Setting(32, 512, 8, 3224, 3), Setting(8, 32, 8, 1000, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A plan, as it prepares steps in one of two ways."""
-
-    name: str
-    ahead: bool
-    plan: Plan
+Key = tuple[str, bool]
+"""A plan's name, and whether it prepares ahead."""
 
 
 def measure(quick: bool) -> list[Row]:
     """Profile, plan, then run."""
-    setting = QUICK if quick else FULL
-    problem = Problem(profile(setting.source, num_workers=2, quick=True), setting.samples)
-    cases = list(cases_of(problem))
-    steps: dict[tuple[str, bool], list[float]] = {}
-    for _ in range(setting.rounds):
-        for case in cases:
-            steps.setdefault((case.name, case.ahead), []).append(step_s(case.plan, STEPS, WARMUP))
-    return list(rows(cases, {key: statistics.median(each) for key, each in steps.items()}))
+    width, hidden, voxels, rounds = QUICK if quick else FULL
+    arguments = {"width": str(width), "hidden": str(hidden), "num_classes": "40"}
+    source = ModelSource("profiler.models.sparse_vgg:sparse_vgg16", arguments, (SAMPLES, voxels, 1))
+    plans = dict(plans_of(Problem(profile(source, num_workers=2, quick=True), SAMPLES)))
+    steps = by_turns(rounds, {key: partial(step_s, plan, STEPS, WARMUP) for key, plan in plans.items()})
+    return list(rows(plans, {key: statistics.median(each) for key, each in steps.items()}))
 
 
-def cases_of(problem: Problem) -> Iterator[Case]:
+def plans_of(problem: Problem) -> Iterator[tuple[Key, Plan]]:
     """All plans, each in both ways; and what the planner would choose of each is in their predictions."""
     cost_model = CostModel(problem.profile)
     plans = {
@@ -87,16 +62,16 @@ def cases_of(problem: Problem) -> Iterator[Case]:
         for ahead in WAYS:
             decision = replace(plan.decision, prepares_next_step=ahead)
             prediction = forecast(Pricing(cost_model), decision, problem.memory_margin).prediction
-            yield Case(name, ahead, replace(plan, decision=decision, prediction=prediction))
+            yield (name, ahead), replace(plan, decision=decision, prediction=prediction)
 
 
-def rows(cases: list[Case], measured: dict[tuple[str, bool], float]) -> Iterator[Row]:
+def rows(plans: Mapping[Key, Plan], measured: Mapping[Key, float]) -> Iterator[Row]:
     """Of every plan, then what the second way gains of the first."""
-    predicted = {(case.name, case.ahead): case.plan.prediction.step_s for case in cases}
+    predicted = {key: plan.prediction.step_s for key, plan in plans.items()}
     for (name, ahead), seconds in predicted.items():
         yield Row(f"{name}, prepared {WAYS[ahead]}: predicted step", 1e3 * seconds, "ms")
         yield Row(f"{name}, prepared {WAYS[ahead]}: measured step", 1e3 * measured[name, ahead], "ms")
-    for name in dict.fromkeys(case.name for case in cases):
+    for name in dict.fromkeys(name for name, _ in plans):
         for what, found in (("predicted", predicted), ("measured", measured)):
             yield Row(f"{name}: gained, {what}", 100 * (1 - found[name, True] / found[name, False]), "%")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.report import Row, at_most
+from benchmarks.report import Row, at_most, error_within
 from halopipe.planning.edits import with_devices
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import CostModel
@@ -351,8 +351,7 @@ def rows_of(points: Sequence[Point]) -> Iterator[Row]:
         yield Row(f"{point.name}: predicted step", 1e3 * point.predicted_s, "ms")
         measured_s = point.measured_s or 0.0
         yield Row(f"{point.name}: {clock}", 1e3 * measured_s, "ms")
-        error = measured_s / point.predicted_s - 1
-        yield Row(f"{point.name}: error", 100 * error, "%", f"within {100 * GOAL_ERROR:g}", abs(error) <= GOAL_ERROR)
+        yield error_within(f"{point.name}: error", measured_s / point.predicted_s, 100 * GOAL_ERROR)
         if point.ranks > 1 and measured_s:
             yield Row(f"{point.name}: predicted speed-up", one.predicted_s / point.predicted_s, f"of {point.ranks}")
             if point.alone_s is not None:

@@ -8,12 +8,12 @@ meeting in shared memory that no transport has a part in.
     message       half of there and back, where each rank sends back what it received: every byte is read and written
     stream        messages that follow one another, at most two windows on their way; the receiver reads each once
     memcpy        ``copy_`` of as many bytes into a fixed tensor in one process: the limit
-    exchange      both ways at once, as halos go: without and with a key (of one that comes again and again), alone; and
-                  around 4.6 ms of convolutions: how much longer these take than without it
+    exchange      both ways at once, as halos go, alone; and with a key (of one that comes again and again) around
+                  4.6 ms of convolutions: how much longer these take than without it
     sum           ``all_reduce`` over two and four ranks (two to a core), scattered sums and gathers in place; started
                   sums behind 4.6 ms of convolutions
     packing       two tensors of one action to one rank, as two messages and as one; halos cut out of tensors, sent as
-                  they lie and copied before; small sums right behind 1 ms of convolutions
+                  they lie and copied before
     after a wait  see ``benchmarks.transport.items``
 """
 
@@ -26,10 +26,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Row, as_text, at_least, at_most, run
+from benchmarks.report import Row, at_least, at_most, run
 from benchmarks.transport import items
 from benchmarks.transport.items import KIB, MIB, Around, Stretch
 from benchmarks.transport.sides import OPENERS, NotThereError, Side, turns_of
@@ -68,7 +67,7 @@ FULL = Effort(SIZES, 6, 128 * MIB, 200, 20)
 QUICK = Effort((KIB, 32 * KIB, MIB, 16 * MIB), 2, 8 * MIB, 20, 4)
 
 
-def measure(quick: bool, only: str = "", output: Path | None = None) -> list[Row]:
+def measure(quick: bool, only: str = "") -> list[Row]:
     """All rows whose subject holds ``only``."""
     effort = QUICK if quick else FULL
     rows: list[Row] = []
@@ -78,15 +77,13 @@ def measure(quick: bool, only: str = "", output: Path | None = None) -> list[Row
         "sums of 2": (2, sums),
         "packing": (2, packing),
         "sums of 4": (4, sums),
-        "waits": (2, after_waits),
+        "waits": (2, lambda sides, effort: items.rows(sides, effort.rounds, effort.few)),
     }
     for count in (2, 4):
         wanted = [make for name, (of, make) in subjects.items() if of == count and only in name]
         if wanted:
             with opened(OPENERS, count) as sides:
                 rows += chain.from_iterable(make(sides, effort) for make in wanted)
-    if output is not None:
-        output.write_text(as_text(rows), "utf-8")
     return rows
 
 
@@ -121,10 +118,9 @@ def messages(sides: Sequence[Side], effort: Effort) -> list[Row]:
             rows += [Row(f"{title}: {side.name}", 1e6 * found[f"{what} {side.name}"], "us") for side in sides]
             rows.append(Row(f"{title}: memcpy", 1e6 * found["memcpy"], "us"))
             for side in sides:
-                share, is_wanted = found["memcpy"] / found[f"{what} {side.name}"], side is not sides[0]
-                name = f"{title}: memcpy / {side.name}"
-                is_wanted = is_wanted and size >= LARGE_BYTES
-                rows.append(at_least(name, share, "ratio", GOAL_OF_MEMCPY) if is_wanted else Row(name, share, "ratio"))
+                share = found["memcpy"] / found[f"{what} {side.name}"]
+                goal = GOAL_OF_MEMCPY if side is not sides[0] and size >= LARGE_BYTES else None
+                rows.append(at_least(f"{title}: memcpy / {side.name}", share, "ratio", goal))
     return rows
 
 
@@ -133,16 +129,15 @@ def exchanges(sides: Sequence[Side], effort: Effort) -> list[Row]:
     calls = calls_of(sides)
     rows = []
     for size in EXCHANGES:
-        for what in ("exchange", "keyed exchange"):
-            found = turns_of(sides, effort.rounds, items.behind, what, size, 0, effort.count(size))
-            for name, turns in found.items():
-                took_us = 1e6 * median_s(chain.from_iterable(map(together, turns)))
-                rows.append(Row(f"{what} of {size_name(size)}: {name}", took_us, "us"))
+        found = turns_of(sides, effort.rounds, items.at_once, "exchange", size, effort.count(size))
+        for name, turns in found.items():
+            took_us = 1e6 * statistics.median(chain.from_iterable(map(together, turns)))
+            rows.append(Row(f"exchange of {size_name(size)}: {name}", took_us, "us"))
         around = turns_of(sides, effort.rounds, items.around, "keyed exchange", size, calls, effort.few)
         for name, of_side in around.items():
             title, more_us = f"keyed exchange of {size_name(size)} around 4.6 ms: {name}", 1e6 * more_s(of_side)
-            is_wanted = name != sides[0].name and size == GOAL_BYTES
-            rows.append(at_most(title, more_us, "us more", GOAL_US) if is_wanted else Row(title, more_us, "us more"))
+            goal = GOAL_US if name != sides[0].name and size == GOAL_BYTES else None
+            rows.append(at_most(title, more_us, "us more", goal))
     return rows
 
 
@@ -185,18 +180,12 @@ def packing(sides: Sequence[Side], effort: Effort) -> list[Row]:
             title = f"exchange of a {what} of {' x '.join(map(str, shape))}"
             rows.append(Row(f"{title}: {name}", 1e6 * cut_s, "us"))
             rows.append(_at_most_one(f"{title}, as cut / copied before: {name}", cut_s / copied_s))
-    calls = max(1, round(calls_of(sides) * 1e-3 / COMPUTATION_S))
-    for size in (4 * KIB, 128 * KIB):
-        of_sides = turns_of(sides, effort.rounds, items.behind, "sum", size, calls, effort.few)
-        for name, turns in of_sides.items():
-            took_us = 1e6 * median_s(chain.from_iterable(map(since_the_last, turns)))
-            rows.append(Row(f"sum of {size_name(size)} right behind 1 ms: {name}", took_us, "us"))
     return rows
 
 
 def _at_most_one(name: str, ratio: float) -> Row:
     """MPI copies what is cut before it sends, as we did, and has messages of a few microseconds: no goal."""
-    return Row(name, ratio, "ratio") if name.endswith(MPI) else at_most(name, ratio, "ratio", 1.0)
+    return at_most(name, ratio, "ratio", None if name.endswith(MPI) else 1.0)
 
 
 def _both(
@@ -206,11 +195,6 @@ def _both(
     turns = {f"{side.name} {way}": partial(first, side, work, of, way, effort.most) for side in sides for way in (0, 1)}
     found = medians(by_turns(effort.rounds, turns))
     return {side.name: (found[f"{side.name} 0"], found[f"{side.name} 1"]) for side in sides}
-
-
-def after_waits(sides: Sequence[Side], effort: Effort) -> list[Row]:
-    """See :mod:`benchmarks.transport.items`."""
-    return items.rows(sides, effort.rounds, effort.few, effort is QUICK)
 
 
 def calls_of(sides: Sequence[Side]) -> int:
@@ -230,12 +214,12 @@ def first(side: Side, work: Callable[..., list[float]], *args: object) -> list[f
 
 def all_ranks(side: Side, what: str, size: int, count: int) -> list[float]:
     """Seconds of all ranks together."""
-    return together(side.turn(items.behind, what, size, 0, count))
+    return together(side.turn(items.at_once, what, size, count))
 
 
 def medians(rounds: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, float]:
     """Over all rounds."""
-    return {name: median_s(chain.from_iterable(turns)) for name, turns in rounds.items()}
+    return {name: statistics.median(chain.from_iterable(turns)) for name, turns in rounds.items()}
 
 
 def together(ranks: Sequence[Sequence[Stretch]]) -> list[float]:
@@ -243,21 +227,11 @@ def together(ranks: Sequence[Sequence[Stretch]]) -> list[float]:
     return [max(stop for _, stop in each) - min(start for start, _ in each) for each in zip(*ranks, strict=True)]
 
 
-def since_the_last(ranks: Sequence[Sequence[Stretch]]) -> list[float]:
-    """Seconds of each repetition, from the last rank's start to the last one's stop."""
-    return [max(stop for _, stop in each) - max(start for start, _ in each) for each in zip(*ranks, strict=True)]
-
-
 def more_s(turns: Sequence[Sequence[Around]]) -> float:
     """How much longer the computation takes with something around it, medians."""
     with_it = (together([rank.with_it for rank in turn]) for turn in turns)
     without = (together([rank.without for rank in turn]) for turn in turns)
-    return median_s(chain.from_iterable(with_it)) - median_s(chain.from_iterable(without))
-
-
-def median_s(seconds: Iterable[float]) -> float:
-    """Of all."""
-    return statistics.median(seconds)
+    return statistics.median(chain.from_iterable(with_it)) - statistics.median(chain.from_iterable(without))
 
 
 def size_name(num_bytes: int) -> str:
@@ -267,7 +241,6 @@ def size_name(num_bytes: int) -> str:
 
 OWN: Mapping[str, Mapping[str, Any]] = {
     "--only": {"default": "", "help": "messages, exchanges, sums, packing or waits"},
-    "--output": {"type": Path, "metavar": "FILE", "help": "file that keeps the rows"},
 }
 
 if __name__ == "__main__":

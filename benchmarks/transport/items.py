@@ -32,10 +32,9 @@ import os
 import statistics
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from operator import attrgetter
 
 import torch
@@ -177,12 +176,11 @@ def halos(place: Place, what: str, copies_first: int, count: int) -> list[float]
     return times[WARM_UP:]
 
 
-def behind(place: Place, what: str, num_bytes: int, calls: int, count: int) -> list[Stretch]:
-    """``what`` of :class:`Starting`, waited for at once, after so many convolutions (0: none) on every rank."""
+def at_once(place: Place, what: str, num_bytes: int, count: int) -> list[Stretch]:
+    """``what`` of :class:`Starting`, waited for at once."""
     start, times = Starting(place, what, num_bytes), []
     for _ in range(WARM_UP + count):
         place.start.meet()
-        compute("convolution", calls)
         started_s = time.perf_counter()
         pending = start()
         if pending is not None:
@@ -294,40 +292,28 @@ def around(place: Place, what: str, num_bytes: int, calls: int, count: int) -> A
     return found
 
 
-WAITS_S, QUICK_S = (0.0, 1e-3, 5e-3, 20e-3), (0.0, 5e-3)
+WAIT_S = 5e-3
 COMPUTATIONS = (("convolution", 0.3e-3), ("convolution", 3e-3), ("checksum", 0.3e-3))
 QUIET_S = 1e-4
-OTHER_WAYS = {
-    "asleep": "sleep",
-    "awake": "spin",
-}
+OTHER_WAYS = {"asleep": "sleep", "awake": "spin"}
 """Instead of a message: how rank 0 waits."""
 
 
-def rows(sides: Sequence[Side], rounds: int, count: int, quick: bool) -> list[Row]:
+def rows(sides: Sequence[Side], rounds: int, count: int) -> list[Row]:
     """How much longer than without a wait, for each transport and each other way."""
     found = []
-    waits_s = QUICK_S if quick else WAITS_S
     for kind, seconds in COMPUTATIONS:
         calls = sides[0].turn(calls_for, kind, seconds)[0]
-        turns = {side.name: partial(side.turn, after_waits, "message", waits_s, kind, calls, count) for side in sides}
+        turns = {side.name: partial(side.turn, after_wait, "message", kind, calls, count) for side in sides}
         for name, how in OTHER_WAYS.items():
-            turns[name] = partial(sides[0].turn, after_waits, how, waits_s, kind, calls, count)
+            turns[name] = partial(sides[0].turn, after_wait, how, kind, calls, count)
+        title = f"{kind} of {1e3 * seconds:g} ms after {1e3 * WAIT_S:g} ms"
         for name, of_way in by_turns(rounds, turns).items():
-            found += _rows(f"{kind} of {1e3 * seconds:g} ms", name, of_way)
-    return found
-
-
-def _rows(title: str, name: str, turns: Sequence[Sequence[Mapping[float, Sequence[AfterWait]]]]) -> list[Row]:
-    first, *others = turns[0][0]
-    all_of = {wait_s: list(chain.from_iterable(turn[0][wait_s] for turn in turns)) for wait_s in (first, *others)}
-    at = {wait_s: [each for each in every if each.delay_s < QUIET_S] or every for wait_s, every in all_of.items()}
-    found = []
-    for wait_s in others:
-        after = f"{title} after {1e3 * wait_s:g} ms"
-        for what, of in (("wall", attrgetter("wall_s")), ("CPU", attrgetter("cpu_s"))):
-            more_s = statistics.median(map(of, at[wait_s])) - statistics.median(map(of, at[first]))
-            found.append(Row(f"{after}, {what}: {name}", 1e6 * more_s, "us more"))
+            at = [[each for turn in of_way for each in turn[0][waited]] for waited in (False, True)]
+            without, behind = ([each for each in every if each.delay_s < QUIET_S] or every for every in at)
+            for what, of in (("wall", attrgetter("wall_s")), ("CPU", attrgetter("cpu_s"))):
+                more_s = statistics.median(map(of, behind)) - statistics.median(map(of, without))
+                found.append(Row(f"{title}, {what}: {name}", 1e6 * more_s, "us more"))
     return found
 
 
@@ -340,10 +326,8 @@ class AfterWait:
     delay_s: float
 
 
-def after_waits(
-    place: Place, how: str, waits_s: Sequence[float], kind: str, calls: int, count: int
-) -> Mapping[float, list[AfterWait]]:
-    """What a computation took on rank 0 after each of ``waits_s``, by turns; 0: right after another one like it.
+def after_wait(place: Place, how: str, kind: str, calls: int, count: int) -> tuple[list[AfterWait], list[AfterWait]]:
+    """What a computation took on rank 0 right after another one like it, and after a wait, by turns.
 
     Rank 1 computes all the time, as in a pipeline.
 
@@ -351,11 +335,11 @@ def after_waits(
         how: ``message`` (which rank 1 sends), ``sleep`` or ``spin``.
     """
     transport, peer, word = place.transport, place.peer, tensor(KIB)
-    found: dict[float, list[AfterWait]] = {wait_s: [] for wait_s in waits_s}
+    found: tuple[list[AfterWait], list[AfterWait]] = ([], [])
     for number in range(WARM_UP + count):
-        for wait_s in waits_s:
+        for waits in (False, True):
             key = Key(next(place.numbers), "F", 1, 0, 0)
-            is_sent = how == "message" and wait_s > 0
+            is_sent, wait_s = how == "message" and waits, WAIT_S * waits
             if place.rank == 0:
                 if is_sent:
                     transport.post_receive(key, peer, [(tuple(word.shape), word.dtype)])
@@ -364,14 +348,14 @@ def after_waits(
                 over_s = time.perf_counter() + wait_s
                 if is_sent:
                     transport.receive(key, peer)
-                elif how == "sleep" and wait_s:
+                elif how == "sleep" and waits:
                     time.sleep(wait_s)
                 else:
                     while time.perf_counter() < over_s:
                         pass
                 observed = _observed(lambda: compute(kind, calls))
                 if number >= WARM_UP:
-                    found[wait_s].append(observed)
+                    found[waits].append(observed)
                 place.start.meet()
             else:
                 place.start.meet()

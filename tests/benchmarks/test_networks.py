@@ -61,7 +61,8 @@ def test_the_committed_outcomes_are_of_the_zoo_and_of_the_document_and_enough_ar
     ways = [way for one in found.values() for way in (one, *one.trials.values())]
     assert [way for way in ways if way.failure] == []
     assert [way.refusal for way in ways if way.refusal and not way.refusal.startswith("H")] == []
-    assert networks.DOCUMENT.read_text("utf-8") == document(found)
+    text = networks.DOCUMENT.read_text("utf-8")
+    assert document(found, text) == text
 
 
 def test_outcomes_are_kept_in_the_order_of_the_zoo_and_a_refusal_holds_where_the_zoo_expects_it(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import planner as planners
 from benchmarks import scale
+from benchmarks.known_answers import known
 from benchmarks.layouts import EVERYTHING, SPACE, measure_case
 from benchmarks.layouts import Case as LayoutCase
 from benchmarks.planner import QUICK, Case, Result, cases, large, network, summary, timed
@@ -210,3 +211,10 @@ def test_the_adjoints_of_random_exchanges_are_exact() -> None:
     row = adjoints(4)
     assert row.holds
     assert row.value > 0  # something was compared
+
+
+@pytest.mark.parametrize("peer", ["pipedream", "sparsepipe"])
+def test_every_known_answer_holds(peer: str) -> None:
+    rows = [question.row() for question in known(peer, quick=True)]
+    assert len(rows) > 5
+    assert [row.name for row in rows if not row.holds] == []

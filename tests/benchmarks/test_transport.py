@@ -47,7 +47,7 @@ def sides() -> Iterator[list[Side]]:
         patch.setitem(OPENERS, "again", OPENERS["gloo"])
         patch.setattr(items, "WARM_UP", 0)
         patch.setattr(items, "COMPUTATIONS", (("checksum", 1e-4),))
-        patch.setattr(items, "QUICK_S", (0.0, 1e-3))
+        patch.setattr(items, "WAIT_S", 1e-3)
         patch.setattr(transport, "COMPUTATION_S", 1e-4)
         patch.setattr(transport, "EXCHANGES", (32 * KIB,))
         patch.setattr(transport, "SCATTERED", (MIB,))
@@ -57,7 +57,7 @@ def sides() -> Iterator[list[Side]]:
 
 def test_every_subject_has_a_row_of_every_side(sides: list[Side]) -> None:
     rows = [row for subject in (messages, exchanges, sums) for row in subject(sides, ONCE)]
-    rows += items.rows(sides, 1, 1, quick=True)
+    rows += items.rows(sides, 1, 1)
     found: dict[str, dict[str, float]] = {}
     for row in rows:
         title, _, side = row.name.rpartition(": ")

@@ -15,9 +15,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -219,7 +220,8 @@ def elsewhere(folder: Path) -> None:
 
 
 PROFILED = ("profile", "model.py:model", "--quick", "--workers", "2")
-PLANNED = ("plan", "profile.json", "--global-batch", "16", "--ranks", "1")
+PLAN = ("plan", "profile.json", "--global-batch", "16")
+PLANNED = (*PLAN, "--ranks", "1")
 RUN_SAVED = ("run", "plan.json", "--steps", "4", "--checkpoint", "saved", "--no-learn", "--no-check-first-step")
 
 
@@ -260,12 +262,10 @@ saved = after(PROFILED, PLANNED, RUN_SAVED)
 """The same, with checkpoints of a run of it."""
 
 
-replicas = after(
-    PROFILED, ("plan", "profile.json", "--global-batch", "16", "--solver", "data-parallel", "--ranks", "2")
-)
+replicas = after(PROFILED, (*PLAN, "--solver", "data-parallel", "--ranks", "2"))
 """The same module, on two ranks that have a part of each batch."""
 
-two_stages = after(PROFILED, ("plan", "profile.json", "--global-batch", "16", "--ranks", "2", "--solver", "even-split"))
+two_stages = after(PROFILED, (*PLAN, "--ranks", "2", "--solver", "even-split"))
 """The same module, on two ranks, one behind the other."""
 
 
@@ -285,22 +285,11 @@ SPANS = (*PLANNED, "--recompute", "selective")
 spans = after(("profile", "model.py:causal", "--quick", "--workers", "1"), SPANS)
 """One whose stage computes attention again."""
 
-SLICES = (
-    "plan",
-    "profile.json",
-    "--global-batch",
-    "16",
-    "--solver",
-    "data-parallel",
-    "--zero",
-    "2",
-    "--shard",
-    "always",
-)
+SLICES = (*PLAN, "--solver", "data-parallel", "--zero", "2", "--shard", "always")
 slices = after(PROFILED, SLICES)
 """One of two ranks that have slices of the gradients."""
 
-HIGH = ("plan", "profile.json", "--global-batch", "16", "--ranks", "2", "--allow", "spatial", "--fix", "last=spatial:2")
+HIGH = (*PLAN, "--ranks", "2", "--allow", "spatial", "--fix", "last=spatial:2")
 high = after(("profile", "model.py:means", "--quick", "--workers", "2"), HIGH)
 """One whose ranks have parts of each picture that the module makes."""
 
@@ -359,46 +348,28 @@ def planned(*options: str) -> Callable[[Path], None]:
     return after(PROFILED, (*PLANNED, *options))
 
 
-def asks(folder: Path) -> None:
-    """The same, with a request in a folder."""
-    trains(folder)
-    np.save(folder / "folder" / "one.npy", np.zeros((16, 1, 8, 8), np.float32))
+def asking(prepare: Callable[[Path], object], request: np.ndarray, name: str = "one.npy") -> Callable[[Path], None]:
+    """What ``prepare`` makes, with a request in a folder."""
+
+    def prepared(folder: Path) -> None:
+        prepare(folder)
+        write = np.savetxt if name.endswith(".txt") else np.save
+        write(folder / "folder" / name, request)
+
+    return prepared
 
 
-def asks_of_tokens(folder: Path) -> None:
-    """A request, to a plan that cuts sequences."""
-    sliced(folder)
-    np.save(folder / "folder" / "one.npy", np.ones((16, 12), np.int64))
-
-
-def asks_of_clouds(folder: Path) -> None:
-    """A request, to a sparse network."""
-    of_clouds(folder)
-    np.save(folder / "folder" / "one.npy", np.ones((16, 12), np.int64))
-
-
-def asks_of_its_process(folder: Path) -> None:
-    """A request, to a module that is another one in each process."""
-    of("of_its_process")(folder)
-    np.save(folder / "folder" / "one.npy", np.zeros((16, 1, 8, 8), np.float32))
-
-
-def asks_in_text(folder: Path) -> None:
-    """The same, with a request that nobody knows the form of."""
-    trains(folder)
-    np.savetxt(folder / "folder" / "one.txt", np.zeros((16, 64)))
-
-
-def asks_two_stages(folder: Path) -> None:
-    """The same request, to a plan of two stages."""
-    two_stages(folder)
-    np.savetxt(folder / "folder" / "one.txt", np.zeros((16, 64)))
-
-
-def learns(folder: Path) -> None:
-    """The same, of a module whose stages learn by losses of their own."""
-    after(("profile", "model.py:model", "--quick", "--workers", "1", "--local-loss", "2"), PLANNED)(folder)
-    np.savetxt(folder / "folder" / "one.txt", np.zeros((16, 64)))
+_IMAGES, _TOKENS, _ROWS = np.zeros((16, 1, 8, 8), np.float32), np.ones((16, 12), np.int64), np.zeros((16, 64))
+asks = asking(trains, _IMAGES)
+asks_of_tokens = asking(sliced, _TOKENS)
+asks_of_clouds = asking(of_clouds, _TOKENS)
+asks_of_its_process = asking(of("of_its_process"), _IMAGES)
+"""Of a module that is another one in each process."""
+asks_in_text = asking(trains, _ROWS, "one.txt")
+asks_two_stages = asking(two_stages, _ROWS, "one.txt")
+learning = after(("profile", "model.py:model", "--quick", "--workers", "1", "--local-loss", "2"), PLANNED)
+learns = asking(learning, _ROWS, "one.txt")
+"""Of a module whose stages learn by losses of their own."""
 
 
 def has_answered(folder: Path) -> None:
@@ -415,67 +386,48 @@ def modelled(folder: Path) -> None:
     (folder / "cluster.yaml").write_text(CLUSTER.replace("kind-1", "A100-80GB"), "utf-8")
 
 
-def having(make: Callable[[], Profile]) -> Callable[[Path], None]:
-    """In place of the profile another one, beside a description of machines."""
+def having(name: str) -> Callable[[Path], None]:
+    """In place of the profile one of :data:`PROFILES`, beside a description of machines."""
 
     def prepare(folder: Path) -> None:
         cluster(folder)
-        dump(make(), folder / "profile.json")
+        dump(PROFILES[name](), folder / "profile.json")
 
     return prepare
 
 
-def attention() -> Profile:
-    """Causal, on two devices."""
-    return causal.profile()
-
-
-def batch_norm() -> Profile:
-    """Residual blocks."""
-    return priced(*residual(samples=8))
-
-
-def batch_norm_of_rows() -> Profile:
-    """Of one value a channel and sample."""
+def _batch_norm_of_rows() -> Profile:
     network = Network(8, 3, 8)
     return priced(network, network.norm(network.head(network.image, 8)))
 
 
-def keeping() -> Profile:
-    """A layer keeps what it sees of the rows of a batch."""
-    return _marked(KEEPS_SAMPLES, "buffer")
-
-
-def unlinked() -> Profile:
-    """Of two hosts, and nothing is known of the link between them."""
+def _unlinked() -> Profile:
     profile = chain_profile(6, 2, hosts=("n0", "n1"))
     links = {name: link for name, link in profile.cluster.links.items() if name == "within-host"}
     return replace(profile, cluster=replace(profile.cluster, links=links, collectives=()))
 
 
-def small_devices() -> Profile:
-    """Which hold nothing of the network."""
-    return chain_profile(6, 2, parameter_bytes=2**20, activation_bytes=2**14, memory_bytes=2**12)
-
-
-def with_terms() -> Profile:
-    """A term of the loss is read by the layers behind it."""
+def _with_terms() -> Profile:
     layers = list(PROFILE.graph.layers)
     layers[-2] = replace(layers[-2], kind="loss")
     return replace(PROFILE, graph=replace(PROFILE.graph, layers=tuple(layers)))
-
-
-def of_one_size() -> Profile:
-    """Its code fixes the number of samples."""
-    return _marked(FIXES_SAMPLES)
-
-
-def of_whole_batches() -> Profile:
-    """Its loss joins samples."""
-    return _marked(NEEDS_WHOLE_BATCH)
 
 
 def _marked(attribute: str, value: object = True) -> Profile:
     *layers, last = PROFILE.graph.layers
     marked = replace(last, attributes={**last.attributes, attribute: value})
     return replace(PROFILE, graph=replace(PROFILE.graph, layers=(*layers, marked)))
+
+
+PROFILES: Mapping[str, Callable[[], Profile]] = {
+    "attention": causal.profile,
+    "batch_norm": lambda: priced(*residual(samples=8)),
+    "batch_norm_of_rows": _batch_norm_of_rows,  # of one value a channel and sample
+    "keeping": partial(_marked, KEEPS_SAMPLES, "buffer"),  # what a layer sees of the rows of a batch
+    "unlinked": _unlinked,  # nothing is known of the link between two hosts
+    "small_devices": partial(chain_profile, 6, 2, parameter_bytes=2**20, activation_bytes=2**14, memory_bytes=2**12),
+    "with_terms": _with_terms,  # a term of the loss is read by the layers behind it
+    "of_one_size": partial(_marked, FIXES_SAMPLES),
+    "of_whole_batches": partial(_marked, NEEDS_WHOLE_BATCH),  # its loss joins samples
+}
+"""Networks that the planner refuses something of, made up."""

@@ -19,9 +19,13 @@ from torch.utils.data import Dataset, TensorDataset
 from halopipe import sparse
 
 
+def _classifying(network, input_shape):
+    return network, (randn(input_shape), randint(10, (input_shape[0],))), nn.CrossEntropyLoss()
+
+
 def model(input_shape=(16, 1, 8, 8), num_classes=10):
     network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, num_classes))
-    return network, (randn(input_shape), randint(10, (input_shape[0],))), nn.CrossEntropyLoss()
+    return _classifying(network, input_shape)
 
 
 def data():
@@ -30,13 +34,13 @@ def data():
 
 def wide(input_shape=(16, 1, 8, 8)):
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-    return network, (randn(input_shape), randint(10, (input_shape[0],))), nn.CrossEntropyLoss()
+    return _classifying(network, input_shape)
 
 
 def any_shape(input_shape=(16, 64)):
     network = nn.Sequential(nn.Flatten(), nn.LazyLinear(10))
     network(randn(input_shape))
-    return network, (randn(input_shape), randint(10, (input_shape[0],))), nn.CrossEntropyLoss()
+    return _classifying(network, input_shape)
 
 
 def _batch(rows=16):
@@ -130,7 +134,7 @@ class Loop(nn.Linear):
 
 
 def of_one_size(input_shape=(4, 1, 8, 8)):
-    return Loop(64, 10), (randn(input_shape), randint(10, (input_shape[0],))), nn.CrossEntropyLoss()
+    return _classifying(Loop(64, 10), input_shape)
 
 
 def reading(input_shape=(16, 1, 8, 8)):
@@ -155,7 +159,7 @@ class Rotated(nn.Module):
 
 
 def rotated(input_shape=(16, 1, 8, 8)):
-    return Rotated(), (randn(input_shape), randint(10, (input_shape[0],))), nn.CrossEntropyLoss()
+    return _classifying(Rotated(), input_shape)
 
 
 def alone():
@@ -170,12 +174,12 @@ class Inverse(nn.Linear):
 
 
 def inverse(input_shape=(16, 1, 8, 8)):
-    return Inverse(64, 10), (randn(input_shape), randint(10, (input_shape[0],))), nn.CrossEntropyLoss()
+    return _classifying(Inverse(64, 10), input_shape)
 
 
 def normed(input_shape=(16, 1, 8, 8)):
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10))
-    return network, (randn(input_shape), randint(10, (input_shape[0],))), nn.CrossEntropyLoss()
+    return _classifying(network, input_shape)
 
 
 def spoilt():
@@ -276,7 +280,7 @@ class Moody(nn.Linear):
 
 
 def moody(input_shape=(16, 1, 8, 8)):
-    return Moody(64, 10), (randn(input_shape), randint(10, (input_shape[0],))), nn.CrossEntropyLoss()
+    return _classifying(Moody(64, 10), input_shape)
 
 
 def linear(input_shape=(16, 1, 8, 8)):

@@ -59,26 +59,26 @@ def of_planning() -> Iterator[Refusal]:
     )
     for text, fill, elsewhere in asked:
         yield Refusal(f"plan {text}", (*plan, *shlex.split(text)), fill, folders.cluster, plan, elsewhere)
-    for text, make, fill in (
-        ("--recompute selective --allow time", folders.attention, {}),
-        ("--token-slices 8+8 --schedule chimera", folders.attention, {}),
-        ("--zero 2 --shard always", folders.with_terms, {}),
-        ("--ranks 2", folders.unlinked, {"FILE": "cluster.yaml"}),
-        ("--recompute never", folders.small_devices, {"FILE": "large.yaml"}),
-        ("--batch-statistics whole --micro-batch 2", folders.batch_norm, {}),
-        ("--batch-statistics whole --global-batch 4096", folders.batch_norm, {}),
-        ("--global-batch 5 --micro-batch 4", folders.batch_norm_of_rows, {}),
-        ("--global-batch 1", folders.batch_norm_of_rows, {}),
-        ("--micro-batch 3", folders.of_one_size, {}),
-        ("--micro-batch 4", folders.of_whole_batches, {}),
-        ("--global-batch 4096", folders.of_whole_batches, {}),
-        ("--time-limit 0 --memory 7MiB", None, {}),
-        ("--schedule chimera --ranks 1", None, {}),
-        ("--fix loss=replicas:2", folders.keeping, {}),
-        ("--token-slices 4+4 --objective latency", folders.attention, {}),
+    for text, of, fill in (
+        ("--recompute selective --allow time", "attention", {}),
+        ("--token-slices 8+8 --schedule chimera", "attention", {}),
+        ("--zero 2 --shard always", "with_terms", {}),
+        ("--ranks 2", "unlinked", {"FILE": "cluster.yaml"}),
+        ("--recompute never", "small_devices", {"FILE": "large.yaml"}),
+        ("--batch-statistics whole --micro-batch 2", "batch_norm", {}),
+        ("--batch-statistics whole --global-batch 4096", "batch_norm", {}),
+        ("--global-batch 5 --micro-batch 4", "batch_norm_of_rows", {}),
+        ("--global-batch 1", "batch_norm_of_rows", {}),
+        ("--micro-batch 3", "of_one_size", {}),
+        ("--micro-batch 4", "of_whole_batches", {}),
+        ("--global-batch 4096", "of_whole_batches", {}),
+        ("--time-limit 0 --memory 7MiB", "", {}),
+        ("--schedule chimera --ranks 1", "", {}),
+        ("--fix loss=replicas:2", "keeping", {}),
+        ("--token-slices 4+4 --objective latency", "attention", {}),
     ):
-        made = folders.cluster if make is None else folders.having(make)
-        name = f"plan {text}" if make is None else f"plan {text} ({make.__name__})"
+        made = folders.having(of) if of else folders.cluster
+        name = f"plan {text} ({of})" if of else f"plan {text}"
         elsewhere = {"torchrun": "it is another launcher's, on two hosts"}
         yield Refusal(name, ("plan", "profile.json", *shlex.split(text)), fill, made, plan, elsewhere)
     too_many = ("plan", "profile.json", "--global-batch", "16", "--ways", "data=16")
@@ -328,7 +328,7 @@ def of_running() -> Iterator[Refusal]:
             "scaled", "--data model.py:with_scales --data-from share",
             folders.of("scaled"), planned, {"FACTORY": "model.py:whole_batches"},
         ),
-        ("vectors", "--data halopipe.data.demo_data:shapes", folders.of_vectors, planned, clouds),
+        ("vectors", "--data halopipe.data:shapes", folders.of_vectors, planned, clouds),
     ):  # fmt: skip
         arguments = ("run", "plan.json", "--no-learn", "--steps", "2", *words.split())
         yield Refusal(f"run --steps 2 ({name})", arguments, fill, prepare, plan, is_dear=True)
@@ -413,7 +413,7 @@ def of_serving() -> Iterator[Refusal]:
         arguments = tuple(words.partition(",")[0].split())
         fill = {"SIZE": "1MiB", "--to FOLDER": "--to answers", "FOLDER": "folder"}
         yield Refusal(words, arguments, fill, folders.asks, folders.PLANNED, ways, is_dear=True, asked=asked)
-    clouds = {"FACTORY": "halopipe.data.demo_data:shapes"}
+    clouds = {"FACTORY": "halopipe.data:shapes"}
     for name, prepare, plan, fill in (
         ("token slices", folders.asks_of_tokens, folders.SLICED, {}),
         ("clouds", folders.asks_of_clouds, folders.PLANNED, clouds),
