@@ -1,50 +1,44 @@
-"""Networks whose rows are divided between two ranks, beside half of the network, and all of it, with nobody to talk to.
+"""What is compared on two ranks: a network whose rows are divided between them, and half of it without messages.
 
-Two processes on this machine, each on a core of its own with one thread, that share memory as in a run.  Both run, in
-turns and in changing order after a barrier that is not counted, the *ideal half* (the plain module on half of the rows:
-no messages, the same load on the machine's memory), *one device* (the plain module on all rows, on one rank while the
-other waits) and the divided network, with convolutions computed in two ways, one of them over two transports:
+Convolution by interior and boundary, as Dryden et al. (IPDPS 2019, section 4.2) overlap it.
 
-    linear      what is held while messages travel, then what came is added (``convolution.overlapped``)
-    blocking    everything is fetched, then one convolution
-    gloo        linear, with messages over gloo
+Outputs that read only what is held are computed while the halo travels; then the boundary outputs, each side from a
+piece put together of held and received rows.  The runtime's own form (``runtime.spatial.convolution.overlapped``) is
+compared with it; it is slower in all cases here, and no part of the runtime.
 
-A row is the ideal half's seconds over those of the slower rank; the *speed-up* is one device's over ``linear``'s.
-*Overhead*: main-thread CPU time of the forward and backward of one small convolution above that of torch's own.
-Gradients of all ways are compared first.
+        . . . . . .
+        . i i i i .          i: interior, one call       .: boundary, two calls along each dim that is cut
+        . . . . . .
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx, nn
+from torch.autograd.function import once_differentiable
 
-from benchmarks.devices.ranks import hide_gpus, on_ranks
-from benchmarks.report import Row, at_least, at_most, run
-from benchmarks.turns import medians, require_equal
 from cuda_ops._torch import schema_of
-from planner.ir.box import whole
+from planner.ir.box import Box, Interval, intersect, whole
 from planner.ir.graph import Layer, TensorSpec
 from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision, layer_division
 from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
 from runtime.captured import CapturedModule
-from runtime.pipeline.routing import slices
+from runtime.pipeline.routing import Cuts, cuts_of, narrowed, slices
 from runtime.spatial.convolution.layer import LINEAR, HaloSettings, convolve, local_form
-from runtime.spatial.convolution.overlapped import ConvPart
-from runtime.spatial.convolution.terms import ConvWindow
+from runtime.spatial.convolution.overlapped import ConvPart, Put
+from runtime.spatial.convolution.terms import LEADING, ConvWindow, TermCall, main_term, reads
 from runtime.spatial.decompose import DividedStage
 from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.exchange import Exchange, PeerGroup
 from runtime.stage.functions import StageCut
 from runtime.stage.modes import MicrobatchShard
-from runtime.transport import GlooTransport, Transport, open_shared
+from runtime.transport import Transport
 
 CUTS = {"height": (0, 1, 2)}
 
@@ -97,14 +91,14 @@ class Case:
     Attributes:
         shape: of the input: samples, channels, height, width.
         goal: share of the ideal half.
-        speed_up: goal for that over one device.
+        speed_up: goal for that over one device; 0: none.
     """
 
     name: str
     make: Callable[[], nn.Module]
     shape: tuple[int, int, int, int]
     goal: float
-    speed_up: float | None = None
+    speed_up: float = 0.0
 
     def model(self) -> nn.Module:
         """The same weights on every rank."""
@@ -275,96 +269,170 @@ class Convolution:
         y.backward(self._dy)
 
 
-CASES = [
-    Case("mesh-like stack, 512 x 512", mesh_like, (1, 18, 512, 512), 0.97, 1.85),
-    Case("mesh-like stack, 256 x 256", mesh_like, (1, 18, 256, 256), 0.95),
-    Case("ResNet-50's stage at 56 x 56, 2 samples", residual_stage, (2, 64, 56, 56), 0.90),
-    Case("one convolution 64 -> 64, 128 x 128", one_convolution, (1, 64, 128, 128), 0.95),
-    Case("ResNet's stem, synchronised batch norm, 4 samples", stem, (4, 3, 224, 224), 0.90),
-]
-OVERHEAD = "overhead of a convolution, forward and backward"
-SETTINGS = {"linear": LINEAR, "blocking": HaloSettings("blocking")}
-MODES = (*SETTINGS, "gloo")
-ONE = "one device"
-GOAL_US = 100.0
-
-
-@dataclass(frozen=True, slots=True)
-class Raced:
-    """Medians of one rank, by side.
+@dataclass(frozen=True, slots=True, eq=False)
+class Region:
+    """Some of the outputs.
 
     Attributes:
-        cpu_s: of the main thread.
+        reads: of the input, inside the tensor.
+        place: in the outputs.
+        sources: by entry of ``receives``, what of the piece is read, and where it goes in ``reads``; the last entry is
+            of what is held.
     """
 
-    wall_s: Mapping[str, float]
-    cpu_s: Mapping[str, float]
+    call: TermCall
+    reads: Box
+    place: Cuts
+    sources: tuple[tuple[Cuts, Cuts] | None, ...]
 
 
-def measure(quick: bool, only: str) -> list[Row]:
-    """A block of rows for each case, then the overhead."""
-    rows = []
-    for case in CASES:
-        if only in case.name:
-            rows += shares(case, raced(case, 5 if quick else 60))
-    if only in OVERHEAD:
-        rows += overheads(
-            on_ranks(2, lambda transport: race_small(transport, 200 if quick else 2000), opened=open_shared)
-        )
-    return rows
+@dataclass(frozen=True, slots=True, eq=False)
+class InteriorConv:
+    """A rank's part of a convolution.
+
+    Attributes:
+        regions: the interior first.
+        places: by entry of ``exchange.sends``, where gradients that come are added.
+    """
+
+    exchange: Exchange
+    shape: tuple[int, ...]
+    regions: tuple[Region, ...]
+    places: tuple[Cuts, ...]
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, put: Put | None = None) -> Tensor:
+        """The outputs; differentiable."""
+        convolve: Callable[[Tensor, Tensor, Tensor | None, InteriorConv], Tensor] = _InteriorConv.apply
+        return convolve(x, weight, bias, self)
 
 
-def shares(case: Case, found: Sequence[Raced]) -> list[Row]:
-    """Shares of the ideal half."""
-    half_s = max(each.wall_s["half"] for each in found)
-    rows = [Row(f"{case.name}: ideal half", 1e3 * half_s, "ms")]
-    for mode in MODES:
-        share = half_s / max(each.wall_s[mode] for each in found)
-        rows.append(at_least(f"{case.name}: {mode}", share, "of ideal", case.goal if mode == "linear" else None))
-    speed_up = max(each.wall_s[ONE] for each in found) / max(each.wall_s["linear"] for each in found)
-    return [*rows, at_least(f"{case.name}: speed-up", speed_up, "times", case.speed_up)]
+def interior_form(part: ConvPart, exchange: Exchange) -> InteriorConv | None:
+    """As ``HaloSettings.instead`` asks for it: the form of a rank's part, None where there is none."""
+    is_possible = all(map(len, part.outputs)) and part.is_of_whole_groups
+    return interior_conv(part.local, part.outputs, exchange) if is_possible else None
 
 
-def overheads(found: Sequence[Raced]) -> list[Row]:
-    """CPU time above the ideal half's."""
-    rows = []
-    for mode in MODES:
-        above_us = max(each.cpu_s[mode] - each.cpu_s["half"] for each in found) * 1e6
-        rows.append(at_most(f"{OVERHEAD}: {mode}", above_us, "us CPU", GOAL_US if mode == "linear" else None))
-    return rows
+INTERIOR = HaloSettings("blocking", instead=interior_form)
+"""Convolutions by interior and boundary, blocking where that cannot be."""
 
 
-def raced(case: Case, steps: int) -> list[Raced]:
-    """On both ranks."""
-    captured = captured_case(case)
-    return on_ranks(2, lambda transport: race(case, captured, transport, steps), opened=open_shared)
+def interior_conv(window: ConvWindow, outputs: Box, exchange: Exchange) -> InteriorConv | None:
+    """The form for ``outputs``; None where no output reads only what is held, or channels or samples move."""
+    held, wanted = exchange.held, exchange.wanted
+    moved = [box for _, box in exchange.receives]
+    if window.transposed or held[:LEADING] != wanted[:LEADING] or any(box[:2] != held[:2] for box in moved):
+        return None
+    inside = list(outputs)
+    for dim in range(LEADING, len(outputs)):
+        inside[dim] = _inside(window, dim - LEADING, outputs[dim], held[dim], wanted[dim])
+    if not all(map(len, inside)):
+        return None
+    boxes = [tuple(inside), *_shell(outputs, tuple(inside))]
+    regions = [_region(window, box, outputs, exchange) for box in boxes]
+    if any(region is None for region in regions):
+        return None
+    return InteriorConv(
+        exchange,
+        tuple(map(len, outputs)),
+        tuple(region for region in regions if region is not None),
+        tuple(cuts_of(box, held) for _, box in exchange.sends),
+    )
 
 
-def race(case: Case, captured: CapturedModule, transport: Transport, steps: int) -> Raced:
-    """All sides in turn, ``steps`` times after some to warm up."""
-    divided = {mode: Divided(case, captured, transport, settings) for mode, settings in SETTINGS.items()}
-    divided["gloo"] = Divided(case, captured, GlooTransport(), LINEAR)
-    for each in divided.values():
-        each.step()
-    require_equal({mode: each.results for mode, each in divided.items()})
-    one = Alone(case, 1) if transport.rank == 0 else Idle()
-    return timed({"half": Alone(case, 2), ONE: one, **divided}, transport, steps)
+class _InteriorConv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, conv: InteriorConv) -> Tensor:
+        arriving = conv.exchange.start(x)
+        y = x.new_empty(conv.shape)
+        interior, *boundary = conv.regions
+        saved = [_read(interior, [*[None] * len(conv.exchange.receives), x])]
+        narrowed(y, interior.place).copy_(interior.call.outputs(saved[0], weight, bias))
+        pieces = [*(piece for _, piece in arriving.wait()), x]
+        for region in boundary:
+            saved.append(_read(region, pieces))
+            narrowed(y, region.place).copy_(region.call.outputs(saved[-1], weight, bias))
+        ctx.save_for_backward(weight, *saved)
+        ctx.conv, ctx.held = conv, x.shape
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        conv: InteriorConv = ctx.conv
+        mask = ctx.needs_input_grad[:3]
+        weight, *saved = ctx.saved_tensors
+        gradients = [dy.new_zeros(tuple(map(len, box))) for _, box in conv.exchange.receives]
+        gradients.append(dy.new_zeros(ctx.held))
+        arriving = None
+        totals: list[Tensor | None] = [None, None]
+        order = list(zip(conv.regions, saved, strict=True))
+        for region, source in (*order[1:], order[0]):  # the interior while messages travel
+            if region is conv.regions[0] and mask[0]:
+                arriving = conv.exchange.start_adjoint(gradients[:-1], dy)
+            dx, *others = region.call.gradients(narrowed(dy, region.place), source, weight, mask)
+            if dx is not None:
+                _give(region, dx, gradients)
+            for index, found in enumerate(others):
+                total = totals[index]
+                totals[index] = found if total is None or found is None else total.add_(found)
+        if arriving is not None:
+            for place, (_, piece) in zip(conv.places, arriving.wait(), strict=True):
+                narrowed(gradients[-1], place).add_(piece)
+        return gradients[-1] if mask[0] else None, *totals, None
 
 
-def race_small(transport: Transport, steps: int) -> Raced:
-    """A convolution alone, so small that what is around it counts."""
-    divided = {mode: Convolution(transport, settings) for mode, settings in SETTINGS.items()}
-    divided["gloo"] = Convolution(GlooTransport(), LINEAR)
-    return timed({"half": Convolution(transport, None), **divided}, transport, steps)
+def _read(region: Region, pieces: Sequence[Tensor | None]) -> Tensor:
+    """The cut input of a region."""
+    own = pieces[-1]
+    if own is None:
+        raise ValueError("what is held is always there")
+    shape = tuple(map(len, region.reads))
+    used = [(cuts, piece) for cuts, piece in zip(region.sources, pieces, strict=True) if cuts and piece is not None]
+    if len(used) == 1 and not used[0][0][1]:
+        return region.call.cut(narrowed(used[0][1], used[0][0][0]))
+    source = own.new_empty(shape)
+    for (of_piece, of_reads), piece in used:
+        narrowed(source, of_reads).copy_(narrowed(piece, of_piece))
+    return region.call.cut(source)
 
 
-def timed(sides: Mapping[str, Side], transport: Transport, steps: int) -> Raced:
-    """Medians of wall and CPU time."""
-    calls = {name: side.step for name, side in sides.items()}
-    return Raced(*medians(calls, steps, transport.barrier, (time.perf_counter, time.thread_time)))
+def _give(region: Region, gradient: Tensor, gradients: Sequence[Tensor]) -> None:
+    """Adds the gradient of what a region reads to those of the pieces it was read from."""
+    for cuts, total in zip(region.sources, gradients, strict=True):
+        if cuts is not None:
+            narrowed(total, cuts[0]).add_(narrowed(gradient, cuts[1]))
 
 
-if __name__ == "__main__":
-    hide_gpus()
-    only = {"default": "", "help": "cases whose name holds this text"}
-    raise SystemExit(run("Rows divided between 2 ranks, beside the ideal half", measure, own={"--only": only}))
+def _region(window: ConvWindow, outputs: Box, whole: Box, exchange: Exchange) -> Region | None:
+    read = intersect((*exchange.wanted[:LEADING], *reads(window, outputs)), exchange.wanted)
+    term = None if read is None else main_term(window, read, outputs)
+    if read is None or term is None:
+        return None
+    sources: list[tuple[Cuts, Cuts] | None] = []
+    for box in (*(box for _, box in exchange.receives), exchange.held):
+        shared = intersect(box, read)
+        sources.append(None if shared is None else (cuts_of(shared, box), cuts_of(shared, read)))
+    return Region(TermCall(term, tuple(map(len, outputs))), read, cuts_of(outputs, whole), tuple(sources))
+
+
+def _inside(window: ConvWindow, dim: int, outputs: Interval, held: Interval, wanted: Interval) -> Interval:
+    """The outputs along one dim that read, of what is wanted, only what is held."""
+    stride, padding = window.stride[dim], window.padding[dim]
+    start, stop = outputs.start, outputs.stop
+    if held.start > wanted.start:
+        start = max(start, -(-(held.start + padding) // stride))
+    if held.stop < wanted.stop:
+        span = window.dilation[dim] * (window.kernel[dim] - 1) + 1
+        stop = min(stop, (held.stop - span + padding) // stride + 1)
+    return Interval(start, max(start, stop))
+
+
+def _shell(outputs: Box, inside: Box) -> list[Box]:
+    """Disjoint boxes around ``inside`` that make up ``outputs`` with it."""
+    found, rest = [], list(outputs)
+    for dim in range(len(outputs)):
+        for side in (Interval(outputs[dim].start, inside[dim].start), Interval(inside[dim].stop, outputs[dim].stop)):
+            if len(side):
+                found.append((*rest[:dim], side, *rest[dim + 1 :]))
+        rest[dim] = inside[dim]
+    return found
