@@ -11,12 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.chains import chain_profile
 from halopipe.run_spec.options import ASKED, flag_of
 from halopipe.terminal.console import report
 from planner.ir import codec
-from planner.ir.codec import dump
-from tests.halopipe.commands import HOME, call, present, process, require_said
+from tests.halopipe.commands import HOME, call, present, process
 
 
 @pytest.mark.parametrize(
@@ -40,57 +38,6 @@ from tests.halopipe.commands import HOME, call, present, process, require_said
 def test_json_stands_alone_on_stdout(folder: Path, arguments: list[str]) -> None:
     result = call(*arguments)
     assert isinstance(json.loads(result.stdout), dict), result.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "exit_code", "text"),
-    [
-        (["plan", "nowhere.json"], 3, "error[H301] cannot read nowhere.json"),
-        (["plan", "broken.json"], 3, "error[H302] broken.json is not JSON"),
-        (["plan", "by_hand.json"], 3, "it is a halopipe plan file"),
-        (["plan", "profile.json", "--schedule", "1b1f"], 2, "1f1b (did you mean that?)"),
-        (["plan", "profile.json", "--solver", "best-frst"], 2, "best-first (did you mean that?)"),
-        (["plan", "profile.json", "--memory", "2 giga"], 2, "error[H200] '2 giga' is not a size"),
-        (["plan", "profile.json", "--memory", "1MiB"], 4, "error[H401]"),
-        (["plan", "profile.json", "--ranks", "9"], 2, "error[H205] 9 ranks are asked for"),
-        (["plan", "profile.json", "--global-batch", "-1"], 2, "global-batch"),
-        (["plan"], 2, "PROFILE"),
-        (["plam", "profile.json"], 2, "plam"),
-        (["plan", "profile.json", "-o", "no/folder/plan.json"], 3, "error[H301] cannot write no/folder/plan.json"),
-        (["explain", "nowhere.json"], 3, "error[H301] cannot read nowhere.json"),
-        (["explain", "by_hand.json", "other.json"], 3, "error[H304] the plan was made for another profile"),
-        (["explain", "by_hand.json", "profile.json", "--profile", "p.json"], 2, "two profiles are given"),
-        (["explain", "by_hand.json", "--layer", "l9"], 2, "error[H206] no layer 'l9'"),
-        (["explain", "by_hand.json", "--why-not", "magic"], 2, "nothing is known of 'magic'"),
-        (["explain", "by_hand.json", "--what-if", "n9/x.memory=1GiB"], 2, "error[H206] no device 'n9/x'"),
-        (["explain", "by_hand.json", "--what-if", "devices=3", "--prices"], 2, "are asked at once"),
-        (["explain", "alone/by_hand.json", "--prices"], 2, "--prices searches again, which needs the profile"),
-        (["plan", "profile.json", "--objective", "speed"], 2, "error[H206] no objective 'speed'"),
-        (["plan", "profile.json", "--allow", "samples"], 2, "sample (did you mean that?)"),
-        (["plan", "profile.json", "--recompute", "maybe"], 2, "error[H206] no way to recompute 'maybe'"),
-        (["plan", "profile.json", "--fix", "l0"], 2, "error[H200] 'l0' is not a rule"),
-        (["plan", "profile.json", "--forbid", "enc.*=replicas:2"], 2, "matches no layer"),
-        (["compare", "alone/by_hand.json", "--baselines"], 2, "--baselines are solved from the profile"),
-        (["compare", "by_hand.json", "by_hand.json"], 2, "by_hand.json is given twice"),
-        (["check", "edited.json", "--profile", "profile.json"], 6, "error[H602] edited.json has"),
-        (["schema", "plans"], 2, "plan (did you mean that?)"),
-        (["run", "nowhere.json"], 3, "error[H301] cannot read nowhere.json"),
-        (["run", "by_hand.json", "--hosts", "x"], 2, "torchrun --nproc-per-node"),
-        (["profile", "a:b", "--hosts", "x"], 2, "on HOST1: torchrun --nnodes 2 --node-rank 1"),
-        (["profile", "nowhere:factory", "-o", "x.json"], 2, "error[H201]"),
-        (["profile", "profiler.models.resnet:resnet51", "-o", "x.json"], 2, "error[H201]"),
-        (["profile", "profiler.models.resnet:resnet18", "--input", "8x3"], 2, "is not a list of positive integers"),
-        (["profile", "profiler.models.resnet:resnet18", "--optimizer", "SDG"], 2, "SGD (did you mean that?)"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_what_goes_wrong_is_said_on_stderr_with_its_exit_code(
-    folder: Path, arguments: list[str], exit_code: int, text: str
-) -> None:
-    dump(chain_profile(6), "other.json")
-    plan = (folder / "by_hand.json").read_text("utf-8")
-    (folder / "edited.json").write_text(plan.replace('"1F1", ', "", 1))
-    require_said(folder, arguments, exit_code, text)
 
 
 def test_faults_of_a_plan_are_json_too(folder: Path) -> None:

@@ -9,11 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.halopipe.cli.conftest import folder
 from tests.halopipe.cli.test_files_at_odds import require_refused
 from tests.halopipe.commands import call
-
-FIXTURES = (folder,)
 
 
 @pytest.mark.parametrize(

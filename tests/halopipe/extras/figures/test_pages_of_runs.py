@@ -16,13 +16,12 @@ from planner.costs.predict import predict
 from planner.ir.codec import dump, load
 from planner.ir.plan import Plan
 from planner.ir.profile import Correction, CostClass, Profile
-from tests.halopipe.cli.conftest import folder
 from tests.halopipe.commands import PROFILE, call
 from tests.halopipe.planning.test_batch_statistics import profile
 from tests.planner.costs.calibration.test_machine import passes
 from tests.planner.factories import chain_decision, plan_of
 
-FIXTURES = (folder, profile)
+FIXTURES = (profile,)
 
 
 def test_a_page_says_how_the_machine_has_changed_since_the_profile(

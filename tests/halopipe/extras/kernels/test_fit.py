@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.halopipe.cli.conftest import folder as folder
 from tests.halopipe.commands import call
 
 
