@@ -26,6 +26,13 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
 
 
+def good(*arguments: str) -> str:
+    """What a verb says that succeeds, on both streams."""
+    result = call(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
 def require_said(folder: Path, arguments: list[str], exit_code: int, *texts: str) -> None:
     """Fails unless a verb ends so, with ``texts`` and what to try on standard error alone, and writes no file."""
     write_faulty(folder)
