@@ -109,31 +109,35 @@ def failing(error: BaseException) -> typer.Typer:
     return single
 
 
-def test_ctrl_c_ends_with_130() -> None:
-    result = CliRunner().invoke(failing(KeyboardInterrupt()), [])
-    assert (result.exit_code, result.stderr) == (130, "interrupted\n")
-
-
-def test_an_error_of_ours_is_rendered_without_a_traceback() -> None:
-    result = CliRunner().invoke(failing(InfeasibleError("no plan fits", ["n0/cpu0"], ["--micro-batch 1"])), [])
-    assert result.exit_code == 4
-    assert result.stderr == "error[H401] no plan fits\n  n0/cpu0\n  try: --micro-batch 1\n"
-
-
-def test_a_bug_asks_to_be_reported_with_its_traceback() -> None:
-    result = CliRunner().invoke(failing(ZeroDivisionError("oops")), [])
-    assert result.exit_code == 1
-    assert result.stderr.startswith("error[H100] ZeroDivisionError: oops\n  this is a bug in halopipe; please report")
-    assert "Traceback" in result.stderr
-
-
-def test_an_extra_that_is_not_there_is_named_and_is_no_bug() -> None:
-    missing = "planner.extras.baselines"
-    error = ModuleNotFoundError(f"No module named {missing!r}", name=missing)  # as import raises it
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("error", "exit_code", "said"),
+    [
+        (KeyboardInterrupt(), 130, ["interrupted\n"]),
+        (
+            InfeasibleError("no plan fits", ["n0/cpu0"], ["--micro-batch 1"]),
+            4,
+            ["error[H401] no plan fits\n  n0/cpu0\n  try: --micro-batch 1\n"],
+        ),
+        (
+            ZeroDivisionError("oops"),
+            1,
+            ["error[H100] ZeroDivisionError: oops\n  this is a bug in halopipe; please report", "Traceback"],
+        ),
+        (
+            ModuleNotFoundError("No module named 'planner.extras.x'", name="planner.extras.x"),
+            2,
+            ["error[H200] planner.extras.x is missing\n", "try: install halopipe again"],
+        ),
+    ],
+    ids=["ctrl-c", "an error of ours", "a bug", "an extra that is not there"],
+)
+def test_whatever_ends_a_verb_is_told_with_its_exit_code(error: BaseException, exit_code: int, said: list[str]) -> None:
     result = CliRunner().invoke(failing(error), [])
-    assert result.exit_code == 2
-    assert result.stderr.startswith("error[H200] planner.extras.baselines is missing\n")
-    assert "try: install halopipe again" in result.stderr
+    assert result.exit_code == exit_code
+    assert result.stderr.startswith(said[0])
+    assert [text for text in said if text not in result.stderr] == []
+    assert ("Traceback" in result.stderr) == (exit_code == 1)
 
 
 def test_the_share_never_falls_nor_exceeds_the_whole(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,25 +6,21 @@ from halopipe.terminal import tables
 from planner.ir.timeline import Span, Timeline
 
 
-def span(rank: int, action: str, start_s: float, stop_s: float) -> Span:
-    return Span(rank, action, start_s, stop_s)
-
-
 def one_f_one_b() -> Timeline:
     """Two stages, two micro-batches, forward 3 ms, backward 6 ms, an update of 2 ms."""
     spans = (
-        span(0, "0F0", 0.000, 0.003),
-        span(0, "0SEND_F0>1", 0.003, 0.003),
-        span(0, "0F1", 0.003, 0.006),
-        span(0, "0RECV_B0<1", 0.006, 0.012),
-        span(0, "0B0", 0.012, 0.018),
-        span(0, "0B1", 0.021, 0.027),
-        span(0, "0UPDATE", 0.027, 0.029),
-        span(1, "1F0", 0.003, 0.006),
-        span(1, "1B0", 0.006, 0.012),
-        span(1, "1F1", 0.012, 0.015),
-        span(1, "1B1", 0.015, 0.021),
-        span(1, "1UPDATE", 0.021, 0.023),
+        Span(0, "0F0", 0.000, 0.003),
+        Span(0, "0SEND_F0>1", 0.003, 0.003),
+        Span(0, "0F1", 0.003, 0.006),
+        Span(0, "0RECV_B0<1", 0.006, 0.012),
+        Span(0, "0B0", 0.012, 0.018),
+        Span(0, "0B1", 0.021, 0.027),
+        Span(0, "0UPDATE", 0.027, 0.029),
+        Span(1, "1F0", 0.003, 0.006),
+        Span(1, "1B0", 0.006, 0.012),
+        Span(1, "1F1", 0.012, 0.015),
+        Span(1, "1B1", 0.015, 0.021),
+        Span(1, "1UPDATE", 0.021, 0.023),
     )
     return Timeline("predicted", 0.030, spans)
 
@@ -38,21 +34,33 @@ def test_a_step_is_drawn_to_scale() -> None:
     )
 
 
-def test_an_action_too_short_for_its_label_is_only_filled() -> None:
-    first = tables.gantt(one_f_one_b(), width=8 + 10).splitlines()[0]
-    assert first == "rank 0  ░░··B0·B1U"
-
-
-def test_the_stage_is_named_where_a_rank_runs_several() -> None:
-    spans = (span(0, "0F0", 0.0, 0.5), span(0, "2F0", 0.5, 1.0))
-    assert tables.gantt(Timeline("predicted", 1.0, spans), width=18).splitlines()[0] == "rank 0  0F0░░2F0░░"
-
-
-def test_split_backwards_and_reductions_have_their_own_marks() -> None:
-    spans = (span(0, "0I0", 0.0, 0.4), span(0, "0W0", 0.4, 0.8), span(0, "0REDUCE_GRAD", 0.8, 1.0))
-    lines = tables.gantt(Timeline("predicted", 1.0, spans), width=18).splitlines()
-    assert lines[0] == "rank 0  I0▓▓W0▒▒R="
-    assert "W backward for weights   R gradient all-reduce" in lines[-1]
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("spans", "width", "row", "legend"),
+    [
+        (one_f_one_b().spans, 10, "░░··B0·B1U", ""),
+        ((Span(0, "0F0", 0.0, 0.015), Span(0, "2F0", 0.015, 0.030)), 10, "0F0░░2F0░░", ""),
+        (
+            (Span(0, "0I0", 0.0, 0.012), Span(0, "0W0", 0.012, 0.024), Span(0, "0REDUCE_GRAD", 0.024, 0.030)),
+            10,
+            "I0▓▓W0▒▒R=",
+            "W backward for weights   R gradient all-reduce",
+        ),
+        (
+            (Span(0, "0PREP0", 0.0, 0.0075), Span(0, "0F0", 0.0075, 0.0225), Span(0, "0PREP1", 0.0075, 0.030)),
+            20,
+            "P0:::F0░░░░░░░░:::::",
+            "P preparing on the host",
+        ),
+    ],
+    ids=["no room for a label", "several stages", "a divided backward", "what is prepared"],
+)
+def test_each_action_has_its_mark_and_as_much_of_a_label_as_fits(
+    spans: tuple[Span, ...], width: int, row: str, legend: str
+) -> None:
+    lines = tables.gantt(Timeline("predicted", 0.030, spans), width=8 + width).splitlines()
+    assert lines[0] == f"rank 0  {row}"
+    assert legend in lines[-1]
 
 
 def test_columns_are_as_wide_as_their_cells_and_numbers_flush_right() -> None:
@@ -65,13 +73,6 @@ def test_a_bar_shows_too_much() -> None:
     assert tables.bar(0.5, 4) == "[##..]"
     assert tables.bar(1.2, 4) == "[###!]"
     assert tables.bar(0.0, 4) == "[....]"
-
-
-def test_what_is_prepared_is_drawn_where_the_rank_does_not_compute() -> None:
-    spans = (Span(0, "0PREP0", 0.0, 0.010), Span(0, "0F0", 0.010, 0.030), Span(0, "0PREP1", 0.010, 0.040))
-    drawn = tables.gantt(Timeline("predicted", 0.040, spans), width=28)
-    assert drawn.splitlines()[0] == "rank 0  P0:::F0░░░░░░░░:::::"
-    assert "P preparing on the host" in drawn
 
 
 def test_a_table_wider_than_the_screen_stands_as_blocks_and_is_whole() -> None:
