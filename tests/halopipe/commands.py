@@ -26,11 +26,11 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
 
 
-def good(*arguments: str) -> str:
-    """What a verb says that succeeds, on both streams."""
+def good(*arguments: str) -> Result:
+    """What a verb says that succeeds."""
     result = call(*arguments)
     assert result.exit_code == 0, result.output
-    return result.output
+    return result
 
 
 def require_said(folder: Path, arguments: list[str], exit_code: int, *texts: str) -> None:
