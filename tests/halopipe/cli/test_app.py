@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import subprocess
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from halopipe.run_spec.options import ASKED, flag_of
-from halopipe.terminal.console import report
 from planner.ir import codec
 from tests.halopipe.commands import HOME, call, present, process
 
@@ -108,45 +106,38 @@ def test_a_pipe_that_is_silent_is_no_input(folder: Path, arguments: list[str]) -
     assert "pipe" in result.stderr
 
 
-def test_too_few_files_are_no_mistake_of_halopipe(capsys: pytest.CaptureFixture[str]) -> None:
-    assert report(OSError(errno.EMFILE, os.strerror(errno.EMFILE))) == 3
-    assert "try: ulimit -n" in capsys.readouterr().err
-
-
 LOADED = """
-import sys
+import json, sys
 from halopipe.cli.app import main
-sys.argv[1:] = {arguments}
-code = main()
-print(code, *sorted({{"torch", "matplotlib", "pandas", "yaml"}} & set(sys.modules)), file=sys.stderr)
+for words in json.loads(sys.argv[1]):
+    sys.argv[1:] = words.split()
+    code = main()
+    found = sorted({"torch", "matplotlib", "pandas", "yaml"} & set(sys.modules))
+    print("loaded", json.dumps([words, code in (0, 6), found]), file=sys.stderr)
 """
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    present(
-        [
-            ["plan", "profile.json"],
-            ["explain", "by_hand.json", "profile.json"],
-            ["compare", "by_hand.json", "--baselines", "--profile", "profile.json"],
-            ["check", "by_hand.json"],
-            ["export", "by_hand.json", "--to", "chrome-trace", "--profile", "profile.json"],
-            ["schema", "plan"],
-            ["devices"],
-            ["cluster"],
-            ["explain", "by_hand.json", "profile.json", "--why-not", "one-device"],
-        ]
-    ),
-    ids=lambda arguments: arguments[0],
-)
-def test_verbs_that_need_no_devices_load_no_torch(folder: Path, arguments: list[str]) -> None:
-    command = [sys.executable, "-c", LOADED.format(arguments=arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(HOME)}
+def test_verbs_that_need_no_devices_load_no_torch(folder: Path) -> None:
+    """One after the other in one process, that of which a catalogue is read last."""
+    asked = [
+        "plan profile.json",
+        "explain by_hand.json profile.json",
+        "compare by_hand.json --baselines --profile profile.json",
+        "check by_hand.json",
+        "export by_hand.json --to chrome-trace --profile profile.json",
+        "schema plan",
+        "cluster",
+        "explain by_hand.json profile.json --why-not one-device",
+        "devices",
+    ]
+    words = [" ".join(row) for row in present([each.split() for each in asked])]
+    command, environment = [sys.executable, "-c", LOADED, json.dumps(words)], {**os.environ, "PYTHONPATH": str(HOME)}
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    code, *loaded = result.stderr.splitlines()[-1].split()
-    assert (code in ("0", "6"), loaded) == (True, ["yaml"] if arguments == ["devices"] else []), result.stderr
+    found = [json.loads(line[7:]) for line in result.stderr.splitlines() if line.startswith("loaded ")]
+    assert found == [[each, True, ["yaml"] if each == "devices" else []] for each in words], result.stderr
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "arguments",
     present(

@@ -78,25 +78,18 @@ def test_other_ranks_than_the_first_say_nothing(
     assert capsys.readouterr().err == ""
 
 
-def test_on_a_terminal_there_is_a_bar_that_leaves_nothing_on_stdout(
-    clock: Clock, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with Reporter("searching") as reporter:
-        reporter.update(1, 2, "best 412 ms [gap]")
-    assert capsys.readouterr().out == ""
-
-
-def test_a_narrow_screen_has_no_bar_and_cuts_nothing(
+def test_on_a_narrow_terminal_nothing_is_cut_and_nothing_is_on_stdout(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "40")
-    with Reporter("searching") as reporter:
-        reporter.update(1, 2, "best 412 ms, gap 3.4 %, bound 400 ms, 31 simulated", 12.0)
-    shown = "".join(capsys.readouterr().err.split())
-    assert "…" not in shown
-    assert "searching50%" in shown
+    for columns in ("80", "40"):
+        monkeypatch.setenv("COLUMNS", columns)
+        with Reporter("searching") as reporter:
+            reporter.update(1, 2, "best 412 ms [gap], bound 400 ms, 31 simulated", 12.0)
+        shown = capsys.readouterr()
+        assert shown.out == ""
+    assert "…" not in shown.err
+    assert "searching50%" in "".join(shown.err.split())
 
 
 def failing(error: BaseException) -> typer.Typer:
@@ -157,8 +150,19 @@ def test_a_full_disk_behind_standard_output_is_said(text: str, monkeypatch: pyte
             console.emit(text)
 
 
-def test_a_full_disk_is_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
-    assert console.report(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "trace.json")) == 3
-    said = capsys.readouterr().err
-    assert said.startswith("error[H301] cannot write trace.json\n  No space left on device\n  try: ")
-    assert "Traceback" not in said
+@pytest.mark.parametrize(
+    ("error", "said", "remedy"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "x.json"), "error[H301] cannot write x.json\n  No space", ""),
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "error[H3", "ulimit -n"),
+    ],
+    ids=["a full disk", "too few files"],
+)  # fmt: skip
+def test_what_the_machine_has_too_little_of_is_no_bug(
+    error: OSError, said: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert console.report(error) == 3
+    shown = capsys.readouterr().err
+    assert shown.startswith(said)
+    assert f"\n  try: {remedy}" in shown
+    assert "Traceback" not in shown

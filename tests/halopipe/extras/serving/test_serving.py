@@ -47,7 +47,6 @@ from profiler.source.source import load_model
 from runtime.pipeline.microbatches import InputSpecs
 from runtime.stage.index_ranges import IndexRange
 from tests.halopipe import learners
-from tests.halopipe.api.test_arguments import PLAN
 from tests.halopipe.planning.test_options import require_options
 from tests.halopipe.plans import plan_of
 from tests.halopipe.training.sessions import batch as samples
@@ -295,4 +294,4 @@ def test_a_shell_that_closes_what_programs_rely_on_is_told(tmp_path: Path, strea
 
 def test_a_class_is_no_module() -> None:
     with pytest.raises(UsageError, match="dict is a class, not a module"):
-        hp.serve(PLAN, dict)
+        hp.serve(learners.plan(), dict)
