@@ -51,13 +51,10 @@ def test_each_format_has_a_schema(name: str) -> None:
     assert call("schema", name).stdout == codec.schema(name)
 
 
-def test_the_module_runs_as_a_program(tmp_path: Path) -> None:
+def test_the_module_runs_as_a_program_and_names_a_file_that_hides_a_package_before_it_imports(tmp_path: Path) -> None:
     result = process("--version", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("halopipe 0.")
-
-
-def test_a_file_that_hides_a_package_is_named_before_anything_is_imported(tmp_path: Path) -> None:
     (tmp_path / "planner.py").write_text("raise SystemExit('imported')\n")
     result = process("plan", "profile.json", cwd=tmp_path)
     assert result.returncode == 2

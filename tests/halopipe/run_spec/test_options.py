@@ -16,7 +16,7 @@ from benchmarks.chains import chain_profile
 from halopipe.cli.app import app
 from halopipe.reports.predicted_vs_measured import apart_text
 from halopipe.run_spec.job import Job, RankResult
-from halopipe.run_spec.options import FIELDS, RunOptions, ScriptOptions, flag_of, option_of
+from halopipe.run_spec.options import FIELDS, RunOptions, flag_of, option_of
 from halopipe.run_spec.result import RunResult, Score
 from halopipe.run_spec.schema import (
     DURATION,
@@ -114,10 +114,6 @@ def test_every_option_is_one_of_the_command_line_with_its_help_default_and_limit
             assert shown.default == field.default
         if option.least is not None and not option.kind:
             assert shown.min == option.least
-
-
-def test_what_a_script_may_ask_is_asked_of_a_run_as_well() -> None:
-    assert ScriptOptions.__annotations__.keys() <= FIELDS.keys()
 
 
 @pytest.mark.parametrize(

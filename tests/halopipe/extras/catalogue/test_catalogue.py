@@ -11,10 +11,9 @@ import halopipe as hp
 from benchmarks.chains import chain_profile
 from halopipe.extras.catalogue import command
 from halopipe.planning import plan_files, problem, solve
-from halopipe.planning import problem as problems
 from planner.ir.cluster import DATASHEET, MEASURED
-from planner.ir.codec import dump, load
-from planner.ir.errors import CorruptFileError, StaleFileError
+from planner.ir.codec import load
+from planner.ir.errors import CorruptFileError
 from planner.ir.plan import Plan
 from tests.halopipe.commands import call, require_said
 
@@ -44,18 +43,6 @@ def test_machines_one_does_not_have_are_planned_for(folder: Path) -> None:
     assert written.exit_code == 0, written.stderr
     assert "across-hosts" in written.stdout
     assert call("check", "t4.json", "--profile", "scaled.json").exit_code == 0
-
-
-def test_a_plan_for_other_machines_is_recognised_with_its_cluster_file(tmp_path: Path) -> None:
-    dump(PROFILE, tmp_path / "profile.json")
-    (tmp_path / "cluster.yaml").write_text(CLUSTER)
-    profile = plan_files.load_profile(tmp_path / "profile.json", cluster=tmp_path / "cluster.yaml")
-    plan = solve.solve(problems.make_problem(profile), "one-device")
-    found = plan_files.profile_of(plan, tmp_path / "plan.json", None, tmp_path / "cluster.yaml")
-    assert found == profile
-    assert plan_files.profile_of(plan, tmp_path / "plan.json", None) is None
-    with pytest.raises(StaleFileError):
-        plan_files.profile_of(plan, tmp_path / "plan.json", tmp_path / "profile.json")
 
 
 def test_a_script_names_a_cluster_file(tmp_path: Path) -> None:
