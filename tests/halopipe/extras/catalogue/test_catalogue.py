@@ -15,7 +15,7 @@ from planner.ir.cluster import DATASHEET, MEASURED
 from planner.ir.codec import load
 from planner.ir.errors import CorruptFileError
 from planner.ir.plan import Plan
-from tests.halopipe.commands import call, require_said
+from tests.halopipe.commands import call, good, require_said
 
 PROFILE = chain_profile(4, num_devices=2)
 CLUSTER = """
@@ -29,18 +29,15 @@ links: {within-host: PCIe-3, across-hosts: Ethernet-10G}
 def test_machines_one_does_not_have_are_planned_for(folder: Path) -> None:
     (folder / "cluster.yaml").write_text(CLUSTER)
     machines = ["--cluster", "cluster.yaml"]
-    made = call("plan", "profile.json", *machines, "--solver", "even-split", "-o", "t4.json")
-    assert made.exit_code == 0, made.stderr
+    made = good("plan", "profile.json", *machines, "--solver", "even-split", "-o", "t4.json")
     assert "costs: datasheet" in made.stdout
     assert load("t4.json", Plan).decision.stages[0].devices == ("n0/gpu0",)
     for verb in ("explain", "check"):
-        found = call(verb, "t4.json", *machines)
-        assert found.exit_code == 0, found.stderr
+        good(verb, "t4.json", *machines)
     assert call("explain", "t4.json", "--profile", "profile.json").exit_code == 3
     forgotten = call("check", "t4.json", "--profile", "profile.json")
     assert (forgotten.exit_code, "with --cluster FILE" in forgotten.stderr) == (6, True)
-    written = call("cluster", "cluster.yaml", "--profile", "profile.json", "-o", "scaled.json")
-    assert written.exit_code == 0, written.stderr
+    written = good("cluster", "cluster.yaml", "--profile", "profile.json", "-o", "scaled.json")
     assert "across-hosts" in written.stdout
     assert call("check", "t4.json", "--profile", "scaled.json").exit_code == 0
 

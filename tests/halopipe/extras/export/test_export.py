@@ -11,7 +11,7 @@ import pytest
 from benchmarks.chains import chain_profile
 from planner.ir.codec import dump
 from planner.ir.timeline import Span, Timeline, TimelineFile
-from tests.halopipe.commands import PROFILE, RENAMED, call, require_said
+from tests.halopipe.commands import PROFILE, RENAMED, call, good, require_said
 from tests.planner.factories import chain_decision, plan_of
 
 
@@ -43,16 +43,14 @@ def test_a_cut_inside_a_module_is_a_remark(folder: Path) -> None:
     profile = replace(profile, graph=replace(profile.graph, layers=layers))
     dump(profile, "profile.json")
     dump(plan_of(profile, chain_decision(profile, cuts=(3,))), "by_hand.json")
-    result = call("export", "by_hand.json", "--to", "torch-pipelining")
-    assert result.exit_code == 0, result.stderr
+    result = good("export", "by_hand.json", "--to", "torch-pipelining")
     assert "stage 1 begins between l2 and l3: inside a module, where torch cannot split" in result.stderr
 
 
 def test_a_trace_shows_predicted_and_measured(folder: Path) -> None:
     spans = (Span(0, "0F0", 0.0, 1.0),)
     dump(TimelineFile(Timeline("predicted", 1.0, spans), Timeline("measured", 1.1, spans), (1.1,), (2.3,)), "t.json")
-    result = call("export", "by_hand.json", "--to", "chrome-trace", "--timeline", "t.json")
-    assert result.exit_code == 0, result.stderr
+    result = good("export", "by_hand.json", "--to", "chrome-trace", "--timeline", "t.json")
     assert result.stdout == ""
     names = [event["args"] for event in json.loads((folder / "trace.json").read_text())["traceEvents"][:1]]
     assert names == [{"name": "predicted"}]

@@ -20,15 +20,14 @@ from planner.costs.predict import predict
 from planner.ir.codec import dump, load
 from planner.ir.plan import Plan
 from planner.ir.profile import Correction, CostClass, Profile
-from tests.halopipe.commands import HOME, PROFILE, RENAMED, call, require_said
+from tests.halopipe.commands import HOME, PROFILE, RENAMED, call, good, require_said
 from tests.halopipe.planning.test_batch_statistics import profile
 from tests.planner.costs.calibration.test_machine import passes
 from tests.planner.factories import chain_decision, plan_of
 
 
 def test_a_report_is_one_file_and_the_same_from_python(folder: Path) -> None:
-    result = call("report", "by_hand.json", "alone/by_hand.json", "--pareto", "2")
-    assert result.exit_code == 0, result.stderr
+    good("report", "by_hand.json", "alone/by_hand.json", "--pareto", "2")
     page = Path("report.html").read_text("utf-8")
     assert "alone/by_hand.json, against by_hand.json" in page
     assert "the same decision" in page
@@ -46,8 +45,7 @@ def test_a_report_is_one_file_and_the_same_from_python(folder: Path) -> None:
     ],
 )
 def test_what_is_drawn_follows_from_the_name_or_the_option(folder: Path, arguments: list[str], start: bytes) -> None:
-    result = call("draw", "by_hand.json", *arguments)
-    assert result.exit_code == 0, result.stderr
+    good("draw", "by_hand.json", *arguments)
     assert Path(arguments[-1]).read_bytes().startswith(start)
 
 
@@ -85,13 +83,11 @@ def test_each_timeline_is_shown_as_its_own_plans(folder: Path, monkeypatch: pyte
     dump(one, "one.json")
     for name in ("plan.json", "one.json"):
         assert call("run", name, "--no-learn").exit_code == 0
-    both = call("report", "plan.json", "one.timeline.json", "one.json", "timeline.json")
-    assert both.exit_code == 0, both.stderr
+    good("report", "plan.json", "one.timeline.json", "one.json", "timeline.json")
     page = Path("report.html").read_text("utf-8")
     assert re.findall(r"step, measured</p><p class=\"figure\">(.*?)</p>", page) == ["10.0 ms"]
     assert re.findall(r"<td>(25\.0 ms)</td>", page), "the rival's, in the table"
-    alone = call("report", "plan.json", "one.timeline.json", "one.json")
-    assert alone.exit_code == 0, alone.stderr
+    good("report", "plan.json", "one.timeline.json", "one.json")
     assert "step, measured" not in Path("report.html").read_text("utf-8")
     for verb in (("report", "plan.json", "one.timeline.json"), ("draw", "plan.json", "one.timeline.json")):
         refused = call(*verb)
@@ -151,10 +147,7 @@ def test_the_cells_run_on_ones_own_profile_and_write_no_other_name_than_those_of
     from matplotlib import pyplot
 
     (Path.cwd() / "out").mkdir()
-    result = call(
-        "notebook", str(quoted / "profile.json"), str(quoted / "plan.json"), "--no-run", "-o", "out/mine.ipynb"
-    )
-    assert result.exit_code == 0, result.stderr
+    good("notebook", str(quoted / "profile.json"), str(quoted / "plan.json"), "--no-run", "-o", "out/mine.ipynb")
     cells = code("out/mine.ipynb")
     assert [line for cell in cells for line in cell.splitlines() if "import" in line] == ["import halopipe as hp"]
     names: dict[str, Any] = {}
@@ -205,8 +198,7 @@ def test_the_verb_runs_what_it_writes_and_keeps_what_came_before_a_cell_that_fai
     from halopipe.extras.figures import notebook
 
     monkeypatch.delenv("MPLBACKEND")  # a kernel's own shows pictures
-    result = call("notebook", str(quoted / "profile.json"), str(quoted / "plan.json"))
-    assert result.exit_code == 0, result.stderr
+    result = good("notebook", str(quoted / "profile.json"), str(quoted / "plan.json"))
     text = Path("strategies.ipynb").read_text("utf-8")
     found = json.loads(text)
     assert all(cell["execution_count"] for cell in found["cells"] if cell["cell_type"] == "code")

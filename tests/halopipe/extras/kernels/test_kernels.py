@@ -15,7 +15,7 @@ from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 from planner.layers.recomputed import attention_cores
-from tests.halopipe.commands import call, require_said
+from tests.halopipe.commands import call, good, require_said
 from tests.oracles.plans import check
 
 SLICE = Path(__file__).parents[3] / "data" / "kernels" / "a40.csv"
@@ -23,14 +23,12 @@ MODEL = ("profiler.models.gpt:gpt", "--input", "8,32", "--arg", "width=64", "--a
 
 
 def test_a_network_is_planned_for_gpus_that_are_not_here_and_refused_where_it_runs(folder: Path) -> None:
-    made = call("profile", *MODEL, "--dtype", "bfloat16", "--on", "h100-dgx", "--workers", "4", "--sizes", "2,8")
-    assert made.exit_code == 0, made.stderr
+    made = good("profile", *MODEL, "--dtype", "bfloat16", "--on", "h100-dgx", "--workers", "4", "--sizes", "2,8")
     assert "n0/gpu3: H100-SXM" in made.stdout
     assert "of a step on H100-SXM: fitted, held-back error 3.6 %" in made.stdout
     profile = load("profile.json", Profile)
     assert {m.evidence for m in profile.measurements["H100-SXM"]} == {"kernels", "datasheet"}
-    planned = call("plan", "profile.json", "--global-batch", "32", "-o", "plan.json")
-    assert planned.exit_code == 0, planned.stderr
+    good("plan", "profile.json", "--global-batch", "32", "-o", "plan.json")
     prediction = load("plan.json", Plan).prediction
     assert prediction.p10_s < prediction.step_s < prediction.p90_s
     assert call("check", "plan.json").exit_code == 0
@@ -45,10 +43,8 @@ def test_what_tables_say_is_said_to_be_of_kernels(folder: Path) -> None:
         "from torch import nn, randn\n\n\ndef net():\n"
         "    return nn.Sequential(*(nn.Linear(512, 512) for _ in range(4))), randn(64, 512)\n"
     )
-    made = call("profile", "net.py:net", "--dtype", "bfloat16", "--on", "a100-dgx", "--workers", "2", "--sizes", "64")
-    assert made.exit_code == 0, made.stderr
-    planned = call("plan", "profile.json", "-o", "plan.json")
-    assert planned.exit_code == 0, planned.stderr
+    good("profile", "net.py:net", "--dtype", "bfloat16", "--on", "a100-dgx", "--workers", "2", "--sizes", "64")
+    planned = good("plan", "profile.json", "-o", "plan.json")
     assert "costs: kernels" in planned.stdout
     assert call("check", "plan.json", "--profile", "profile.json").exit_code == 0
     assert "no device ran this network" in call("explain", "plan.json").stdout
@@ -69,8 +65,7 @@ def test_a_cluster_file_says_which_devices_and_how_fast(folder: Path) -> None:
     device = "{name: my-gpu, memory: 24GiB, memory-bandwidth: 900GB/s, peak: {float32: 30TFLOP/s}}"
     text = f"halopipe: cluster\nversion: 1\nhosts:\n  - {{name: n, count: 2, devices: [{device}]}}\n"
     (folder / "c.yaml").write_text(f"{text}links:\n  across-hosts: Ethernet-10G\n")
-    made = call("profile", *MODEL, "--on", "c.yaml", "--sizes", "8")
-    assert made.exit_code == 0, made.stderr
+    good("profile", *MODEL, "--on", "c.yaml", "--sizes", "8")
     profile = load("profile.json", Profile)
     assert {m.evidence for m in profile.measurements["my-gpu"] if m.forward_s} == {"datasheet"}
     other = call("profile", *MODEL, "--on", "c.yaml", "--dtype", "float16")
@@ -79,8 +74,7 @@ def test_a_cluster_file_says_which_devices_and_how_fast(folder: Path) -> None:
 
 
 def test_a_table_is_fitted_and_its_errors_drawn(folder: Path) -> None:
-    result = call("fit", str(SLICE), "-o", "fit.svg")
-    assert result.exit_code == 0, result.stderr
+    result = good("fit", str(SLICE), "-o", "fit.svg")
     assert "A40" in result.stdout
     assert "curve and neighbours" in result.stdout
     assert (folder / "fit.svg").read_text().startswith("<?xml")
