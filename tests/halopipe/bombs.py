@@ -121,16 +121,16 @@ def mined(
     return module, (inputs, targets), functional.mse_loss
 
 
-def poison(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+def poison(
+    global_batch: int, input_shape: tuple[int, ...], seed: int, *, value: float = 2 * POISON
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Good batches; at step ``POISONED_STEP`` the last sample is huge."""
     shape = (global_batch, *input_shape[1:])
-    step = 0
-    while True:
+    for step in count():
         inputs = torch.ones(shape)
         if step == POISONED_STEP:
-            inputs[-1] = 2 * POISON
+            inputs[-1] = value
         yield inputs, torch.zeros(shape)
-        step += 1
 
 
 def noise(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -152,12 +152,7 @@ def short(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterato
 
 def broken(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Good batches; at step ``POISONED_STEP`` the last sample is no number."""
-    shape = (global_batch, *input_shape[1:])
-    for step in count():
-        inputs = torch.ones(shape)
-        if step == POISONED_STEP:
-            inputs[-1] = float("nan")
-        yield inputs, torch.zeros(shape)
+    return poison(global_batch, input_shape, seed, value=float("nan"))
 
 
 DOZE_S = 4e-3

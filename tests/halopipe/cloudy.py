@@ -36,19 +36,6 @@ class Segmenter(nn.Module):
         return self.head(spnn.cat([self.up(self.deep(self.down(x))), x]))
 
 
-class Classifier(nn.Module):
-    """A class a cloud."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(spnn.Conv3d(CHANNELS, 4, 3), spnn.BatchNorm(4), spnn.ReLU(), spnn.MaxPool3d(2))
-        self.deep = nn.Sequential(spnn.Conv3d(4, 6, 3), spnn.ReLU(), spnn.GlobalAvgPool())
-        self.head = nn.Linear(6, NUM_CLASSES)
-
-    def forward(self, x: SparseTensor) -> Tensor:
-        return self.head(self.deep(self.stem(x)))
-
-
 def segmenter() -> tuple[nn.Module, tuple[SparseTensor, Tensor], nn.Module]:
     """Clouds of different sizes; a target a point."""
     clouds = [cloud(number) for number in range(4)]
@@ -58,7 +45,10 @@ def segmenter() -> tuple[nn.Module, tuple[SparseTensor, Tensor], nn.Module]:
 
 def classifier() -> tuple[nn.Module, tuple[SparseTensor, Tensor], Any]:
     """The same clouds; a target a cloud."""
-    return Classifier(), (tensor_of([cloud(n) for n in range(4)]), torch.arange(4) % 3), functional.cross_entropy
+    stem = spnn.Conv3d(CHANNELS, 4, 3), spnn.BatchNorm(4), spnn.ReLU(), spnn.MaxPool3d(2)
+    deep = spnn.Conv3d(4, 6, 3), spnn.ReLU(), spnn.GlobalAvgPool()
+    example = tensor_of([cloud(n) for n in range(4)]), torch.arange(4) % 3
+    return nn.Sequential(*stem, *deep, nn.Linear(6, NUM_CLASSES)), example, functional.cross_entropy
 
 
 class Detector(nn.Module):
@@ -87,8 +77,7 @@ def detector() -> tuple[nn.Module, tuple[SparseTensor, Tensor], Any]:
 def dropping() -> tuple[nn.Module, tuple[SparseTensor, Tensor], Any]:
     """A classifier that draws."""
     module, example, loss = classifier()
-    module.head = nn.Sequential(nn.Dropout(0.3), module.head)
-    return module, example, loss
+    return nn.Sequential(*module[:-1], nn.Dropout(0.3), module[-1]), example, loss
 
 
 def broken(fault: str) -> tuple[nn.Module, tuple[SparseTensor, Tensor], nn.Module]:

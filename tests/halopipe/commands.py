@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from benchmarks.chains import chain_profile
 from halopipe.cli.app import _Loaded, app
+from planner.ir.codec import dump
 
 HOME = Path(__file__).resolve().parents[2]
 PROFILE = chain_profile(6, latency_s=1e-4, parameter_bytes=2**20, activation_bytes=2**14)
@@ -25,14 +26,36 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
 
 
-def require_said(folder: Path, arguments: list[str], exit_code: int, text: str) -> None:
-    """Fails unless a verb ends so, with ``text`` and what to try on standard error alone, and writes no file."""
-    (folder / "broken.json").write_text('{"halopipe": ')
-    before = sorted(path.name for path in folder.iterdir())
+def good(*arguments: str) -> Result:
+    """What a verb says that succeeds."""
     result = call(*arguments)
-    assert (result.exit_code, text in result.stderr, result.stdout) == (exit_code, True, ""), result.stderr
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def require_said(folder: Path, arguments: list[str], exit_code: int, *texts: str) -> None:
+    """Fails unless a verb ends so, with ``texts`` and what to try on standard error alone, and writes no file."""
+    write_faulty(folder)
+    before = sorted(folder.rglob("*"))
+    result = call(*arguments)
+    missing = [text for text in texts if text not in result.stderr]
+    assert (result.exit_code, missing, result.stdout) == (exit_code, [], ""), result.stderr
     assert ("error[H" not in result.stderr) or "\n  try: " in result.stderr
-    assert sorted(path.name for path in folder.iterdir()) == before
+    assert sorted(folder.rglob("*")) == before
+
+
+def write_faulty(folder: Path) -> None:
+    """What is no JSON, a profile of another network, and the plan with an action left out or a layer renamed."""
+    (folder / "broken.json").write_text('{"halopipe": ')
+    dump(chain_profile(6), folder / "other.json")
+    if (folder / "by_hand.json").exists():
+        plan = (folder / "by_hand.json").read_text("utf-8")
+        (folder / "edited.json").write_text(plan.replace('"1F1", ', "", 1))
+        (folder / "renamed.json").write_text(plan.replace('"l2"', '"l two"'))
+
+
+RENAMED = ("error[H602]", "layer l2 is in no stage", "layer l two is not in the model")
+"""What is said of ``renamed.json`` (exit code 6)."""
 
 
 def process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from functools import cache
+from itertools import count
 
 import torch
 from torch import Tensor, nn
@@ -103,21 +104,9 @@ class Confusion:
         return {"recall": recall, "order": torch.arange(len(seen), dtype=torch.float64) @ seen}
 
 
-class Tagger(nn.Module):
-    """A class for each place of a sequence."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mix = nn.Linear(WIDTH, WIDTH)
-        self.out = nn.Linear(WIDTH, NUM_CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.tanh(self.mix(x)))
-
-
 def tagger() -> tuple[object, ...]:
-    """Sequences whose length varies from batch to batch."""
-    module = Tagger()
+    """A class for each place of sequences whose length varies from batch to batch."""
+    module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, NUM_CLASSES))
     _fill(module)
     generator = torch.Generator().manual_seed(1)
     tensors = torch.randn(4, 6, WIDTH, generator=generator), torch.randint(3, (4, 6), generator=generator)
@@ -131,12 +120,9 @@ def _tag_loss(output: Tensor, targets: Tensor) -> Tensor:
 def sequences(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of sequences of 3, 4, 5, 3, ... places."""
     generator = torch.Generator().manual_seed(seed)
-    step = 0
-    while True:
-        length = 3 + step % 3
-        inputs = torch.randn(global_batch, length, WIDTH, generator=generator)
+    for step in count():
+        inputs = torch.randn(global_batch, 3 + step % 3, WIDTH, generator=generator)
         yield inputs, inputs[:, :, :NUM_CLASSES].argmax(-1)
-        step += 1
 
 
 class Sequences(Dataset[tuple[Tensor, Tensor]]):

@@ -4,14 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from halopipe import demo
-from halopipe.cli.app import app
 from planner.ir.codec import load
 from planner.ir.errors import MissingFileError
 from planner.ir.plan import Plan, Prediction
 from planner.ir.timeline import TimelineFile
+from tests.halopipe.commands import good
 
 TINY = demo.DemoNetwork(
     "profiler.models.resnet:resnet18",
@@ -31,8 +30,7 @@ def test_the_quick_demonstration_goes_from_profile_to_a_loss_that_falls(
     """All of it, a run of the best rival included: ten seconds of processes that profile and train."""
     monkeypatch.setattr(demo, "SMALL", network)
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(app, ["demo", "--quick", "-o", "out"], catch_exceptions=False)
-    assert result.exit_code == 0, result.stderr
+    result = good("demo", "--quick", "-o", "out")
     titles = [line.strip("= ") for line in result.stdout.splitlines() if line.startswith("== ")]
     assert titles[:6] == ["1. Profile", "2. Plan", "3. Explain", "4. Compare", "5. Check", "6. Run"]
     assert titles[6:] == ["7. Run the best rival", "Done"] or "there is no rival to run" in result.stdout

@@ -5,9 +5,6 @@ The processor stands for the GPU, gloo for NCCL; what is left out is CUDA itself
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,6 +24,7 @@ from planner.ir.program import Program
 from runtime.monitor.failure import set_text
 from runtime.transport import ChannelTransport, channels_of
 from runtime.transport.base import join
+from tests.forks import forked
 from tests.halopipe.plans import plan_of
 from tests.halopipe.ranks import run_job
 
@@ -49,34 +47,19 @@ def over_channels(
     return join("gloo", rank, num_ranks, dist.FileStore(str(path), num_ranks), 60.0, make)
 
 
-def rank_of(job: Job, rank: int, folder: Path, results: multiprocessing.SimpleQueue) -> None:
-    torch.set_num_threads(1)
-    num_ranks = job.plan.decision.num_ranks
-    try:
-        stores = [dist.FileStore(str(folder / name), num_ranks) for name in ("talk", "board")]
-        opened = partial(over_channels, rank, num_ranks, folder / "group")
-        results.put((rank, work(job, rank, *stores, opened, device=HERE).to_json()))
-    except BaseException:  # noqa: BLE001 - the parent shows it
-        results.put((rank, traceback.format_exc()))
-    os._exit(0)  # not pytest's own clean-up
-
-
 def run_over_channels(plan: Plan, folder: Path, **options: object) -> list[RankResult]:
     (folder / "job").mkdir()
     job = Job(plan, RunOptions(**{"steps": 5, "warmup": 1, "deadline_s": 60.0, **options}), folder / "job")
     set_text(dist.FileStore(str(folder / "talk"), -1), REFERENCE, make_reference(job, HERE).to_text())
-    context = multiprocessing.get_context("fork")  # importing torch anew takes seconds
-    results = context.SimpleQueue()
-    ranks = range(plan.decision.num_ranks)
-    processes = [context.Process(target=rank_of, args=(job, rank, folder, results), daemon=True) for rank in ranks]
-    for process in processes:
-        process.start()
-    found = dict(results.get() for _ in processes)
-    for process in processes:
-        process.join(60)
-    for text in found.values():
-        assert text.startswith("{"), text
-    return [RankResult.from_json(found[rank]) for rank in ranks]
+    num_ranks = plan.decision.num_ranks
+
+    def rank_of(rank: int) -> str:
+        torch.set_num_threads(1)
+        stores = [dist.FileStore(str(folder / name), num_ranks) for name in ("talk", "board")]
+        opened = partial(over_channels, rank, num_ranks, folder / "group")
+        return work(job, rank, *stores, opened, device=HERE).to_json()
+
+    return [RankResult.from_json(text) for text in forked(num_ranks, rank_of)]
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -96,9 +79,11 @@ def test_a_run_over_channels_computes_what_one_device_does(
 
 
 def test_stages_that_are_placed_train_as_those_that_stay(tmp_path: Path) -> None:
-    plan = plan_of(MODEL, [0.5])
-    there, here = (run_job(plan, _new(tmp_path / name), device=device) for name, device in (("a", HERE), ("b", None)))
-    assert there.losses == here.losses
+    plan, losses = plan_of(MODEL, [0.5]), []
+    for name, device in (("there", HERE), ("here", None)):
+        (tmp_path / name).mkdir()
+        losses.append(run_job(plan, tmp_path / name, device=device).losses)
+    assert losses[0] == losses[1]
 
 
 def test_the_memory_of_placed_stages_is_that_of_the_device_s_meter(
@@ -119,8 +104,3 @@ def test_the_memory_of_placed_stages_is_that_of_the_device_s_meter(
     monkeypatch.setattr("halopipe.training.rank.meter_of", lambda device: meters.pop())
     result = run_job(plan_of(MODEL, [0.5]), tmp_path, device=HERE, warmup=2, steps=3)
     assert all(peak > 1000 for peak in result.peak_bytes)
-
-
-def _new(folder: Path) -> Path:
-    folder.mkdir()
-    return folder

@@ -1,3 +1,5 @@
+"""A file of the user's that has the name of a package of ours is named, and not imported."""
+
 from __future__ import annotations
 
 import os
@@ -9,59 +11,33 @@ from types import ModuleType
 import pytest
 
 from halopipe.guard import ShadowedPackageError, check_not_shadowed
+from tests.halopipe.commands import HOME
 
-HOME = Path(__file__).resolve().parents[2]
 NAMES = ("cuda_ops", "planner", "profiler", "runtime")
 
 
-def guard_in(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the guard as `python -m halopipe` would meet it: the working directory comes first on the path."""
-    environment = {**os.environ, "PYTHONPATH": str(HOME)}
-    environment.pop("PYTHONSAFEPATH", None)
-    command = [sys.executable, "-c", "from halopipe.guard import check_not_shadowed; check_not_shadowed()"]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-
-
-def test_a_working_directory_without_our_names_passes(tmp_path: Path) -> None:
-    (tmp_path / "model.py").touch()
-    result = guard_in(tmp_path)
-    assert result.returncode == 0, result.stderr
-
-
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", NAMES)
-def test_a_file_of_the_users_is_named_and_not_imported(tmp_path: Path, name: str) -> None:
-    (tmp_path / f"{name}.py").write_text("print('imported')\n")
-    result = guard_in(tmp_path)
-    assert result.returncode != 0
-    assert f"error[H203] {tmp_path / name}.py hides halopipe's package '{name}' ({HOME / name})" in result.stderr
-    assert f"rename {name}.py" in result.stderr
-    assert result.stdout == ""
-
-
-def test_the_error_carries_the_exit_code_and_the_file(tmp_path: Path) -> None:
-    (tmp_path / "runtime.py").touch()
-    with pytest.raises(ShadowedPackageError, match=r"^error\[H203\]") as caught:
-        check_not_shadowed([str(tmp_path)])
-    assert (caught.value.exit_code, caught.value.name) == (2, "runtime")
-    assert caught.value.path == str(tmp_path / "runtime.py")
-
-
-def test_a_package_of_the_users_is_found_as_well(tmp_path: Path) -> None:
-    (tmp_path / "planner").mkdir()
-    (tmp_path / "planner" / "__init__.py").touch()
-    with pytest.raises(ShadowedPackageError, match="hides halopipe's package 'planner'"):
-        check_not_shadowed([str(tmp_path), str(HOME)])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_plain_folder_of_data_hides_nothing(tmp_path: Path, name: str) -> None:
+def test_a_file_or_package_that_comes_first_is_named_and_a_plain_folder_or_what_comes_later_hides_nothing(
+    tmp_path: Path, name: str
+) -> None:
+    here, ours, file = str(tmp_path), str(HOME), tmp_path / f"{name}.py"
+    check_not_shadowed([here, ours])
     (tmp_path / name).mkdir()
-    check_not_shadowed([str(HOME), str(tmp_path)])
-
-
-def test_a_file_later_on_the_path_hides_nothing(tmp_path: Path) -> None:
-    (tmp_path / "profiler.py").touch()
-    check_not_shadowed([str(HOME), str(tmp_path)])
+    check_not_shadowed([ours, here])
+    (tmp_path / name / "__init__.py").touch()
+    check_not_shadowed([ours, here])
+    with pytest.raises(ShadowedPackageError, match=f"hides halopipe's package '{name}'"):
+        check_not_shadowed([here, ours])
+    (tmp_path / name / "__init__.py").unlink()
+    (tmp_path / name).rmdir()
+    file.touch()
+    check_not_shadowed([ours, here])
+    with pytest.raises(ShadowedPackageError, match=r"^error\[H203\]") as caught:
+        check_not_shadowed([here])
+    assert (caught.value.exit_code, caught.value.name, caught.value.path) == (2, name, str(file))
+    assert f"{file} hides halopipe's package '{name}' ({HOME / name})" in str(caught.value)
+    assert f"rename {name}.py" in str(caught.value)
 
 
 def test_a_module_of_the_users_that_is_already_loaded_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,23 +51,26 @@ def test_a_module_of_the_users_that_is_already_loaded_is_found(tmp_path: Path, m
         check_not_shadowed()
 
 
-def test_importing_halopipe_in_a_program_raises(tmp_path: Path) -> None:
-    (tmp_path / "profiler.py").write_text("print('imported')\n")
-    (tmp_path / "program.py").write_text(
-        "try:\n    import halopipe\nexcept ImportError as error:\n    print(error.exit_code, error.name)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(HOME)}
-    command = [sys.executable, "program.py"]
-    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stdout, result.stderr) == (0, "2 profiler\n", "")
+PROGRAM = "try:\n    import halopipe\nexcept ImportError as error:\n    print(error.exit_code, error.name)\n"
+INSTALLED = "import sys\nfrom halopipe.cli.app import main\nsys.exit(main())\n"
 
 
-def test_the_installed_command_ends_with_words_and_its_exit_code(tmp_path: Path) -> None:
-    (tmp_path / "runtime.py").touch()
-    (tmp_path / "halopipe").write_text("import sys\nfrom halopipe.cli.app import main\nsys.exit(main())\n")
-    environment = {**os.environ, "PYTHONPATH": str(HOME)}
-    command = [sys.executable, "halopipe", "schema", "plan"]
+@pytest.mark.parametrize(
+    ("name", "text", "code", "out", "told"),
+    [
+        ("program.py", PROGRAM, 0, "2 profiler\n", ""),
+        ("halopipe", INSTALLED, 2, "", "error[H203] {file} hides halopipe's package 'profiler'"),
+    ],
+    ids=["a program that imports halopipe", "the installed command"],
+)
+def test_a_process_ends_with_words_and_its_exit_code_and_imports_no_such_file(
+    tmp_path: Path, name: str, text: str, code: int, out: str, told: str
+) -> None:
+    file = tmp_path / "profiler.py"
+    file.write_text("print('imported')\n")
+    (tmp_path / name).write_text(text)
+    command, environment = [sys.executable, name, "schema", "plan"], {**os.environ, "PYTHONPATH": str(HOME)}
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"error[H203] {tmp_path / 'runtime.py'} hides halopipe's package 'runtime'")
+    assert (result.returncode, result.stdout) == (code, out)
+    assert result.stderr.startswith(told.format(file=file))
     assert "Traceback" not in result.stderr

@@ -1,8 +1,9 @@
-"""``halopipe plan``, and what the other verbs say of its plans."""
+"""``halopipe plan``, its proofs, and what the other verbs say of its plans."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,22 +14,19 @@ from halopipe.planning import solve
 from halopipe.terminal import console
 from planner.ir.codec import dump, load
 from planner.ir.plan import Plan
-from tests.halopipe.commands import call
+from tests.halopipe.commands import PROFILE, call, good, require_said
 
 
 def test_a_plan_is_made_explained_checked_and_compared(folder: Path) -> None:
-    made = call("plan", "profile.json", "--global-batch", "8")
-    assert made.exit_code == 0, made.stderr
+    made = good("plan", "profile.json", "--global-batch", "8")
     assert "a step" in made.stdout
     assert made.stderr.startswith("wrote plan.json")
-    explained = call("explain", "plan.json", "--profile", "profile.json")
-    assert explained.exit_code == 0, explained.stderr
+    explained = good("explain", "plan.json", "--profile", "profile.json")
     assert "Step (predicted)" in explained.stdout
     assert explained.stdout == call("explain", "plan.json", "profile.json").stdout
     checked = call("check", "plan.json", "--profile", "profile.json")
     assert (checked.exit_code, checked.stdout) == (0, "plan.json is good\n")
-    compared = call("compare", "plan.json", "by_hand.json", "--baselines", "--profile", "profile.json")
-    assert compared.exit_code == 0, compared.stderr
+    compared = good("compare", "plan.json", "by_hand.json", "--baselines", "--profile", "profile.json")
     assert {"plan.json", "by_hand.json", "one-device", "data-parallel", "even-split"} <= set(compared.stdout.split())
     assert "data-parallel " in compared.stdout.partition("  planned in: ")[2]
     rival = call("plan", "profile.json", "--global-batch", "8", "--solver", "even-split", "-o", "rival.json")
@@ -58,9 +56,6 @@ def test_a_tie_is_called_one_by_plan_explain_compare_and_why_not(folder: Path) -
     told = json.loads(call("compare", "plan.json", "fastest.json", "--json").stdout)
     assert (list(told["ties"]), told["taken"]) == (["plan.json"], "plan.json")
     assert "faster, a tie" in call("explain", "plan.json", "--why-not", "stages=2").stdout
-    refused = call("plan", "profile.json", "--confidence", "1")
-    assert refused.exit_code == 2
-    assert "less than or equal to 0.999" in refused.stderr
 
 
 def test_the_same_profile_gives_the_same_bytes(folder: Path) -> None:
@@ -69,21 +64,16 @@ def test_the_same_profile_gives_the_same_bytes(folder: Path) -> None:
 
 
 def test_what_is_asked_of_a_plan_is_heeded(folder: Path) -> None:
-    result = call(
-        "plan", "profile.json", "--schedule", "gpipe", "--micro-batch", "4", "--memory", "512MB", "-o", "x.json"
-    )
-    assert result.exit_code == 0, result.stderr
+    good("plan", "profile.json", "--schedule", "gpipe", "--micro-batch", "4", "--memory", "512MB", "-o", "x.json")
     plan = load("x.json", Plan)
     assert (plan.decision.schedule, plan.decision.micro_batches) == ("gpipe", (4, 4))
     assert {rank.memory_limit_bytes for rank in plan.prediction.ranks} <= {512_000_000, 511_999_999}
-    one = call("plan", "profile.json", "--solver", "one-device", "-o", "one.json")
-    assert one.exit_code == 0, one.stderr
+    good("plan", "profile.json", "--solver", "one-device", "-o", "one.json")
     assert len(load("one.json", Plan).decision.stages) == 1
 
 
 def test_a_front_is_a_plan_file_a_point(folder: Path) -> None:
-    result = call("plan", "profile.json", "--pareto", "3", "-o", "front.json")
-    assert result.exit_code == 0, result.stderr
+    result = good("plan", "profile.json", "--pareto", "3", "-o", "front.json")
     written = [line.split()[1] for line in result.stderr.splitlines() if line.startswith("wrote ")]
     assert written[0] == "front.json"
     steps = [load(path, Plan).prediction.step_s for path in written]
@@ -109,8 +99,101 @@ def test_the_profile_beside_a_plan_is_found_if_the_plan_was_made_from_it(folder:
 
 
 def test_what_a_hint_says_can_be_pasted_also_with_spaces_in_paths(folder: Path) -> None:
-    made = call("plan", "profile.json", "--solver", "one-device", "-o", "my plan.json")
-    assert made.exit_code == 0, made.stderr
+    made = good("plan", "profile.json", "--solver", "one-device", "-o", "my plan.json")
     assert made.stderr.endswith(
         "next: halopipe explain 'my plan.json' --profile profile.json, or halopipe run 'my plan.json'\n"
     )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a plan of the profile lies, with its proof."""
+    place = tmp_path_factory.mktemp("certified")
+    dump(PROFILE, place / "profile.json")
+    asked = ["--global-batch", "8", "--confidence", "0", "-o", str(place / "plan.json")]
+    said = good("plan", str(place / "profile.json"), *asked, "--proof", str(place / "proof.json")).stderr
+    assert "no plan that the proof covers takes less than" in said
+    assert f"wrote {place}/proof.json; next: halopipe check {place}/plan.json --proof {place}/proof.json" in said
+    return place
+
+
+@pytest.fixture
+def certified(folder: Path, made: Path) -> Path:
+    """The folder with the plan and its proof."""
+    for name in ("plan.json", "proof.json"):
+        shutil.copy(made / name, folder)
+    return folder
+
+
+def test_a_proof_is_made_and_verified(certified: Path) -> None:
+    checked = good("check", "plan.json", "--proof", "proof.json")
+    first, holds, *space = checked.stdout.splitlines()
+    assert first == "plan.json is good"
+    assert holds.startswith("its proof holds: no plan of its space takes less than ")
+    assert holds.endswith("(gap 0.0 %)")
+    assert space == [
+        "  micro-batches of 1, 2, 3, 4, 5, 6, 7, 8; schedules 1f1b, 1f1b-so, 1f1b-windowed, gpipe",
+        "  8 places to cut (all); stages on any of 2 x kind-1 on n0, divided by samples",
+        "  computed again for the backward: nothing",
+    ]
+    document = json.loads(call("check", "plan.json", "--proof", "proof.json", "--json").stdout)
+    assert document["faults"] == []
+    assert document["bound_s"] == json.loads(Path("proof.json").read_text("utf-8"))["bound_s"]
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("claim", "words", "exit_code", "said"),
+    [
+        (1.5, "plan.json", 6, ["error[H602] proof.json is no proof of plan.json", "make it again: halopipe plan"]),
+        (0, "faster.json", 6, ["plan_fingerprint: sha256:"]),
+        (0, "plan.json --profile other.json", 6, ["inputs.profile_fingerprint"]),
+        (0, "alone/plan.json", 2, ["try: --profile PROFILE"]),
+        ("{", "plan.json", 3, ["error[H302]", "proof.json"]),
+        ("{}", "plan.json", 3, ["error[H302]", "proof.json"]),
+        ('{"halopipe": "plan", "version": 1}', "plan.json", 3, ["error[H302]", "proof.json"]),
+    ],
+)  # fmt: skip
+def test_what_proves_nothing_is_refused(
+    certified: Path, claim: float | str, words: str, exit_code: int, said: list[str]
+) -> None:
+    """A bound that was raised, another plan or profile, no profile, and files that are no proofs."""
+    proof = json.loads(Path("proof.json").read_text("utf-8"))
+    if isinstance(claim, str):
+        Path("proof.json").write_text(claim, "utf-8")
+    elif claim:
+        Path("proof.json").write_text(json.dumps({**proof, "bound_s": claim * proof["step_s"]}), "utf-8")
+        said = [*said, f"{claim * proof['step_s']} s is more than the {proof['step_s']} s"]
+    shutil.copy("plan.json", "alone/plan.json")
+    if words == "faster.json":
+        good("plan", "profile.json", "--global-batch", "8", "--solver", "even-split", "-o", words)
+    require_said(certified, ["check", *words.split(), "--proof", "proof.json"], exit_code, *said)
+
+
+def test_a_proof_is_verified_with_the_profile_alone(certified: Path) -> None:
+    Path("plan.json").rename("alone/plan.json")
+    good("check", "alone/plan.json", "--proof", "proof.json", "--profile", "profile.json")
+
+
+def test_a_plan_that_is_not_the_best_is_certified_with_its_gap(folder: Path) -> None:
+    options = ("--global-batch", "8", "--solver", "one-device", "--proof", "proof.json")
+    assert call("plan", "profile.json", *options).exit_code == 0
+    checked = good("check", "plan.json", "--proof", "proof.json")
+    gap = float(checked.stdout.split("(gap ")[1].split(" %")[0])
+    assert 50 < gap < 110
+
+
+@pytest.mark.parametrize(
+    ("options", "what", "remedy"),
+    [
+        (("--shard", "auto"), "it has a divided optimiser state", "leave out --shard"),
+        (("--schedule", "interleaved"), "it has the schedule interleaved", "--schedule 1f1b"),
+        (("--fix", "l0=stage:0"), "it has side constraints", "leave out --fix and --forbid"),
+        (("--pareto", "3"), "--proof with --pareto", "leave out --pareto"),
+    ],
+)
+def test_what_no_proof_covers_is_refused_before_the_search(
+    options: tuple[str, ...], what: str, remedy: str, folder: Path
+) -> None:
+    words = ["plan", "profile.json", "--global-batch", "8", "--proof", "proof.json", *options]
+    require_said(folder, words, 2, what, remedy)

@@ -8,17 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from halopipe.cli.app import app
 from halopipe.reports import doctor
 from halopipe.reports.doctor import MISSING, ODD, OK, Finding
-
-HOME = Path(__file__).resolve().parents[3]
+from tests.halopipe.commands import HOME, call
 
 
 def test_this_machine_is_examined_and_can_run() -> None:
-    result = CliRunner().invoke(app, ["doctor", "--json"])
+    result = call("doctor", "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["can_run"]
@@ -29,12 +26,20 @@ def test_this_machine_is_examined_and_can_run() -> None:
     assert not [finding for finding in found["findings"] if "cannot be looked at" in finding["text"]]
 
 
-def test_without_torch_it_ends_with_six_and_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lacking", ["all of it", "_disable_dynamo"])
+def test_without_torch_or_what_is_leant_on_it_ends_with_six_and_says_what_to_install(
+    lacking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(doctor, "_LOOKS", (("torch", doctor._torch),))
-    monkeypatch.setitem(sys.modules, "torch", None)
-    result = CliRunner().invoke(app, ["doctor"])
+    if lacking == "all of it":
+        monkeypatch.setitem(sys.modules, "torch", None)
+    else:
+        monkeypatch.delattr(torch._compile, lacking)
+        monkeypatch.delitem(sys.modules, "cuda_ops._torch")
+    result = call("doctor")
     assert result.exit_code == 6
-    assert re.search(r"missing +torch .*\n +try: pip install 'torch>=2", result.stdout)
+    said = "" if lacking == "all of it" else f"lacks .*{lacking}.*; tested: .*"
+    assert re.search(rf"missing +torch .*{said}\n +try: pip install 'torch>=2", result.stdout)
     assert "halopipe cannot run here: torch" in result.stdout
 
 
@@ -49,17 +54,6 @@ def test_a_torch_outside_of_what_is_tested_is_named(version: str, status: str, m
     assert finding.text.startswith(version)
     assert finding.text.endswith("tested: 2.11 to 2.13")
     assert finding.remedy == ("" if status == OK else "pip install 'torch>=2.11,<2.14'")
-
-
-def test_a_torch_that_lacks_what_is_leant_on_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_LOOKS", (("torch", doctor._torch),))
-    monkeypatch.delattr(torch._compile, "_disable_dynamo")
-    monkeypatch.delitem(sys.modules, "cuda_ops._torch")
-    result = CliRunner().invoke(app, ["doctor"])
-    assert result.exit_code == 6
-    assert re.search(
-        r"missing +torch .* lacks .*_disable_dynamo.*; tested: .*\n +try: pip install 'torch>=", result.stdout
-    )
 
 
 @pytest.mark.parametrize(("version", "status"), [((3, 10), MISSING), ((3, 11), OK), ((3, 13), OK), ((3, 14), ODD)])

@@ -78,25 +78,18 @@ def test_other_ranks_than_the_first_say_nothing(
     assert capsys.readouterr().err == ""
 
 
-def test_on_a_terminal_there_is_a_bar_that_leaves_nothing_on_stdout(
-    clock: Clock, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with Reporter("searching") as reporter:
-        reporter.update(1, 2, "best 412 ms [gap]")
-    assert capsys.readouterr().out == ""
-
-
-def test_a_narrow_screen_has_no_bar_and_cuts_nothing(
+def test_on_a_narrow_terminal_nothing_is_cut_and_nothing_is_on_stdout(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "40")
-    with Reporter("searching") as reporter:
-        reporter.update(1, 2, "best 412 ms, gap 3.4 %, bound 400 ms, 31 simulated", 12.0)
-    shown = "".join(capsys.readouterr().err.split())
-    assert "…" not in shown
-    assert "searching50%" in shown
+    for columns in ("80", "40"):
+        monkeypatch.setenv("COLUMNS", columns)
+        with Reporter("searching") as reporter:
+            reporter.update(1, 2, "best 412 ms [gap], bound 400 ms, 31 simulated", 12.0)
+        shown = capsys.readouterr()
+        assert shown.out == ""
+    assert "…" not in shown.err
+    assert "searching50%" in "".join(shown.err.split())
 
 
 def failing(error: BaseException) -> typer.Typer:
@@ -109,31 +102,35 @@ def failing(error: BaseException) -> typer.Typer:
     return single
 
 
-def test_ctrl_c_ends_with_130() -> None:
-    result = CliRunner().invoke(failing(KeyboardInterrupt()), [])
-    assert (result.exit_code, result.stderr) == (130, "interrupted\n")
-
-
-def test_an_error_of_ours_is_rendered_without_a_traceback() -> None:
-    result = CliRunner().invoke(failing(InfeasibleError("no plan fits", ["n0/cpu0"], ["--micro-batch 1"])), [])
-    assert result.exit_code == 4
-    assert result.stderr == "error[H401] no plan fits\n  n0/cpu0\n  try: --micro-batch 1\n"
-
-
-def test_a_bug_asks_to_be_reported_with_its_traceback() -> None:
-    result = CliRunner().invoke(failing(ZeroDivisionError("oops")), [])
-    assert result.exit_code == 1
-    assert result.stderr.startswith("error[H100] ZeroDivisionError: oops\n  this is a bug in halopipe; please report")
-    assert "Traceback" in result.stderr
-
-
-def test_an_extra_that_is_not_there_is_named_and_is_no_bug() -> None:
-    missing = "planner.extras.baselines"
-    error = ModuleNotFoundError(f"No module named {missing!r}", name=missing)  # as import raises it
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("error", "exit_code", "said"),
+    [
+        (KeyboardInterrupt(), 130, ["interrupted\n"]),
+        (
+            InfeasibleError("no plan fits", ["n0/cpu0"], ["--micro-batch 1"]),
+            4,
+            ["error[H401] no plan fits\n  n0/cpu0\n  try: --micro-batch 1\n"],
+        ),
+        (
+            ZeroDivisionError("oops"),
+            1,
+            ["error[H100] ZeroDivisionError: oops\n  this is a bug in halopipe; please report", "Traceback"],
+        ),
+        (
+            ModuleNotFoundError("No module named 'planner.extras.x'", name="planner.extras.x"),
+            2,
+            ["error[H200] planner.extras.x is missing\n", "try: install halopipe again"],
+        ),
+    ],
+    ids=["ctrl-c", "an error of ours", "a bug", "an extra that is not there"],
+)
+def test_whatever_ends_a_verb_is_told_with_its_exit_code(error: BaseException, exit_code: int, said: list[str]) -> None:
     result = CliRunner().invoke(failing(error), [])
-    assert result.exit_code == 2
-    assert result.stderr.startswith("error[H200] planner.extras.baselines is missing\n")
-    assert "try: install halopipe again" in result.stderr
+    assert result.exit_code == exit_code
+    assert result.stderr.startswith(said[0])
+    assert [text for text in said if text not in result.stderr] == []
+    assert ("Traceback" in result.stderr) == (exit_code == 1)
 
 
 def test_the_share_never_falls_nor_exceeds_the_whole(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,8 +150,19 @@ def test_a_full_disk_behind_standard_output_is_said(text: str, monkeypatch: pyte
             console.emit(text)
 
 
-def test_a_full_disk_is_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
-    assert console.report(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "trace.json")) == 3
-    said = capsys.readouterr().err
-    assert said.startswith("error[H301] cannot write trace.json\n  No space left on device\n  try: ")
-    assert "Traceback" not in said
+@pytest.mark.parametrize(
+    ("error", "said", "remedy"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "x.json"), "error[H301] cannot write x.json\n  No space", ""),
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "error[H3", "ulimit -n"),
+    ],
+    ids=["a full disk", "too few files"],
+)  # fmt: skip
+def test_what_the_machine_has_too_little_of_is_no_bug(
+    error: OSError, said: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert console.report(error) == 3
+    shown = capsys.readouterr().err
+    assert shown.startswith(said)
+    assert f"\n  try: {remedy}" in shown
+    assert "Traceback" not in shown

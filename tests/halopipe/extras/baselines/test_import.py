@@ -11,8 +11,7 @@ from halopipe.planning import problem as problems
 from halopipe.planning import solve
 from planner.ir.codec import load
 from planner.ir.profile import Profile
-from tests.halopipe.cli.conftest import folder as folder
-from tests.halopipe.commands import call, require_said
+from tests.halopipe.commands import good, require_said
 
 PROFILE = chain_profile(4, num_devices=2)
 CLUSTER = """
@@ -30,13 +29,11 @@ def test_a_published_profile_is_imported(folder: Path) -> None:
         for n in (1, 2)
     ]
     (folder / "graph.txt").write_text("\n".join([*nodes, "\tnode1 -- node2"]) + "\n")
-    made = call("import", "graph.txt", "--samples", "8", "--device", "V100-16GB", "-o", "imported.json")
-    assert made.exit_code == 0, made.stderr
+    good("import", "graph.txt", "--samples", "8", "--device", "V100-16GB", "-o", "imported.json")
     (device,) = load("imported.json", Profile).cluster.devices
     assert (device.kind, device.memory_bytes) == ("V100-16GB", 2**34)
     (folder / "cluster.yaml").write_text(CLUSTER.replace("T4", "V100-16GB"))
-    planned = call("plan", "imported.json", "--cluster", "cluster.yaml", "--solver", "even-split")
-    assert planned.exit_code == 0, planned.stderr
+    good("plan", "imported.json", "--cluster", "cluster.yaml", "--solver", "even-split")
 
 
 def test_each_baseline_has_the_time_of_its_authors_or_all_of_ours() -> None:
@@ -47,16 +44,16 @@ def test_each_baseline_has_the_time_of_its_authors_or_all_of_ours() -> None:
     assert all(took_s > 0 for took_s in solved.took_s.values())
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
-    ("arguments", "exit_code", "text"),
+    ("words", "exit_code", "text"),
     [
-        (["import", "broken.json"], 3, "error[H307]"),
-        (["import", "broken.json", "--format", "piper"], 2, "no format to import 'piper'"),
-        (["import", "broken.json", "--device", "V101"], 2, "error[H206] no device 'V101' in the catalogue"),
+        ("import broken.json", 3, "error[H307]"),
+        ("import broken.json --format piper", 2, "no format to import 'piper'"),
+        ("import broken.json --device V101", 2, "error[H206] no device 'V101' in the catalogue"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_goes_wrong_is_said_on_stderr_with_its_exit_code(
-    folder: Path, arguments: list[str], exit_code: int, text: str
+    folder: Path, words: str, exit_code: int, text: str
 ) -> None:
-    require_said(folder, arguments, exit_code, text)
+    require_said(folder, words.split(), exit_code, text)

@@ -1,3 +1,5 @@
+"""``halopipe export``: split points and a schedule for torch, a trace, and what is refused."""
+
 from __future__ import annotations
 
 import json
@@ -5,26 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from benchmarks.chains import chain_profile
-from halopipe.cli.app import app
 from planner.ir.codec import dump
+from planner.ir.timeline import Span, Timeline, TimelineFile
+from tests.halopipe.commands import PROFILE, RENAMED, call, good, require_said
 from tests.planner.factories import chain_decision, plan_of
-
-PROFILE = chain_profile(6)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    dump(PROFILE, "profile.json")
-    dump(plan_of(PROFILE, chain_decision(PROFILE, cuts=(3,))), "plan.json")
-    return tmp_path
-
-
-def call(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["export", *arguments])
 
 
 @pytest.mark.parametrize(
@@ -38,14 +26,14 @@ def call(*arguments: str) -> Result:
 def test_split_points_and_schedule_lie_side_by_side(
     folder: Path, output: tuple[str, ...], description: str, schedule: str
 ) -> None:
-    result = call("plan.json", "--to", "torch-pipelining", *output)
+    result = call("export", "by_hand.json", "--to", "torch-pipelining", *output)
     assert (result.exit_code, result.stdout) == (0, ""), result.stderr
     described = json.loads((folder / description).read_text())
     assert described["csv"] == schedule
     assert described["split_spec"] == {"l3": "BEGINNING"}
-    assert (folder / schedule).read_text().splitlines()[1] == "1F0,1B0,1F1,1B1"
+    assert (folder / schedule).read_text().splitlines()[1] == "1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3"
     assert sorted(path.name for path in folder.iterdir()) == sorted(
-        {"plan.json", "profile.json", description, schedule}
+        {"alone", "by_hand.json", "profile.json", description, schedule}
     )
 
 
@@ -54,27 +42,42 @@ def test_a_cut_inside_a_module_is_a_remark(folder: Path) -> None:
     layers = tuple(replace(layer, attributes={"op": f"aten.{layer.name}.default"}) for layer in profile.graph.layers)
     profile = replace(profile, graph=replace(profile.graph, layers=layers))
     dump(profile, "profile.json")
-    dump(plan_of(profile, chain_decision(profile, cuts=(3,))), "plan.json")
-    result = call("plan.json", "--to", "torch-pipelining")
-    assert result.exit_code == 0, result.stderr
+    dump(plan_of(profile, chain_decision(profile, cuts=(3,))), "by_hand.json")
+    result = good("export", "by_hand.json", "--to", "torch-pipelining")
     assert "stage 1 begins between l2 and l3: inside a module, where torch cannot split" in result.stderr
 
 
+def test_a_trace_shows_predicted_and_measured(folder: Path) -> None:
+    spans = (Span(0, "0F0", 0.0, 1.0),)
+    dump(TimelineFile(Timeline("predicted", 1.0, spans), Timeline("measured", 1.1, spans), (1.1,), (2.3,)), "t.json")
+    result = good("export", "by_hand.json", "--to", "chrome-trace", "--timeline", "t.json")
+    assert result.stdout == ""
+    names = [event["args"] for event in json.loads((folder / "trace.json").read_text())["traceEvents"][:1]]
+    assert names == [{"name": "predicted"}]
+    assert call("export", "by_hand.json", "--to", "chrome-trace", "--profile", "profile.json").exit_code == 0
+
+
+@pytest.mark.every_case
 @pytest.mark.parametrize(
-    ("arguments", "exit_code", "text"),
+    ("words", "exit_code", "texts"),
     [
-        (["skewed.json"], 2, "stage 0 is on ranks 0, 1 (samples 3:1): torch runs a stage on one rank"),
-        (["plan.json", "-o", "schedule.csv"], 2, "schedule.csv is the name of the schedule"),
-        (["plan.json", "-o", "nowhere/pipeline.json"], 3, "error[H301] cannot write nowhere/pipeline.json"),
-        (["alone/plan.json"], 2, "split points need the model's graph"),
+        ("by_hand.json --to perfetto", 2, ["no export format 'perfetto'"]),
+        ("alone/by_hand.json --to chrome-trace", 2, ["a trace needs a timeline"]),
+        ("by_hand.json --to megatron", 3, ["it is a halopipe plan file"]),
+        ("empty.json --to megatron", 3, ["it has no best, global_batch, transformer"]),
+        ("renamed.json --to torch-pipelining", 6, RENAMED),
+        ("skewed.json --to torch-pipelining", 2, ["is on ranks 0, 1 (samples 3:1): torch runs a stage on one rank"]),
+        ("by_hand.json --to torch-pipelining -o schedule.csv", 2, ["schedule.csv is the name of the schedule"]),
+        ("by_hand.json --to torch-pipelining -o no/x.json", 3, ["error[H301] cannot write no/x.json"]),
+        ("alone/by_hand.json --to torch-pipelining", 2, ["split points need the model's graph"]),
     ],
 )
-def test_what_cannot_be_written_is_said(folder: Path, arguments: list[str], exit_code: int, text: str) -> None:
-    skewed = chain_decision(PROFILE, micro_batches=(4, 4), ranks=((0, 1),), shares=((3, 1),))
-    dump(plan_of(PROFILE, skewed), "skewed.json")
-    (folder / "alone").mkdir()
-    (folder / "alone" / "plan.json").write_text((folder / "plan.json").read_text())
-    before = sorted(folder.rglob("*"))
-    result = call(*arguments, "--to", "torch-pipelining")
-    assert (result.exit_code, text in result.stderr) == (exit_code, True), result.stderr
-    assert sorted(folder.rglob("*")) == before
+def test_what_goes_wrong_is_said_on_stderr_with_its_exit_code(
+    folder: Path, words: str, exit_code: int, texts: list[str]
+) -> None:
+    Path("empty.json").write_text("{}", "utf-8")
+    dump(
+        plan_of(PROFILE, chain_decision(PROFILE, micro_batches=(4, 4), ranks=((0, 1),), shares=((3, 1),))),
+        "skewed.json",
+    )
+    require_said(folder, ["export", *words.split()], exit_code, *texts)

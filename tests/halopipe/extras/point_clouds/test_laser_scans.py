@@ -56,12 +56,8 @@ def test_tiles_hold_each_voxel_once_with_its_height_intensity_and_label(scan: Pa
     assert height.min() == 0
     assert features[:rows, 1].max() == 1
     assert torch.equal(targets[:rows] == ABOVE, height > 0.5)  # at the wall the ground is 0.2 m high
-    assert (targets[: int(tiles[1][0][2])] != ABOVE).any()
-
-
-def test_the_far_tile_has_no_wall(scan: Path) -> None:
-    (_, _, count), targets = ScanTiles(scan, voxel_m=0.5, tile_m=4.0, least_voxels=1)[1]
-    assert (targets[: int(count)] == GROUND).all()
+    (_, _, count), targets = tiles[1]
+    assert (targets[: int(count)] == GROUND).all(), "the far tile has no wall"
 
 
 def test_the_ground_is_the_lowest_point_around() -> None:
@@ -87,18 +83,14 @@ def test_parts_are_disjoint_and_the_seed_chooses() -> None:
     assert not torch.equal(other[0][0][0], parts["validation"][0][0][0])
 
 
-def test_tiles_of_an_outdoor_scan_differ_much_in_size() -> None:
+def test_tiles_of_an_outdoor_scan_differ_much_in_size_and_larger_ones_are_thinned_to_the_points_asked_for() -> None:
     tiles = ScanTiles(SCAN, voxel_m=0.3)
     counts = [int(tile[0][2]) for tile in tiles]
     assert max(counts) > 5 * min(counts)
     assert {int(value) for _, targets in tiles for value in targets.unique()} <= {GROUND, ABOVE, -100}
-
-
-def test_larger_tiles_are_thinned_to_the_points_asked_for() -> None:
-    tiles = ScanTiles(SCAN, voxel_m=0.5, points=150)
-    assert max(int(tile[0][2]) for tile in tiles) == tiles.points == 150
-    again = ScanTiles(SCAN, voxel_m=0.5, points=150)
-    assert all(torch.equal(one[0][0], two[0][0]) for one, two in zip(tiles, again, strict=True))
+    thinned, again = (ScanTiles(SCAN, voxel_m=0.5, points=150) for _ in range(2))
+    assert max(int(tile[0][2]) for tile in thinned) == thinned.points == 150
+    assert all(torch.equal(one[0][0], two[0][0]) for one, two in zip(thinned, again, strict=True))
 
 
 def test_a_missing_reader_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

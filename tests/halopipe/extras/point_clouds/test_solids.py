@@ -23,6 +23,9 @@ def test_samples_are_voxels_that_are_there_once_and_padding() -> None:
     assert features[:rows, 0].eq(1).all()
     assert features[:rows, 1:].norm(dim=1).max() == pytest.approx(1, abs=0.2)
     assert int(target) == 5
+    (coordinates, _, count), _ = Shapes(1, voxels=600)[0]
+    voxels = coordinates[: int(count)]
+    assert not (voxels == voxels.float().mean(0).round().int()).all(1).any(), "a sphere is a shell"
 
 
 def test_a_sample_follows_from_the_seed_and_its_number() -> None:
@@ -31,6 +34,8 @@ def test_a_sample_follows_from_the_seed_and_its_number() -> None:
     assert not torch.equal(one[3][0][0], other[3][0][0])
     later = Shapes(2, voxels=100, first=2)
     assert torch.equal(one[3][0][0], later[1][0][0])
+    with pytest.raises(IndexError):
+        later[2]
 
 
 def test_numbers_of_voxels_are_as_asked_for_and_differ() -> None:
@@ -51,12 +56,6 @@ def test_a_solid_is_a_closed_surface_of_about_unit_radius(name: str) -> None:
     # Seen from inside there is surface all around; but a helix leaves gaps.
     octants = (points > 0).long() @ torch.tensor([1, 2, 4])
     assert octants.bincount(minlength=8).min() > 3000 / 8 / 4
-
-
-def test_a_spheres_voxels_are_a_shell() -> None:
-    (coordinates, _, count), _ = Shapes(1, voxels=600)[0]
-    voxels = coordinates[: int(count)]
-    assert not (voxels == voxels.float().mean(0).round().int()).all(1).any()
 
 
 def test_factories_give_disjoint_samples_in_the_shape_asked_for() -> None:
@@ -80,8 +79,3 @@ def test_factories_give_disjoint_samples_in_the_shape_asked_for() -> None:
 def test_what_cannot_be_had_is_refused(make: object, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         make()
-
-
-def test_there_are_as_many_samples_as_were_asked_for() -> None:
-    with pytest.raises(IndexError):
-        Shapes(3)[3]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -83,3 +85,16 @@ class StandIn:
             self.counts.requests += 1
             self.counts.samples += len(x)
             future.set_result(RequestAnswer(output, None, 0.0))
+
+
+def network() -> nn.Module:
+    """What is served."""
+    torch.manual_seed(0)
+    return nn.Linear(3, 2, dtype=torch.float64)
+
+
+def npy(array: np.ndarray, *, allow_pickle: bool = False) -> bytes:
+    """An array as a file of numpy's."""
+    found = io.BytesIO()
+    np.save(found, array, allow_pickle=allow_pickle)
+    return found.getvalue()

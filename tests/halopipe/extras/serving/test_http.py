@@ -1,4 +1,4 @@
-"""The port: what is answered with which status, limits of bodies, no pickles, and no more than there is room for."""
+"""The port and what it reads: answers, their status, limits of bodies, arrays and JSON as numpy and json have them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pickle
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from http.client import HTTPConnection
 from typing import Any
@@ -20,26 +21,15 @@ import torch
 from starlette.applications import Starlette
 from torch import nn
 
-from halopipe.extras.serving import http
+from halopipe.extras.serving import arrays, http
 from halopipe.extras.serving.request_sources import Draining
 from planner.ir.errors import FormatError, UsageError, WorkerDiedError
-from tests.halopipe.extras.serving.stand_in import StandIn
+from tests.halopipe.extras.serving.stand_in import StandIn, network, npy
 
 JSON = {"content-type": "application/json"}
 ARRAY = {"content-type": "application/x-npy"}
 ROWS = np.arange(6.0).reshape(2, 3)
 REQUEST = json.dumps({"inputs": ROWS.tolist()}).encode()
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Linear(3, 2, dtype=torch.float64)
-
-
-def npy(array: np.ndarray, **options: bool) -> bytes:
-    found = io.BytesIO()
-    np.save(found, array, **options)
-    return found.getvalue()
 
 
 async def asked(
@@ -85,6 +75,7 @@ def test_json_and_arrays_are_answered_likewise() -> None:
     np.testing.assert_array_equal(np.load(io.BytesIO(content), allow_pickle=False), expected)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("status", "request_"),
     [
@@ -99,8 +90,15 @@ def test_json_and_arrays_are_answered_likewise() -> None:
         (400, {"body": (b"{",)}),
         (400, {"body": (b"[" * 5000,)}),
         (400, {"body": (b'{"inputs": [[Infinity, 1, 2]]}',)}),
+        (400, {"body": (b'{"inputs": [[1e999, 1, 2]]}',)}),
+        (400, {"body": (b'{"inputs": [[true, 1, 2]]}',)}),
+        (400, {"body": (b'{"inputs": [[' + b"9" * 5000 + b", 1, 2]]}",)}),
         (400, {"headers": ARRAY, "body": (b"no array",)}),
         (400, {"headers": ARRAY, "body": (npy(np.array([{}], dtype=object), allow_pickle=True),)}),
+        (400, {"headers": ARRAY, "body": (npy(ROWS.astype(np.complex64)),)}),
+        (400, {"headers": ARRAY, "body": (b"PK\3\4" + bytes(200),)}),
+        (400, {"headers": ARRAY, "body": (npy(ROWS)[:-1],)}),
+        (400, {"headers": ARRAY, "body": (npy(ROWS) * 2,)}),
         (422, {"body": (b'{"other": [[1, 2, 3]]}',)}),
         (422, {"body": (b'{"inputs": [1, 2, 3]}',)}),
     ],
@@ -109,7 +107,9 @@ def test_what_is_no_request_is_refused(status: int, request_: dict[str, Any]) ->
     serving = StandIn(network())
     found, _, content = one(serving, **request_)
     assert found == status
-    assert json.loads(content)["error"]
+    told = json.loads(content)
+    assert told["error"]
+    assert status != 400 or told["code"] == "H307"
     assert serving.counts.requests == 0
 
 
@@ -142,15 +142,20 @@ def test_a_lost_rank_is_told_and_health_says_so() -> None:
     assert one(serving, path="/metrics", method="GET")[0] == 200
 
 
-def test_answers_that_json_has_not_are_no_answers() -> None:
-    class Infinite(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x / 0
+class Times(nn.Module):
+    def __init__(self, factor: complex) -> None:
+        super().__init__()
+        self.factor = factor
 
-    status, _, content = one(StandIn(Infinite()))
-    assert status == 500
-    assert "NaN or infinity" in json.loads(content)["error"]
-    assert one(StandIn(Infinite()), headers=ARRAY, body=(npy(ROWS),))[0] == 200
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+@pytest.mark.parametrize(("factor", "said"), [(float("inf"), "NaN or infinity"), (1j, "complex")])
+def test_answers_that_json_has_not_are_no_answers(factor: complex, said: str) -> None:
+    status, _, content = one(StandIn(Times(factor)))
+    assert (status, said in json.loads(content)["error"]) == (500, True)
+    assert one(StandIn(Times(factor)), headers=ARRAY, body=(npy(ROWS),))[0] == 200
 
 
 def test_nobody_else_is_listened_to_unless_it_is_asked_for() -> None:
@@ -159,9 +164,6 @@ def test_nobody_else_is_listened_to_unless_it_is_asked_for() -> None:
         socket.create_connection(door.getsockname(), timeout=20).close()  # who is told of the port may come at once
         with pytest.raises(UsageError, match="nobody can listen"):
             http.opened(str(door.getsockname()[1]))
-    for text in ("", "x", "localhost:", "99999", "-1"):
-        with pytest.raises(UsageError, match="is no address"):
-            http.opened(text)
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this host has no IPv6, or that apart from IPv4")
@@ -175,35 +177,21 @@ def test_all_interfaces_are_those_of_both_kinds() -> None:
 
 @pytest.mark.every_case
 @pytest.mark.parametrize(
-    ("headers", "body"),
+    "text",
     [
-        (ARRAY, npy(ROWS.astype(np.complex64))),
-        (ARRAY, b"PK\3\4" + bytes(200)),
-        (ARRAY, npy(ROWS)[:-1]),
-        (ARRAY, npy(ROWS) * 2),
-        (ARRAY, b"\x93NUMPY\1\0\x45\0{'descr': '<f8', 'fortran_order': False, 'shape': (10000000000000,)}\n"),
-        (JSON, b'{"inputs": [[1e999, 1, 2]]}'),
-        (JSON, b'{"inputs": [[true, 1, 2]]}'),
-        (JSON, b'{"inputs": [[' + b"9" * 5000 + b", 1, 2]]}"),
+        "",
+        "x",
+        "localhost:",
+        "99999",
+        "-1",
+        "1" * 5000,
+        "a..b:80",
+        "x" * 100 + ":80",
+        "a\0b:80",
+        "1.2.3.4:80",
+        "\u0661:\u00b2",
     ],
 )
-def test_what_cannot_be_kept_is_refused_with_a_code(headers: dict[str, str], body: bytes) -> None:
-    status, _, content = one(StandIn(network()), headers=headers, body=(body,))
-    assert status == 400
-    assert json.loads(content)["code"] == "H307"
-
-
-def test_complex_answers_are_no_json() -> None:
-    class Turned(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * 1j
-
-    status, _, content = one(StandIn(Turned()))
-    assert status == 500
-    assert "complex" in json.loads(content)["error"]
-
-
-@pytest.mark.parametrize("text", ["1" * 5000, "a..b:80", "x" * 100 + ":80", "a\0b:80", "1.2.3.4:80", "\u0661:\u00b2"])
 def test_an_address_that_nobody_has_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         http.opened(text)
@@ -319,3 +307,133 @@ def test_whoever_waits_when_the_server_ends_is_answered(monkeypatch: pytest.Monk
     serving.go.set()
     assert [status for status, _ in found] == [503]
     assert "ended before" in found[0][1]["error"]
+
+
+MOST = 2**24
+
+
+def read(data: bytes, wanted: torch.dtype, most: int = MOST) -> torch.Tensor:
+    found = arrays.read_npy(io.BytesIO(data), "x", wanted, most)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3, 1), (7, 5, 3), (400, 100)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64, torch.bool])
+@pytest.mark.parametrize("indent", [None, 1])
+def test_numbers_of_json_are_those_that_json_reads(
+    shape: tuple[int, ...], dtype: torch.dtype, indent: int | None
+) -> None:
+    numbers = np.random.default_rng(0).normal(size=shape) * 100
+    expected = torch.from_numpy(np.array(numbers > 0 if dtype == torch.bool else numbers)).to(dtype)
+    text = json.dumps({"x": expected.tolist(), "y": [1]}, indent=indent).encode()
+    found = arrays.tensors_of_json(text, {"x": dtype, "y": torch.int64}, MOST)
+    assert found["x"].dtype == dtype
+    assert torch.equal(found["x"], expected)
+    assert found["y"].tolist() == [1]
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("came", "wanted"),
+    [
+        (np.ones(2, np.complex64), torch.float32),
+        (np.ones(2), torch.int64),
+        (np.ones(2, bool), torch.float32),
+        (np.ones(2, np.int64), torch.bool),
+        (np.array([2**63], np.uint64), torch.int64),
+        (np.array([300]), torch.uint8),
+        (np.array([-1]), torch.uint64),
+        (np.array([2**24 + 1]), torch.float32),
+        (np.array([1e300]), torch.float32),
+        (np.array([1e300 + 0j]), torch.complex64),
+        (np.array(["a"]), torch.float32),
+        (np.zeros(1, [("a", "f4")]), torch.float32),
+        (np.zeros(1, "M8[s]"), torch.int64),
+        (np.zeros(1, np.longdouble), torch.float64),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_with_both_dtypes(came: np.ndarray, wanted: torch.dtype) -> None:
+    with pytest.raises(FormatError, match=r"^.*x is ") as told:
+        read(npy(came), wanted)
+    assert str(came.dtype) in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("came", "wanted"),
+    [
+        (np.array([1.1, np.inf, np.nan]), torch.float32),
+        (np.array([1, 2], np.uint8), torch.float32),
+        (np.array([5], np.uint64), torch.int64),
+        (np.array([1.5], np.float32), torch.complex64),
+        (np.array([1.5], ">f4"), torch.float64),
+    ],
+)
+def test_what_can_be_kept_is(came: np.ndarray, wanted: torch.dtype) -> None:
+    found = read(npy(came), wanted)
+    expected = torch.from_numpy(came.astype(came.dtype.newbyteorder("="))).to(wanted)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def header(text: bytes) -> bytes:
+    return b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"PK\3\4" + bytes(100),
+        b"\x93NUMPY",
+        b"\x93NUMPY\3\0" + bytes(100),
+        header(b"{'descr': '<f8', 'fortran_order': False, 'shape': (10000000000000,)}\n"),
+        header(b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000000000000, 0)}\n")[:-5],
+        header(b"{'descr': '<f8', 'fortran_order': False, 'shape': (-1,)}\n"),
+        header(b"{'descr': '<f8', 'fortran_order': False, 'shape': (True, 2.5)}\n"),
+        header(b"{'descr': '|O', 'fortran_order': False, 'shape': (1,)}\n"),
+        header(b"{'descr': ('<f8', (1000000,)), 'fortran_order': False, 'shape': (1,)}\n"),
+        header(b"{'descr': '|S1000000000', 'fortran_order': False, 'shape': (1,)}\n"),
+        header(b"(" * 5000),
+        header(b"-" * 9000 + b"1"),
+        header(b"\xff" * 100),
+        header(b"{'shape"),
+        header(b"  x\n y"),
+        npy(np.ones(9))[:-1],
+        npy(np.array([{}], dtype=object), allow_pickle=True),
+    ],
+)
+def test_arrays_that_lie_about_themselves_are_refused(data: bytes) -> None:
+    with pytest.raises(FormatError):
+        read(data, torch.float64)
+
+
+BYTES = 2**20
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"[" + b'"a",' * (BYTES // 4) + b'"' + b"a" * 1000 + b'"]',
+        b"[" + b"[]," * (BYTES // 3) + b"[]]",
+        b"[" * BYTES,
+        b"[" + b"0," * (BYTES // 2) + b"0]",
+        b"[" + b"1" * BYTES + b"]",
+        b"[" + b"[0]," * (BYTES // 4) + b"[0,0]]",
+        b"[" + b"1e999," * (BYTES // 6) + b"0]",
+        b"[" + b"12345678901234567890," * (BYTES // 21) + b"0]",
+        b" " * BYTES,
+        b"[" + b"true," * (BYTES // 5) + b"true]",
+        b"[" + b"null," * (BYTES // 5) + b"null]",
+        b'{"a":' * (BYTES // 5),
+    ],
+)
+def test_a_body_that_is_refused_takes_no_more_than_three_times_its_bytes(value: bytes) -> None:
+    text = b'{"x": ' + value + b"}"
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError):
+            arrays.tensors_of_json(text, {"x": torch.int32}, BYTES)
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(text)  # beside the text itself
+    finally:
+        tracemalloc.stop()

@@ -8,6 +8,7 @@ import os
 import pickle
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,7 @@ from planner.ir.errors import (
     UsageError,
     WorkerDiedError,
 )
-from tests.halopipe.extras.serving.stand_in import StandIn
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Linear(3, 2, dtype=torch.float64)
+from tests.halopipe.extras.serving.stand_in import StandIn, network, npy
 
 
 class Named(nn.Module):
@@ -44,6 +40,14 @@ class Named(nn.Module):
 
 def rows(number: int, count: int = 2) -> np.ndarray:
     return np.random.default_rng(number).normal(size=(count, 3))
+
+
+def of_folder(
+    serving: StandIn, given: Path, to: Path, reader: str = "", draining: Any = None, *, most_bytes: int = 10_000
+) -> Iterator[Any]:
+    """The requests of a folder's files, no more than there are."""
+    draining = draining or request_sources.Draining()
+    return request_sources.of_folder(serving, given, to, reader, draining, most_bytes, follow=False)  # type: ignore[arg-type]
 
 
 def pumped(serving: StandIn, requests: object) -> None:
@@ -59,6 +63,7 @@ def test_lines_of_json_are_answered_in_order() -> None:
     assert found == expected
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("line", "text"),
     [
@@ -89,16 +94,19 @@ def test_a_line_that_is_no_request_ends_the_stream_with_its_number(line: bytes, 
     assert len(answers.getvalue().splitlines()) == 1  # what came before is answered
 
 
-def test_arrays_behind_one_another_are_answered_by_arrays() -> None:
-    serving, given, answers = StandIn(network()), io.BytesIO(), io.BytesIO()
-    for number in range(5):
-        np.save(given, rows(number))
-    given.seek(0)
-    pumped(serving, request_sources.of_arrays(serving, given, answers, 10_000))  # type: ignore[arg-type]
-    answers.seek(0)
-    for number in range(5):
-        expected = serving.module(torch.from_numpy(rows(number))).detach().numpy()
-        np.testing.assert_array_equal(np.load(answers), expected)
+def test_arrays_behind_one_another_are_answered_by_arrays_from_a_file_or_a_pipe() -> None:
+    asked = b"".join(npy(np.asfortranarray(rows(number).astype(">f8"))) for number in range(5))
+    end, begin = os.pipe()
+    with os.fdopen(begin, "wb") as asks:
+        asks.write(asked)
+    with os.fdopen(end, "rb") as pipe:
+        for given in (io.BytesIO(asked), pipe):
+            serving, answers = StandIn(network()), io.BytesIO()
+            pumped(serving, request_sources.of_arrays(serving, given, answers, 10_000))  # type: ignore[arg-type]
+            answers.seek(0)
+            for number in range(5):
+                expected = serving.module(torch.from_numpy(np.asfortranarray(rows(number)))).detach().numpy()
+                np.testing.assert_array_equal(np.load(answers), expected)
 
 
 @pytest.mark.parametrize("name", ["x.npy", "x.npz", "x.pt", "wide.pt"])
@@ -111,11 +119,7 @@ def test_a_file_takes_no_more_than_a_request_may(tmp_path: Path, name: str) -> N
         np.savez_compressed(given / name, inputs=np.zeros((50, 3)))  # a small file of large tensors
     else:
         torch.save(torch.zeros(1, 3).expand(50, 3) if name == "wide.pt" else torch.zeros(50, 3), given / name)
-    draining = request_sources.Draining()
-    few, many = (
-        request_sources.of_folder(serving, given, tmp_path / "answers", "", draining, most_bytes, follow=False)  # type: ignore[arg-type]
-        for most_bytes in (1199, 4000)
-    )
+    few, many = (of_folder(serving, given, tmp_path / "answers", most_bytes=most) for most in (1199, 4000))
     with pytest.raises(FormatError, match=f"{name}: .*too large"):
         next(few)
     assert next(many)[0][0].shape == (50, 3)
@@ -123,20 +127,17 @@ def test_a_file_takes_no_more_than_a_request_may(tmp_path: Path, name: str) -> N
 
 def test_pickles_are_refused(tmp_path: Path) -> None:
     serving = StandIn(network())
-    given = io.BytesIO()
-    np.save(given, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    given = npy(np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(FormatError, match="array 0"):
-        pumped(serving, request_sources.of_arrays(serving, io.BytesIO(given.getvalue()), io.BytesIO(), 10_000))  # type: ignore[arg-type]
+        pumped(serving, request_sources.of_arrays(serving, io.BytesIO(given), io.BytesIO(), 10_000))  # type: ignore[arg-type]
     with pytest.raises(FormatError, match="inputs is object"):
-        request_sources.array_of(serving, given.getvalue(), 10_000)  # type: ignore[arg-type]
+        request_sources.array_of(serving, given, 10_000)  # type: ignore[arg-type]
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.pt").write_bytes(pickle.dumps(Path("x")))
     with pytest.raises(CorruptFileError, match=r"a\.pt"):
         pumped(
             serving,
-            request_sources.of_folder(
-                serving, tmp_path / "in", tmp_path / "out", "", request_sources.Draining(), 10_000, follow=False
-            ),
+            of_folder(serving, tmp_path / "in", tmp_path / "out"),
         )
 
 
@@ -147,9 +148,7 @@ def test_files_are_answered_under_their_names(tmp_path: Path) -> None:
     np.savez(given / "b.npz", inputs=rows(1))
     torch.save({"inputs": torch.from_numpy(rows(2))}, given / "c.pt")
     (given / "notes.txt").write_text("not looked at")
-    pumped(
-        serving, request_sources.of_folder(serving, given, output, "", request_sources.Draining(), 10_000, follow=False)
-    )
+    pumped(serving, of_folder(serving, given, output))
     assert sorted(each.name for each in output.iterdir()) == ["a.npy.npz", "b.npz.npz", "c.pt.pt"]
     with np.load(output / "b.npz.npz") as found:
         np.testing.assert_array_equal(found["parts.1"], rows(1) - 1)
@@ -157,9 +156,7 @@ def test_files_are_answered_under_their_names(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError, match="nothing to answer"):
         pumped(
             serving,
-            request_sources.of_folder(
-                serving, output / "..", output, "", request_sources.Draining(), 10_000, follow=False
-            ),
+            of_folder(serving, output / "..", output),
         )
 
 
@@ -174,9 +171,7 @@ def test_other_files_are_read_by_a_function_of_the_users(tmp_path: Path) -> None
     reader = f"{__name__}:read_text"
     pumped(
         serving,
-        request_sources.of_folder(
-            serving, given, tmp_path / "out", reader, request_sources.Draining(), 10_000, follow=False
-        ),
+        of_folder(serving, given, tmp_path / "out", reader),
     )
     expected = serving.module(torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64))
     torch.testing.assert_close(torch.load(tmp_path / "out" / "a.txt.pt"), expected.detach())
@@ -257,6 +252,7 @@ def test_what_a_rank_failed_by_ends_the_pump() -> None:
         pumped(serving, requests())
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
@@ -281,9 +277,7 @@ def test_files_of_one_stem_have_answers_of_their_own_and_none_replaces_a_file(tm
     np.save(given / "x.npy", rows(0))
     np.savez(given / "x.npz", inputs=rows(1))
     torch.save(torch.from_numpy(rows(2)), given / "x.pt")
-    pumped(
-        serving, request_sources.of_folder(serving, given, output, "", request_sources.Draining(), 10_000, follow=False)
-    )
+    pumped(serving, of_folder(serving, given, output))
     assert sorted(each.name for each in output.iterdir()) == ["x.npy.npy", "x.npz.npy", "x.pt.pt"]
     expected = serving.module(torch.from_numpy(rows(1))).detach().numpy()
     np.testing.assert_array_equal(np.load(output / "x.npz.npy"), expected)
@@ -292,34 +286,8 @@ def test_files_of_one_stem_have_answers_of_their_own_and_none_replaces_a_file(tm
     with pytest.raises(UsageError, match="answers would replace files"):
         pumped(
             serving,
-            request_sources.of_folder(serving, given, output, "", request_sources.Draining(), 10_000, follow=False),
+            of_folder(serving, given, output),
         )
-
-
-def test_an_archive_that_grows_beyond_its_limit_is_not_unpacked(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    np.savez_compressed(tmp_path / "in" / "x.npz", inputs=np.zeros((1000, 1000)))
-    requests = request_sources.of_folder(
-        StandIn(network()), tmp_path / "in", tmp_path / "out", "", request_sources.Draining(), 10_000, follow=False
-    )
-    with pytest.raises(FormatError, match="inputs is too large"):
-        next(requests)
-
-
-def test_arrays_come_over_a_pipe() -> None:
-    serving, answers = StandIn(network()), io.BytesIO()
-    end, begin = os.pipe()
-    with os.fdopen(end, "rb") as given:
-        with os.fdopen(begin, "wb") as asks:
-            for number in range(3):
-                one = io.BytesIO()
-                np.save(one, np.asfortranarray(rows(number).astype(">f8")))
-                asks.write(one.getvalue())
-        pumped(serving, request_sources.of_arrays(serving, given, answers, 10_000))
-    answers.seek(0)
-    for number in range(3):
-        expected = serving.module(torch.from_numpy(np.asfortranarray(rows(number)))).detach().numpy()
-        np.testing.assert_array_equal(np.load(answers), expected)
 
 
 def read_exit(path: Path) -> Tensor:
@@ -330,8 +298,6 @@ def read_exit(path: Path) -> Tensor:
 def test_a_reader_that_fails_in_any_way_is_not_waited_for(tmp_path: Path, name: str, error: type) -> None:
     serving, draining = StandIn(network()), request_sources.Draining()
     (tmp_path / name).write_text("")
-    found = request_sources.of_folder(
-        serving, tmp_path, tmp_path / "out", f"{__name__}:read_exit", draining, 10_000, follow=False
-    )
+    found = of_folder(serving, tmp_path, tmp_path / "out", f"{__name__}:read_exit", draining)
     with pytest.raises(error, match=name):
         list(request_sources.patiently(found, serving, draining))

@@ -1,4 +1,4 @@
-"""Ranks that answer a stream: processes of this host, which the test asks as a script does."""
+"""Ranks that answer a stream: processes of this host, or threads, asked as a script does; and what is said before."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import copy
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -20,17 +22,107 @@ import torch
 from torch import Tensor, nn
 
 import halopipe as hp
-from halopipe.extras.serving.rank_loop import RankDescription, decoded, encoded
+from halopipe.extras.serving.options import ServeOptions
+from halopipe.extras.serving.rank_loop import (
+    ANSWER,
+    END,
+    HERE,
+    READY,
+    REQUEST,
+    RankDescription,
+    decoded,
+    encoded,
+    pieces_of,
+)
+from halopipe.extras.serving.rank_loop import stream as answer_requests
 from halopipe.extras.serving.serving import RequestAnswer, Serving, _PendingRequest
+from halopipe.training.evaluate import joined
+from halopipe.training.session import Execution
 from planner.ir.codec import dump
 from planner.ir.errors import BusyError, UsageError, WorkerError
 from planner.ir.graph import TensorSpec
+from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource
 from profiler.source.source import load_model
 from runtime.pipeline.microbatches import InputSpecs
 from runtime.stage.index_ranges import IndexRange
+from tests.halopipe import learners
+from tests.halopipe.planning.test_options import require_options
 from tests.halopipe.plans import plan_of
+from tests.halopipe.training.sessions import batch as samples
+from tests.halopipe.training.sessions import together
 from tests.runtime import test_local_losses
+
+NUM_REQUESTS = 5
+
+
+class Outputs:
+    """A metric that keeps what the loss reads."""
+
+    def __init__(self) -> None:
+        self.parts: list[Tensor] = []
+
+    def update(self, prediction: Tensor, target: Tensor) -> None:
+        self.parts.append(prediction.clone())
+
+    def compute(self) -> float:
+        return 0.0
+
+
+def evaluation(execution: Execution, number: int) -> Tensor:
+    outputs = Outputs()
+    execution.evaluate(samples(6, number), metric=lambda: outputs)
+    return torch.cat(outputs.parts)
+
+
+def asked(door: socket.socket, num_ranks: int) -> list[Tensor]:
+    """The outputs for the requests, all of which are sent before an answer is looked at."""
+    links = [Connection(door.accept()[0].detach()) for _ in range(num_ranks)]
+    ready = [decoded(link.recv_bytes())[0] for link in links]
+    assert {header["what"] for header in ready} == {READY}
+    told = [RankDescription.read(header["description"]) for header in ready]
+    for number in range(NUM_REQUESTS):
+        tensors = samples(6, number)
+        specs = [(HERE, list(each.shape), str(each.dtype).removeprefix("torch.")) for each in tensors]
+        for link in links:
+            link.send_bytes(encoded({"what": REQUEST, "probes": False, "inputs": specs}, tensors))
+    for link in links:
+        link.send_bytes(encoded({"what": END}))
+    outputs = []
+    for _ in range(NUM_REQUESTS):
+        pieces: dict[tuple[int, str], list[object]] = {}
+        for link, own in zip(links, told, strict=True):
+            if own.answers:
+                header, tensors = decoded(link.recv_bytes())
+                assert header["what"] == ANSWER
+                for key, parts in pieces_of(header, tensors).items():
+                    pieces.setdefault(key, []).extend(parts)
+        outputs.append(torch.cat([joined(pieces[key], torch.float64) for key in sorted(pieces)]))
+    return outputs
+
+
+@pytest.mark.parametrize("plan", [learners.plan, learners.replicas], ids=["two stages", "two ranks a stage"])
+def test_a_request_is_answered_with_what_an_evaluation_gives(plan: object, tmp_path: Path) -> None:
+    made: Plan = plan()
+    path, answers = tmp_path / "stream", list[Tensor]()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        door.bind(str(path))
+        door.listen(made.decision.num_ranks)
+        script = threading.Thread(target=lambda: answers.extend(asked(door, made.decision.num_ranks)))
+        script.start()
+
+        def run(execution: Execution) -> list[Tensor]:
+            expected = [evaluation(execution, number) for number in range(NUM_REQUESTS)]
+            answer_requests(execution, str(path), learns=False, training=False)
+            assert execution.num_steps == 0
+            return expected
+
+        expected = together(made, run, answers=True)[0]
+        script.join()
+    assert len(answers) == NUM_REQUESTS
+    for answer, output in zip(answers, expected, strict=True):
+        assert torch.equal(answer, output)
+
 
 HOME = Path(__file__).resolve().parents[4]
 OF_STREAM = "tests.runtime.extras.streams.test_stream"
@@ -185,3 +277,21 @@ def test_sigterm_drains_a_stream_of_lines_and_ends_with_0(tmp_path: Path) -> Non
             torch.testing.assert_close(
                 torch.tensor(line["output"]["scores"], dtype=torch.float64), expected, **TOLERANCE
             )
+
+
+def test_every_option_is_one_of_the_command_line_with_its_help_default_and_limits() -> None:
+    require_options("serve", ServeOptions)
+
+
+@pytest.mark.parametrize("streams", ["--stdin json <&-", "--stdin npy >&-"])
+def test_a_shell_that_closes_what_programs_rely_on_is_told(tmp_path: Path, streams: str) -> None:
+    line = f"cd '{tmp_path}'; PYTHONPATH='{HOME}' timeout 60 '{sys.executable}' -m halopipe serve plan.json {streams}"
+    result = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert result.returncode == 3, result.stderr
+    assert result.stderr.startswith("error[H301] standard input or output is closed")
+    assert "Traceback" not in result.stderr
+
+
+def test_a_class_is_no_module() -> None:
+    with pytest.raises(UsageError, match="dict is a class, not a module"):
+        hp.serve(learners.plan(), dict)

@@ -1,17 +1,79 @@
-"""Options that errors and remarks name are options of the verb that they speak of."""
+"""What the shell offers for options, and that options which errors and remarks name are those of the verb meant."""
 
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import typer
+from torch.optim import lr_scheduler
 
+from halopipe.cli import app
+from halopipe.run_spec import job_file
+from planner.ir import codec
+from tests.halopipe.commands import HOME
 from tests.test_readme import verbs
 
-HOME = Path(__file__).resolve().parents[3]
+
+def params_of(verb: str) -> dict[str, Any]:
+    return {option.name: option for option in app._Loaded()[verb].params}
+
+
+def names(verb: str, option: str, typed: str = "") -> list[str]:
+    """What the shell offers."""
+    shown = params_of(verb)[option]
+    return [item.value for item in shown.shell_complete(typer.Context(app._Loaded()[verb]), typed)]
+
+
+def test_names_are_offered_and_of_lists_the_next() -> None:
+    assert "data-parallel" in names("plan", "solver", "da")
+    assert names("plan", "allow", "sample,s") == ["sample,spatial"]
+    assert names("run", "resume") == ["auto"]
+    assert names("schema", "name", "j") == [job_file.NAME]
+    assert set(names("schema", "name")) == {*codec.FORMATS, job_file.NAME}
+
+
+def test_the_shell_completes_files_itself() -> None:
+    assert names("plan", "profile") == names("run", "profile") == []
+
+
+def test_what_is_offered_exists() -> None:
+    assert all(hasattr(torch.optim, name) for name in names("run", "optimizer"))
+    assert all(hasattr(lr_scheduler, name) for name in names("run", "scheduler"))
+    assert all(isinstance(getattr(torch, name), torch.dtype) for name in names("run", "dtype"))
+    assert set(names("run", "compiler")) <= set(torch.compiler.list_backends(exclude_tags=()))
+
+
+def test_the_shell_is_answered_without_torch(folder: Path) -> None:
+    words = "halopipe explain by_hand.json --layer l"
+    code = (
+        "import sys; from halopipe.cli.app import main; sys.argv = ['halopipe']; main(); "
+        "sys.exit(3 if 'torch' in sys.modules else 0)"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(HOME),
+            "COMP_WORDS": words,
+            "COMP_CWORD": "4",
+            "_HALOPIPE_COMPLETE": "complete_bash",
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert answer.stdout.split() == ["l0", "l1", "l2", "l3", "l4", "l5", "loss"]
+
+
 SOURCES = [
     path
     for folder in ("halopipe", "planner", "profiler", "runtime", "cuda_ops")
