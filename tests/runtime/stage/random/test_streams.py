@@ -162,8 +162,8 @@ def test_a_model_whose_dropout_is_off_draws_nothing_and_is_the_user_s_own() -> N
 
 def test_layers_that_draw_are_named() -> None:
     layers = RandomNodes(network("gpt")[1]).layers
-    assert layers[0] == "drop"
-    assert len(layers) == 1 + 2 * 3
+    assert layers[0] == "blocks.0.attention.scaled_dot_product_attention"
+    assert len(layers) == 2 * 3
 
 
 def test_the_generator_of_the_process_is_left_alone() -> None:
