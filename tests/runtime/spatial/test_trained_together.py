@@ -22,9 +22,9 @@ from runtime.engine import Engine
 from runtime.numerics.single_device import serial_step
 from runtime.stage.random.streams import CounterRng
 from tests.runtime.divided import Cuts, at_random, by_stage, divided
-from tests.runtime.engines import Network, drawing_loss, trained, trained_on
+from tests.runtime.engines import Network, drawing_loss, network_of, trained, trained_on
 from tests.runtime.plans import Trained, assert_equal, batch_of, sgd, train_serially
-from tests.runtime.spatial.checks import random_cuts
+from tests.runtime.spatial.one_layer import random_cuts
 
 SEED, STEPS = 5, 2
 CODES = 3
@@ -144,6 +144,18 @@ CLASSES: dict[str, Callable[..., Tensor]] = {
     "weighted classes": lambda y, t: by_pixel(WEIGHTS, y, t),
 }
 """Losses of segments."""
+REFERENCE = {
+    "resnet": ("resnet:resnet18", (3, 3, 32, 24), {"num_classes": 5, "width": 4}),
+    "unet": ("unet3d:unet3d", (2, 3, 8, 16, 8), {"num_classes": 3, "width": 2, "depth": 2}),
+    "mesh": ("mesh_tangling:mesh_tangling_128", (2, 18, 32, 48), {"width": 1 / 64}),
+    "cosmoflow": ("cosmoflow:cosmoflow", (2, 2, 16, 16, 16), {"levels": 2, "width": 2, "dropout": 0.3}),
+    "gpt": ("gpt:gpt", (3, 6), {"vocabulary": 17, "width": 8, "layers": 2, "heads": 2, "context": 9}),
+}
+FAMILIES = {
+    "space": ("spatial",),
+    "samples and space": ("sample", "spatial"),
+    "all": ("sample", "spatial", "channel"),
+}
 
 
 def example(name: str) -> tuple[nn.Module, Tensor, Tensor, Callable[..., Tensor]]:
@@ -164,6 +176,8 @@ def example(name: str) -> tuple[nn.Module, Tensor, Tensor, Callable[..., Tensor]
 
 @cache
 def network(name: str) -> Network:
+    if name in REFERENCE:
+        return network_of(*REFERENCE[name])
     torch.manual_seed(0)
     module, x, target, loss = example(name)
     x, target = (each.double() if each.is_floating_point() else each for each in (x, target))
@@ -172,7 +186,10 @@ def network(name: str) -> Network:
 
 
 def rows(name: str) -> tuple[int, ...]:
-    """Micro-batches."""
+    """Micro-batches; the second may be smaller: its parts are cut otherwise, and some are empty."""
+    if name in REFERENCE:
+        samples = REFERENCE[name][1][0]
+        return samples, samples - 1
     if name in WHOLE:
         return (5,)
     return (3, 2) if name in LOSSES or name in CLASSES else (3, 3)
@@ -315,3 +332,36 @@ def test_evaluation_takes_the_running_statistics_of_all_parts(cuts: Cuts) -> Non
     with torch.no_grad():
         second = sum(len(x) / sum(sizes) * twin.loss((x,), (target,)).item() for x, target in parts)
     assert found.losses == pytest.approx([first, second], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["resnet", "unet", "mesh"])
+@pytest.mark.parametrize("families", FAMILIES)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_layout_for_every_layer(name: str, families: str, seed: int) -> None:
+    rng = random.Random(seed)
+    ranks, changes = rng.choice([2, 3, 4, 6]), rng.choice([0.1, 0.5, 1.0])
+    graph = network(name)[1].graph
+    decision = at_random(graph, ranks, FAMILIES[families], rng, rows(name), changes=changes)
+    check(name, decision)
+
+
+@pytest.mark.parametrize("name", ["mesh", "unet"])
+def test_ranks_may_work_beyond_their_parts(name: str) -> None:
+    rng = random.Random(7)
+    graph = network(name)[1].graph
+    decision = at_random(graph, 4, FAMILIES["samples and space"], rng, rows(name), halo_depth=3, changes=0.2)
+    assert any(placement.margin for placement in decision.layers.values())
+    check(name, decision)
+
+
+def test_features_heads_and_time_of_a_transformer() -> None:
+    rng = random.Random(3)
+    decision = at_random(network("gpt")[1].graph, 4, FAMILIES["all"], rng, rows("gpt"), changes=0.5)
+    check("gpt", decision)
+
+
+def test_dropout_drops_the_same_wherever_a_volume_is_cut() -> None:
+    made, everything = network("cosmoflow"), FAMILIES["all"]
+    plans = (at_random(made[1].graph, n, everything, random.Random(n), rows("cosmoflow")) for n in (2, 4))
+    one, many = (trained(made, plan, STEPS) for plan in plans)
+    assert_equal(one, many)

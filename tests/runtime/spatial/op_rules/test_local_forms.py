@@ -18,8 +18,16 @@ from planner.layers import kinds
 from runtime.spatial import op_rules
 from runtime.spatial.op_rules import form
 from runtime.spatial.op_rules.generic import run_on_reads
-from tests.runtime.spatial.checks import check, check_all, check_connected, images, layouts, spatial
-from tests.runtime.spatial.one_layer import OneLayer, one_layer
+from tests.runtime.spatial.one_layer import (
+    OneLayer,
+    check,
+    check_all,
+    check_connected,
+    images,
+    layouts,
+    one_layer,
+    spatial,
+)
 
 
 @pytest.fixture(autouse=True)

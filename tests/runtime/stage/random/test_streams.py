@@ -137,12 +137,6 @@ def test_a_plan_draws_what_one_device_draws(name: str, layout: str, recompute: b
     assert_equal(found, serial(name))
 
 
-def test_the_comparison_can_fail() -> None:
-    for other in (train_by_graph("gpt", seed=SEED + 1), train_serially(network("gpt")[0], (3, 3))):
-        with pytest.raises(AssertionError, match="relative error"):
-            assert_equal(other, serial("gpt"))
-
-
 def test_two_runs_of_one_seed_are_equal_to_the_bit() -> None:
     model, decision = network("mixture")[0], plan("mixture", "replicas 2 to 1, then one")
     first, second = (train_by_plan(model, decision, seed=SEED) for _ in range(2))
@@ -186,13 +180,13 @@ def masks() -> Any:
     return Masks(), (torch.ones(4, 64),)
 
 
-def drawn(draw: CounterRng, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+def drawn(draw: CounterRng) -> tuple[Tensor, ...]:
     captured = network("masks")[1]
     maps = captured.layer_of_node, captured.node_of_value
     names = [layer.name for layer in captured.graph.layers]
     outputs = [name for name in names if "dropout" in name]
     stage = cut_stage(captured.graph_module, outputs, *maps, tuple(outputs), RandomNodes(captured).rule(draw))
-    return stage.function(draw.total, torch.ones(4, 64, dtype=dtype))
+    return stage.function(draw.total, torch.ones(4, 64, dtype=torch.float64))
 
 
 def test_seeds_differ_by_run_step_micro_batch_and_layer() -> None:
@@ -204,13 +198,6 @@ def test_seeds_differ_by_run_step_micro_batch_and_layer() -> None:
         found += drawn(draw)
     assert all(0.35 < mask.count_nonzero() / mask.numel() < 0.65 for mask in found)
     assert all((a != b).double().mean() > 0.3 for a, b in combinations(found, 2))
-
-
-def test_a_run_in_another_precision_drops_the_same_units() -> None:
-    draw = CounterRng(3, total=4, count=4)
-    for a, b in zip(drawn(draw), drawn(draw, torch.float32), strict=True):
-        assert b.dtype == torch.float32
-        assert torch.equal(a.bool(), b.bool())
 
 
 @pytest.mark.parametrize("each", [1, 3])
