@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
 from torch import Tensor
 
-from planner.ir.profile import ModelSource
-from profiler.capture.graph import capture
-from profiler.source.source import load_model
 from runtime.pipeline.microbatches import WholeBatch
 from runtime.sparse.batch import PreparedInputs
 from runtime.sparse.preparing import Preparing
 from runtime.sparse.share import SiteShare
 from runtime.stage.shapes import step_inputs
-from tests.runtime.engines import Network
 from tests.runtime.plans import batch_of, decide
+from tests.runtime.sparse.test_plans import network
 
 torch.set_num_threads(1)
 SPEEDS = [((1.0, 1.0), (2, 2)), ((3.0, 1.0, 2.0), (2, 1, 1)), ((1.0, 0.0, 1.0), (2, 0, 2)), ((1.0,) * 8, (1, 0) * 4)]
-
-
-@cache
-def network(name: str) -> Network:
-    model = load_model(ModelSource(f"tests.runtime.sparse.networks:{name}", dtype="float64"))
-    return model, capture(model)
 
 
 def prepared(name: str, num_ranks: int) -> object:

@@ -20,8 +20,7 @@ from runtime.stage.modes import MicrobatchShard
 from runtime.stage.random import streams
 from runtime.stage.random.layers import drawing
 from runtime.stage.random.streams import CounterRng, NodeStream
-from tests.runtime.spatial.checks import check
-from tests.runtime.spatial.one_layer import OneLayer, one_layer
+from tests.runtime.spatial.one_layer import OneLayer, check, one_layer
 
 NAMES = "sample channel height width"
 CUTS: list[dict[str, tuple[int, ...]]] = [

@@ -1,4 +1,4 @@
-"""One tensor inside a stage: every rank gets its box, the adjoint is exact, and no byte moves that need not."""
+"""One tensor inside a stage: every rank gets its box, the adjoint is exact, no byte moves that need not; work waits."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import TypeVar
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from planner.ir.box import Box, Interval, intersect, volume, whole
 from planner.ir.graph import TensorSpec
 from planner.ir.layout import Layout, cut_points
 from planner.layers.division import moves_between
 from runtime.pipeline.routing import slices
+from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.exchange import Exchange, PeerGroup, redistribute
 from runtime.transport import InProcessTransport, SharedMemoryTransport
 from runtime.transport.segments import SharedSegments
@@ -181,3 +182,43 @@ def _anything(rng: random.Random, shape: tuple[int, ...]) -> Box:
     ends = [sorted((rng.randint(0, extent), rng.randint(0, extent))) for extent in shape]
     box = tuple(Interval(a, b) for a, b in ends)
     return box if volume(box) else tuple(Interval(0, 0) for _ in shape)
+
+
+def test_work_is_done_in_the_order_in_which_it_was_put_and_only_once() -> None:
+    done: list[int] = []
+    later = DeferredGradients(most_kept=5)
+    for number in range(3):
+        later.put(lambda number=number: done.append(number))
+    assert not done
+    later.run()
+    later.run()
+    assert done == [0, 1, 2]
+
+
+def test_of_too_much_work_the_oldest_is_done_at_once() -> None:
+    done: list[int] = []
+    later = DeferredGradients(most_kept=2)
+    for number in range(4):
+        later.put(lambda number=number: done.append(number))
+    assert (done, len(later)) == ([0, 1], 2)
+
+
+def test_what_is_forgotten_is_not_done() -> None:
+    later = DeferredGradients()
+    later.put(lambda: 1 / 0)
+    later.clear()
+    later.run()
+
+
+def test_gradients_are_added_and_told_of_when_they_are_there() -> None:
+    told: list[Tensor] = []
+    later = DeferredGradients(told.append)
+    weight, bias = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(1))
+    for _ in range(2):
+        later.put_gradients((weight, bias, None), lambda: (2 * weight, None, torch.ones(1)))
+        assert len(told) == (0 if weight.grad is None else 1)
+        later.run()
+    assert torch.equal(weight.grad, torch.full((2,), 4.0))
+    assert bias.grad is None
+    assert [each is weight for each in told] == [True, True]
+    assert not weight.grad.requires_grad

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -13,11 +12,10 @@ from torch import Tensor, nn
 from planner.ir.box import Interval
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Decision, Placement, Stage
-from planner.ir.profile import ModelSource
 from planner.layers.stage_rules import require_stages
 from profiler.capture.graph import capture
-from profiler.models.example import Example
-from profiler.source.source import load_model
+from profiler.source.losses import TrainedLoss
+from profiler.source.model import LoadedModel
 from runtime.optim.whole_state import gathered
 from runtime.spatial.parameters import ParameterPart, groups_of_parameters, parts_of, sliced
 from runtime.transport import InProcessTransport
@@ -130,25 +128,11 @@ class _Normed(nn.Module):
         return nn.functional.linear(x, self.weight.t())
 
 
-def shared(*, input_shape: tuple[int, ...]) -> Example:
-    return _Shared(turns=False), *_tensors(input_shape)
-
-
-def turned(*, input_shape: tuple[int, ...]) -> Example:
-    return _Shared(turns=True), *_tensors(input_shape)
-
-
-def normed(*, input_shape: tuple[int, ...]) -> Example:
-    return _Normed(), *_tensors(input_shape)
-
-
-def _tensors(shape: tuple[int, ...]) -> tuple[tuple[Tensor, Tensor], Callable[..., Tensor]]:
-    return (torch.randn(shape), torch.randn(shape)), nn.functional.mse_loss
-
-
 @cache
 def captured(name: str) -> Network:
-    model = load_model(ModelSource(f"{__name__}:{name}", {}, (3, 4), "float64"))
+    module = {"shared": partial(_Shared, False), "turned": partial(_Shared, True), "normed": _Normed}[name]().double()
+    x, target = (torch.randn(3, 4, dtype=torch.float64) for _ in range(2))
+    model = LoadedModel(module, (x,), (target,), TrainedLoss(nn.functional.mse_loss, unpacked=True))
     return model, capture(model)
 
 

@@ -1,3 +1,5 @@
+"""Layers cut out of a captured graph: what one device computes, in evaluation too, and on no rows."""
+
 from __future__ import annotations
 
 import operator
@@ -6,15 +8,17 @@ from functools import partial
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.nn import functional
 
 from cuda_ops._torch import OpOverload, TorchDispatchMode
-from planner.ir.profile import ModelSource
 from profiler.capture.graph import capture
+from profiler.source.losses import mean_of_squares
 from profiler.source.model import LoadedModel
-from profiler.source.source import load_model
 from runtime.captured import CapturedModule
-from runtime.stage.cut import FUNCTIONS, cut_stage
+from runtime.stage.cut import FUNCTIONS, StageFunction, cut_stage
+from runtime.stage.functions import without_rows
+from runtime.stage.modes import in_evaluation
 
 
 class Net(nn.Module):
@@ -31,12 +35,14 @@ class Net(nn.Module):
         return self.last(y.view(x.shape[0] * 2, 3)).view(x.shape[0], 4)
 
 
-def net(*, input_shape: tuple[int, ...] = (4, 4)) -> nn.Module:
-    return Net()
+def loaded(module: nn.Module, *shape: int) -> LoadedModel:
+    """Of four samples, in float64."""
+    inputs = (torch.randn(4, *shape, dtype=torch.float64),)
+    return LoadedModel(module.double(), inputs, (), lambda found, _: mean_of_squares(found))
 
 
 def captured_net() -> tuple[LoadedModel, CapturedModule]:
-    model = load_model(ModelSource(f"{__name__}:net", {}, (4, 4), "float64"))
+    model = loaded(Net(), 4)
     return model, capture(model)
 
 
@@ -163,3 +169,109 @@ def test_functions_that_stand_in_for_operators_call_just_these(target: OpOverloa
     (wanted_calls, wanted), (calls, result) = found
     assert repr(calls) == repr(wanted_calls)
     assert torch.equal(result, wanted)
+
+
+class Convolutional(nn.Module):
+    """Normalisation with and without running statistics, and every dropout of nn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.kept = nn.BatchNorm2d(4)
+        self.unkept = nn.BatchNorm2d(4, track_running_stats=False)
+        self.instance = nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
+        self.plain = nn.InstanceNorm2d(4)
+        self.drops = nn.ModuleList([nn.Dropout(0.5), nn.Dropout2d(0.5), nn.AlphaDropout(0.5), nn.FeatureAlphaDropout()])
+        self.random_slope = nn.RReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.instance(self.unkept(self.kept(self.conv(x))))
+        for drop in self.drops:
+            y = drop(y)
+        return self.random_slope(self.plain(y))
+
+
+class Sequential(nn.Module):
+    """Dropout inside a recurrent layer and inside attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 6, 2, batch_first=True, dropout=0.5)
+        self.gru = nn.GRU(6, 6, 2, batch_first=True, dropout=0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, _ = self.lstm(x)
+        z, _ = self.gru(y)
+        return functional.scaled_dot_product_attention(y, z, z, dropout_p=0.5 if self.training else 0.0)
+
+
+@pytest.mark.parametrize(("network", "shape"), [(Convolutional, (3, 6, 6)), (Sequential, (5, 4))])
+def test_evaluation_is_that_of_the_module(network: type[nn.Module], shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    model = loaded(network(), *shape)
+    for buffer in model.module.buffers():
+        if buffer.is_floating_point():
+            buffer.copy_(torch.rand_like(buffer) + 0.5)
+    captured = capture(model)
+    names = [layer.name for layer in captured.graph.layers]
+    maps = captured.layer_of_node, captured.node_of_value
+    stage = cut_stage(captured.graph_module, names, *maps, (captured.graph.loss,), in_evaluation)
+    x = torch.randn(3, *shape, dtype=torch.float64)
+    state = tuple(
+        tensor.clone() if key in stage.mutated else tensor for key, tensor in stage.attributes.items()
+    )  # batches are counted nevertheless
+    (found,) = stage.function(3, x, *state)
+    model.module.eval()
+    torch.testing.assert_close(found, model.loss((x,), ()), rtol=1e-14, atol=0)
+    model.module.train()
+    assert not torch.allclose(found, model.loss((x,), ()), rtol=1e-6)
+
+
+class Refused(nn.Module):
+    """A view with -1 (refused forward), a Fourier transform (likewise) and a shuffle (refused backward)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.last = nn.Linear(32, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.pixel_shuffle(self.conv(x), 2)
+        z = torch.fft.fft2(y).real
+        return self.last(z.view(2 * x.shape[0], -1)[:, :32])
+
+
+def refusing(empty: bool) -> StageFunction:
+    captured = capture(loaded(Refused(), 3, 4, 4))
+
+    def rule(node: fx.Node) -> None:
+        return None
+
+    names = [layer.name for layer in captured.graph.layers if layer.name != captured.graph.loss]
+    maps = captured.layer_of_node, captured.node_of_value
+    return cut_stage(captured.graph_module, names, *maps, ("last",), without_rows(rule) if empty else rule)
+
+
+def test_torch_refuses_such_layers() -> None:
+    stage = refusing(empty=False)
+    with pytest.raises(RuntimeError):
+        stage.function(0, torch.empty(0, 3, 4, 4, dtype=torch.float64), *stage.attributes.values())
+
+
+def test_results_without_rows_have_the_right_shapes_and_gradients_flow_back() -> None:
+    stage = refusing(empty=True)
+    x = torch.empty(0, 3, 4, 4, dtype=torch.float64, requires_grad=True)
+    (y,) = stage.function(0, x, *stage.attributes.values())
+    assert y.shape == (0, 2)
+    y.sum().backward()
+    assert x.grad.shape == x.shape
+    assert all(parameter.grad.count_nonzero() == 0 for parameter in stage.parameters.values())
+
+
+def test_with_rows_nothing_changes_and_errors_stay_errors() -> None:
+    stage, plain = refusing(empty=True), refusing(empty=False)
+    x = torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    state = tuple(plain.attributes.values())
+    assert torch.equal(plain.function(2, x, *state)[0], stage.function(2, x, *state)[0])
+    with pytest.raises(RuntimeError):
+        stage.function(2, x[:, :2], *state)

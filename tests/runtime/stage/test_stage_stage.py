@@ -32,13 +32,6 @@ X = {"x": torch.tensor([[1.0, 2.0]], dtype=F64), "c": torch.tensor([[1, 1]])}
 GY, GZ = torch.tensor([[1.0, 10.0]], dtype=F64), torch.tensor([[100.0, 100.0]], dtype=F64)
 
 
-def test_forward_hands_out_values_without_history() -> None:
-    stage, _ = program()
-    outputs = stage.forward(ONE_ROW[0], X, 1.0)
-    assert outputs["y"].tolist() == [[3, 7]]
-    assert not any(output.requires_grad for output in outputs.values())
-
-
 @pytest.mark.parametrize("recompute", [False, True])
 def test_backward_of_one_output_or_both(recompute: bool) -> None:
     stage, weight = program(run_config=RunConfig(recompute=recompute))
@@ -98,20 +91,14 @@ def test_a_loss_is_kept_by_micro_batch_and_weighted(recompute: bool) -> None:
     assert weight.grad.tolist() == [0.5, 1.0]
 
 
-def test_a_micro_batch_is_forgotten_after_its_backward() -> None:
-    stage, _ = program()
-    stage.forward(ONE_ROW[0], X, 1.0)
-    stage.backward(0, {"y": GY})
+@pytest.mark.parametrize("split", [False, True])
+def test_a_micro_batch_has_one_backward_for_its_input(split: bool) -> None:
+    stage, _ = program(run_config=RunConfig(split=frozenset({0}) if split else frozenset()))
+    backward = stage.backward_input if split else stage.backward
+    assert not any(output.requires_grad for output in stage.forward(ONE_ROW[0], X, 1.0).values())
+    backward(0, {"y": GY})
     with pytest.raises(KeyError):
-        stage.backward(0, {"y": GY})
-
-
-def test_a_second_backward_for_the_input_is_refused() -> None:
-    stage, _ = program(run_config=RunConfig(split=frozenset({0})))
-    stage.forward(ONE_ROW[0], X, 1.0)
-    stage.backward_input(0, {"y": GY})
-    with pytest.raises(KeyError, match="micro-batch 0"):
-        stage.backward_input(0, {"y": GY})
+        backward(0, {"y": GY})
 
 
 def test_forward_alone_keeps_nothing() -> None:

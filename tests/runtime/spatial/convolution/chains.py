@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +21,9 @@ from runtime.spatial.exchange import PeerGroup
 from runtime.spatial.layer_shard import LayerShard
 from runtime.transport import InProcessTransport
 from tests.runtime.ranks import on_ranks
+from tests.runtime.spatial.threads import Cuts, added_up, close
 
 ATEN = torch.ops.aten
-Cuts = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -151,26 +151,14 @@ def check(chain: Chain, placements: Sequence[Placement], settings: HaloSettings)
     last = convolutions(division)[-1]
     for rank, each in enumerate(found):
         close(each.y, chain.values[-1].detach()[slices(last.done[rank], whole(tuple(chain.dy.shape)))])
-    close(added(chain.x, [(division.held("x")[r], each.dx) for r, each in enumerate(found)]), chain.x.grad)
+    close(
+        added_up(tuple(chain.x.shape), [(division.held("x")[r], each.dx) for r, each in enumerate(found)]), chain.x.grad
+    )
     for index, layer in enumerate(convolutions(division)):
         for place, parameter in enumerate(chain.parameters[index]):
             pieces = [(layer.weights[place][r], each.gradients[index][place]) for r, each in enumerate(found)]
-            close(added(parameter, pieces), parameter.grad)
+            close(added_up(tuple(parameter.shape), pieces), parameter.grad)
     return found
-
-
-def added(like: Tensor, pieces: list[tuple[Any, Tensor | None]]) -> Tensor:
-    total = torch.zeros_like(like)
-    for box, piece in pieces:
-        if piece is not None:
-            total[slices(box, whole(tuple(like.shape)))] += piece
-    return total
-
-
-def close(found: Tensor, expected: Tensor | None) -> None:
-    assert expected is not None
-    scale = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12 * scale)
 
 
 def images(samples: int = 2, channels: int = 4, height: int = 13, width: int = 11) -> Tensor:

@@ -21,7 +21,8 @@ from runtime.spatial.exchange import Exchange, PeerGroup
 from runtime.spatial.layer_shard import LayerShard
 from runtime.transport import InProcessTransport
 from tests.runtime.ranks import on_ranks
-from tests.runtime.spatial.convolution.chains import Chain, Conv, Cuts, check, close, images, part_of, random_chain, run
+from tests.runtime.spatial.convolution.chains import Chain, Conv, check, images, part_of, random_chain, run
+from tests.runtime.spatial.threads import Cuts, close
 
 NET = (
     Conv(4),

@@ -31,6 +31,7 @@ from tests.runtime.plans import (
     batch_of,
     decide,
     folded,
+    model_of,
     run_ranks,
     sgd,
     split_backward,
@@ -41,42 +42,8 @@ from tests.runtime.plans import (
 SEED = 5
 
 
-class Block(nn.Module):
-    """A transformer's block, with dropout wherever GPT-2 has it."""
-
-    def __init__(self, width: int, rate: float) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.project, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.expand, self.contract = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-        self.drop1, self.drop2, self.rate = nn.Dropout(rate), nn.Dropout(rate), rate
-
-    def forward(self, x: Tensor) -> Tensor:
-        heads = (each.unflatten(2, (2, -1)).transpose(1, 2) for each in self.project(self.norm1(x)).chunk(3, -1))
-        y = functional.scaled_dot_product_attention(*heads, dropout_p=self.rate, is_causal=True)
-        x = x + self.drop1(self.out(y.transpose(1, 2).flatten(2)))
-        return x + self.drop2(self.contract(functional.gelu(self.expand(self.norm2(x)))))
-
-
-class GPT(nn.Module):
-    def __init__(self, rate: float, width: int = 8) -> None:
-        super().__init__()
-        self.token, self.position = nn.Embedding(11, width), nn.Embedding(6, width)
-        self.drop, self.head = nn.Dropout(rate), nn.Linear(width, 11)
-        self.blocks = nn.Sequential(Block(width, rate), Block(width, rate))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        positions = torch.arange(tokens.shape[1])
-        return self.head(self.blocks(self.drop(self.token(tokens) + self.position(positions))))
-
-
-def gpt(rate: float = 0.2) -> Any:
-    tokens = torch.randint(11, (4, 7))
-    return GPT(rate), (tokens[:, :-1], tokens[:, 1:]), cross_entropy
-
-
-def cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
-    return functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+def gpt(dropout: float = 0.2) -> LoadedModel:
+    return model_of("gpt:gpt", (4, 6), vocabulary=11, width=8, layers=2, heads=2, dropout=dropout)
 
 
 class Mixture(nn.Module):
@@ -138,7 +105,7 @@ CASES = [
 
 @cache
 def network(name: str) -> tuple[LoadedModel, CapturedModule]:
-    model = load_model(ModelSource(f"{__name__}:{name}", {}, (), "float64"))
+    model = gpt() if name == "gpt" else load_model(ModelSource(f"{__name__}:{name}", {}, (), "float64"))
     return model, capture(model)
 
 
@@ -170,12 +137,6 @@ def test_a_plan_draws_what_one_device_draws(name: str, layout: str, recompute: b
     assert_equal(found, serial(name))
 
 
-def test_the_comparison_can_fail() -> None:
-    for other in (train_by_graph("gpt", seed=SEED + 1), train_serially(network("gpt")[0], (3, 3))):
-        with pytest.raises(AssertionError, match="relative error"):
-            assert_equal(other, serial("gpt"))
-
-
 def test_two_runs_of_one_seed_are_equal_to_the_bit() -> None:
     model, decision = network("mixture")[0], plan("mixture", "replicas 2 to 1, then one")
     first, second = (train_by_plan(model, decision, seed=SEED) for _ in range(2))
@@ -186,7 +147,7 @@ def test_two_runs_of_one_seed_are_equal_to_the_bit() -> None:
 
 
 def test_a_model_whose_dropout_is_off_draws_nothing_and_is_the_user_s_own() -> None:
-    model = load_model(ModelSource(f"{__name__}:gpt", {"rate": "0.0"}, (), "float64"))
+    model = gpt(dropout=0.0)
     captured = capture(model)
     assert RandomNodes(captured).layers == ()
     decision = decide(captured.graph, **PLANS["two ranks"])
@@ -195,8 +156,8 @@ def test_a_model_whose_dropout_is_off_draws_nothing_and_is_the_user_s_own() -> N
 
 def test_layers_that_draw_are_named() -> None:
     layers = RandomNodes(network("gpt")[1]).layers
-    assert layers[0] == "drop"
-    assert len(layers) == 1 + 2 * 3
+    assert layers[0] == "blocks.0.attention.scaled_dot_product_attention"
+    assert len(layers) == 2 * 3
 
 
 def test_the_generator_of_the_process_is_left_alone() -> None:
@@ -219,13 +180,13 @@ def masks() -> Any:
     return Masks(), (torch.ones(4, 64),)
 
 
-def drawn(draw: CounterRng, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+def drawn(draw: CounterRng) -> tuple[Tensor, ...]:
     captured = network("masks")[1]
     maps = captured.layer_of_node, captured.node_of_value
     names = [layer.name for layer in captured.graph.layers]
     outputs = [name for name in names if "dropout" in name]
     stage = cut_stage(captured.graph_module, outputs, *maps, tuple(outputs), RandomNodes(captured).rule(draw))
-    return stage.function(draw.total, torch.ones(4, 64, dtype=dtype))
+    return stage.function(draw.total, torch.ones(4, 64, dtype=torch.float64))
 
 
 def test_seeds_differ_by_run_step_micro_batch_and_layer() -> None:
@@ -237,13 +198,6 @@ def test_seeds_differ_by_run_step_micro_batch_and_layer() -> None:
         found += drawn(draw)
     assert all(0.35 < mask.count_nonzero() / mask.numel() < 0.65 for mask in found)
     assert all((a != b).double().mean() > 0.3 for a, b in combinations(found, 2))
-
-
-def test_a_run_in_another_precision_drops_the_same_units() -> None:
-    draw = CounterRng(3, total=4, count=4)
-    for a, b in zip(drawn(draw), drawn(draw, torch.float32), strict=True):
-        assert b.dtype == torch.float32
-        assert torch.equal(a.bool(), b.bool())
 
 
 @pytest.mark.parametrize("each", [1, 3])
