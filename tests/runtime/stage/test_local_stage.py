@@ -259,6 +259,10 @@ def test_forward_passes_alone_keep_nothing_to_compute_again() -> None:
     assert config_of("0F0 0F1", recompute=True) == RunConfig(trains=False)
 
 
+def test_precision_is_handed_on() -> None:
+    assert RunConfig.of([], False, torch.bfloat16).autocast is torch.bfloat16
+
+
 def test_versions_are_counted_where_updates_come_within_the_step() -> None:
     assert config_of("0F0 0F1 0B0 0UPDATE0 0F2@1 0B1 0B2@1 0UPDATE2").version_uses == {0: 2, 1: 1}
     assert config_of("0F0 0F1 0B0 0B1 0UPDATE").version_uses == {}
