@@ -145,7 +145,7 @@ CLASSES: dict[str, Callable[..., Tensor]] = {
 }
 """Losses of segments."""
 REFERENCE = {
-    "resnet": ("resnet:resnet18", (3, 3, 32, 24), {"num_classes": 5, "width": 4}),
+    "resnet": ("resnet:resnet18", (3, 3, 64, 48), {"num_classes": 5, "width": 4}),
     "unet": ("unet3d:unet3d", (2, 3, 8, 16, 8), {"num_classes": 3, "width": 2, "depth": 2}),
     "mesh": ("mesh_tangling:mesh_tangling_128", (2, 18, 32, 48), {"width": 1 / 64}),
     "cosmoflow": ("cosmoflow:cosmoflow", (2, 2, 16, 16, 16), {"levels": 2, "width": 2, "dropout": 0.3}),
