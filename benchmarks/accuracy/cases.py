@@ -32,9 +32,9 @@ MEMORY = "memory"
 SPACE, MIX = "space", "mix of layouts"
 HYBRID = "two stages of two"
 CORE, STEADY, TIMED, HOST = "core", "steady", "timed", "host"
-"""Devices: a core, held back (:mod:`benchmarks.devices.virtual_device`); one that keeps to the speed that it had alone
-(:mod:`benchmarks.devices.virtual_device`); one that computes nothing, each action of which lasts as predicted
-(:mod:`benchmarks.devices.virtual_device`); or two whole cores of this host, as ``halopipe run`` uses them."""
+"""Devices of :mod:`benchmarks.devices.virtual_device`: a core, held back; one that keeps to the speed that it had
+alone; one that computes nothing, each action of which lasts as predicted; or two whole cores of this host, as
+``halopipe run`` uses them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,10 +88,10 @@ def shares(case: Case, found: Sequence[Raced]) -> list[Row]:
     for mode in MODES:
         share = half_s / max(each.wall_s[mode] for each in found)
         name = f"{case.name}: {mode}"
-        rows.append(at_least(name, share, "of ideal", case.goal) if mode == "linear" else Row(name, share, "of ideal"))
+        rows.append(at_least(name, share, "of ideal", case.goal if mode == "linear" else None))
     speed_up = max(each.wall_s[ONE] for each in found) / max(each.wall_s["linear"] for each in found)
     name = f"{case.name}: speed-up"
-    rows.append(at_least(name, speed_up, "times", case.speed_up) if case.speed_up else Row(name, speed_up, "times"))
+    rows.append(at_least(name, speed_up, "times", case.speed_up))
     return rows
 
 
@@ -101,7 +101,7 @@ def overheads(found: Sequence[Raced]) -> list[Row]:
     for mode in MODES:
         above_us = max(each.cpu_s[mode] - each.cpu_s["half"] for each in found) * 1e6
         name = f"{OVERHEAD}: {mode}"
-        rows.append(at_most(name, above_us, "us CPU", GOAL_US) if mode == "linear" else Row(name, above_us, "us CPU"))
+        rows.append(at_most(name, above_us, "us CPU", GOAL_US if mode == "linear" else None))
     return rows
 
 

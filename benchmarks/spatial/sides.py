@@ -91,14 +91,14 @@ class Case:
     Attributes:
         shape: of the input: samples, channels, height, width.
         goal: share of the ideal half.
-        speed_up: goal for that over one device; 0: none.
+        speed_up: goal for that over one device.
     """
 
     name: str
     make: Callable[[], nn.Module]
     shape: tuple[int, int, int, int]
     goal: float
-    speed_up: float = 0.0
+    speed_up: float | None = None
 
     def model(self) -> nn.Module:
         """The same weights on every rank."""

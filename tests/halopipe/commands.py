@@ -26,6 +26,12 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
 
 
+def code_and_output(*arguments: object) -> tuple[int, str]:
+    """How a verb ends, and all that it says."""
+    result = call(*map(str, arguments))
+    return result.exit_code, result.output
+
+
 def good(*arguments: str) -> Result:
     """What a verb says that succeeds."""
     result = call(*arguments)

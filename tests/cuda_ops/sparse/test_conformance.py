@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cuda_ops.sparse import native, reference
+from cuda_ops.sparse import reference
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.keys import HIGHEST, LOWEST, pack
 from cuda_ops.sparse.native.functions import NativeOperators
@@ -59,18 +59,10 @@ STEPS: list[tuple[Triple, Triple, Triple]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def compiled() -> NativeOperators:
-    found = native.load()
-    if found is None:
-        pytest.skip("no compiler for the native operators")
-    return found
-
-
 @pytest.mark.every_case
 @pytest.mark.parametrize("case", [*cases(torch.bfloat16), *cases_of_channels()], ids=lambda case: case.name)
-def test_compiled_operators_agree_with_the_plain_ones(compiled: NativeOperators, case: Case) -> None:
-    found = errors(compiled, case.calls(), "cpu")
+def test_compiled_operators_agree_with_the_plain_ones(native_operators: NativeOperators, case: Case) -> None:
+    found = errors(native_operators, case.calls(), "cpu")
     assert found or case.name == "boxes"
     assert [(operator, error) for operator, error in found if not error <= case.tolerance] == []
 
@@ -105,29 +97,29 @@ def assert_same(one: object, other: object) -> None:
         assert one.dtype == other.dtype
 
 
-def test_sites_are_sorted_as_by_the_reference(compiled: NativeOperators) -> None:
+def test_sites_are_sorted_as_by_the_reference(native_operators: NativeOperators) -> None:
     for coordinates in (cloud(2000, extent=40), cloud(1), cloud(0), torch.tensor([[511, HIGHEST, LOWEST, 0]]).int()):
-        assert_same(compiled.sorted_sites(coordinates), reference.sorted_sites(coordinates))
-    assert_same(compiled.sorted_sites(cloud(50).long()), reference.sorted_sites(cloud(50).long()))
+        assert_same(native_operators.sorted_sites(coordinates), reference.sorted_sites(coordinates))
+    assert_same(native_operators.sorted_sites(cloud(50).long()), reference.sorted_sites(cloud(50).long()))
 
 
 @pytest.mark.parametrize(
     "row", [[0, 1, 2, 3], [-1, 0, 0, 0], [512, 0, 0, 0], [0, HIGHEST + 1, 0, 0], [0, 0, LOWEST - 1, 0]]
 )
-def test_what_is_no_site_is_named(compiled: NativeOperators, row: list[int]) -> None:
+def test_what_is_no_site_is_named(native_operators: NativeOperators, row: list[int]) -> None:
     coordinates = torch.tensor([[0, 1, 2, 3], row], dtype=torch.int32)
     with pytest.raises(SparseInputError):
-        compiled.sorted_sites(coordinates)
+        native_operators.sorted_sites(coordinates)
 
 
 @pytest.mark.parametrize(("kernel", "stride", "dilation"), STEPS)
 def test_sites_and_maps_of_every_step_are_those_of_the_reference(
-    compiled: NativeOperators, kernel: Triple, stride: Triple, dilation: Triple
+    native_operators: NativeOperators, kernel: Triple, stride: Triple, dilation: Triple
 ) -> None:
     for keys in (keys_of(300), keys_of(1), keys_of(0), edge_keys()):
-        strided = compiled.strided_sites(keys, kernel, stride, dilation)
+        strided = native_operators.strided_sites(keys, kernel, stride, dilation)
         assert_same(strided, reference.strided_sites(keys, kernel, stride, dilation))
-        generated = compiled.generated_sites(keys, kernel, stride, dilation)
+        generated = native_operators.generated_sites(keys, kernel, stride, dilation)
         assert_same(generated, reference.generated_sites(keys, kernel, stride, dilation))
         for sources, targets, transposed in (
             (keys, strided, False),
@@ -138,34 +130,39 @@ def test_sites_and_maps_of_every_step_are_those_of_the_reference(
             (keys, keys[:0], False),
         ):
             arguments = (sources, targets, kernel, stride, dilation, transposed)
-            neighbours = compiled.kernel_map(*arguments)
+            neighbours = native_operators.kernel_map(*arguments)
             assert_same(neighbours, reference.kernel_map(*arguments))
             assert_same(
-                compiled.reversed_map(neighbours, len(sources)), reference.reversed_map(neighbours, len(sources))
+                native_operators.reversed_map(neighbours, len(sources)),
+                reference.reversed_map(neighbours, len(sources)),
             )
 
 
-def test_a_kernel_of_few_offsets_divides_its_gradient_by_channels(compiled: NativeOperators) -> None:
+def test_a_kernel_of_few_offsets_divides_its_gradient_by_channels(native_operators: NativeOperators) -> None:
     x, dy = random(700, 53), random(700, 9, seed=1)
     neighbours = torch.arange(700, dtype=torch.int32)[None].contiguous()
-    torch.testing.assert_close(compiled.sparse_conv_weight(x, dy, neighbours)[0], x.T @ dy, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        native_operators.sparse_conv_weight(x, dy, neighbours)[0], x.T @ dy, rtol=1e-12, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("outputs", [0, 5])
-def test_nothing_in_gives_zeros_of_the_right_shape(compiled: NativeOperators, outputs: int) -> None:
+def test_nothing_in_gives_zeros_of_the_right_shape(native_operators: NativeOperators, outputs: int) -> None:
     neighbours = torch.full((8, outputs), -1, dtype=torch.int32)
     reverse = torch.empty((8, 0), dtype=torch.int32)
     x, none = random(0, 3), torch.zeros(0, dtype=torch.int64)
-    assert_same(compiled.sparse_conv(x, random(8, 3, 4), neighbours, reverse), x.new_zeros(outputs, 4))
-    assert_same(compiled.sparse_conv_weight(x, x.new_ones(outputs, 4), neighbours), x.new_zeros(8, 3, 4))
-    assert_same(compiled.sparse_max_pool(x, neighbours, reverse), reference.sparse_max_pool(x, neighbours, reverse))
-    assert_same(compiled.sparse_sum_pool(x, neighbours, reverse), x.new_zeros(outputs, 3))
-    assert_same(compiled.segment_sum(x, none, none), x.new_zeros(0, 3))
-    assert_same(compiled.segment_expand(x, none, none, outputs), x.new_zeros(outputs, 3))
+    assert_same(native_operators.sparse_conv(x, random(8, 3, 4), neighbours, reverse), x.new_zeros(outputs, 4))
+    assert_same(native_operators.sparse_conv_weight(x, x.new_ones(outputs, 4), neighbours), x.new_zeros(8, 3, 4))
+    assert_same(
+        native_operators.sparse_max_pool(x, neighbours, reverse), reference.sparse_max_pool(x, neighbours, reverse)
+    )
+    assert_same(native_operators.sparse_sum_pool(x, neighbours, reverse), x.new_zeros(outputs, 3))
+    assert_same(native_operators.segment_sum(x, none, none), x.new_zeros(0, 3))
+    assert_same(native_operators.segment_expand(x, none, none, outputs), x.new_zeros(outputs, 3))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_one_thread_and_several_give_the_same_bits(compiled: NativeOperators, dtype: torch.dtype) -> None:
+def test_one_thread_and_several_give_the_same_bits(native_operators: NativeOperators, dtype: torch.dtype) -> None:
     keys, neighbours, reverse = level(2500)
     x, dy = random(len(keys), 19, dtype=dtype), random(len(keys), 33, seed=1, dtype=dtype)
     weight = random(27, 19, 33, seed=2, dtype=dtype)
@@ -174,15 +171,15 @@ def test_one_thread_and_several_give_the_same_bits(compiled: NativeOperators, dt
 
     def everything() -> tuple[object, ...]:
         return (
-            compiled.kernel_map(keys, keys, (3, 3, 3), ONES, ONES, False),
-            compiled.reversed_map(neighbours, len(keys)),
-            compiled.sparse_conv(x, weight, neighbours, reverse),
-            compiled.sparse_conv_weight(x, dy, neighbours),
-            compiled.sparse_conv_weight(x, dy, neighbours[:1].contiguous()),
-            compiled.sparse_max_pool(x, neighbours, reverse),
-            compiled.sparse_max_pool_backward(x, rows, reverse),
-            compiled.sparse_sum_pool(x, neighbours, reverse),
-            compiled.segment_sum(x, starts, lengths),
+            native_operators.kernel_map(keys, keys, (3, 3, 3), ONES, ONES, False),
+            native_operators.reversed_map(neighbours, len(keys)),
+            native_operators.sparse_conv(x, weight, neighbours, reverse),
+            native_operators.sparse_conv_weight(x, dy, neighbours),
+            native_operators.sparse_conv_weight(x, dy, neighbours[:1].contiguous()),
+            native_operators.sparse_max_pool(x, neighbours, reverse),
+            native_operators.sparse_max_pool_backward(x, rows, reverse),
+            native_operators.sparse_sum_pool(x, neighbours, reverse),
+            native_operators.segment_sum(x, starts, lengths),
         )
 
     alone = everything()

@@ -51,15 +51,7 @@ HALOPIPE_CALL numbered(int64_t count, int64_t* to, int64_t failing) {
 
 
 @pytest.fixture(scope="module")
-def operators() -> NativeOperators:
-    found = native.load()
-    if found is None:
-        pytest.skip("no compiler for the native operators")
-    return found
-
-
-@pytest.fixture(scope="module")
-def library(operators: NativeOperators, tmp_path_factory: pytest.TempPathFactory) -> Library:
+def library(native_operators: NativeOperators, tmp_path_factory: pytest.TempPathFactory) -> Library:
     folder = tmp_path_factory.mktemp("library")
     sources = folder / "source"
     sources.mkdir()
@@ -83,15 +75,15 @@ def test_a_thread_that_finds_no_memory_fails_the_call(library: Library, threads:
         torch.set_num_threads(1)
 
 
-def test_memory_that_cannot_be_had_is_an_error(operators: NativeOperators) -> None:
+def test_memory_that_cannot_be_had_is_an_error(native_operators: NativeOperators) -> None:
     weight = torch.zeros(1).expand(2**23, 2**20, 16)
     with pytest.raises(MemoryError, match="sparse_conv"):
-        operators.sparse_conv(torch.zeros(0, 2**20), weight, torch.zeros(1, 1, dtype=torch.int32), weight)
+        native_operators.sparse_conv(torch.zeros(0, 2**20), weight, torch.zeros(1, 1, dtype=torch.int32), weight)
 
 
-def test_a_tensor_whose_rows_do_not_follow_each_other_is_refused(operators: NativeOperators) -> None:
+def test_a_tensor_whose_rows_do_not_follow_each_other_is_refused(native_operators: NativeOperators) -> None:
     with pytest.raises(ValueError, match="contiguous"):
-        operators.reversed_map(torch.zeros(3, 4, dtype=torch.int32).T, 3)
+        native_operators.reversed_map(torch.zeros(3, 4, dtype=torch.int32).T, 3)
 
 
 SMALL = "int answer() { return 42; }\n"
@@ -103,9 +95,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def sources(tmp_path: Path) -> LibrarySources:
-    if native.load() is None:
-        pytest.skip("no compiler for the native operators")
+def sources(tmp_path: Path, native_operators: NativeOperators) -> LibrarySources:
     folder = tmp_path / "source"
     folder.mkdir()
     (folder / "small.cpp").write_text(SMALL)

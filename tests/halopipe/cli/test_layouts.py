@@ -7,10 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from benchmarks.chains import chain_profile
-from halopipe.cli.app import app
 from halopipe.reports import layer
 from halopipe.reports.layer import describe_layer, layer_data
 from planner.ir.codec import dump, load
@@ -19,7 +17,7 @@ from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.solvers import names, solver
-from tests.halopipe.commands import call
+from tests.halopipe.commands import call, code_and_output
 from tests.planner.factories import chain_decision, plan_of
 from tests.planner.networks import mesh_like, plain, priced, residual
 
@@ -30,21 +28,16 @@ LAYOUTS = [
 ]
 
 
-def told(*arguments: object) -> tuple[int, str]:
-    result = call(*map(str, arguments))
-    return result.exit_code, result.output
-
-
 @pytest.mark.parametrize(("solver", "allow"), LAYOUTS)
 def test_a_plan_with_layouts_from_end_to_end(tmp_path: Path, solver: str, allow: str) -> None:
     profile, plan = tmp_path / "profile.json", tmp_path / "plan.json"
     dump(priced(*mesh_like(samples=1, height=256), speeds=(1.0, 1.0)), profile)
-    code, text = told("plan", profile, "--solver", solver, "--allow", allow, "--global-batch", 1, "-o", plan)
+    code, text = code_and_output("plan", profile, "--solver", solver, "--allow", allow, "--global-batch", 1, "-o", plan)
     assert code == 0, text
-    assert told("check", plan, "--profile", profile) == (0, f"{plan} is good\n")
+    assert code_and_output("check", plan, "--profile", profile) == (0, f"{plan} is good\n")
     found = load(plan, Plan)
     assert any(set(placed.cuts) & {"height", "width"} for placed in found.decision.layers.values())
-    code, text = told("explain", plan, "--profile", profile)
+    code, text = code_and_output("explain", plan, "--profile", profile)
     assert code == 0, text
     assert "height" in text or "width" in text
 
@@ -52,11 +45,11 @@ def test_a_plan_with_layouts_from_end_to_end(tmp_path: Path, solver: str, allow:
 def test_shares_follow_the_speeds_of_devices(tmp_path: Path) -> None:
     profile, plan = tmp_path / "profile.json", tmp_path / "plan.json"
     dump(priced(*mesh_like(samples=1, height=512), speeds=(1.0, 3.0)), profile)
-    code, text = told("plan", profile, "--allow", "sample,spatial", "--global-batch", 1, "-o", plan)
+    code, text = code_and_output("plan", profile, "--allow", "sample,spatial", "--global-batch", 1, "-o", plan)
     assert code == 0, text
     cuts = load(plan, Plan).decision.layers["conv0"].cuts
     assert list(cuts.values()) == [(0, 64, 256)]
-    assert told("check", plan, "--profile", profile)[0] == 0
+    assert code_and_output("check", plan, "--profile", profile)[0] == 0
 
 
 def test_a_halo_depth_is_used_where_latency_rules(tmp_path: Path) -> None:
@@ -64,20 +57,20 @@ def test_a_halo_depth_is_used_where_latency_rules(tmp_path: Path) -> None:
     made = plain(samples=1, height=64, filters=(8,) * 4)
     dump(priced(*made, latency_s=1.5e-5, bandwidth_bytes_per_s=1e11), profile)
     arguments = ("plan", profile, "--allow", "sample,spatial", "--global-batch", 1, "-o", plan)
-    assert told(*arguments)[0] == 0
+    assert code_and_output(*arguments)[0] == 0
     shallow = load(plan, Plan)
-    assert told(*arguments, "--halo-depth", 3)[0] == 0
+    assert code_and_output(*arguments, "--halo-depth", 3)[0] == 0
     deep = load(plan, Plan)
     assert max(placed.margin for placed in shallow.decision.layers.values()) == 0
     assert max(placed.margin for placed in deep.decision.layers.values()) == 3
     assert deep.prediction.step_s < shallow.prediction.step_s
-    assert told("check", plan, "--profile", profile) == (0, f"{plan} is good\n")
+    assert code_and_output("check", plan, "--profile", profile) == (0, f"{plan} is good\n")
 
 
 def test_an_unknown_family_of_dims_is_named(tmp_path: Path) -> None:
     profile = tmp_path / "profile.json"
     dump(priced(*mesh_like()), profile)
-    code, text = told("plan", profile, "--allow", "sample,spatail")
+    code, text = code_and_output("plan", profile, "--allow", "sample,spatail")
     assert code == 2
     assert "no family of dims 'spatail'" in text
     assert "known: sample, spatial, channel" in text
@@ -86,7 +79,7 @@ def test_an_unknown_family_of_dims_is_named(tmp_path: Path) -> None:
 def test_a_layer_that_cannot_be_cut_so_is_refused_with_three_remedies(tmp_path: Path) -> None:
     profile = tmp_path / "profile.json"
     dump(priced(*residual()), profile)
-    code, text = told("plan", profile, "--allow", "sample,spatial", "--fix", "linear*=spatial:2")
+    code, text = code_and_output("plan", profile, "--allow", "sample,spatial", "--fix", "linear*=spatial:2")
     assert code == 4
     for words in (
         "cannot be cut in 2 parts along spatial",
@@ -133,7 +126,7 @@ def test_the_same_in_json(plan: Plan, profile: Profile) -> None:
     assert [each["allowed"] for each in found["layouts"] if "channel" in each["cuts"]] == [False]
 
 
-def test_a_worse_choice_by_hand_is_told(plan: Plan, profile: Profile) -> None:
+def test_a_worse_choice_by_hand_is_code_and_output(plan: Plan, profile: Profile) -> None:
     decision = plan.decision
     cut = next(iter(decision.layers["conv0"].cuts))
     other = {"height": (0, 16, 32)} if cut == "width" else {"width": (0, 16, 32)}
@@ -169,10 +162,10 @@ def test_from_the_command_line(tmp_path: Path, plan: Plan, profile: Profile) -> 
     dump(plan, tmp_path / "plan.json")
     dump(profile, tmp_path / "profile.json")
     arguments = ["explain", str(tmp_path / "plan.json"), "--layer", "conv0"]
-    shown = CliRunner().invoke(app, arguments)
+    shown = call(*arguments)
     assert shown.exit_code == 0
     assert "wins, by" in shown.output
-    data = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    data = json.loads(call(*arguments, "--json").stdout)
     assert data["winner"]
 
 

@@ -15,7 +15,7 @@ from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 from planner.layers.recomputed import attention_cores
-from tests.halopipe.commands import call, good, require_said
+from tests.halopipe.commands import call, code_and_output, good, require_said
 from tests.oracles.plans import check
 
 SLICE = Path(__file__).parents[3] / "data" / "kernels" / "a40.csv"
@@ -96,25 +96,20 @@ GPT = ("vocabulary=48", "width=16", "layers=2", "heads=4", "context=32", "dropou
 SELECTIVE = ("--recompute", "selective", "--micro-batch", "1", "--max-stages", "1")
 
 
-def told(*arguments: str) -> tuple[int, str]:
-    result = call(*arguments)
-    return result.exit_code, result.output
-
-
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A profile of two ranks, of attention that is written in operators."""
     made = tmp_path_factory.mktemp("selective")
     words = [word for each in GPT for word in ("--arg", each)]
     given = ["--input", "2,32", *words, "--on", "a100-dgx", "--workers", "2", "--sizes", "1,2"]
-    found = told("profile", "profiler.models.gpt:gpt", *given, "-o", str(made / "profile.json"))
+    found = code_and_output("profile", "profiler.models.gpt:gpt", *given, "-o", str(made / "profile.json"))
     assert not found[0], found
     return made
 
 
-def test_every_attention_is_computed_again_and_what_that_wins_is_told(planned: Path) -> None:
+def test_every_attention_is_computed_again_and_what_that_wins_is_code_and_output(planned: Path) -> None:
     path, plan = str(planned / "profile.json"), str(planned / "plan.json")
-    code, text = told("plan", path, *SELECTIVE, "-o", plan)
+    code, text = code_and_output("plan", path, *SELECTIVE, "-o", plan)
     assert code == 0, text
     assert "2 spans of layers computed again in the backward: the fullest rank holds" in text
     found, profile = load(plan, Plan), load(path, Profile)
@@ -122,14 +117,14 @@ def test_every_attention_is_computed_again_and_what_that_wins_is_told(planned: P
     assert sorted(spans) == sorted(attention_cores(profile.graph))
     assert not any(stage.recompute for stage in found.decision.stages)
     assert not check(found, profile)
-    assert "12 layers" in told("explain", plan, "--profile", path)[1]
+    assert "12 layers" in code_and_output("explain", plan, "--profile", path)[1]
     core = attention_cores(profile.graph)[0]
-    assert f"{len(core)} layers, {core[0]} to {core[-1]}" in told("explain", plan, "--layer", core[1])[1]
+    assert f"{len(core)} layers, {core[0]} to {core[-1]}" in code_and_output("explain", plan, "--layer", core[1])[1]
 
 
 def test_other_spans_than_were_asked_for_are_a_fault_and_priced_by_the_checker(planned: Path) -> None:
     path = str(planned / "profile.json")
-    code, text = told("plan", path, *SELECTIVE, "-o", str(planned / "other.json"))
+    code, text = code_and_output("plan", path, *SELECTIVE, "-o", str(planned / "other.json"))
     assert code == 0, text
     plan, profile = load(planned / "other.json", Plan), load(path, Profile)
     bare = tuple(replace(stage, recomputed=()) for stage in plan.decision.stages)
@@ -143,13 +138,13 @@ def test_other_spans_than_were_asked_for_are_a_fault_and_priced_by_the_checker(p
 
 def test_what_cannot_be_is_refused_by_name(planned: Path, tmp_path: Path) -> None:
     path = str(planned / "profile.json")
-    code, text = told("plan", path, "--recompute", "core")
+    code, text = code_and_output("plan", path, "--recompute", "core")
     assert code == 2
     assert "selective" in text
     profile = load(path, Profile)
     plain = tuple(replace(each, kind="pointwise") if each.kind == "softmax" else each for each in profile.graph.layers)
     dump(replace(profile, graph=replace(profile.graph, layers=plain)), tmp_path / "none.json")
-    code, text = told("plan", str(tmp_path / "none.json"), "--recompute", "selective")
+    code, text = code_and_output("plan", str(tmp_path / "none.json"), "--recompute", "selective")
     assert code == 2
     assert "no attention is found" in text
 

@@ -47,7 +47,6 @@ MODULES = {
     "piper": piper,
     "piper-equal": piper,
 }
-RECOMPUTING = {"tarnawski", "piper", "piper-equal"}
 ROOM = 2**40
 
 

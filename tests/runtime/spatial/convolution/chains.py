@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -166,7 +167,13 @@ def images(samples: int = 2, channels: int = 4, height: int = 13, width: int = 1
 
 
 def random_chain(numbers: random.Random) -> tuple[Chain, list[Placement]]:
-    """Three convolutions; half of the time all cut alike, else each in its own way."""
+    """Three convolutions that leave some of the image; half of the time all cut alike, else each in its own way."""
+    while True:
+        with contextlib.suppress(RuntimeError):  # nothing is left of the image
+            return _random_chain(numbers)
+
+
+def _random_chain(numbers: random.Random) -> tuple[Chain, list[Placement]]:
     convs, channels = [], 4
     for _ in range(3):
         groups = numbers.choice((1, 1, 2, channels))
