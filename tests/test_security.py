@@ -52,18 +52,18 @@ HELD = {
     ),
     "links that lead outside": "runtime/checkpoint/test_reader.py::test_a_link_to_outside_is_refused",
     "Hashes find damage": "runtime/checkpoint/test_reader.py::test_every_flipped_bit_is_found",
-    "C++ kernels are kept": "cuda_ops/sparse/test_native_compiling.py::test_the_cache_is_this_users_alone",
+    "C++ kernels are kept": "cuda_ops/sparse/test_native_library.py::test_the_cache_is_this_users_alone",
     "Nothing is loaded from it": (
-        "cuda_ops/sparse/test_native_compiling.py::test_what_is_not_this_users_is_left_alone_with_a_word"
+        "cuda_ops/sparse/test_native_library.py::test_what_is_not_this_users_is_left_alone_with_a_word"
     ),
     "A library that is a link": (
-        "cuda_ops/sparse/test_native_compiling.py::test_a_library_that_others_could_have_written_is_made_anew"
+        "cuda_ops/sparse/test_native_library.py::test_a_library_that_others_could_have_written_is_made_anew"
     ),
     "no code and no graph is read": (
         "profiler/capture/test_kept_checks.py::test_a_second_capture_of_the_same_is_traced_and_not_checked"
     ),
     "the check is made": "profiler/capture/test_kept_checks.py::test_a_folder_that_others_may_write_to_is_not_read",
-    "Triton's cache": "cuda_ops/sparse/test_native_compiling.py::test_triton_loads_nothing_of_others",
+    "Triton's cache": "cuda_ops/sparse/test_native_library.py::test_triton_loads_nothing_of_others",
     "rendezvous store binds to loopback": (
         "runtime/monitor/test_watch.py::test_the_store_listens_on_the_loopback_interface_only"
     ),
@@ -113,6 +113,7 @@ def test_every_sentence_is_held_by_a_test_or_is_advice() -> None:
     assert [claim for claim in held if not any(claim in each for each in page)] == []
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("test", sorted(set(HELD.values())))
 def test_the_tests_are_there(test: str) -> None:
     file, _, name = test.partition("::")
