@@ -21,6 +21,7 @@ from planner.costs.pricing import PricedProgram, Pricing
 from planner.costs.simulator.breakdown import Parts, breakdown
 from planner.costs.simulator.events import run, timeline
 from planner.costs.simulator.prices import SlotPrices
+from planner.costs.simulator.symmetry import Symmetry
 from planner.costs.timeline import Trace
 from planner.costs.uncertainty import DRAWS, Deciles, Draws, deciles, deciles_of, paired_steps, varies
 from planner.ir.cluster import Evidence
@@ -32,11 +33,28 @@ from planner.ir.timeline import Timeline
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """A prediction with its timeline and its memory by part."""
+    """A prediction with its timeline and its memory by part.
+
+    Attributes:
+        own_timeline: of the ranks that stand for others, and those that nobody stands for.
+        symmetry: which ranks do the same; None: no two are known to.
+    """
 
     prediction: Prediction
-    timeline: Timeline
+    own_timeline: Timeline
+    symmetry: Symmetry | None
     memories: tuple[RankMemory, ...]
+
+    @property
+    def timeline(self) -> Timeline:
+        """Of all ranks."""
+        return self.own_timeline if self.symmetry is None else self.symmetry.timeline(self.own_timeline)
+
+    @property
+    def own_ranks(self) -> tuple[RankPrediction, ...]:
+        """What is predicted of the ranks of ``own_timeline``."""
+        ranks = self.prediction.ranks
+        return ranks if self.symmetry is None else tuple(ranks[rank] for rank in sorted(self.symmetry.kept))
 
 
 def predict(
@@ -79,7 +97,7 @@ def forecast(
     steps = timeline(compiled, trace, costs, priced.sizes, priced.carried)
     parts = _parts(priced, prices, steps, trace)
     if symmetry is not None:
-        steps, parts = symmetry.timeline(steps), symmetry.spread(parts)
+        parts = symmetry.spread(parts)
     memories = priced.memories()
     devices = pricing.cost_model.profile.cluster.devices
     usable = [int(device.memory_bytes * (1 - memory_margin)) for device in devices]
@@ -114,7 +132,7 @@ def forecast(
         transport_of(pricing.cost_model.profile.cluster, used),
         *(batch / period_s if period_s > 0 else 0.0 for period_s in (stream.period_s, stream.p90_s, stream.p10_s)),
     )
-    return Forecast(prediction, steps, memories)
+    return Forecast(prediction, steps, symmetry, memories)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

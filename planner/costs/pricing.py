@@ -30,6 +30,7 @@ from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.simulator.symmetry import Symmetry, symmetry_of
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import LayoutCosts, StagePlacement, bytes_elsewhere, ties_between
+from planner.ir.errors import IllegalProgramError
 from planner.ir.extras import addition
 from planner.ir.graph import Graph, producer
 from planner.ir.layout import parts_of, samples_of
@@ -126,16 +127,12 @@ class Pricing:
             IllegalProgramError: the rows that it has are no legal program.
             MissingMeasurementError: the profile does not say what a layer costs at a size the candidate uses.
         """
-        sizes, trains = candidate.sizes, candidate.trains
-        costs = StageCosts(
-            self.cost_model, self.stages(candidate), sizes, trains, prepares_next_step=candidate.prepares_next_step
-        )
+        sizes, costs = candidate.sizes, self._costs(candidate)
         edges, symmetry = self.edges(candidate), None if each_rank else symmetry_of(costs)
         if candidate.rows:  # whatever they are
             program = program_of(self.graph, candidate)
-            validate(program)
-            if symmetry is not None:
-                symmetry = symmetry if symmetry.holds(program) else None
+            symmetry = symmetry if symmetry is not None and symmetry.holds(program) else None
+            _validate(program, symmetry)
             program = program if symmetry is None else symmetry.first(program)
             compiled, wires = self._with_wires(program, candidate, costs.tied_ranks, symmetry)
         else:
@@ -144,7 +141,20 @@ class Pricing:
 
     def with_rows(self, candidate: Candidate) -> Candidate:
         """The candidate with the rows that its schedule gives."""
-        return candidate if candidate.rows else replace(candidate, rows=program_of(self.graph, candidate).rows)
+        if candidate.rows:
+            return candidate
+        symmetry = symmetry_of(self._costs(candidate))
+        rows = program_of(self.graph, candidate, symmetry).rows
+        return replace(candidate, rows=rows if symmetry is None else symmetry.spread(rows))
+
+    def _costs(self, candidate: Candidate) -> StageCosts:
+        return StageCosts(
+            self.cost_model,
+            self.stages(candidate),
+            candidate.sizes,
+            candidate.trains,
+            prepares_next_step=candidate.prepares_next_step,
+        )
 
     def stages(self, candidate: Candidate) -> tuple[StagePlacement, ...]:
         """The stages as the prices see them; raises as :meth:`priced`."""
@@ -279,6 +289,15 @@ class Pricing:
         """A program compiled, and the wires of its channels."""
         compiled = compile_program(program, candidate.sizes, ties, 1 if symmetry is None else symmetry.copies)
         return compiled, resources(compiled, self.cost_model.network)
+
+
+def _validate(program: Program, symmetry: Symmetry | None) -> None:
+    """Of slices that do the same two are looked at; an error shows the whole."""
+    try:
+        validate(program if symmetry is None else symmetry.legal_as(program))
+    except IllegalProgramError:
+        validate(program)
+        raise
 
 
 def program_of(graph: Graph, candidate: Candidate, symmetry: Symmetry | None = None) -> Program:

@@ -62,7 +62,7 @@ def full_text(rank: int, share: float) -> str:
 
 def longest_sum_s(forecast: Forecast) -> float:
     """The longest that a rank is in a sum of gradients that is made once a step."""
-    spans = (span for span in forecast.timeline.spans if span.action.endswith(Op.REDUCE_GRAD.value))
+    spans = (span for span in forecast.own_timeline.spans if span.action.endswith(Op.REDUCE_GRAD.value))
     return max((span.stop_s - span.start_s for span in spans), default=0.0)
 
 
@@ -70,11 +70,11 @@ def most_messages_s(forecast: Forecast) -> float:
     """The communication of the rank that has most of it, reductions apart."""
     reduction_s = {
         span.rank: span.stop_s - span.start_s
-        for span in forecast.timeline.spans
+        for span in forecast.own_timeline.spans
         if span.action.endswith(Op.REDUCE_GRAD.value)
     }
     return max(
-        (rank.communication_s - reduction_s.get(rank.rank, 0.0) for rank in forecast.prediction.ranks), default=0.0
+        (rank.communication_s - reduction_s.get(rank.rank, 0.0) for rank in forecast.own_ranks), default=0.0
     )
 
 

@@ -54,9 +54,17 @@ class Symmetry:
         """The ranks of the first slice."""
         return frozenset(self.stands_for.values())
 
-    def routes(self, messages: Routes) -> Routes:
-        """The messages of the first slice alone."""
-        kept, of_route = self.kept, dict[int, tuple[Message, ...]]()  # like micro-batches have one object
+    @property
+    def two_slices(self) -> frozenset[int]:
+        """The ranks of the first slice and of another."""
+        copies: dict[int, list[int]] = {}
+        for rank, first in self.stands_for.items():
+            copies.setdefault(first, []).append(rank)
+        return frozenset(chain.from_iterable(ranks[:2] for ranks in copies.values()))
+
+    def routes(self, messages: Routes, kept: frozenset[int] = frozenset()) -> Routes:
+        """The messages of the first slice alone, or of ``kept``."""
+        kept, of_route = kept or self.kept, dict[int, tuple[Message, ...]]()  # like micro-batches have one object
         for route in messages.values():
             if id(route) not in of_route:
                 of_route[id(route)] = tuple(one for one in route if one.src in kept)
@@ -97,6 +105,20 @@ class Symmetry:
         """The program with the rows and messages of the first slice alone."""
         rows = tuple(row if rank in self.kept else () for rank, row in enumerate(program.rows))
         return replace(program, rows=rows, messages=self.routes(program.messages))
+
+
+    def legal_as(self, program: Program) -> Program:
+        """The program of two slices: what is legal there is legal, and what is not, not.
+
+        Of two, so that what is summed over slices is a sum.
+        """
+        own = self.two_slices
+        return replace(
+            program,
+            rows=tuple(row if rank in own else () for rank, row in enumerate(program.rows)),
+            ranks=tuple(tuple(rank for rank in ranks if rank in own) for ranks in program.ranks),
+            messages=self.routes(program.messages, own),
+        )
 
 
 def symmetry_of(costs: StageCosts) -> Symmetry | None:

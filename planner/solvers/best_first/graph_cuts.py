@@ -140,7 +140,7 @@ class GraphCuts:
 
     def largest(self, by_layer: Array) -> Array:
         """The largest value of the layers between two cuts (first, last)."""
-        return _largest_between(self.members, by_layer, self.complete)
+        return _largest_between(self.members, by_layer)
 
     def sums(self, by_layer: Array) -> Array:
         """The sum over each ideal."""
@@ -218,7 +218,7 @@ def _cuts(graph: Graph, reads: list[int], kept: list[int], num_left_out: int, co
     read = _read_bytes(graph)
     content, slots, held = _contents(members, inside, read, reads)
     columns, column = _columns(graph, members, slots, held, read)
-    depth = _largest_between(members, _depths(reads), complete)
+    depth = _largest_between(members, _depths(reads))
     edges = _edges(members, reads) if complete else np.zeros((0, 0))
     values = _values(graph, read)
     cuts = GraphCuts(members, inside, content, slots, columns, column, values, depth, edges, num_left_out, complete)
@@ -399,11 +399,11 @@ def _distinct(flags: Flags) -> tuple[Numbers, Flags]:
     return which.reshape(-1), distinct
 
 
-def _largest_between(members: Array, by_layer: Array, complete: bool) -> Array:
-    """The largest value of the layers between two ideals; of a chain of ideals if ``complete`` is false."""
+def _largest_between(members: Array, by_layer: Array) -> Array:
+    """The largest value of the layers between two ideals."""
     count = len(members)
     largest = np.zeros((count, count))
-    if complete:
+    if not (members[1:] >= members[:-1]).all():  # no chain
         for layer in np.argsort(by_layer, kind="stable"):
             if by_layer[layer] > 0:
                 has = members[:, layer] > 0

@@ -34,7 +34,7 @@ the clock: 0.05 to 0.2 s of a core on 8 devices, 1 s on 64, 3 s on 1,024.  These
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
@@ -55,12 +55,16 @@ from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.hybrid_shapes import Shape, placed, shapes
 from planner.solvers.best_first.leaf_bound import CAPS, Leaves, windows_of
 from planner.solvers.best_first.message_bound import HandoverBound, HandoverBounds
+from planner.solvers.best_first.pace_table import paced
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import CALL_S, NUMBER_S, Budget
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 
 MOST_ROUGH = 36
 """Hybrids that are balanced."""
+
+MOST_PACED = 20
+"""Of these, pipelines of the table of paces."""
 
 MOST_TURNS = 24_000
 """F and B of a stage that ``leaf_bound`` goes through, of all hybrids together."""
@@ -71,6 +75,7 @@ MOST_ACTIONS = 40_000
 MOST_CUTS = 128
 """Cuts that are told apart."""
 
+_FIRST = 4  # that are balanced and simulated before all others
 _ROUNDS = 12  # of moved cuts
 _BALANCED_TAKES, _STAGE_S = 64, 1e-3  # numbers for each pair of cuts; seconds for each stage
 _RANK_S = 1e-6  # of a candidate that is made: for each rank
@@ -97,14 +102,26 @@ class Hybrid:
 
 
 def hybrids(evaluator: Evaluator, spaces: Sequence[HybridSpace]) -> Iterator[Evaluation]:
-    """The most promising hybrids that fit, simulated.
+    """The most promising hybrids that fit, simulated; those of least step in the table of paces before all others.
 
     Args:
         spaces: one for every way to cut the batch.
     """
-    actions, best_s = 0, float("inf")
+    budget = evaluator.budget
+    paced_stages = paced(spaces, budget)
+    best_s = float("inf")
+    for stages in (paced_stages[:_FIRST], (*paced_stages[_FIRST:MOST_PACED], *_rough_stages(spaces, budget))):
+        balanced = _balanced_hybrids(stages, budget)
+        for evaluation in _simulated(evaluator, most_promising(balanced, budget), best_s):
+            best_s = evaluation.step_s
+            yield evaluation
+
+
+def _simulated(evaluator: Evaluator, promising: Sequence[Hybrid], best_s: float) -> Iterator[Evaluation]:
+    """Those that fit and are shorter than ``best_s``, and than all before."""
+    actions = 0
     longer_s: dict[object, float] = {}  # by plan, what the simulator adds: about the same under any schedule
-    for hybrid in _balanced_hybrids(spaces, evaluator.budget):
+    for hybrid in promising:
         if evaluator.budget.ends(_RANK_S * len(evaluator.problem.ranks)):
             return
         if hybrid.step_s + longer_s.get((id(hybrid.groups), hybrid.cuts), 0.0) >= best_s:
@@ -123,28 +140,39 @@ def hybrids(evaluator: Evaluator, spaces: Sequence[HybridSpace]) -> Iterator[Eva
             continue
         if np.isfinite(evaluation.step_s):
             longer_s[id(hybrid.groups), hybrid.cuts] = evaluation.step_s - hybrid.step_s
-        if evaluation.fits and evaluation.memories:
-            best_s = min(best_s, evaluation.step_s)
+        if evaluation.fits and evaluation.memories and evaluation.step_s < best_s:
+            best_s = evaluation.step_s
             yield evaluation
 
 
-def _balanced_hybrids(spaces: Sequence[HybridSpace], budget: Budget) -> list[Hybrid]:
-    """The roughly best, balanced, under each schedule; the most promising first."""
+Stages = tuple["HybridSpace", tuple[Counts, ...]]
+"""A way to cut the batch, and the devices of each stage by pool."""
+
+
+def _rough_stages(spaces: Sequence[HybridSpace], budget: Budget) -> Iterator[Stages]:
+    """Hybrids of like stages that can be placed, the roughly best first."""
     rough: list[tuple[float, int, Shape, HybridSpace]] = []
     for space in spaces:
         for shape in shapes(space.prices):
             rough.append((space.rough_s(shape), len(rough), shape, space))
             budget.spend(CALL_S)
     rough.sort(key=lambda one: one[:2])
-    balanced, num_plans = list[Hybrid](), 0
     for rough_s, _, shape, space in rough:
-        if num_plans == MOST_ROUGH or not np.isfinite(rough_s) or budget.is_over:
+        if np.isfinite(rough_s):
+            yield space, placed(shape, space.prices.pools) or ()
+
+
+def _balanced_hybrids(stages: Iterable[Stages], budget: Budget) -> list[Hybrid]:
+    """The first of them with their cuts, under each schedule."""
+    balanced, num_plans = list[Hybrid](), 0
+    for space, counts in stages:
+        if num_plans == MOST_ROUGH or budget.is_over:
             break
-        budget.spend(balancing_s(space, shape.num_stages))
-        of_plan = list(space.on(placed(shape, space.prices.pools) or ()))
+        budget.spend(balancing_s(space, len(counts)))
+        of_plan = list(space.on(counts))
         num_plans += bool(of_plan)
         balanced += of_plan
-    return most_promising(balanced, budget)
+    return balanced
 
 
 def most_promising(balanced: Sequence[Hybrid], budget: Budget) -> list[Hybrid]:
@@ -179,7 +207,7 @@ def balancing_s(space: HybridSpace, num_stages: int) -> float:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Boundary:
+class Boundary:
     """What goes from a group to the next.
 
     Attributes:
@@ -283,7 +311,7 @@ class HybridSpace:
             windows or kept_by(schedule, num_stages, count): (schedule, windows)
             for schedule, windows in reversed(list(self._windows(num_stages)))
         }
-        stages = [self._table(group) for group in groups]
+        stages = [self.table(group) for group in groups]
         yielded = set[tuple[int, ...]]()
         for order in (sorted(kept, key=sum), sorted(kept, key=sum, reverse=True)):  # as memory allows least, and most
             places = self._cut(groups, stages, order[0])
@@ -307,7 +335,7 @@ class HybridSpace:
                 yield name, windows_of(cap, (count,) * num_stages)
 
     @once_by(lambda _, group: (id(group.prices), group.size > 1, id(group.allowed)))
-    def _table(self, group: PricedGroup) -> BoundedStages:
+    def table(self, group: PricedGroup) -> BoundedStages:
         """The group's stages by first and last place."""
         ends = self.chain[:, None], self.chain[None, :]
         stage = group.stage(*ends)
@@ -346,7 +374,7 @@ class HybridSpace:
         at, zero = self.chain[places], np.zeros(len(places))
         ends = [(places[:, s], places[:, s + 1]) for s in range(num_stages)]
         there, back = [zero] * num_stages, [zero] * num_stages
-        boundaries = [self._boundary(*ends) for ends in pairwise(groups)]
+        boundaries = [self.boundary(*ends) for ends in pairwise(groups)]
         forward_bytes, backward_bytes = np.zeros((2, num_stages - 1, len(places)))
         for s, boundary in enumerate(boundaries):
             column = cuts.column[cuts.content[at[:, s + 1], at[:, s + 2]], at[:, s], at[:, s + 1]]
@@ -397,14 +425,14 @@ class HybridSpace:
         return [sums_s[at[:, s + 1]] - sums_s[at[:, s]] for s, sums_s in enumerate(own)]
 
     @once_by(lambda _, source, destination: (source.counts, source.shares, destination.counts, destination.shares))
-    def _boundary(self, source: PricedGroup, destination: PricedGroup) -> _Boundary:
+    def boundary(self, source: PricedGroup, destination: PricedGroup) -> Boundary:
         capacities = np.array(self.prices.cost_model.network.card_bytes_per_s).reshape(-1, 2)
         moved, ends = np.zeros(capacities.shape), (source, destination)  # samples that leave each host, and reach it
         samples = (group.samples[self.prices.micro_batches[0]] for group in ends)
         for host, *both in across_hosts(*samples, *map(self._hosts, ends)):
             moved[host] = both
         outputs, gradients = (moved / capacities).ravel(), (moved[:, ::-1] / capacities).ravel()
-        return _Boundary(self.links.between(source, destination), outputs, gradients)
+        return Boundary(self.links.between(source, destination), outputs, gradients)
 
     def _hosts(self, group: PricedGroup) -> tuple[int, ...]:
         """The number of each member's host."""
@@ -417,7 +445,7 @@ class HybridSpace:
         messages = np.zeros((2, len(handed), 1))
         for number, one in enumerate(handed):
             source, destination = groups[one.source], groups[one.destination]
-            boundary = self._boundary(source, destination)
+            boundary = self.boundary(source, destination)
             most = boundary.outputs.max() * one.forward_bytes, boundary.gradients.max() * one.backward_bytes
             messages[:, number, 0] = np.maximum(self.links.handed(source, destination, one), most)
         ends = [(np.array([a]), np.array([b])) for a, b in pairwise(hybrid.cuts)]

@@ -46,8 +46,6 @@ _SHARE_OF_BOUNDS = 0.15  # of what is left, for bounds of all pipelines
 _SHARE_OF_REPLICAS = 0.05  # of the budget, to price replicas on several kinds
 _SHARE_OF_GROUPS, _FEW_PLANS = 0.4, 2  # of what there is for plans near the best; that are changed by single moves
 _FEW_RANKS = 8  # of more a bound is made before the search
-_LARGE_PARTS = (64, 256)  # of the devices, for which hybrids are looked at before those of all
-_MUCH_LARGER = 4  # than such a part: of more devices the next part is looked at alone
 _FEW_SPACES = 3  # ways to cut the batch that are looked at quickly
 _FEW = 400  # partial plans that it looks at
 
@@ -95,7 +93,6 @@ class SearchStart:
         spaces = self._bounded(list(self._spaces(devices, cuts)))
         self.whole_s = min((space.bound_s for space in spaces), default=0.0)
         if freedom.schedules:
-            yield from self._noted(self._hybrids_on_parts(cuts))
             self._hybrids = [HybridSpace(space.prices) for space in spaces]
             yield from self._noted(hybrids(self.evaluator, self._hybrids))
         if not self.is_part:
@@ -136,20 +133,6 @@ class SearchStart:
             self.choices[name] = choice
             if choice.best is not None:
                 yield choice.best
-
-    def _hybrids_on_parts(self, cuts: GraphCuts) -> Iterator[Evaluation]:
-        """Hybrids on 64 or 256 devices: they are there soon, where those of all devices may take too long."""
-        problem = self.evaluator.problem
-        for count in () if self.is_part else _LARGE_PARTS:
-            if count < len(problem.ranks) <= _MUCH_LARGER * count:
-                part = Evaluator(
-                    replace(problem, num_ranks=count), self.evaluator.cost_model, within=self.evaluator.budget
-                )
-                with suppress(HalopipeError):  # rules about other devices
-                    devices = _devices(Freedom.of(part.problem))
-                    of_part = [HybridSpace(each) for each in priced(part, cuts) if _has_groups(each, devices)]
-                    yield from hybrids(part, of_part)
-                self.evaluator.num_simulated += part.num_simulated
 
     def _replicas(self, replicas: Iterable[Replicas]) -> Iterator[Replicas]:
         """Those that can be priced with a part of the budget; of the others nothing but the work bounds the step."""

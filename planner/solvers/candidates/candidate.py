@@ -157,12 +157,13 @@ def decision_of(problem: Problem, candidate: Candidate) -> Decision:
     """The candidate as a plan writes it down."""
     graph = problem.profile.graph
     rows = candidate.rows or program_of(graph, candidate).rows
+    texts = {id(row): tuple(map(str, row)) for row in rows}  # like ranks have one object
     return Decision(
         schedule=candidate.schedule,
         micro_batches=candidate.micro_batches,
         stages=stages_of(problem, candidate),
         layers={layer.name: candidate.placement_of(index) for index, layer in enumerate(graph.layers)},
-        program=tuple(tuple(str(action) for action in row) for row in rows),
+        program=tuple(texts[id(row)] for row in rows),
         token_slices=candidate.axis_parts,
         prepares_next_step=candidate.prepares_next_step,
     )

@@ -33,8 +33,8 @@ _ROUNDING = 1e-9
 _BOUND_TAKES = 0.1
 """What it takes to see that a candidate is not wanted, in times of one evaluation."""
 
-_FORECAST_TAKES, _WRITTEN_TAKES = 1.5, 0.5
-"""What it takes to forecast a plan (``costs.predict``), in times of one evaluation, and of one of all its ranks."""
+_FORECAST_TAKES, _WRITTEN_TAKES = 2.0, 0.03
+"""What it takes to forecast a plan (``costs.predict``), in times of one evaluation, and of one of each of its ranks."""
 
 _LAYER_S, _PART_S = 6e-4, 5e-7
 
@@ -116,7 +116,7 @@ class Evaluator:
         return ACTION_S * self.num_actions(candidate)
 
     def forecast_s(self, candidate: Candidate) -> float:
-        """The work of a forecast, about; the rows of all ranks are written down."""
+        """The work of a forecast, about; the rows of all ranks are written down, those of like ranks alike."""
         return _FORECAST_TAKES * self.takes_s(candidate) + _WRITTEN_TAKES * ACTION_S * num_actions(candidate)
 
     def num_actions(self, candidate: Candidate) -> int:

@@ -1,0 +1,473 @@
+"""The table of first answers: pipelines none of whose stages takes longer than a pace, over counts of devices.
+
+Given       a chain of cuts; devices of each kind, told apart by their number alone, in units; M micro-batches of one
+            size; columns                                                                                  ``_Column``
+                a stage from cut i to cut j on d devices of a kind, or on a part of every kind
+                a block of 2, 4, 8 stages that share hosts, each with a part of every host: activations stay on hosts,
+                and sums of gradients cross
+            t   of a column: a micro-batch there and back, and over the boundary behind it
+            p   what a micro-batch keeps its busiest stage, or a network card, busy
+            W   the most micro-batches that memory lets its stages keep
+Minimise    for a pace x, behind every cut i, for every count u of devices left
+
+    E(i, u) = min over columns and j of t + E(j, u - d)    subject to  p <= x,  t + E(j, u - d) <= W x
+
+for a stage that keeps W micro-batches begins W more only when the first has come back.  A step is about
+E(0, D) + (M - 1) x + the longest sum of gradients with its update.  A few x are tried, from the pace of all devices
+together upwards (Zheng et al., Alpa, OSDI 2022, 5.2).  Which hosts devices are on is decided when stages are placed
+(:func:`placed`), and what they take then by ``hybrids``.
+
+Where stages are limited in number, they are one more resource beside devices: a column takes as many as it has.
+
+A block's stages are balanced by halves: the pace of b stages from i to j is the least over k of the larger of the pace
+of b / 2 stages from i to k, and that from k to j.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.costs.layers.cost_table import Array
+from planner.costs.stages.stage_bound import BoundedStages
+from planner.solvers.best_first.device_groups import Counts
+from planner.solvers.best_first.graph_cuts import Numbers
+from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
+from planner.solvers.budget import CALL_S, NUMBER_S, Budget
+from planner.solvers.candidates.candidate import DevicePool
+
+if TYPE_CHECKING:
+    from planner.solvers.best_first.hybrids import HybridSpace
+
+MOST_UNITS = 32
+"""Of one kind of device."""
+
+MOST_STATES = 150
+"""Counts of devices of all kinds that are told apart."""
+
+PACES = (1.03, 1.12, 1.25, 1.5, 2.0, 3.5)
+"""In times of the pace of all devices together."""
+
+MOST_PLACES = 48
+"""Of cuts that are told apart."""
+
+BLOCKS = (2, 4, 8)
+"""Stages that share hosts."""
+
+MOST_TABLES = 4
+"""Ways to cut the batch."""
+
+MOST_COLUMNS = 8
+"""Of a way to cut the batch."""
+
+_FURTHEST = 3.0  # in times of the most promising one
+_NUMBERS_OF_A_STAGE = 40  # that are looked at for a column between two cuts
+_NUMBERS_OF_AN_ENTRY = 4  # for one in a table
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The devices of a column.
+
+    Attributes:
+        devices: of each kind, in the order of pools.
+        stages: how many share them.
+    """
+
+    devices: tuple[int, ...]
+    stages: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PacedPipeline:
+    """A pipeline out of the table, its step about; the devices of its columns along it."""
+
+    step_s: float
+    columns: tuple[Places, ...]
+
+
+def placed(columns: Sequence[Places], pools: Sequence[DevicePool]) -> tuple[Counts, ...] | None:
+    """The devices of each stage by pool, hosts whole where a column is as large as one; None if there are too few."""
+    left = [len(pool.ranks) for pool in pools]
+    members: dict[str, list[int]] = {}
+    for number, pool in enumerate(pools):
+        members.setdefault(pool.kind, []).append(number)
+    by_stage: list[Counts] = []
+    for column in columns:
+        counts = [0] * len(pools)
+        for numbers, wanted in zip(members.values(), column.devices, strict=True):
+            enough = next((number for number in numbers if left[number] >= wanted), None)
+            for number in numbers if enough is None else [enough]:
+                counts[number] = min(left[number], wanted)
+                left[number] -= counts[number]
+                wanted -= counts[number]
+            if wanted:
+                return None
+        if any(count % column.stages for count in counts):
+            return None
+        by_stage += [tuple(count // column.stages for count in counts)] * column.stages
+    return tuple(by_stage)
+
+
+def units_of(counts: Sequence[int], host: int) -> tuple[int, ...]:
+    """How many devices of each kind are told apart at a time: parts of a host, then 1, 2, 4, ... hosts."""
+    sizes = [size for size in range(1, host) if host % size == 0]
+    most = min(MOST_UNITS, int(MOST_STATES ** (1 / len(counts))) - 1)
+    units = []
+    for count in counts:
+        more = iter([*sizes, *(host << power for power in range(count.bit_length()))])
+        units.append(next((unit for unit in more if count <= unit * most), count))
+    return tuple(units)
+
+
+def paced(spaces: Sequence[HybridSpace], budget: Budget) -> list[tuple[HybridSpace, tuple[Counts, ...]]]:
+    """The devices of each stage by pool, of the pipelines of the most promising tables; the shortest steps first."""
+    tables = [PaceTable(space, budget) for space in spaces]
+    tables = sorted((table for table in tables if table.choices), key=lambda table: table.choices[0].alike_s)
+    pipelines = [(pipeline, table.space) for table in tables[:MOST_TABLES] for pipeline in table.pipelines()]
+    pipelines.sort(key=lambda one: one[0].step_s)
+    stages = ((space, placed(pipeline.columns, space.prices.pools)) for pipeline, space in pipelines)
+    return list({(id(space), counts): (space, counts) for space, counts in stages if counts is not None}.values())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Choice:
+    """Devices of a column, and the group of its first stage; see ``PaceTable._alike_s``."""
+
+    alike_s: float
+    places: Places
+    version: object
+    group: PricedGroup
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Column:
+    """What stages on given devices take, by first and last place of the chain.
+
+    Attributes:
+        places: their devices; the stages.
+        takes: [kinds] units of each kind, then stages where they are limited.
+        trip_s: [places, places] a micro-batch there and back, and over the boundary behind.
+        pace_s: [places, places] what a micro-batch keeps the busiest stage or card busy; infinite where there is none.
+        tail_s: [places, places] sums of gradients and updates behind the last backward.
+        window: [places, places] the most micro-batches that every stage may keep.
+    """
+
+    places: Places
+    takes: Numbers
+    trip_s: Array
+    pace_s: Array
+    tail_s: Array
+    window: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Crossings:
+    """What crosses the boundary at each place of the chain, from one group to another.
+
+    Attributes:
+        trip_s: [places] outputs there and gradients back, of a micro-batch.
+        outputs_s, gradients_s: [places] what they keep the fullest network card busy.
+    """
+
+    trip_s: Array
+    outputs_s: Array
+    gradients_s: Array
+
+
+@dataclass(eq=False)
+class PaceTable:
+    """The table of one way to cut the batch.
+
+    Attributes:
+        chain: cuts that follow one another, spread as evenly as those of ``space``; places are numbers of these.
+        units: devices of each kind that are told apart at a time.
+        limits: units of each kind; then stages, where these are limited.
+    """
+
+    space: HybridSpace
+    budget: Budget
+    chain: Numbers = field(init=False)
+    units: tuple[int, ...] = field(init=False)
+    limits: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        places = np.linspace(0, len(self.space.chain) - 1, min(MOST_PLACES, len(self.space.chain)))
+        self.chain = self.space.chain[np.round(places).astype(np.int64)]
+        counts = tuple(self._prices.devices_by_kind().values())
+        self.units = units_of(counts, self._host)
+        self.limits = tuple(count // unit for count, unit in zip(counts, self.units, strict=True))
+        if self._prices.freedom.max_stages:
+            self.limits = (*self.limits, self._prices.freedom.max_stages)
+
+    @cached_property
+    def choices(self) -> list[_Choice]:
+        """All columns that can be priced, the most promising first."""
+        choices = []
+        for places in self._places():
+            for version, group in self._groups(places).items():
+                self.budget.spend(CALL_S)
+                choices.append(_Choice(self._alike_s(places, group), places, version, group))
+        return sorted(choices, key=lambda choice: choice.alike_s)
+
+    def pipelines(self) -> Iterator[PacedPipeline]:
+        """For each pace the pipeline of least trip on all devices: of stages and blocks of each size, and of all."""
+        chosen: dict[object, list[_Column]] = {}
+        for choice in self._promising():
+            self.budget.spend(NUMBER_S * _NUMBERS_OF_A_STAGE * len(self.chain) ** 2)
+            chosen.setdefault(choice.version, []).append(self._column(choice))
+        for columns in chosen.values():
+            for stages in sorted({column.places.stages for column in columns}):
+                yield from self._paced([column for column in columns if column.places.stages == stages])
+
+    def _promising(self) -> Iterator[_Choice]:
+        """The most promising columns, as many of each kind of device and of every kind together."""
+        by_kinds: dict[tuple[bool, ...], list[_Choice]] = {}
+        for choice in self.choices:
+            by_kinds.setdefault(tuple(map(bool, choice.places.devices)), []).append(choice)
+        for choices in by_kinds.values():
+            for choice in choices[:MOST_COLUMNS]:
+                if choice.alike_s <= _FURTHEST * choices[0].alike_s:
+                    yield choice
+
+    def _alike_s(self, places: Places, group: PricedGroup) -> float:
+        """The step of a pipeline of such columns alone, were all of its stages alike."""
+        whole = group.stage(np.array([0]), np.array([self._prices.cuts.last]))
+        counts = self._prices.devices_by_kind().values()
+        num_columns = min(count // size for count, size in zip(counts, places.devices, strict=True) if size)
+        depth = min(num_columns * places.stages, self._prices.cuts.last)
+        work_s, count = float(whole.all_work[0]), len(self._prices.micro_batches)
+        return work_s / depth * (1 + (depth - 1) / count) + float(whole.tail[0]) / depth
+
+    @property
+    def _prices(self) -> GroupPrices:
+        return self.space.prices
+
+    @property
+    def _host(self) -> int:
+        return max(len(pool.ranks) for pool in self._prices.pools)
+
+    def least_pace_s(self) -> float:
+        """Of all devices together."""
+        seconds = self._prices.capacity_s().sum(axis=1)
+        counts = self._prices.devices_by_kind().values()
+        speed = sum(count / each for count, each in zip(counts, seconds, strict=True) if 0 < each < np.inf)
+        return 1 / (speed * len(self._prices.micro_batches)) if speed else 0.0
+
+    def _places(self) -> Iterator[Places]:
+        counts = tuple(self._prices.devices_by_kind().values())
+        if not self._prices.freedom.may_replicate:
+            for kind in range(len(counts)):
+                yield Places(tuple(int(other == kind) for other in range(len(counts))))
+            return
+        for kind, (unit, limit) in enumerate(zip(self.units, self.limits, strict=False)):
+            for number in _numbers(limit):
+                size = unit * number
+                devices = tuple(size * (other == kind) for other in range(len(counts)))
+                if size <= self._host or size % self._host == 0:
+                    yield Places(devices)
+                if size > self._host and size % self._host == 0:
+                    yield from (Places(devices, stages) for stages in BLOCKS if self._host % stages == 0)
+        if len(counts) > 1:
+            for part in _numbers(min(self.limits[: len(counts)])):
+                yield Places(tuple(unit * (limit // part) for unit, limit in zip(self.units, self.limits, strict=False)))
+
+    def _groups(self, places: Places) -> dict[object, PricedGroup]:
+        """A column's stage, by version; none where it cannot be priced."""
+        if sum(places.devices) > places.stages * self._prices.micro_batches[0] and not self._prices.throughout.any():
+            return {}
+        stages = placed((places,), self._prices.pools)
+        return _by_version(self._prices.versions(stages[0])) if stages else {}
+
+    def _behind(self, choice: _Choice) -> PricedGroup:
+        """A stage like those of a column, behind it; on the same devices where there are no others."""
+        stages = placed((choice.places, choice.places), self._prices.pools)
+        behind = _by_version(self._prices.versions(stages[-1])) if stages else {}
+        return behind.get(choice.version, choice.group)
+
+    def _column(self, choice: _Choice) -> _Column:
+        """The column of stages on a group and others like it."""
+        places, group, count = choice.places, choice.group, len(self._prices.micro_batches)
+        table = self._table(group)
+        outside = self._crossings(group, self._behind(choice))
+        inside = self._crossings(group, group) if places.stages > 1 else outside
+        part = self._parts[places.stages]
+        here = np.arange(len(self.chain))[:, None]
+        window = table.window[here, part]
+        is_stage = self._prices.cuts.inside[np.ix_(self.chain, self.chain)] & (window > 0)
+        busy_s = np.maximum(table.all_work / places.stages, table.all_work[here, part]) / count
+        on_card_s = outside.outputs_s[None, :] + outside.gradients_s[:, None]
+        takes = [size // unit for size, unit in zip(places.devices, self.units, strict=True)]
+        return _Column(
+            places=places,
+            takes=np.array([*takes, places.stages][: len(self.limits)]),
+            trip_s=table.head + table.back + (places.stages - 1) * inside.trip_s.mean() + outside.trip_s,
+            pace_s=np.where(is_stage, np.maximum(busy_s, on_card_s), np.inf),
+            tail_s=table.tail / places.stages,
+            window=np.where(window < count, window, np.inf),
+        )
+
+    def _table(self, group: PricedGroup) -> BoundedStages:
+        """The group's stages by first and last place."""
+        ends = self.chain[:, None], self.chain[None, :]
+        return group.stage(*ends)
+
+    @cached_property
+    def _parts(self) -> dict[int, Numbers]:
+        """By stages of a block, between two places: where its first stage ends, were all as much work."""
+        work_s = self._prices.cuts.sums(self._prices.capacity_s().min(axis=0))[self.chain]
+        before_s, after_s = work_s[:, None], work_s[None, :]
+        each = {stages: before_s + (after_s - before_s) / stages for stages in (1, *BLOCKS)}
+        return {
+            stages: np.clip(np.searchsorted(work_s, ends_s), 0, len(work_s) - 1) for stages, ends_s in each.items()
+        }
+
+    def _crossings(self, source: PricedGroup, destination: PricedGroup) -> _Crossings:
+        """Of the boundary between two stages, wherever the first of them begins."""
+        cuts, columns = self._prices.cuts, self._prices.cuts.columns
+        row = cuts.column[cuts.content[self.chain, cuts.last], 0, self.chain]
+        is_handed = row >= 0
+        returns = is_handed & columns.has_gradient[row] & self._prices.freedom.trains
+        boundary = self.space.boundary(source, destination)
+        outputs_s = boundary.outputs.max() * np.where(is_handed, columns.forward_bytes[row], 0.0)
+        gradients_s = boundary.gradients.max() * np.where(returns, columns.backward_bytes[row], 0.0)
+        there_s = np.maximum(np.where(is_handed, boundary.link.there[row], 0.0), outputs_s)
+        back_s = np.maximum(np.where(returns, boundary.link.back_all[row], 0.0), gradients_s)
+        return _Crossings(there_s + back_s, outputs_s, gradients_s)
+
+    def _paced(self, columns: Sequence[_Column]) -> Iterator[PacedPipeline]:
+        least_s = self.least_pace_s()
+        table = _Entries.of(columns, self.limits, PACES[-1] * least_s, len(self._prices.micro_batches))
+        for pace in PACES:
+            self.budget.spend(NUMBER_S * _NUMBERS_OF_AN_ENTRY * len(table.trip_s) * len(table.counts))
+            pipeline = table.pipeline(pace * least_s)
+            if pipeline is not None:
+                yield pipeline
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Entries:
+    """The columns between all places, the first place of each in order.
+
+    Attributes:
+        columns: which there are.
+        counts: [states, kinds] units of devices left, and stages left where they are limited; the last state has all.
+        rest: [states, columns] the state behind a column; the number of states where it takes too many.
+        column, first, last: [entries]
+        trip_s, pace_s, tail_s, window: [entries] as of the column.
+        num_places: of the chain.
+        num_microbatches: M.
+    """
+
+    columns: Sequence[_Column]
+    counts: Numbers
+    rest: Numbers
+    column: Numbers
+    first: Numbers
+    last: Numbers
+    trip_s: Array
+    pace_s: Array
+    tail_s: Array
+    window: Array
+    num_places: int
+    num_microbatches: int
+
+    @classmethod
+    def of(
+        cls, columns: Sequence[_Column], limits: tuple[int, ...], most_pace_s: float, num_microbatches: int
+    ) -> _Entries:
+        """Those of a pace of at most ``most_pace_s``."""
+        shape = tuple(limit + 1 for limit in limits)
+        counts = np.array(list(np.ndindex(*shape)))
+        rest = np.full((len(counts), len(columns)), len(counts))
+        for number, column in enumerate(columns):
+            left = counts - column.takes
+            is_enough = (left >= 0).all(axis=1)
+            rest[is_enough, number] = np.ravel_multi_index(tuple(left[is_enough].T), shape)
+        pace_s = np.array([column.pace_s for column in columns])
+        first, number, last = np.nonzero((pace_s <= most_pace_s).swapaxes(0, 1))
+
+        def of_entries(by_column: Sequence[Array]) -> Array:
+            return np.asarray(np.array(by_column)[number, first, last])
+
+        return cls(
+            columns=columns,
+            counts=counts,
+            rest=rest,
+            column=number,
+            first=first,
+            last=last,
+            trip_s=of_entries([column.trip_s for column in columns]),
+            pace_s=of_entries([column.pace_s for column in columns]),
+            tail_s=of_entries([column.tail_s for column in columns]),
+            window=of_entries([column.window for column in columns]),
+            num_places=pace_s.shape[1],
+            num_microbatches=num_microbatches,
+        )
+
+    def pipeline(self, pace_s: float) -> PacedPipeline | None:
+        """That of least trip under a pace, on all devices or fewer; None if there is none."""
+        own = np.flatnonzero(self.pace_s <= pace_s)
+        if not len(own) or self.first[own[0]] > 0:
+            return None
+        trips_s = self._trips_s(own, pace_s)
+        if not np.isfinite(trips_s[-2, 0]):
+            return None
+        entries = self._traced(own, pace_s, trips_s)
+        step_s = trips_s[-2, 0] + (self.num_microbatches - 1) * self.pace_s[entries].max() + self.tail_s[entries].max()
+        return PacedPipeline(float(step_s), tuple(self.columns[self.column[entry]].places for entry in entries))
+
+    def _trips_s(self, own: Numbers, pace_s: float) -> Array:
+        """E by state and place: [states + 1, places], infinite where there are too few devices."""
+        num_states = len(self.counts)
+        trips_s = np.full((num_states + 1, self.num_places), np.inf)
+        trips_s[:num_states, -1] = 0.0
+        begins = np.flatnonzero(np.diff(self.first[own], prepend=-1))
+        level = self.counts.sum(axis=1)
+        for number in range(1, int(level.max()) + 1):
+            states = np.flatnonzero(level == number)
+            of_entries_s = self._through_s(own, pace_s, trips_s, states)
+            trips_s[np.ix_(states, self.first[own[begins]])] = np.minimum.reduceat(of_entries_s, begins, axis=1)
+        return trips_s
+
+    def _through_s(self, own: Numbers, pace_s: float, trips_s: Array, states: Numbers) -> Array:
+        """E by state if an entry comes first: [states, entries]."""
+        behind_s = trips_s[self.rest[states][:, self.column[own]], self.last[own]]
+        through_s = self.trip_s[own] + behind_s
+        return np.where(through_s <= self.window[own] * pace_s, through_s, np.inf)
+
+    def _traced(self, own: Numbers, pace_s: float, trips_s: Array) -> list[int]:
+        """The entries of the pipeline of least trip, along it; of equal ones on the fewest devices."""
+        least = np.flatnonzero(trips_s[:-1, 0] <= trips_s[-2, 0])
+        state = least[self.counts[least].sum(axis=1).argmin()]
+        place, entries = 0, list[int]()
+        while place < self.num_places - 1:
+            here = own[self.first[own] == place]
+            entry = here[self._through_s(here, pace_s, trips_s, np.array([state]))[0].argmin()]
+            entries.append(int(entry))
+            state, place = self.rest[state, self.column[entry]], self.last[entry]
+        return entries
+
+
+def _numbers(most: int) -> list[int]:
+    """1 to 8, and powers of two and three times such, up to ``most`` and that itself."""
+    powers = [1 << power for power in range(most.bit_length())]
+    return sorted({n for n in (*range(1, 9), *powers, *(3 * power for power in powers), most) if 0 < n <= most})
+
+
+def _by_version(groups: Sequence[PricedGroup]) -> dict[object, PricedGroup]:
+    """By what is recomputed, and whether members share sites; of several shares those of least work."""
+    quickest: dict[object, PricedGroup] = {}
+    for group in groups:
+        known = quickest.get(group.version[:2])
+        if known is None or _whole_work_s(group) < _whole_work_s(known):
+            quickest[group.version[:2]] = group
+    return quickest
+
+
+def _whole_work_s(group: PricedGroup) -> float:
+    return float(group.largest_work_s(np.array([0]), np.array([group.owner.cuts.last]))[0])
