@@ -38,7 +38,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 
@@ -60,11 +60,13 @@ from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import CALL_S, NUMBER_S, Budget
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 
-MOST_ROUGH = 36
-"""Hybrids that are balanced."""
+MOST_PACED = 24
+"""Pipelines of the table of paces that are cut, and ``MOST_ROUGH`` hybrids of like stages."""
 
-MOST_PACED = 20
-"""Of these, pipelines of the table of paces."""
+MOST_ROUGH = 30
+
+MOST_BALANCED = 10
+"""Of these, that are looked at under every schedule."""
 
 MOST_TURNS = 24_000
 """F and B of a stage that ``leaf_bound`` goes through, of all hybrids together."""
@@ -75,7 +77,7 @@ MOST_ACTIONS = 40_000
 MOST_CUTS = 128
 """Cuts that are told apart."""
 
-_FIRST = 4  # that are balanced and simulated before all others
+_FIRST, _FIRST_BALANCED = 6, 2  # of the pipelines of the table, before all else
 _ROUNDS = 12  # of moved cuts
 _BALANCED_TAKES, _STAGE_S = 64, 1e-3  # numbers for each pair of cuts; seconds for each stage
 _RANK_S = 1e-6  # of a candidate that is made: for each rank
@@ -96,6 +98,11 @@ class Hybrid:
     schedule: str
     windows: tuple[int, ...] = ()
 
+    @property
+    def counts(self) -> tuple[Counts, ...]:
+        """The devices of each stage by pool."""
+        return tuple(group.counts for group in self.groups)
+
     def candidate(self) -> Candidate:
         """With its ranks."""
         return self.space.prices.pipeline(self.groups, self.cuts, self.schedule, self.windows)
@@ -110,8 +117,12 @@ def hybrids(evaluator: Evaluator, spaces: Sequence[HybridSpace]) -> Iterator[Eva
     budget = evaluator.budget
     paced_stages = paced(spaces, budget)
     best_s = float("inf")
-    for stages in (paced_stages[:_FIRST], (*paced_stages[_FIRST:MOST_PACED], *_rough_stages(spaces, budget))):
-        balanced = _balanced_hybrids(stages, budget)
+    looks = (
+        (paced_stages[:_FIRST], _FIRST_BALANCED),
+        ((*paced_stages[_FIRST:MOST_PACED], *islice(_rough_stages(spaces, budget), MOST_ROUGH)), MOST_BALANCED),
+    )
+    for stages, most in looks:
+        balanced = [hybrid for one in _closest(stages, budget)[:most] for hybrid in one.space.on(one.counts)]
         for evaluation in _simulated(evaluator, most_promising(balanced, budget), best_s):
             best_s = evaluation.step_s
             yield evaluation
@@ -162,17 +173,16 @@ def _rough_stages(spaces: Sequence[HybridSpace], budget: Budget) -> Iterator[Sta
             yield space, placed(shape, space.prices.pools) or ()
 
 
-def _balanced_hybrids(stages: Iterable[Stages], budget: Budget) -> list[Hybrid]:
-    """The first of them with their cuts, under each schedule."""
-    balanced, num_plans = list[Hybrid](), 0
+def _closest(stages: Iterable[Stages], budget: Budget) -> list[Hybrid]:
+    """Those that fit, each with the cuts that are best where stages keep most, the shortest first."""
+    closest = []
     for space, counts in stages:
-        if num_plans == MOST_ROUGH or budget.is_over:
+        if budget.ends(balancing_s(space, len(counts))):
             break
-        budget.spend(balancing_s(space, len(counts)))
-        of_plan = list(space.on(counts))
-        num_plans += bool(of_plan)
-        balanced += of_plan
-    return balanced
+        hybrid = next(space.on(counts), None)
+        if hybrid is not None:
+            closest.append(hybrid)
+    return sorted(closest, key=lambda hybrid: hybrid.step_s)
 
 
 def most_promising(balanced: Sequence[Hybrid], budget: Budget) -> list[Hybrid]:
@@ -305,7 +315,7 @@ class HybridSpace:
         return min(groups, key=lambda group: float(group.largest_work_s(*ends)[0])) if len(groups) > 1 else groups[0]
 
     def _scheduled(self, groups: tuple[PricedGroup, ...]) -> Iterator[Hybrid]:
-        """The groups as a pipeline under every schedule: the best cuts where least is kept, and where most is."""
+        """The groups as a pipeline under every schedule: the best cuts where most is kept, and where least is."""
         num_stages, count = len(groups), len(self.prices.micro_batches)
         kept = {
             windows or kept_by(schedule, num_stages, count): (schedule, windows)
@@ -313,7 +323,7 @@ class HybridSpace:
         }
         stages = [self.table(group) for group in groups]
         yielded = set[tuple[int, ...]]()
-        for order in (sorted(kept, key=sum), sorted(kept, key=sum, reverse=True)):  # as memory allows least, and most
+        for order in (sorted(kept, key=sum, reverse=True), sorted(kept, key=sum)):  # as memory allows most, and least
             places = self._cut(groups, stages, order[0])
             for windows in order:
                 step_s = self._closed_s(groups, stages, places, windows)[0] if places is not None else np.inf

@@ -90,11 +90,12 @@ class SearchStart:
         self.cuts = cuts
         self._note(cuts, devices)
         self.is_restricted = bool(devices.restrictions) or not cuts.complete
-        spaces = self._bounded(list(self._spaces(devices, cuts)))
-        self.whole_s = min((space.bound_s for space in spaces), default=0.0)
+        spaces = list(self._spaces(devices, cuts))
         if freedom.schedules:
             self._hybrids = [HybridSpace(space.prices) for space in spaces]
             yield from self._noted(hybrids(self.evaluator, self._hybrids))
+        spaces = self._bounded(spaces)
+        self.whole_s = min((space.bound_s for space in spaces), default=0.0)
         if not self.is_part:
             for plans_of in hooks("planner", "incumbents").values():
                 yield from self._noted(plans_of(self.evaluator))
