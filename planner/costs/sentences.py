@@ -73,9 +73,7 @@ def most_messages_s(forecast: Forecast) -> float:
         for span in forecast.own_timeline.spans
         if span.action.endswith(Op.REDUCE_GRAD.value)
     }
-    return max(
-        (rank.communication_s - reduction_s.get(rank.rank, 0.0) for rank in forecast.own_ranks), default=0.0
-    )
+    return max((rank.communication_s - reduction_s.get(rank.rank, 0.0) for rank in forecast.own_ranks), default=0.0)
 
 
 def slower_text(step_s: float, best_s: float) -> str:

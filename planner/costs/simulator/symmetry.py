@@ -106,7 +106,6 @@ class Symmetry:
         rows = tuple(row if rank in self.kept else () for rank, row in enumerate(program.rows))
         return replace(program, rows=rows, messages=self.routes(program.messages))
 
-
     def legal_as(self, program: Program) -> Program:
         """The program of two slices: what is legal there is legal, and what is not, not.
 

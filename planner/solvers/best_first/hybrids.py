@@ -1,7 +1,8 @@
-"""Hybrids that anybody would try: p balanced stages of d replicas, over hosts as units, before the search begins.
+"""Pipelines that are known before the search begins: out of the table of paces, and those that anybody would try.
 
 Given       the network as a chain of cuts; pools of like devices (hosts) of some kinds; sizes S of micro-batches
-Try         segments of one kind each, in any order: p_k stages of d_k devices; a kind may be left out, so may
+Try         the pipelines of the table of paces                                             ``pace_table.paced``
+            segments of one kind each, in any order: p_k stages of d_k devices; a kind may be left out, so may
             devices; or stages that have devices of every kind                                            ``shapes``
             d = all / p, and powers of two below: a plan for few devices is one for many
             stages on hosts of their own, or 2, 4, ... beside one another on the same ones               ``placed``
@@ -10,7 +11,7 @@ Try         segments of one kind each, in any order: p_k stages of d_k devices; 
 Three looks, each at fewer of them.  With M = ceil(batch / S), x = ceil(S / d), t_k(x) the whole network there and back
 on a device of kind k, and a(d) the sum of a stage's gradients over its replicas:
 
-    roughly     T = (p - 1) / V + M max(1 / V, n) + q a / p                                               ``rough_s``
+    roughly     as the table says, or T = (p - 1) / V + M max(1 / V, n) + q a / p                         ``rough_s``
                 V: sum over segments of p_k / t_k(ceil(S / d_k)); q: stages that share hosts;
                 n: messages of a micro-batch, as large as they are on average, on a card in the middle
 
@@ -25,11 +26,13 @@ on a device of kind k, and a(d) the sum of a stage's gradients over its replicas
                 W_s: those in flight; I_s: what it waits for the first gradient, and from the last F to the last B;
                 f: the longest F from s on; u_s: reduction and update; B_s: B and messages upstream; n: messages of
                 a micro-batch on the fullest network card; of stages that share hosts sums come one after another
+                first with the most in flight that memory allows; the best of these under every schedule ``_closest``
 
     simulated   as ``leaf_bound`` does (exactly, where replicas are alike); those of least T by the true simulator
 
-How many are looked at is counted (``MOST_ROUGH``, ``MOST_TURNS``, ``MOST_ACTIONS``), so that a plan does not depend on
-the clock: 0.05 to 0.2 s of a core on 8 devices, 1 s on 64, 3 s on 1,024.  These plans have no proof.
+How many are looked at is counted (``MOST_PACED``, ``MOST_ROUGH``, ``MOST_BALANCED``, ``MOST_TURNS``, ``MOST_ACTIONS``),
+so that a plan does not depend on the clock.  A few of the table come first, whatever else there is: the first answer,
+after 0.7 s of a core on 64 devices, 1.5 s on 1,024.  These plans have no proof.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The table of first answers: pipelines none of whose stages takes longer than a pace, over counts of devices.
 
 Given       a chain of cuts; devices of each kind, told apart by their number alone, in units; M micro-batches of one
-            size; columns                                                                                  ``_Column``
+            size; columns                                                                                  ``Column``
                 a stage from cut i to cut j on d devices of a kind, or on a part of every kind
                 a block of 2, 4, 8 stages that share hosts, each with a part of every host: activations stay on hosts,
                 and sums of gradients cross
@@ -26,7 +26,7 @@ of b / 2 stages from i to k, and that from k to j.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -84,8 +84,15 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class PacedPipeline:
-    """A pipeline out of the table, its step about; the devices of its columns along it."""
+    """A pipeline out of the table.
 
+    Attributes:
+        trip_s: of its first micro-batch, there and back.
+        step_s: about.
+        columns: their devices, along it.
+    """
+
+    trip_s: float
     step_s: float
     columns: tuple[Places, ...]
 
@@ -145,7 +152,7 @@ class _Choice:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Column:
+class Column:
     """What stages on given devices take, by first and last place of the chain.
 
     Attributes:
@@ -216,7 +223,7 @@ class PaceTable:
 
     def pipelines(self) -> Iterator[PacedPipeline]:
         """For each pace the pipeline of least trip on all devices: of stages and blocks of each size, and of all."""
-        chosen: dict[object, list[_Column]] = {}
+        chosen: dict[object, list[Column]] = {}
         for choice in self._promising():
             self.budget.spend(NUMBER_S * _NUMBERS_OF_A_STAGE * len(self.chain) ** 2)
             chosen.setdefault(choice.version, []).append(self._column(choice))
@@ -274,7 +281,9 @@ class PaceTable:
                     yield from (Places(devices, stages) for stages in BLOCKS if self._host % stages == 0)
         if len(counts) > 1:
             for part in _numbers(min(self.limits[: len(counts)])):
-                yield Places(tuple(unit * (limit // part) for unit, limit in zip(self.units, self.limits, strict=False)))
+                yield Places(
+                    tuple(unit * (limit // part) for unit, limit in zip(self.units, self.limits, strict=False))
+                )
 
     def _groups(self, places: Places) -> dict[object, PricedGroup]:
         """A column's stage, by version; none where it cannot be priced."""
@@ -289,7 +298,7 @@ class PaceTable:
         behind = _by_version(self._prices.versions(stages[-1])) if stages else {}
         return behind.get(choice.version, choice.group)
 
-    def _column(self, choice: _Choice) -> _Column:
+    def _column(self, choice: _Choice) -> Column:
         """The column of stages on a group and others like it."""
         places, group, count = choice.places, choice.group, len(self._prices.micro_batches)
         table = self._table(group)
@@ -302,7 +311,7 @@ class PaceTable:
         busy_s = np.maximum(table.all_work / places.stages, table.all_work[here, part]) / count
         on_card_s = outside.outputs_s[None, :] + outside.gradients_s[:, None]
         takes = [size // unit for size, unit in zip(places.devices, self.units, strict=True)]
-        return _Column(
+        return Column(
             places=places,
             takes=np.array([*takes, places.stages][: len(self.limits)]),
             trip_s=table.head + table.back + (places.stages - 1) * inside.trip_s.mean() + outside.trip_s,
@@ -322,9 +331,7 @@ class PaceTable:
         work_s = self._prices.cuts.sums(self._prices.capacity_s().min(axis=0))[self.chain]
         before_s, after_s = work_s[:, None], work_s[None, :]
         each = {stages: before_s + (after_s - before_s) / stages for stages in (1, *BLOCKS)}
-        return {
-            stages: np.clip(np.searchsorted(work_s, ends_s), 0, len(work_s) - 1) for stages, ends_s in each.items()
-        }
+        return {stages: np.clip(np.searchsorted(work_s, ends_s), 0, len(work_s) - 1) for stages, ends_s in each.items()}
 
     def _crossings(self, source: PricedGroup, destination: PricedGroup) -> _Crossings:
         """Of the boundary between two stages, wherever the first of them begins."""
@@ -339,9 +346,9 @@ class PaceTable:
         back_s = np.maximum(np.where(returns, boundary.link.back_all[row], 0.0), gradients_s)
         return _Crossings(there_s + back_s, outputs_s, gradients_s)
 
-    def _paced(self, columns: Sequence[_Column]) -> Iterator[PacedPipeline]:
+    def _paced(self, columns: Sequence[Column]) -> Iterator[PacedPipeline]:
         least_s = self.least_pace_s()
-        table = _Entries.of(columns, self.limits, PACES[-1] * least_s, len(self._prices.micro_batches))
+        table = Entries.of(columns, self.limits, PACES[-1] * least_s, len(self._prices.micro_batches))
         for pace in PACES:
             self.budget.spend(NUMBER_S * _NUMBERS_OF_AN_ENTRY * len(table.trip_s) * len(table.counts))
             pipeline = table.pipeline(pace * least_s)
@@ -350,7 +357,7 @@ class PaceTable:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Entries:
+class Entries:
     """The columns between all places, the first place of each in order.
 
     Attributes:
@@ -363,7 +370,7 @@ class _Entries:
         num_microbatches: M.
     """
 
-    columns: Sequence[_Column]
+    columns: Sequence[Column]
     counts: Numbers
     rest: Numbers
     column: Numbers
@@ -378,8 +385,8 @@ class _Entries:
 
     @classmethod
     def of(
-        cls, columns: Sequence[_Column], limits: tuple[int, ...], most_pace_s: float, num_microbatches: int
-    ) -> _Entries:
+        cls, columns: Sequence[Column], limits: tuple[int, ...], most_pace_s: float, num_microbatches: int
+    ) -> Entries:
         """Those of a pace of at most ``most_pace_s``."""
         shape = tuple(limit + 1 for limit in limits)
         counts = np.array(list(np.ndindex(*shape)))
@@ -418,8 +425,10 @@ class _Entries:
         if not np.isfinite(trips_s[-2, 0]):
             return None
         entries = self._traced(own, pace_s, trips_s)
-        step_s = trips_s[-2, 0] + (self.num_microbatches - 1) * self.pace_s[entries].max() + self.tail_s[entries].max()
-        return PacedPipeline(float(step_s), tuple(self.columns[self.column[entry]].places for entry in entries))
+        trip_s = float(trips_s[-2, 0])
+        others_s = (self.num_microbatches - 1) * float(self.pace_s[entries].max())
+        step_s = trip_s + others_s + float(self.tail_s[entries].max())
+        return PacedPipeline(trip_s, step_s, tuple(self.columns[self.column[entry]].places for entry in entries))
 
     def _trips_s(self, own: Numbers, pace_s: float) -> Array:
         """E by state and place: [states + 1, places], infinite where there are too few devices."""

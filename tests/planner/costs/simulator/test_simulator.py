@@ -16,6 +16,7 @@ from planner.costs.communication.links import NetworkPrices
 from planner.costs.cost_model import CostModel
 from planner.costs.predict import forecast, predict
 from planner.costs.pricing import Pricing
+from planner.costs.sentences import most_messages_s
 from planner.costs.simulator.breakdown import Parts, breakdown, mean_parts
 from planner.costs.simulator.contention import execute_shared
 from planner.costs.simulator.events import execute, least_left_s, least_s, run, step_unless_longer
@@ -288,17 +289,35 @@ def test_a_symmetric_plan_takes_as_long_as_if_all_its_ranks_were_simulated(
     found = Evaluator(problem, CostModel(problem.profile)).evaluate(candidate)
     decision = decision_of(problem, candidate)
     seen = forecast(Pricing.of(problem.profile), decision, 0.08)
+    rows = Pricing.of(problem.profile).with_rows(candidate).rows
     monkeypatch.setattr("planner.costs.pricing.symmetry_of", lambda costs: None)
     whole = Evaluator(problem, CostModel(problem.profile)).evaluate(candidate)
     assert found.step_s == pytest.approx(whole.step_s, rel=1e-9)
     assert found.memories == whole.memories
     known = forecast(Pricing.of(problem.profile), decision, 0.08)
+    assert Pricing.of(problem.profile).with_rows(candidate).rows == rows
     assert seen.memories == known.memories
+    assert most_messages_s(seen) == pytest.approx(most_messages_s(known), rel=1e-9)
     assert [(span.rank, span.action) for span in seen.timeline.spans] == [
         (span.rank, span.action) for span in known.timeline.spans
     ]
     ends = [span.stop_s for span in known.timeline.spans]
     assert [span.stop_s for span in seen.timeline.spans] == pytest.approx(ends, rel=1e-9)
+
+
+@pytest.mark.parametrize("ranks", [(0,), (0, 1, 2, 3), (3,)])
+def test_rows_of_like_ranks_are_looked_at_though_one_stands_for_the_others(ranks: tuple[int, ...]) -> None:
+    """Two actions are exchanged on one replica, or on all: what is sent comes before what makes it."""
+    problem = Problem(scale_profile(4, 16), global_batch=16)
+    cuts = (0, 2, len(problem.profile.graph.layers))
+    chain = Candidate.chain(cuts, ((0, 1, 2, 3), (8, 9, 10, 11)), ((1,) * 4,) * 2, (4,) * 4, "1f1b")
+    legal = Pricing.of(problem.profile).with_rows(chain)
+    Pricing.of(problem.profile).priced(legal)
+    rows = [list(row) for row in legal.rows]
+    for rank in ranks:
+        rows[rank][0], rows[rank][1] = rows[rank][1], rows[rank][0]
+    with pytest.raises(IllegalProgramError, match="rank"):
+        Pricing.of(problem.profile).priced(replace(legal, rows=tuple(map(tuple, rows))))
 
 
 def _of(groups: Sequence[tuple[int, ...]], *samples: tuple[int, ...]) -> Symmetry | None:
