@@ -182,7 +182,7 @@ def _closest(stages: Iterable[Stages], budget: Budget) -> list[Hybrid]:
     for space, counts in stages:
         if budget.ends(balancing_s(space, len(counts))):
             break
-        hybrid = next(space.on(counts), None)
+        hybrid = next(space.on(counts, keeps_most=True), None)
         if hybrid is not None:
             closest.append(hybrid)
     return sorted(closest, key=lambda hybrid: hybrid.step_s)
@@ -302,23 +302,27 @@ class HybridSpace:
             return 0.0
         return float(self.prices.cost_model.least_sums_s(self.prices.problem.ranks[:replicas])[-1]) / shape.num_stages
 
-    def on(self, stages: Sequence[Counts]) -> Iterator[Hybrid]:
-        """Stages with these devices by pool as a pipeline with its cuts: under every schedule, recomputing or not."""
+    def on(self, stages: Sequence[Counts], *, keeps_most: bool = False) -> Iterator[Hybrid]:
+        """Stages with these devices by pool as a pipeline with its cuts: under every schedule, recomputing or not.
+
+        Args:
+            keeps_most: under the schedules that keep most in flight first.
+        """
         versions = [self.prices.versions(each) for each in stages]
         if not versions or not all(versions):
             return
         for recompute, by_parts in dict.fromkeys(group.version[:2] for group in versions[0]):
             alike = [[group for group in each if group.version[:2] == (recompute, by_parts)] for each in versions]
             if all(alike):
-                yield from self._scheduled(tuple(map(self._quickest, alike)))
+                yield from self._scheduled(tuple(map(self._quickest, alike)), keeps_most)
 
     def _quickest(self, groups: Sequence[PricedGroup]) -> PricedGroup:
         """Of a group with several shares of the samples the one whose slowest member has the whole network first."""
         ends = np.array([0]), np.array([self.prices.cuts.last])
         return min(groups, key=lambda group: float(group.largest_work_s(*ends)[0])) if len(groups) > 1 else groups[0]
 
-    def _scheduled(self, groups: tuple[PricedGroup, ...]) -> Iterator[Hybrid]:
-        """The groups as a pipeline under every schedule: the best cuts where most is kept, and where least is."""
+    def _scheduled(self, groups: tuple[PricedGroup, ...], keeps_most: bool) -> Iterator[Hybrid]:
+        """The groups as a pipeline under every schedule: the best cuts where least is kept, and where most is."""
         num_stages, count = len(groups), len(self.prices.micro_batches)
         kept = {
             windows or kept_by(schedule, num_stages, count): (schedule, windows)
@@ -326,7 +330,8 @@ class HybridSpace:
         }
         stages = [self.table(group) for group in groups]
         yielded = set[tuple[int, ...]]()
-        for order in (sorted(kept, key=sum, reverse=True), sorted(kept, key=sum)):  # as memory allows most, and least
+        for is_most in (keeps_most, not keeps_most):
+            order = sorted(kept, key=sum, reverse=is_most)  # as memory allows least, and most
             places = self._cut(groups, stages, order[0])
             for windows in order:
                 step_s = self._closed_s(groups, stages, places, windows)[0] if places is not None else np.inf
