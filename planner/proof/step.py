@@ -35,8 +35,7 @@ def least_step_s(
     pipeline, best = _Pipeline(prices, size, groups, cuts), (inf, "")
     graph = StageGraph(len(groups), len(pipeline.batches), tuple(pipeline.edges))
     for name in prices.space.schedules:
-        own = traits(name)
-        for windows in _windows(most, graph, falls=not own.splits_backward) if own.windowed else [()]:
+        for windows in _windows(most, graph, name) if traits(name).windowed else [()]:
             rows = schedule_named(name)(Pipeline(graph, windows=windows)).rows
             signs = ([1 if a.op is Op.FORWARD else -(a.op is not Op.BACKWARD_WEIGHT) for a in row] for row in rows)
             if all(max(accumulate(row)) <= window for row, window in zip(signs, most, strict=True)):
@@ -133,19 +132,15 @@ class _Pipeline:
                 yield edge
 
 
-def _windows(most: Sequence[int], graph: StageGraph, *, falls: bool) -> list[tuple[int, ...]]:
-    """Forwards before the first backward, by stage: all there are, if few; else multiples of the stages downstream.
-
-    Args:
-        falls: whether a stage has no more than one that it gives gradients to.
-    """
-    held, behind, num, count = list(most), [0] * len(most), len(most), graph.num_microbatches
+def _windows(most: Sequence[int], graph: StageGraph, schedule: str) -> list[tuple[int, ...]]:
+    """Forwards before the first backward, by stage: all there are, if few; else multiples of the stages downstream."""
+    held, behind, num, falls = list(most), [0] * len(most), len(most), not traits(schedule).splits_backward
     edges = sorted((edge.src, edge.dst) for edge in graph.edges if edge.gradient)
-    for source, reader in edges if falls else ():
+    for source, reader in edges * falls:  # no more than a stage that gets its gradients, where no W waits
         held[reader] = min(held[reader], held[source])
     for source, reader in reversed(edges):
         behind[source] = max(behind[source], behind[reader] + 1)
-    if comb(count + num - 1, num) <= FEW_WINDOWS:
-        every = product(*(range(1, window + 1) for window in held))
-        return [windows for windows in every if not falls or all(windows[a] >= windows[b] for a, b in edges)]
-    return sorted({tuple(min(w, cap * b + 1) for w, b in zip(held, behind, strict=True)) for cap in CAPS})
+    is_few = comb(graph.num_microbatches + num - 1, num) <= FEW_WINDOWS
+    multiples = (tuple(min(w, cap * b + 1) for w, b in zip(held, behind, strict=True)) for cap in CAPS)
+    every = product(*(range(1, window + 1) for window in held)) if is_few else multiples
+    return sorted({windows for windows in every if all(windows[a] >= windows[b] for a, b in edges * falls)})

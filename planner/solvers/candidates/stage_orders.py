@@ -8,87 +8,68 @@ All else in a program follows from the DAG of its stages, but where a schedule a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations
+from itertools import islice
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from planner.costs.candidate import Candidate
-from planner.ir.graph import Graph, bits_of, producer
+from planner.ir.graph import Graph, producer
 from planner.schedules import traits
 
-Behind = tuple[int, ...]
-"""By stage, those that have to come behind it, as a bit set."""
+T = TypeVar("T")
+Pairs = NDArray[np.bool_]
+"""``[stages, stages]``: of the first and the second of a pair, whether something holds."""
 
 
 def in_every_order(graph: Graph, candidate: Candidate) -> Iterator[Candidate]:
     """The candidate, then the same with its stages in every other order that makes another program."""
-    edges = _edges(graph, candidate.stage_of)
-    pairs = _told_apart(edges, candidate.num_stages, traits(candidate.schedule).timed)
-    for order in _orders(_closed(edges, candidate.num_stages), pairs):
+    yield candidate
+    reads = np.zeros((candidate.num_stages, candidate.num_stages), dtype=bool)
+    stage = {layer.name: own for layer, own in zip(graph.layers, candidate.stage_of, strict=True)}
+    for layer in graph.layers:
+        reads[[stage[maker] for maker in map(producer, layer.inputs) if maker in stage], stage[layer.name]] = True
+    np.fill_diagonal(reads, val=False)
+    told_apart = (reads @ reads.T) | (reads.T @ reads) | traits(candidate.schedule).timed
+    for middle in range(len(reads)):
+        reads |= reads[:, [middle]] & reads[[middle]]
+    for order in islice(_orders(reads, told_apart), 1, None):
         yield _reordered(candidate, order)
 
 
-def _edges(graph: Graph, stage_of: tuple[int, ...]) -> set[tuple[int, int]]:
-    """Which stage hands something to which."""
-    maker = {layer.name: stage for layer, stage in zip(graph.layers, stage_of, strict=True)}
-    read = (
-        (maker[producer(value)], stage)
-        for layer, stage in zip(graph.layers, stage_of, strict=True)
-        for value in layer.inputs
-        if producer(value) in maker
-    )
-    return {(source, reader) for source, reader in read if source != reader}
+def _orders(before: Pairs, told_apart: Pairs) -> Iterator[list[int]]:
+    """An order for each way to put the one or the other first of pairs that are told apart; first that of numbers.
+
+    Args:
+        before: which stages come before which, closed under transitivity.
+    """
+    open_pairs = np.argwhere(np.triu(told_apart & ~before & ~before.T, 1))
+    if not len(open_pairs):
+        yield np.argsort(before.sum(axis=0), kind="stable").tolist()
+        return
+    itself = np.eye(len(before), dtype=bool)
+    for first, second in (open_pairs[0], open_pairs[0, ::-1]):
+        more = (before | itself)[:, [first]] & (before | itself)[[second]]
+        yield from _orders(before | more, told_apart)
 
 
-def _told_apart(edges: set[tuple[int, int]], num_stages: int, is_timed: bool) -> list[tuple[int, int]]:
-    """Pairs of stages whose order makes a difference."""
-    if is_timed:
-        return list(combinations(range(num_stages), 2))
-    near: list[tuple[set[int], set[int]]] = [(set(), set()) for _ in range(num_stages)]
-    for source, reader in sorted(edges):
-        near[source][1].add(reader)
-        near[reader][0].add(source)
-    pairs = {pair for sides in near for side in sides for pair in combinations(sorted(side), 2)}
-    return sorted(pairs)
-
-
-def _closed(edges: Iterable[tuple[int, int]], num_stages: int) -> Behind:
-    """All that depend on a stage, by stage; stages are in topological order."""
-    behind = [0] * num_stages
-    for source, reader in sorted(edges, reverse=True):
-        behind[source] |= behind[reader] | 1 << reader
-    return tuple(behind)
-
-
-def _orders(behind: Behind, pairs: list[tuple[int, int]]) -> Iterator[tuple[int, ...]]:
-    """An order of stages for each way to put the one or the other of every pair first."""
-    for number, (one, other) in enumerate(pairs):
-        if not (behind[one] >> other | behind[other] >> one) & 1:
-            rest = pairs[number + 1 :]
-            yield from _orders(_with_edge(behind, one, other), rest)
-            yield from _orders(_with_edge(behind, other, one), rest)
-            return
-    left, order = set(range(len(behind))), list[int]()
-    while left:
-        waiting = set().union(*(bits_of(behind[stage]) for stage in left))
-        order.append(min(left - waiting))
-        left.remove(order[-1])
-    yield tuple(order)
-
-
-def _with_edge(behind: Behind, source: int, reader: int) -> Behind:
-    """The same where ``reader`` and all behind it have to come behind ``source`` and all before it."""
-    more = behind[reader] | 1 << reader
-    return tuple(own | more if stage == source or own >> source & 1 else own for stage, own in enumerate(behind))
-
-
-def _reordered(candidate: Candidate, order: tuple[int, ...]) -> Candidate:
+def _reordered(candidate: Candidate, order: list[int]) -> Candidate:
     """The candidate with its stages in this order, by their numbers now."""
-    if order == tuple(range(len(order))):
-        return candidate
-    number = {stage: place for place, stage in enumerate(order)}
-    by_stage = {
-        name: tuple(values[stage] for stage in order) if (values := getattr(candidate, name)) else values
-        for name in ("groups", "shares", "windows", "recompute", "blocks", "zero", "spans")
-    }
-    return replace(candidate, stage_of=tuple(number[stage] for stage in candidate.stage_of), **by_stage)
+
+    def each(values: tuple[T, ...]) -> tuple[T, ...]:
+        return tuple(values[stage] for stage in order) if values else values
+
+    return replace(
+        candidate,
+        stage_of=tuple(order.index(stage) for stage in candidate.stage_of),
+        groups=each(candidate.groups),
+        shares=each(candidate.shares),
+        windows=each(candidate.windows),
+        recompute=each(candidate.recompute),
+        blocks=each(candidate.blocks),
+        zero=each(candidate.zero),
+        spans=each(candidate.spans),
+    )
