@@ -35,7 +35,7 @@ def least_step_s(
     pipeline, best = _Pipeline(prices, size, groups, cuts), (inf, "")
     graph = StageGraph(len(groups), len(pipeline.batches), tuple(pipeline.edges))
     for name in prices.space.schedules:
-        for windows in _windows(most, len(pipeline.batches)) if traits(name).windowed else [()]:
+        for windows in _windows(most, graph, name) if traits(name).windowed else [()]:
             rows = schedule_named(name)(Pipeline(graph, windows=windows)).rows
             signs = ([1 if a.op is Op.FORWARD else -(a.op is not Op.BACKWARD_WEIGHT) for a in row] for row in rows)
             if all(max(accumulate(row)) <= window for row, window in zip(signs, most, strict=True)):
@@ -132,10 +132,15 @@ class _Pipeline:
                 yield edge
 
 
-def _windows(most: Sequence[int], count: int) -> list[tuple[int, ...]]:
-    """Forwards before the first backward, by stage: all there are, if few; else multiples of the stages behind."""
-    held, num = np.minimum.accumulate(most).tolist(), len(most)
-    if comb(count + num - 1, num) <= FEW_WINDOWS:
-        every = product(*(range(1, window + 1) for window in held))
-        return [windows for windows in every if all(a >= b for a, b in pairwise(windows))]
-    return sorted({tuple(min(w, cap * (num - 1 - s) + 1) for s, w in enumerate(held)) for cap in CAPS})
+def _windows(most: Sequence[int], graph: StageGraph, schedule: str) -> list[tuple[int, ...]]:
+    """Forwards before the first backward, by stage: all there are, if few; else multiples of the stages downstream."""
+    held, behind, num, falls = list(most), [0] * len(most), len(most), not traits(schedule).splits_backward
+    edges = sorted((edge.src, edge.dst) for edge in graph.edges if edge.gradient)
+    for source, reader in edges * falls:  # no more than a stage that gets its gradients, where no W waits
+        held[reader] = min(held[reader], held[source])
+    for source, reader in reversed(edges):
+        behind[source] = max(behind[source], behind[reader] + 1)
+    is_few = comb(graph.num_microbatches + num - 1, num) <= FEW_WINDOWS
+    multiples = (tuple(min(w, cap * b + 1) for w, b in zip(held, behind, strict=True)) for cap in CAPS)
+    every = product(*(range(1, window + 1) for window in held)) if is_few else multiples
+    return sorted({windows for windows in every if all(windows[a] >= windows[b] for a, b in edges * falls)})

@@ -2,8 +2,8 @@
 
 An ideal is a set of layers that holds, with a layer, all it reads from; the stages of a pipeline are the differences of
 a growing chain of ideals.  All ideals are looked at while there are at most ``MANY_IDEALS``; else the prefixes of the
-graph's own order of layers.  Left out are ideals that part a layer from one that it stays with for nothing
-(``_followers``), and, where no schedule allows it, those that part layers which share a parameter.
+graph's own order of layers.  Left out are, of larger networks, ideals that part a layer from one that it stays with for
+nothing (``_followers``), and, where no schedule allows it, those that part layers which share a parameter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from planner.costs.communication.stage_transfers import bytes_read
 from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array, running
-from planner.ir.graph import Graph, bits_of, producer
+from planner.ir.graph import Graph, bits_of, producer, value_name
+from planner.ir.problem import Problem
 from planner.layers.boundary import without_gradient
 
 Flags = NDArray[np.bool_]
@@ -27,6 +28,9 @@ Numbers = NDArray[np.int64]
 
 MANY_IDEALS = 640
 
+FEW_LAYERS = 24
+"""Networks of so many layers are also cut next to layers that cost nothing: another stage lets those before it keep
+more micro-batches, and under some schedules there have to be as many stages as layers."""
 
 MANY_CONTENTS = 16
 MANY_PAIRS = 400_000
@@ -89,6 +93,7 @@ class GraphCuts:
             a chain.
         num_left_out: ideals that were seen and not kept.
         complete: whether all ideals were looked at.
+        merges_orders: whether one order of stages that do not depend on one another stands for all (``disorder``).
         sizes: layers in each ideal.
     """
 
@@ -103,6 +108,7 @@ class GraphCuts:
     edges: Array
     num_left_out: int
     complete: bool
+    merges_orders: bool
     sizes: Numbers = field(init=False)
 
     def __post_init__(self) -> None:
@@ -133,7 +139,14 @@ class GraphCuts:
     def disorder(self, first: int | Numbers, cut: int, lasts: Numbers) -> Flags:
         """Elementwise, which stages from ``cut`` to ``lasts`` should come before the one from ``first`` to ``cut``.
 
-        Stages that do not depend on one another may come in any order: that of their depth is the one looked at.
+        Stages that do not depend on one another may come in any order.  Prefixes and complete pipelines are bounded in
+        one, that of their depth, which stands for all: whatever bounds read of a pipeline is a fact of its stages as a
+        DAG.  That is what a stage takes, what one certainly hands to another, how many stages depend on one another
+        behind it, and that a stage keeps no more micro-batches than one whose outputs it takes gradients of.  None
+        of these changes where two neighbours that do not depend on one another change places; and as such an exchange
+        brings the less deep one forward, exchanges lead from every order to one without disorder.  The step does
+        depend on the order, in which ranks send and take messages of several stages: complete pipelines are simulated
+        in each (``candidates.stage_orders``).  Where numbers of stages matter in other ways, orders are not merged.
         """
         edges = self.edges[cut, lasts] - self.edges[cut, cut] - self.edges[first, lasts] + self.edges[first, cut]
         return np.asarray((edges == 0) & (self.depth[cut, lasts] < self.depth[first, cut]))
@@ -172,17 +185,24 @@ class GraphCuts:
 
 
 def cuts_of(
-    cost_model: CostModel, most: int = MANY_IDEALS, parts_ties: bool = True, parts_free: bool = False
+    cost_model: CostModel,
+    most: int = MANY_IDEALS,
+    parts_ties: bool = True,
+    parts_free: bool = False,
+    merges_orders: bool = True,
 ) -> GraphCuts:
     """The places to cut that are worth trying.
 
     Args:
         parts_ties: whether layers that share a parameter may be in several stages.
-        parts_free: also next to layers that cost nothing, where stages may have to be as many as layers.
+        parts_free: also next to layers that cost nothing (``FEW_LAYERS``), unless the places are too many then.
+        merges_orders: whether nothing but the order of messages depends on the numbers of stages.
     """
     graph = cost_model.profile.graph
     reads = _reads(graph)
-    blocks = _blocks(len(graph.layers), {} if parts_free else _followers(graph, _free_layers(cost_model)))
+    blocks = _blocks(len(graph.layers), {})
+    if not parts_free or _all_ideals(reads, blocks, most) is None:
+        blocks = _blocks(len(graph.layers), _followers(graph, _free_layers(cost_model)))
     ties = [] if parts_ties else [sum(1 << layer for layer in layers) for layers in graph.tied_layers().values()]
     ideals = _all_ideals(reads, blocks, most)
     complete = ideals is not None
@@ -190,20 +210,27 @@ def cuts_of(
         ideals = [(1 << count) - 1 for count in range(len(graph.layers) + 1)]
     whole = [block for block in blocks + ties if block.bit_count() > 1]
     kept = [ideal for ideal in ideals if not any(ideal & block and block & ~ideal for block in whole)]
-    return _cuts(graph, reads, kept, len(ideals) - len(kept), complete)
+    return _cuts(graph, reads, kept, len(ideals) - len(kept), complete, merges_orders)
+
+
+def may_part_free(problem: Problem) -> bool:
+    """Whether to cut next to layers that cost nothing: where that is cheap, and where rules may ask for it."""
+    return bool(problem.fix or problem.forbid) or len(problem.profile.graph.layers) <= FEW_LAYERS
 
 
 def thinned(cuts: GraphCuts, graph: Graph, most: int, weights: Array) -> GraphCuts:
     """A chain of at most ``most`` cuts, spread evenly by ``weights`` of the layers, for a first quick look."""
     packed = [_packed(cuts.members[cut]) for cut in cuts.chain(cuts.sums(weights), most)]
-    return _cuts(graph, _reads(graph), packed, 0, False)
+    return _cuts(graph, _reads(graph), packed, 0, False, cuts.merges_orders)
 
 
 def _packed(member: Array) -> int:
     return int.from_bytes(np.packbits(member.astype(bool), bitorder="little").tobytes(), "little")
 
 
-def _cuts(graph: Graph, reads: list[int], kept: list[int], num_left_out: int, complete: bool) -> GraphCuts:
+def _cuts(
+    graph: Graph, reads: list[int], kept: list[int], num_left_out: int, complete: bool, merges_orders: bool
+) -> GraphCuts:
     kept = sorted(kept, key=lambda ideal: (ideal.bit_count(), ideal))
     count = len(graph.layers)
     members = np.zeros((len(kept), count))
@@ -221,8 +248,11 @@ def _cuts(graph: Graph, reads: list[int], kept: list[int], num_left_out: int, co
     depth = _largest_between(members, _depths(reads))
     edges = _edges(members, reads) if complete else np.zeros((0, 0))
     values = _values(graph, read)
-    cuts = GraphCuts(members, inside, content, slots, columns, column, values, depth, edges, num_left_out, complete)
-    if complete:
+    cuts = GraphCuts(
+        *(members, inside, content, slots, columns, column, values, depth, edges, num_left_out, complete),
+        merges_orders=complete and merges_orders,
+    )
+    if cuts.merges_orders:
         _forbid_disorder(cuts)
     return cuts
 
@@ -420,11 +450,12 @@ def _followers(graph: Graph, free: Sequence[bool]) -> dict[int, int]:
     """Layers that cost nothing and stay with another one: (the one that stays, with which).
 
     A layer stays with the one it reads from if it reads only what that makes for it alone, and hands on no more bytes;
-    and with its only reader, or its first one that all others come behind, if it reads no more bytes than it hands on.
-    Cutting between the two moves no work and sends no less.
+    and with its only reader, or its first one that all others come behind, if it reads no more bytes than it hands on;
+    of gradients likewise.  Cutting between the two moves no work and sends no less.
     """
     index = {layer.name: position for position, layer in enumerate(graph.layers)}
-    values = graph.values()
+    values, silent = graph.values(), without_gradient(graph)
+    num_bytes = {v: np.array([1, spec.is_float and v not in silent]) * spec.num_bytes for v, spec in values.items()}
     readers: dict[int, list[int]] = {}
     made_by: dict[int, set[str]] = {}
     sources = [dict.fromkeys(value for value in layer.inputs if producer(value) in index) for layer in graph.layers]
@@ -438,15 +469,16 @@ def _followers(graph: Graph, free: Sequence[bool]) -> dict[int, int]:
         made = [value for value in dict.fromkeys(layer.inputs) if value not in graph.inputs]
         if not free[position]:
             continue
-        handed = sum(spec.num_bytes for spec in layer.outputs)
-        read = sum(values[value].num_bytes for value in sources[position])
+        handed = sum(num_bytes[value_name(layer.name, output)] for output in range(len(layer.outputs)))
+        read = sum((num_bytes[value] for value in sources[position]), np.zeros(2))
         leader = index[producer(made[0])] if len(made) == 1 else -1
-        if leader >= 0 and readers[leader] == [position] and made_by[leader] == {made[0]} and handed <= read:
+        is_alone = leader >= 0 and readers[leader] == [position] and made_by[leader] == {made[0]}
+        if is_alone and (handed <= read).all():
             stays[position] = leader
             continue
         mine = dict.fromkeys(readers.get(position, []))
         first = next((r for r in mine if all(o == r or behind[r] >> o & 1 for o in mine)), None)
-        if first is not None and (not sources[position] or (len(mine) == 1 and read <= handed)):
+        if first is not None and (not sources[position] or (len(mine) == 1 and (read <= handed).all())):
             stays[position] = first
     return stays
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import islice
 from math import comb
 
 import numpy as np
@@ -26,15 +26,20 @@ from planner.solvers.best_first.graph_cuts import Handed, Numbers
 from planner.solvers.best_first.prefixes import Expansion, Frontier, PipelinePrefix
 
 CAPS = (1, 2, 3, 4, 6)
-"""Windows that a windowed schedule tries: so many times the stages downstream, as far as memory allows."""
+"""Windows that a windowed schedule tries: so many times the stages downstream and one, as far as memory allows."""
 
-FEW_WINDOWS = 40
-"""Up to so many windows all are tried."""
+FEW_WINDOWS, MANY_WINDOWS = 40, 500
+"""Where a chain of so many stages has no more windows, all are tried; of other pipelines up to the second number."""
 
 
-def windows_of(cap: int, most: Sequence[int]) -> tuple[int, ...]:
-    """Of a chain: ``cap`` times the stages downstream and one, none above ``most``; no windows for 0."""
-    return tuple(min(window, cap * (len(most) - 1 - stage) + 1) for stage, window in enumerate(most)) if cap else ()
+def windows_of(cap: int, most: Sequence[int], downstream: Sequence[int] = ()) -> tuple[int, ...]:
+    """``cap`` times the stages downstream and one, none above ``most``; no windows for 0.
+
+    Args:
+        downstream: stages on the longest path from each; empty: of a chain.
+    """
+    behind = downstream or range(len(most) - 1, -1, -1)
+    return tuple(min(window, cap * count + 1) for window, count in zip(most, behind, strict=True)) if cap else ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,11 +209,14 @@ class Leaves:
         if not traits(schedule).windowed:
             yield (), every
             return
-        held = np.minimum.accumulate(self.max_in_flight, axis=0)  # no stage can have more in flight than the one before
+        held, falls = self.max_in_flight.copy(), not traits(schedule).splits_backward
+        returning = tuple((source, reader) for source, reader, returns in self.edges if returns)
+        for source, reader in returning if falls else ():
+            np.minimum(held[reader], held[source], out=held[reader])
         allowing_by_windows: dict[tuple[int, ...], list[int]] = {}
         for most in np.unique(held, axis=1).T:
             numbers = np.flatnonzero((held == most[:, None]).all(axis=0))
-            for windows in windows_to_try(tuple(most.tolist()), num_microbatches):
+            for windows in windows_to_try(tuple(most.tolist()), num_microbatches, returning, falls):
                 allowing_by_windows.setdefault(windows, []).extend(numbers.tolist())
         for windows, allowing in allowing_by_windows.items():
             yield windows, np.unique(allowing)
@@ -240,19 +248,40 @@ class CardLoads:
 
 
 @functools.lru_cache(maxsize=4096)
-def windows_to_try(most: tuple[int, ...], num_microbatches: int) -> tuple[tuple[int, ...], ...]:
-    """Windows of the stages of a chain, none above ``most`` (which never grows) nor above the window before.
+def windows_to_try(
+    most: tuple[int, ...], num_microbatches: int, returning: tuple[tuple[int, int], ...], falls: bool
+) -> tuple[tuple[int, ...], ...]:
+    """Windows of stages, none above ``most``.
 
-    All there are, if they are few; else some multiples of the stages downstream, as far as ``most`` allows.
+    All there are, if a chain of so many stages has few; else some multiples of the stages downstream, as far as
+    ``most`` allows.
+
+    Args:
+        returning: pairs of stages of which the second gives gradients to the first.
+        falls: whether the second has no larger window then (nor a larger ``most``), as it has no more in flight.
+            Otherwise windows hold what waits for a W too, each stage its own.
     """
-    num_stages = len(most)
-    if comb(num_microbatches + num_stages - 1, num_stages) <= FEW_WINDOWS:
-        every = product(*(range(1, window + 1) for window in most))
-        return tuple(windows for windows in every if all(a >= b for a, b in pairwise(windows)))
-    tried: dict[tuple[int, ...], None] = {}
-    for cap in CAPS:
-        tried[windows_of(cap, most)] = None
-    return tuple(tried)
+    if comb(num_microbatches + len(most) - 1, len(most)) <= FEW_WINDOWS:
+        every = tuple(islice(_windows_within(most, returning if falls else ()), MANY_WINDOWS + 1))
+        if len(every) <= MANY_WINDOWS:
+            return every
+    downstream = [0] * len(most)
+    for source, reader in sorted(returning, reverse=True):
+        downstream[source] = max(downstream[source], downstream[reader] + 1)
+    return tuple(dict.fromkeys(windows_of(cap, most, downstream) for cap in CAPS))
+
+
+def _windows_within(
+    most: tuple[int, ...], falling: tuple[tuple[int, int], ...], windows: tuple[int, ...] = ()
+) -> Iterator[tuple[int, ...]]:
+    """All that begin with ``windows``; of each pair of stages the first has no smaller one than the second."""
+    stage = len(windows)
+    if stage == len(most):
+        yield windows
+        return
+    before = (windows[source] for source, reader in falling if reader == stage)
+    for window in range(1, min([most[stage], *before]) + 1):
+        yield from _windows_within(most, falling, (*windows, window))
 
 
 @functools.lru_cache(maxsize=4096)

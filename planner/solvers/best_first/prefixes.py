@@ -153,7 +153,7 @@ class Frontier:
             ]
         )
         cuts, limit = prices.cuts, prices.freedom.max_stages
-        if prefix.choices and cuts.complete:
+        if prefix.choices and cuts.merges_orders:
             bound = np.where(cuts.disorder(prefix.cuts[-2], prefix.cuts[-1], table.last), np.inf, bound)
         if limit and len(prefix.choices) + 1 >= limit:
             bound = np.where(table.last == cuts.last, bound, np.inf)

@@ -31,6 +31,7 @@ from planner.solvers.budget import CALL_S, Budget, OutOfTimeError
 from planner.solvers.candidates.choose import ROUNDING, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import stages_usable
+from planner.solvers.candidates.stage_orders import in_every_order
 from planner.solvers.progress import Progress, SearchProgress
 
 _REPORT_EVERY_S = 0.2
@@ -112,6 +113,11 @@ class Simulate:
 
     frontier: Frontier
     leaf: Leaf
+
+    @property
+    def stands_for_all(self) -> bool:
+        """Whether it stands for those with their stages in other orders."""
+        return self.frontier.suffixes.prices.cuts.merges_orders
 
 
 Start = Evaluation | BatchSpace | Replicas | virtual_pipelines.PipelineFamilies
@@ -271,7 +277,7 @@ class BestFirstSearch:
             self._open(item, item.root())
             self._look_ahead(item)
         elif isinstance(item, Simulate):
-            candidate = self._simulate(item.frontier, item.leaf, bound_s)
+            candidate = self._simulate(item.frontier, item.leaf, bound_s, item.stands_for_all)
             is_open = any(choice.group.is_open for choice in item.leaf.prefix.choices)
             if candidate is not None and is_open and not self.most_candidates:
                 shares = OpenShares.of(item.frontier, item.leaf, candidate, self.upper_s)
@@ -283,7 +289,8 @@ class BestFirstSearch:
             for after in item.advance(self.evaluator, self.upper_s):
                 if isinstance(after, Candidate):
                     with suppress(MissingMeasurementError, IllegalProgramError):
-                        self._evaluate(after, item.bound_s)
+                        every_order = isinstance(item, OpenShares) and item.stands_for_all
+                        (self._evaluate_in_every_order if every_order else self._evaluate)(after, item.bound_s)
                 elif isinstance(after, Evaluation):
                     self.take(after)
                 else:
@@ -293,14 +300,21 @@ class BestFirstSearch:
                 self._push(float(item.expansion.bound_s[position + 1]), item, position + 1)
             self._open(item.frontier, item.expansion.child(position))
 
-    def _simulate(self, frontier: Frontier, leaf: Leaf, bound_s: float) -> Candidate | None:
+    def _simulate(self, frontier: Frontier, leaf: Leaf, bound_s: float, every_order: bool = False) -> Candidate | None:
         """Looks at the pipeline, where shares are open with those best by themselves; None if it is not allowed."""
         candidate = replace(frontier.candidate(leaf.prefix, leaf.schedule), windows=leaf.windows)
         if self.evaluator.unmet(candidate):
             return None
         if stages_usable(self.evaluator.problem, self.evaluator.cost_model, candidate):
-            self._evaluate(candidate, bound_s)
+            (self._evaluate_in_every_order if every_order else self._evaluate)(candidate, bound_s)
         return candidate
+
+    def _evaluate_in_every_order(self, candidate: Candidate, bound_s: float) -> None:
+        """The same of all that the candidate stands for: it and those with its stages in other orders."""
+        for one in in_every_order(self.evaluator.problem.profile.graph, candidate):
+            self._evaluate(one, bound_s)
+            if min(self.upper_s, self._passed_over_s) <= bound_s:
+                return
 
     def _evaluate(self, candidate: Candidate, bound_s: float) -> None:
         """Takes the candidate if it is the best of its number of stages; passes it over if it would take too long.

@@ -50,6 +50,7 @@ class OpenShares:
 
     Attributes:
         candidate: the pipeline, with some shares.
+        stands_for_all: whether it stands for those with their stages in other orders.
         bounds: of each box, ascending.
     """
 
@@ -57,6 +58,7 @@ class OpenShares:
     clocks: MemberClocks
     boxes: Boxes
     bounds: Array
+    stands_for_all: bool
 
     @property
     def bound_s(self) -> float:
@@ -68,7 +70,8 @@ class OpenShares:
         """All shares of a pipeline that may take less than ``upper_s``."""
         clocks = MemberClocks.of(frontier, leaf, candidate)
         boxes = clocks.all_shares(upper_s)
-        return cls(candidate, clocks, boxes, np.full(boxes[0].shape[1], leaf.bound_s))
+        bounds = np.full(boxes[0].shape[1], leaf.bound_s)
+        return cls(candidate, clocks, boxes, bounds, frontier.suffixes.prices.cuts.merges_orders)
 
     def advance(self, evaluator: Evaluator, upper_s: float) -> Iterator[Candidate | OpenShares]:
         """The shares to be simulated, or smaller boxes, that may take less than ``upper_s``."""
@@ -90,11 +93,10 @@ class OpenShares:
         halves = self.clocks.halves(least[:, chosen], most[:, chosen])
         evaluator.budget.spend(NUMBER_S * self.clocks.num_numbers * halves[0].shape[1])
         bounds = np.maximum(self.clocks.bounds(*halves), self.bounds[0])
-        every = OpenShares(
-            self.candidate,
-            self.clocks,
-            (np.hstack([least[:, kept], halves[0]]), np.hstack([most[:, kept], halves[1]])),
-            np.concatenate([self.bounds[kept], bounds]),
+        every = replace(
+            self,
+            boxes=(np.hstack([least[:, kept], halves[0]]), np.hstack([most[:, kept], halves[1]])),
+            bounds=np.concatenate([self.bounds[kept], bounds]),
         )
         yield from every._only(np.argsort(every.bounds, kind="stable"), upper_s)
 

@@ -42,6 +42,7 @@ begins at t or later is on a card until t + its bytes / r at least:
 The least values over all continuations, for each cut, devices left and first group, are a
 DP over suffixes                                                                                   ``bound``
 Where stage s + 1 need not read from s, only the step as a whole is bounded                  ``Labels.free``
+Stages that do not depend on one another are bounded in one order and simulated in each   ``GraphCuts.disorder``
 
 Prefixes of pipelines wait in a queue by the bound of their best continuation                   ``prefixes``
 Complete ones are simulated many at once, never too slow, and exactly where members of groups are alike; those that may

@@ -50,9 +50,6 @@ MANY_SEQUENCES = 500
 MANY_SHARES = 64
 """So many ways to share samples in the groups of a sequence at most are all looked at."""
 
-FEW_LAYERS = 24
-"""Networks of so many layers are also cut next to layers that cost nothing: stages may be as many as layers."""
-
 _FEW_KINDS = 3
 _COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)  # positions, where groups are of one size
 _ROUNDS = 3  # of moving each cut

@@ -17,7 +17,7 @@ from planner.schedules import traits
 from planner.solvers.best_first.bound import Suffixes
 from planner.solvers.best_first.device_bound import Capacity, capacity, least_step_s
 from planner.solvers.best_first.device_groups import DeviceStates
-from planner.solvers.best_first.graph_cuts import GraphCuts, cuts_of, thinned
+from planner.solvers.best_first.graph_cuts import GraphCuts, cuts_of, may_part_free, thinned
 from planner.solvers.best_first.hybrids import HybridSpace, hybrids
 from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, strategies
 from planner.solvers.best_first.leaf_bound import CAPS
@@ -27,7 +27,7 @@ from planner.solvers.best_first.prefixes import Frontier
 from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
 from planner.solvers.best_first.search import BatchSpace, BestFirstSearch, Outcome
 from planner.solvers.best_first.share_bound import has_open_shares
-from planner.solvers.best_first.virtual_pipelines import FEW_LAYERS, PipelineFamilies, families, not_searched
+from planner.solvers.best_first.virtual_pipelines import PipelineFamilies, families, not_searched
 from planner.solvers.budget import Budget, OutOfTimeError, made_within, under
 from planner.solvers.candidates.candidate import ends_of_hosts, micro_batches, pools
 from planner.solvers.candidates.choose import Selection, better
@@ -86,7 +86,7 @@ class SearchStart:
         problem, cost_model = self.evaluator.problem, self.evaluator.cost_model
         freedom = Freedom.of(problem)
         devices = _devices(freedom)
-        cuts = self.cuts or cuts_of(cost_model, parts_ties=may_part_ties(problem), parts_free=_parts_free(freedom))
+        cuts = self.cuts or _cuts(cost_model, freedom)
         self.cuts = cuts
         self._note(cuts, devices)
         self.is_restricted = bool(devices.restrictions) or not cuts.complete
@@ -281,8 +281,8 @@ def _has_groups(prices: GroupPrices, devices: DeviceStates) -> bool:
 
 def spaces(evaluator: Evaluator) -> Iterator[Frontier]:
     """Every way to cut the batch that can be priced."""
-    cuts = cuts_of(evaluator.cost_model, parts_ties=may_part_ties(evaluator.problem))
-    devices = _devices(Freedom.of(evaluator.problem))
+    freedom = Freedom.of(evaluator.problem)
+    cuts, devices = _cuts(evaluator.cost_model, freedom), _devices(freedom)
     for prices in priced(evaluator, cuts):
         if _has_groups(prices, devices):
             yield Frontier(Suffixes(prices, devices, HandoverBounds(prices)))
@@ -291,7 +291,7 @@ def spaces(evaluator: Evaluator) -> Iterator[Frontier]:
 def all_families(evaluator: Evaluator) -> Iterator[PipelineFamilies]:
     """The same of schedules for several stages a position."""
     freedom = Freedom.of(evaluator.problem)
-    cuts = cuts_of(evaluator.cost_model, parts_ties=may_part_ties(evaluator.problem), parts_free=_parts_free(freedom))
+    cuts = _cuts(evaluator.cost_model, freedom)
     yield from families(priced(evaluator, cuts), _devices(freedom), freedom.virtual)
 
 
@@ -306,9 +306,11 @@ def _devices(freedom: Freedom) -> DeviceStates:
     return DeviceStates(pools(freedom.problem, freedom.constraints), freedom.may_replicate)
 
 
-def _parts_free(freedom: Freedom) -> bool:
-    """Whether to cut next to layers that cost nothing."""
-    return bool(freedom.virtual) and len(freedom.problem.profile.graph.layers) <= FEW_LAYERS
+def _cuts(cost_model: CostModel, freedom: Freedom) -> GraphCuts:
+    """The places to cut; each order of stages by itself where rules or positions go by the numbers of stages."""
+    goes_by_numbers = freedom.virtual or freedom.constraints.stage_rules()
+    parts_ties, parts_free = may_part_ties(freedom.problem), may_part_free(freedom.problem)
+    return cuts_of(cost_model, parts_ties=parts_ties, parts_free=parts_free, merges_orders=not goes_by_numbers)
 
 
 def _capacity(prices: GroupPrices) -> Capacity:

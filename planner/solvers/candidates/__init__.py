@@ -1,6 +1,7 @@
 """Points of the searched space: what may be chosen, how it becomes a plan, and what the simulator says of it.
 
     space        sizes of micro-batches, schedules, positions to cut at                  ``feasibility``
+                 orders of stages that do not depend on one another                      ``stage_orders``
                  fix and forbid rules, as masks over stages                              ``constraints.Constraints``
     point        stages, groups, shares, schedule -> a decision                          ``candidate.decision_of``
     its value    the simulated step, and memory against limits                           ``evaluate.Evaluator``

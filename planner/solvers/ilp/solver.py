@@ -22,7 +22,7 @@ from planner.ir.problem import SAMPLE_DIMS, Problem
 from planner.schedules import traits
 from planner.solvers import everyday
 from planner.solvers.best_first.device_groups import DeviceStates, ranks_apart
-from planner.solvers.best_first.graph_cuts import cuts_of
+from planner.solvers.best_first.graph_cuts import cuts_of, may_part_free
 from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
 from planner.solvers.candidates.candidate import FEW_SHARES, micro_batches, plan_of, pools
 from planner.solvers.candidates.choose import ROUNDING, better, cheapest_first, choose, infeasible, out_of_time, written
@@ -214,7 +214,7 @@ class Enumeration:
         problem, cost_model = self.evaluator.problem, self.evaluator.cost_model
         freedom = replace(Freedom.of(problem), virtual=(), trains=True)
         devices = DeviceStates(pools(problem, self.constraints), freedom.may_replicate)
-        cuts = cuts_of(cost_model, MANY_IDEALS, may_part_ties(problem))
+        cuts = cuts_of(cost_model, MANY_IDEALS, may_part_ties(problem), may_part_free(problem), merges_orders=False)
         received, (counts, left_out) = StagesBehind.of(cuts).least_received(), group_counts(devices)
         self.rejected.update(devices.restrictions)
         if left_out:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations, pairwise, product
 from math import inf
@@ -17,9 +18,9 @@ from planner.costs.cost_model import CostModel
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST
 from planner.ir.constraints import broken, parse_rule
 from planner.ir.errors import InfeasibleError
-from planner.ir.graph import Graph, TensorSpec, producer
+from planner.ir.graph import Graph, Layer, TensorSpec, producer
 from planner.ir.layout import equal_shares, parts_of, samples_of
-from planner.ir.problem import Problem
+from planner.ir.problem import AUTO, Problem
 from planner.ir.profile import Measurement, Optimizer, ParameterCost
 from planner.layers import throughout_sites
 from planner.schedules import positions, traits
@@ -266,12 +267,7 @@ def uneven_problem(seed: int) -> Problem:
     makers = random_problem, random_problem, branching_problem, tied_problem, tied_branches, attention_problem
     problem = draw.choice(makers)(seed)
     profile = problem.profile
-
-    def uneven(one: Measurement) -> Measurement:
-        names = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
-        return replace(one, **{name: draw.uniform(0.6, 1.4) * getattr(one, name) for name in names})
-
-    measured = {kind: tuple(map(uneven, found)) for kind, found in profile.measurements.items()}
+    measured = {kind: tuple(_uneven(one, draw) for one in found) for kind, found in profile.measurements.items()}
     recompute = draw.choice(["never", "never", "auto", "always"])
     return replace(
         problem,
@@ -285,6 +281,137 @@ def uneven_problem(seed: int) -> Problem:
 def tied_branches(seed: int) -> Problem:
     """Branches with layers that share parameters."""
     return tied_problem(seed, branching_problem)
+
+
+RULES = (
+    *("l1=stage:0", "l1=stage:1", "l2=stage:1", "l*=replicas:1", "*=replicas:1", "l[01]=together", "l0,l2=together"),
+    *("l1=device:n?/cpu0", "l1=kind:kind-*", "*=sample:1"),
+)
+SCHEDULES = (
+    *((), ("gpipe",), ("1f1b",), ("1f1b", "gpipe"), ("1f1b-so",), ("1f1b-so",), ("1f1b-windowed",), ("1f1b-windowed",)),
+    *(("1f1b-sno",), ("1f1b-2bp",), ("1f1b-2bp-fill",), ("zb-h1",), ("zb-h2",), ("naive",)),
+)
+
+
+def asked_problem(seed: int) -> Problem:
+    """Three to six layers and a loss on two to four devices, with skips and ties, rules and whatever else is asked."""
+    draw = random.Random(seed + 60_000)
+    problem = _uneven_chain(draw)
+    problem = replace(
+        problem,
+        schedules=draw.choice(SCHEDULES),
+        recompute=draw.choice([*["never"] * 5, AUTO]),
+        max_stages=draw.choice([0, 0, 0, 0, 2]),
+    )
+    if draw.random() < 0.2:
+        problem = tied_problem(seed, lambda _: problem)
+    rules = [parse_rule(text) for text in draw.sample(RULES, 2)]
+    num_fixed, num_forbidden = draw.choice([(0, 0), (0, 0), (1, 0), (0, 1), (1, 1)])
+    return replace(problem, fix=tuple(rules[:num_fixed]), forbid=tuple(rules[2 - num_forbidden :]))
+
+
+def asked_of_branches(seed: int) -> Problem:
+    """The same with branches: layers that read any earlier ones, or a few towers side by side."""
+    problem = asked_problem(seed)
+    return with_branches(problem, -seed) if seed % 5 < 2 else _with_towers(problem, -seed)
+
+
+def _uneven_chain(draw: random.Random) -> Problem:
+    """Layers that may cost nothing, in no proportion to one another or on other devices, and slow links."""
+    num_devices = draw.choice([2, 3, 3, 3, 4])
+    num_layers = draw.randint(3, 6 if num_devices < 4 else 5)
+    costs = [draw.random() >= (0.3 if draw.random() < 0.2 else 0.0) for _ in range(num_layers)]
+
+    def each(low: float, high: float) -> list[float]:
+        return [draw.uniform(low, high) * is_some for is_some in costs]
+
+    def words(high: int) -> list[int]:
+        return [4 * draw.randint(1, high // 4) * is_some for is_some in costs]
+
+    profile = chain_profile(
+        num_layers,
+        num_devices,
+        forward_s=each(1e-4, 1e-3),
+        backward_s=each(2e-4, 2e-3),
+        backward_input_s=each(1e-4, 1e-3),
+        backward_weight_s=each(1e-4, 1e-3),
+        parameter_bytes=words(600),
+        activation_bytes=[4 * draw.randint(1, 150) for _ in range(num_layers)],
+        saved_bytes=words(600),
+        workspace_bytes=words(300),
+        accumulate_s=draw.choice([0.0, 1e-4]),
+        update_s=draw.choice([0.0, 3e-4]),
+        loss_s=1e-5,
+        speeds=[draw.choice([1.0, 1.0, 0.6, 1.7]) for _ in range(num_devices)] if draw.random() < 0.6 else 1.0,
+        hosts=[draw.choice(["n0", "n1", "n2"]) for _ in range(num_devices)] if draw.random() < 0.4 else None,
+        memory_bytes=[draw.choice([4000, 9000, 2**30]) for _ in range(num_devices)] if draw.random() < 0.3 else 2**30,
+        latency_s=draw.choice([0.0, 1e-5, 1e-4]),
+        bandwidth_bytes_per_s=draw.choice([1e6, 1e6, 1e7, 1e9]),
+        duplex=draw.random() < 0.75,
+        all_reduce_latency_s=draw.choice([0.0, 1e-4]),
+        sizes=SIZES,
+        action_overhead_s=draw.choice([0.0, 2e-5, 1e-4]),
+        skips=[(i, j) for i, j in combinations(range(num_layers), 2) if j > i + 1 and draw.random() < 0.15],
+    )
+    measured = profile.measurements
+    if draw.random() < 0.5:
+        measured = {kind: tuple(_uneven(one, draw) for one in found) for kind, found in measured.items()}
+    sizes = draw.choice([(), (1,), (1,), (1,), (2,), (3,)])
+    batch = draw.choice([2, 3, 3, 4])
+    return Problem(replace(profile, measurements=measured), batch, (), sizes, memory_margin=0.0)
+
+
+def _uneven(one: Measurement, draw: random.Random) -> Measurement:
+    """What was measured, each pass times a factor of its own."""
+    names = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
+    return replace(one, **{name: draw.uniform(0.6, 1.4) * getattr(one, name) for name in names})
+
+
+def _with_towers(problem: Problem, seed: int) -> Problem:
+    """Two towers or three, of which layers read one another now and then; the last layer reads all their ends."""
+    draw = random.Random(seed)
+    graph = problem.profile.graph
+    *body, top, loss = graph.layers
+    ends = ["x"] * draw.choice([2, 2, 3])
+    layers, unread = list[Layer](), set[str]()
+    for layer in body:
+        tower = draw.randrange(len(ends))
+        reads = {ends[tower]}
+        if layers and draw.random() < 0.15:
+            reads.add(draw.choice(layers).name)
+        unread = (unread - reads) | {layer.name}
+        ends[tower] = layer.name
+        layers.append(replace(layer, kind="opaque", inputs=tuple(sorted(reads))))
+    layers.append(replace(top, kind="opaque", inputs=tuple(sorted(unread))))
+    return replace(problem, profile=replace(problem.profile, graph=replace(graph, layers=(*layers, loss))))
+
+
+MANY_PLANS = 5000
+
+
+def with_fewer_plans(problem: Problem) -> Problem:
+    """The problem if it has few plans to look at, else with less to choose from."""
+    narrower: list[dict[str, object]] = [{}, {"recompute": "never"}, {"micro_batch_sizes": (1,)}, {"global_batch": 3}]
+    narrower += [{"schedules": ("1f1b-so",)}, {"max_stages": 3}, {"max_stages": 2}]
+    for changed in narrower:
+        problem = replace(problem, **changed)
+        if _num_plans(problem) <= MANY_PLANS:
+            break
+    return problem
+
+
+def _num_plans(problem: Problem) -> int:
+    """How many plans there are at most; shares of unlike devices aside."""
+    every = (len(groups) for groups in _groups((), tuple(problem.ranks), problem))
+    sequences = Counter(count for count in every if not 0 < problem.max_stages < count)
+    total = 0
+    for size in problem.micro_batch_sizes or range(1, problem.global_batch + 1):
+        batches = split_batch(problem.global_batch, size)
+        for count, times in sequences.items():
+            ways = sum(1 for name in schedule_names(problem) for _ in _windows(name, count, len(batches)))
+            again = len(recompute_choices(problem)) ** count
+            total += times * ways * again * sum(1 for _ in _stages(problem.profile.graph, count))
+    return total
 
 
 def plans(problem: Problem, *, every_share: bool = False) -> Iterator[Candidate]:
@@ -308,7 +435,7 @@ def plans(problem: Problem, *, every_share: bool = False) -> Iterator[Candidate]
                 if any(stage_of[index] in by_parts for index in others):
                     continue
                 for schedule in schedules:
-                    for windows in _windows(len(groups), len(batches)) if traits(schedule).windowed else ((),):
+                    for windows in _windows(schedule, len(groups), len(batches)):
                         for again in _recompute(problem, len(groups)):
                             yield Candidate(stage_of, groups, shares, batches, schedule, windows, again)
 
@@ -436,9 +563,10 @@ def _stages(graph: Graph, num_stages: int) -> Iterator[tuple[int, ...]]:
             yield stage_of
 
 
-def _windows(num_stages: int, num_microbatches: int) -> Iterator[tuple[int, ...]]:
-    for windows in product(range(1, num_microbatches + 1), repeat=num_stages):
-        if all(a >= b for a, b in pairwise(windows)):
+def _windows(schedule: str, num_stages: int, num_microbatches: int) -> Iterator[tuple[int, ...]]:
+    """All that differ; where they are lowered to those of stages before, each in some order of the stages."""
+    for windows in product(range(1, num_microbatches + 1), repeat=num_stages) if traits(schedule).windowed else ((),):
+        if traits(schedule).splits_backward or all(a >= b for a, b in pairwise(windows)):
             yield windows
 
 
@@ -447,9 +575,12 @@ def _recompute(problem: Problem, num_stages: int) -> tuple[tuple[Recomputes, ...
 
 
 def best_by_exhaustion(
-    problem: Problem, every: Callable[[Problem], Iterator[Candidate]] = plans
+    problem: Problem, every: Callable[[Problem], Iterator[Candidate]] = plans, known_s: float = inf
 ) -> tuple[Evaluation | None, int]:
     """The fastest plan that fits and keeps to the side constraints, and how many there are.
+
+    Args:
+        known_s: slower plans are of no interest.
 
     Of a plan that is slower than one before, the evaluator asks no memory, and maybe a bound of the step alone: of each
     eighth it is asked for everything, and may not be faster.
@@ -457,10 +588,14 @@ def best_by_exhaustion(
     evaluator = Evaluator(problem, CostModel(problem.profile))
     best, num_plans = None, 0
     for num_plans, candidate in enumerate(every(problem), 1):
-        one = evaluator.evaluate(candidate, inf if best is None else best.step_s)
+        one = evaluator.evaluate(candidate, known_s if best is None else best.step_s)
         if not num_plans % 8 and not one.memories:
             assert evaluator.evaluate(candidate).step_s >= one.step_s * (1 - 1e-9)
-        if one.fits and (best is None or one.step_s < best.step_s) and not _breaks_rules(problem, candidate):
+        if (
+            one.fits
+            and one.step_s < (known_s if best is None else best.step_s)
+            and not _breaks_rules(problem, candidate)
+        ):
             best = one
     return best, num_plans
 
@@ -490,6 +625,17 @@ def assert_best_of_all(
         assert plan.prediction.step_s == pytest.approx(best.step_s, rel=1e-9), name
         assert plan.search.bound_s == pytest.approx(best.step_s, rel=1e-8), name
         assert check(plan, problem.profile) == (), name
+
+
+def assert_nothing_is_faster(problem: Problem) -> None:
+    """The plan is proven, and no other is faster; where there is none, none fits and keeps to what is asked."""
+    known_s, status = inf, "proven"
+    with suppress(InfeasibleError):
+        plan = solver("best-first")(problem, None)
+        known_s, status = plan.prediction.step_s, plan.search.status
+    faster, _ = best_by_exhaustion(problem, known_s=known_s * (1 - 1e-9))
+    assert faster is None, f"{faster.step_s} s, {known_s} s is {status}: {faster.candidate}"
+    assert status == "proven"
 
 
 def with_memory(problem: Problem, memory_bytes: int) -> Problem:

@@ -36,6 +36,7 @@ from planner.solvers.best_first.share_bound import AnyShares, MeanHandovers, has
 from planner.solvers.best_first.share_search import OpenShares
 from planner.solvers.best_first.warm_start import spaces
 from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.stage_orders import in_every_order
 from tests.planner.check.test_memory import with_levels
 from tests.planner.solvers.instances import (
     best_by_exhaustion,
@@ -128,9 +129,10 @@ def pipelines(problem: Problem) -> Iterator[tuple[list[float], float, float]]:
                 for leaf in leaves.under(schedule, len(prices.micro_batches), float("inf")):
                     candidate = replace(frontier.candidate(leaf.prefix, schedule), windows=leaf.windows)
                     for bound_s, shared in with_all_shares(frontier, leaf, candidate):
-                        found = evaluator.evaluate(shared)
-                        if found.fits:
-                            yield path, bound_s, found.step_s
+                        for one in in_every_order(problem.profile.graph, shared):
+                            found = evaluator.evaluate(one)
+                            if found.fits:
+                                yield path, bound_s, found.step_s
 
 
 @MAKERS

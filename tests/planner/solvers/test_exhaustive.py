@@ -25,7 +25,10 @@ from planner.solvers.candidates.evaluate import Evaluator
 from tests.oracles.plans import check
 from tests.planner.corrections import random_corrections
 from tests.planner.solvers.instances import (
+    asked_of_branches,
+    asked_problem,
     assert_best_of_all,
+    assert_nothing_is_faster,
     attention_problem,
     best_by_exhaustion,
     branching_problem,
@@ -39,6 +42,7 @@ from tests.planner.solvers.instances import (
     uneven_problem,
     virtual_plans,
     with_branches,
+    with_fewer_plans,
 )
 
 PLAIN = ("1f1b", "gpipe")
@@ -245,6 +249,18 @@ def test_the_plan_is_the_best_of_all_plans(name: str, seed: int) -> None:
     family = FAMILIES[name]
     problem = family.make(seed)
     assert_best_of_all(smaller(problem, seed) if family.every is plans else problem, family.every, family.solvers)
+
+
+@pytest.mark.cases(30)
+@pytest.mark.parametrize("seed", range(300))
+def test_whatever_is_asked_no_plan_is_faster_than_one_that_is_proven(seed: int) -> None:
+    assert_nothing_is_faster(with_fewer_plans(asked_problem(seed)))
+
+
+@pytest.mark.cases(30)
+@pytest.mark.parametrize("seed", range(300))
+def test_of_a_network_with_branches_none_is_either(seed: int) -> None:
+    assert_nothing_is_faster(with_fewer_plans(asked_of_branches(seed)))
 
 
 @pytest.mark.parametrize("seed", [5, 30])
