@@ -127,12 +127,12 @@ def hybrids(evaluator: Evaluator, spaces: Sequence[HybridSpace]) -> Iterator[Eva
     for stages, most in looks:
         balanced = [hybrid for one in _closest(stages, budget)[:most] for hybrid in one.space.on(one.counts)]
         for evaluation in _simulated(evaluator, most_promising(balanced, budget), best_s):
-            best_s = evaluation.step_s
+            best_s = min(best_s, evaluation.step_s)
             yield evaluation
 
 
 def _simulated(evaluator: Evaluator, promising: Sequence[Hybrid], best_s: float) -> Iterator[Evaluation]:
-    """Those that fit and are shorter than ``best_s``, and than all before."""
+    """Those that fit and take no longer than ``best_s``, and than all before."""
     actions = 0
     longer_s: dict[object, float] = {}  # by plan, what the simulator adds: about the same under any schedule
     for hybrid in promising:
@@ -154,8 +154,8 @@ def _simulated(evaluator: Evaluator, promising: Sequence[Hybrid], best_s: float)
             continue
         if np.isfinite(evaluation.step_s):
             longer_s[id(hybrid.groups), hybrid.cuts] = evaluation.step_s - hybrid.step_s
-        if evaluation.fits and evaluation.memories and evaluation.step_s < best_s:
-            best_s = evaluation.step_s
+        if evaluation.fits and evaluation.memories:
+            best_s = min(best_s, evaluation.step_s)
             yield evaluation
 
 

@@ -396,16 +396,16 @@ class Entries:
             is_enough = (left >= 0).all(axis=1)
             rest[is_enough, number] = np.ravel_multi_index(tuple(left[is_enough].T), shape)
         pace_s = np.array([column.pace_s for column in columns])
-        first, number, last = np.nonzero((pace_s <= most_pace_s).swapaxes(0, 1))
+        first, own_column, last = np.nonzero((pace_s <= most_pace_s).swapaxes(0, 1))
 
         def of_entries(by_column: Sequence[Array]) -> Array:
-            return np.asarray(np.array(by_column)[number, first, last])
+            return np.asarray(np.array(by_column)[own_column, first, last])
 
         return cls(
             columns=columns,
             counts=counts,
             rest=rest,
-            column=number,
+            column=own_column,
             first=first,
             last=last,
             trip_s=of_entries([column.trip_s for column in columns]),
