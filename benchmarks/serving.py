@@ -112,7 +112,7 @@ class _Health:
     def _ask(self) -> None:
         while not self._is_over.wait(0.02):
             began_s = time.perf_counter()
-            self.failed += _asked(self._port, b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n") != 200
+            self.failed += _asked(self._port, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") != 200
             self.seconds.append(time.perf_counter() - began_s)
 
 
@@ -166,7 +166,7 @@ def _asked(port: int, text: bytes) -> int:
 
 
 def _raw(kind: str, body: bytes) -> bytes:
-    head = f"POST /infer HTTP/1.1\r\nHost: here\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /infer HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
@@ -207,7 +207,7 @@ def _hostile(count: int) -> Sequence[bytes]:
         _raw(_JSON, b'{"inputs": [' + b"9" * 5000 + b"]}"),
         _raw(_JSON, fixed.randbytes(500)),
         _raw("text/plain", b"{}"),
-        b"POST /infer HTTP/1.1\r\nHost: here\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
+        b"POST /infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
         b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n",
         fixed.randbytes(50) + b"\r\n\r\n",
     ]
