@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from halopipe.run_spec.job import job_folder
 from planner.ir.codec import dump
+from planner.ir.scratch import scratch_folder
 from tests.halopipe.commands import HOME, PROFILE, call
 
 HELD = {
@@ -135,7 +135,7 @@ def test_the_folder_of_a_job_is_its_users_alone(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     umask = os.umask(0)
     try:
-        with job_folder() as folder:
+        with scratch_folder("job") as folder:
             assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     finally:
         os.umask(umask)
