@@ -52,7 +52,8 @@ def profile(
 
     if hosts is not None:
         raise hosts_refused(hosts, f"profile {shlex.quote(model)} ...")
-    with ended_by_exception(), claimed([output], [model.rpartition(":")[0] or model]):
+    read = [model.rpartition(":")[0] or model, options.on or None, *options.tables]
+    with ended_by_exception(), claimed([output], read):
         job = job_rank()
         source = _source(model, options, job)
         if options.on or options.tables:

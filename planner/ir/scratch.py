@@ -58,9 +58,11 @@ def sweep() -> None:
     """
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
+            if folder.lstat().st_uid != os.geteuid():
+                continue
             place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK)
             opened.callback(os.close, place)
-            if os.fstat(place).st_uid != os.geteuid():
+            if os.fstat(place).st_uid != os.geteuid():  # it is another one by now
                 continue
             owner = open_plain(OWNER, folder=place)
             opened.callback(os.close, owner)
