@@ -174,8 +174,10 @@ class _Files:
         from planner.ir.files import write_texts
 
         plan = plan if self.cluster is not None else plan_files.remembering(plan, self.profile, path)
-        proofs = {self.proof: dumps(proof)} if proof is not None and self.proof is not None else {}
-        write_texts({path: dumps(plan), **proofs})
+        texts = {path: dumps(plan)}
+        if proof is not None and self.proof is not None:
+            texts[self.proof] = dumps(proof)
+        write_texts(texts)
         return plan
 
     def write(self, plan: Plan, profile: Profile, objective: str, proof: Proof | None = None) -> None:

@@ -105,7 +105,7 @@ def write_text(path: str | Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
-def write_texts(texts: Mapping[str | Path, str]) -> None:
+def write_texts(texts: Mapping[Path, str]) -> None:
     """Makes each text what the file of its path holds; regular files are replaced once all texts are written."""
     with contextlib.ExitStack() as written:
         for path, text in texts.items():

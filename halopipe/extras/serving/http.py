@@ -127,8 +127,8 @@ class _Admission:
         """An address is nobody's name; none at all comes from no browser."""
         name = re.sub(r":[0-9]*\Z", "", host).strip("[]").removesuffix(".").lower()
         if name and name not in self.names and not _is_address(name):
-            known = ", ".join(sorted(self.names))
-            raise RefusedError(421, f"no server of the name {name[:100]} is here, but {known}; more: serve --names")
+            names = ", ".join(sorted(self.names))
+            raise RefusedError(421, f"no server of the name {name[:100]} is here, but {names}; more: serve --names")
 
 
 def _require_small_headers(scope: Scope) -> None:

@@ -132,12 +132,13 @@ def _interpreted(pickled: bytes) -> Any:
     memo: dict[int, Any] = {}
 
     def popped(count: int) -> tuple[Any, ...]:
-        taken = tuple(stack[-count:]) if count else ()
+        top = tuple(stack[len(stack) - count :])
         del stack[len(stack) - count :]
-        return taken
+        return top
 
     try:
-        for code, argument, _ in pickletools.genops(pickled):
+        for code, value, _ in pickletools.genops(pickled):
+            argument: Any = value
             match code.name:
                 case "PROTO":
                     pass
