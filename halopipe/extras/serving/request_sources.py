@@ -129,7 +129,6 @@ def of_folder(
     """
     if not folder.is_dir():
         raise MissingFileError(f"there is no folder {folder}", [], ["the folder of the files that are to be answered"])
-    output.mkdir(parents=True, exist_ok=True)
     read = find_factory(reader) if reader else None
     answered: set[str] = set()
     while True:
@@ -362,6 +361,7 @@ def _writer(output: Path, name: str, *, any_file: bool) -> Put:
     places = _answers(output, name, any_file=any_file)
 
     def put(answer: Any) -> None:
+        output.mkdir(parents=True, exist_ok=True)
         require_free(output, [name], any_file=any_file)  # somebody else's, made meanwhile
         if len(places) == 1:
             with replaced(places[0]) as stream:

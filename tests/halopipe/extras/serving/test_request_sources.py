@@ -148,6 +148,7 @@ def test_a_file_that_is_small_and_says_that_it_is_large_takes_no_more(tmp_path: 
         with pytest.raises(FormatError, match=name):
             next(of_folder(serving, given, tmp_path / "answers", most_bytes=2**19))
         assert tracemalloc.get_traced_memory()[1] < 2**22
+        assert not (tmp_path / "answers").exists()
     finally:
         tracemalloc.stop()
 
