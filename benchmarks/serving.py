@@ -1,6 +1,7 @@
 """A service under attack: ``halopipe serve --http`` beside idle, leaving and hostile clients.
 
     idle       80 connections that send nothing, or the beginning of a request, held all the while
+    slow       5 bodies of the largest size, all but the last byte of each, held as well
     leaving    150 clients that ask and do not wait for the answer
     hostile    2,000 requests that are none: lies about sizes, archives, text for numbers, other dtypes, broken HTTP
     large      bodies of the largest size, one by one; what the server's memory grows by, over the body's size
@@ -30,7 +31,7 @@ import numpy as np
 from benchmarks.report import Row, at_least, at_most, run
 from benchmarks.seeds.jobs import folder_of, halopipe
 
-_IDLE, _LEAVING, _HOSTILE = 80, 150, 2000
+_IDLE, _SLOW, _LEAVING, _HOSTILE = 80, 5, 150, 2000
 _ASKED = 5
 _ROWS, _WIDTH = 16, 8
 _BODY_BYTES = 16 * 2**20
@@ -62,6 +63,10 @@ def _rows(hostile: int, body_bytes: int) -> Iterator[Row]:
             for number in range(_IDLE):
                 held.enter_context(_sent(port, (b"", b"POST /infer HTT")[number % 2]))
             yield at_least(f"right answers beside {_IDLE} idle connections", _right(folder, port), "of 5", _ASKED)
+            with ExitStack() as slow:
+                for _ in range(_SLOW):
+                    slow.enter_context(_sent(port, _raw(_JSON, b" " * body_bytes)[:-1]))
+                yield at_least(f"right answers beside {_SLOW} slow bodies", _right(folder, port), "of 5", _ASKED)
             for _ in range(_LEAVING):
                 _sent(port, _raw(_JSON, json.dumps({"inputs": _numbers(0).tolist()}).encode())).close()
             yield at_least(f"right answers after {_LEAVING} clients that left", _right(folder, port), "of 5", _ASKED)
@@ -112,7 +117,7 @@ class _Health:
     def _ask(self) -> None:
         while not self._is_over.wait(0.02):
             began_s = time.perf_counter()
-            self.failed += _asked(self._port, b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n") != 200
+            self.failed += _asked(self._port, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") != 200
             self.seconds.append(time.perf_counter() - began_s)
 
 
@@ -166,7 +171,7 @@ def _asked(port: int, text: bytes) -> int:
 
 
 def _raw(kind: str, body: bytes) -> bytes:
-    head = f"POST /infer HTTP/1.1\r\nHost: here\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /infer HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
@@ -206,8 +211,11 @@ def _hostile(count: int) -> Sequence[bytes]:
         _raw(_JSON, b'{"inputs": ' + b"[" * 5000),
         _raw(_JSON, b'{"inputs": [' + b"9" * 5000 + b"]}"),
         _raw(_JSON, fixed.randbytes(500)),
+        _raw(_JSON, b'{"\\ud800": [1]}'),
         _raw("text/plain", b"{}"),
-        b"POST /infer HTTP/1.1\r\nHost: here\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
+        _raw(_JSON, b"{}").replace(b"localhost", b"rebound.example"),
+        _raw(_JSON, b"{}").replace(b"\r\n", b"\r\nX-Large: " + b"a" * 20_000 + b"\r\n", 1),
+        b"POST /infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
         b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n",
         fixed.randbytes(50) + b"\r\n\r\n",
     ]

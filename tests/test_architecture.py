@@ -54,7 +54,7 @@ FLOORS = {
     "planner.ir": floor(),
     "planner.ir.codec": floor("planner.ir", "pydantic"),
     "planner.ir.strict_yaml": floor("planner.ir", "yaml"),
-    "cuda_ops": floor("planner.ir.extras", "numpy spconv torch torchsparse triton"),
+    "cuda_ops": floor("planner.ir.extras planner.ir.scratch", "numpy spconv torch torchsparse triton"),
     "planner.layers": floor("planner.ir", "numpy"),
     "planner.sites": floor("planner.ir", "numpy"),
     "planner.schedules": floor("planner.ir planner.passes"),

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from halopipe.run_spec.job import job_folder
 from planner.ir.codec import dump
+from planner.ir.scratch import scratch_folder
 from tests.halopipe.commands import HOME, PROFILE, call
 
 HELD = {
@@ -27,13 +27,16 @@ HELD = {
     "names as its input is not replaced": (
         "halopipe/terminal/test_output_files.py::test_an_input_is_not_claimed_for_output_by_any_of_its_names"
     ),
+    "or other file that the command names": (
+        "halopipe/terminal/test_output_files.py::test_no_verb_puts_its_result_in_the_place_of_what_it_was_given"
+    ),
     "A plan, profile, job file": "halopipe/run_spec/test_job_file.py::test_a_job_file_that_is_read_is_not_replaced",
     "No output is put in the place of a checkpoint": (
         "halopipe/terminal/test_output_files.py::test_no_output_is_put_where_a_checkpoint_is_or_may_be"
     ),
-    "the folder of a job has mode 0700": "test_security.py::test_the_folder_of_a_job_is_its_users_alone",
+    "temporary folders have mode 0700": "test_security.py::test_the_folder_of_a_job_is_its_users_alone",
     "those of other users are not opened": (
-        "halopipe/run_spec/test_job.py::test_what_others_put_among_the_temporary_files_is_neither_opened_nor_removed"
+        "planner/ir/test_scratch.py::test_what_others_put_among_the_temporary_files_is_neither_opened_nor_removed"
     ),
     "Locks and journals": (
         "runtime/checkpoint/test_lock.py::test_what_is_no_file_in_the_place_of_a_lock_is_refused_without_a_wait"
@@ -75,6 +78,23 @@ HELD = {
     ),
     "Bodies have a largest size": "halopipe/extras/serving/test_http.py::test_what_is_no_request_is_refused",
     "half a minute to come": "halopipe/extras/serving/test_http.py::test_a_body_that_does_not_come_is_not_waited_for",
+    "too large together": "halopipe/extras/serving/test_http.py::test_bodies_that_come_slowly_keep_nobody_out",
+    "Of too many connections": (
+        "halopipe/extras/serving/test_http.py::test_connections_that_send_nothing_or_little_keep_nobody_out"
+    ),
+    "headers have 16 KiB": (
+        "halopipe/extras/serving/test_http.py::test_headers_are_no_larger_than_is_said_however_they_come"
+    ),
+    "What a request says of its own size": (
+        "halopipe/extras/serving/test_request_sources.py::"
+        "test_a_file_that_is_small_and_says_that_it_is_large_takes_no_more"
+    ),
+    "whose pickle is read": (
+        "halopipe/extras/serving/test_torch_files.py::test_a_pickle_calls_nothing_and_takes_no_more_than_its_bytes"
+    ),
+    "nor can one whose own name": (
+        "halopipe/extras/serving/test_http.py::test_a_page_that_has_its_own_name_lead_here_is_not_answered"
+    ),
     "requests that find no room": (
         "halopipe/extras/serving/test_http.py::test_what_finds_no_room_is_told_when_to_come_again"
     ),
@@ -135,7 +155,7 @@ def test_the_folder_of_a_job_is_its_users_alone(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     umask = os.umask(0)
     try:
-        with job_folder() as folder:
+        with scratch_folder("job") as folder:
             assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     finally:
         os.umask(umask)

@@ -29,11 +29,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from planner.ir.scratch import lasting_folder
+
 _LOGGER = logging.getLogger(__name__)
 
 FAILURE_LASTS_S = 3600.0
 """For so long what a compiler said is believed."""
 
+_SCRATCH = "compiling-"
 _COMPILERS = ("c++", "g++", "clang++")
 _COMMON_FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden")
 _SHOWN_CHARACTERS = 2000  # of a compiler's message
@@ -101,8 +104,10 @@ def compiled(environment: Mapping[str, str], sources: LibrarySources) -> Path:
     folder = own_folder(cache_folder(environment))
     library = folder / f"{sources.name}-{toolchain.key(sources)}.so"
     if not _is_own_file(library):
-        with _locked(folder):
+        with _locked(folder) as is_alone:
             if not _is_own_file(library):
+                if is_alone:
+                    _sweep(folder)
                 _fill(library, toolchain, sources)
     return library
 
@@ -138,7 +143,7 @@ def foreign(folder: Path) -> str:
 @functools.cache
 def _private(folder: Path, fault: str) -> Path:
     """In place of ``folder``, for this process and those that it forks."""
-    made = Path(tempfile.mkdtemp(prefix="halopipe-"))
+    made = lasting_folder("compiled")
     _LOGGER.warning("%s is not used for compiled code: %s; this process compiles into %s", folder, fault, made)
     _made.append((os.getpid(), made))
     return made
@@ -170,11 +175,17 @@ def _is_own_file(library: Path) -> bool:
     return False
 
 
+def _sweep(folder: Path) -> None:
+    """Removes what compilers that were killed have left; nobody else compiles there now."""
+    for scratch in folder.glob(f"{_SCRATCH}*"):
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
 def _fill(library: Path, toolchain: Toolchain, sources: LibrarySources) -> None:
     """Compiles the library into its place, or keeps there what the compiler says."""
     failure = library.with_suffix(".failed")
     _require_no(failure)
-    with tempfile.TemporaryDirectory(prefix="compiling-", dir=library.parent) as scratch:
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=library.parent) as scratch:
         try:
             made = _compile(toolchain, sources, Path(scratch))
         except CannotCompileError as error:
@@ -234,13 +245,15 @@ def processor() -> str:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Holds the folder against other processes; the lock goes with the process."""
+def _locked(folder: Path) -> Iterator[bool]:
+    """Holds the folder against other processes; the lock goes with the process.  False where there are no locks."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    is_alone = False
     try:
-        with contextlib.suppress(OSError):  # a file system without locks
+        with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+            is_alone = True
+        yield is_alone
     finally:
         os.close(descriptor)
 

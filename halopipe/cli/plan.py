@@ -23,6 +23,7 @@ from planner.ir.problem import SPATIAL_DIMS
 if TYPE_CHECKING:
     from planner.ir.plan import Plan
     from planner.ir.profile import Profile
+    from planner.ir.proof import Proof
 
 
 @with_options
@@ -80,7 +81,7 @@ def _best(loaded: Profile, search: SearchOptions, options: PlanOptions, files: _
     """The plan that a search finds, measured to the end where that is asked for."""
     from halopipe.planning import measure_missing, search_progress
     from halopipe.planning.problem import problem_for
-    from planner.proof.prove import require_provable
+    from planner.proof.prove import prove, require_provable
 
     problem = problem_for(loaded, options)
     if files.proof is not None:
@@ -98,27 +99,18 @@ def _best(loaded: Profile, search: SearchOptions, options: PlanOptions, files: _
         console.wrote(files.profile)
         fingerprint = completed.plan.inputs.profile_fingerprint
         console.remark(f"its fingerprint is now {fingerprint}: earlier plans are of another")
-    files.write(completed.plan, completed.profile if completed.rounds else loaded, options.objective)
+    of = completed.profile if completed.rounds else loaded
+    proof = None if files.proof is None else prove(completed.plan, of)
+    files.write(completed.plan, of, options.objective, proof)
     on = ["--cluster", files.cluster] if files.cluster is not None else []
     explained = console.command("explain", files.output, "--profile", files.profile, *on)
     console.wrote(files.output, f"{explained}, or {console.command('run', files.output)}")
-    if files.proof is not None:
-        _certify(completed.plan, completed.profile if completed.rounds else loaded, files.proof, files)
+    if proof is not None and files.proof is not None:
+        bound = f"{units.seconds(proof.bound_s)} (gap {units.percent(proof.gap)})"
+        console.remark(f"no plan that the proof covers takes less than {bound}")
+        console.wrote(files.proof, console.command("check", files.output, "--proof", files.proof, *on))
     if completed.plan.search.status == "stopped":
         raise typer.Exit(console.INTERRUPTED)
-
-
-def _certify(plan: Plan, profile: Profile, path: Path, files: _Files) -> None:
-    """Writes the proof of a plan, and says what it claims."""
-    from planner.ir.codec import dump
-    from planner.proof.prove import prove
-
-    proof = prove(plan, profile)
-    dump(proof, path)
-    bound = f"{units.seconds(proof.bound_s)} (gap {units.percent(proof.gap)})"
-    console.remark(f"no plan that the proof covers takes less than {bound}")
-    on = ["--cluster", files.cluster] if files.cluster is not None else []
-    console.wrote(path, console.command("check", files.output, "--proof", path, *on))
 
 
 def _front(loaded: Profile, search: SearchOptions, num_points: int, options: PlanOptions, files: _Files) -> None:
@@ -175,22 +167,26 @@ class _Files:
         number = path.name.removeprefix(f"{self.output.stem}.").removesuffix(self.output.suffix)
         return number.isdecimal() and same_file(path, self.point(int(number)))
 
-    def dump(self, plan: Plan, path: Path) -> Plan:
-        """Writes a plan, which remembers where its profile is, unless it is for other machines."""
+    def dump(self, plan: Plan, path: Path, proof: Proof | None = None) -> Plan:
+        """Writes a plan, which remembers where its profile is unless it is for other machines, and its proof."""
         from halopipe.planning import plan_files
-        from planner.ir.codec import dump
+        from planner.ir.codec import dumps
+        from planner.ir.files import write_texts
 
         plan = plan if self.cluster is not None else plan_files.remembering(plan, self.profile, path)
-        dump(plan, path)
+        texts = {path: dumps(plan)}
+        if proof is not None and self.proof is not None:
+            texts[self.proof] = dumps(proof)
+        write_texts(texts)
         return plan
 
-    def write(self, plan: Plan, profile: Profile, objective: str) -> None:
+    def write(self, plan: Plan, profile: Profile, objective: str, proof: Proof | None = None) -> None:
         """Writes the plan and says what it is; ``profile`` is the one that it was made from."""
         from halopipe.reports import explain
         from planner.ir.codec import dumps
         from planner.layers import statistics_text
 
-        plan = self.dump(plan, self.output)
+        plan = self.dump(plan, self.output, proof)
         console.emit(dumps(plan) if self.json else explain.headline(plan, objective=objective))
         if statistics := statistics_text(plan.decision, profile.graph):
             console.remark(f"{statistics}; with --batch-statistics whole: of the whole batch")

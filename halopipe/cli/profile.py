@@ -18,6 +18,7 @@ from halopipe.terminal import console, units
 from halopipe.terminal.output_files import claimed
 from planner.ir.errors import UsageError
 from planner.ir.extras import addition
+from planner.ir.scratch import ended_by_exception
 
 if TYPE_CHECKING:
     from halopipe.launch.job_environment import JobRank
@@ -51,7 +52,8 @@ def profile(
 
     if hosts is not None:
         raise hosts_refused(hosts, f"profile {shlex.quote(model)} ...")
-    with claimed([output], [model.rpartition(":")[0] or model]):
+    read = [model.rpartition(":")[0] or model, options.on or None, *options.tables]
+    with ended_by_exception(), claimed([output], read):
         job = job_rank()
         source = _source(model, options, job)
         if options.on or options.tables:

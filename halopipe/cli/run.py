@@ -45,6 +45,7 @@ def run(
     from halopipe.launch.job_environment import hosts_refused
     from halopipe.planning import calibration, plan_files
     from halopipe.reports import run as training
+    from halopipe.run_spec import job_file
     from halopipe.training.metrics import folder_of
     from planner.ir.codec import dump
 
@@ -64,7 +65,8 @@ def run(
     events, traces = folder_of(options.metrics), _path(options.profile_folder)
     metrics = _path(options.metrics) if events is None else None
     replaced = [plan] if files.update else []
-    with claimed([output, trace, made(metrics)], [plan, profile, job_of(context)], [events, traces], replaced):
+    read = [plan, profile, job_of(context), *job_file.factory_files(options)]
+    with claimed([output, trace, made(metrics)], read, [events, traces], replaced):
         planned = plan_files.load_plan(plan)
         if hosts is not None:
             raise hosts_refused(hosts, f"run {shlex.quote(str(plan))}", planned.decision)

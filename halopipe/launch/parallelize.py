@@ -48,7 +48,6 @@ from halopipe.launch.script_module import ScriptModule, require_no_autocast
 from halopipe.launch.script_rank import CLOSE, SCRIPT, STATE, Script, ScriptCall, until, write
 from halopipe.launch.spawn import supervisor_of
 from halopipe.planning.measure import no_model
-from halopipe.run_spec.job import job_folder
 from halopipe.run_spec.options import ScriptOptions
 from halopipe.run_spec.result import Score
 from halopipe.terminal import console
@@ -60,6 +59,7 @@ from planner.ir.codec import dumps, loads
 from planner.ir.errors import HalopipeError, UsageError
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
+from planner.ir.scratch import scratch_folder
 from profiler import load_model
 from profiler.source.model import load_state, named_parameters, owners, state_of
 from runtime.monitor.failure import read_error, write_error
@@ -315,7 +315,7 @@ class ScriptRanks:
         if not on_gpus(assignments):
             warm_workers()  # by this thread: what another one starts would end with it
         self._stack = ExitStack()
-        self.folder = self._stack.enter_context(job_folder())
+        self.folder = self._stack.enter_context(scratch_folder("job"))
         write(self.folder / SCRIPT, script)
         if state is not None:
             write(self.folder / STATE, state)

@@ -27,7 +27,7 @@ from typing import TypeVar
 
 from halopipe.launch.combine import nothing_left
 from halopipe.launch.spawn import spawn
-from halopipe.run_spec.job import AttemptRecord, EventLog, cleared, event_log_path, job_folder
+from halopipe.run_spec.job import AttemptRecord, EventLog, cleared, event_log_path
 from halopipe.run_spec.options import IF_ANY, RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult, Saves, Score
 from halopipe.terminal import units
@@ -44,6 +44,7 @@ from planner.ir.errors import (
 )
 from planner.ir.files import read_plain, write_text
 from planner.ir.plan import Plan
+from planner.ir.scratch import scratch_folder
 from planner.ir.timeline import Restart
 from runtime.checkpoint.folders import complete_steps, make
 from runtime.monitor.failure import also, blame
@@ -118,7 +119,7 @@ def supervised(
     Raises:
         HalopipeError: what ended the last attempt, with those before; or what ``decide`` raised.
     """
-    with job_folder() as folder:
+    with scratch_folder("job") as folder:
         return _Attempts(plan, options, progress, decide or (lambda loss: None), folder).run()
 
 

@@ -36,7 +36,7 @@ def spawn(plan: Plan, options: RunOptions, progress: Progress | None, folder: Pa
     """Run all ranks as processes of this host; none of them is left afterwards.
 
     Args:
-        folder: of the job, see :func:`halopipe.run_spec.job.job_folder`.
+        folder: of the job, see :func:`planner.ir.scratch.scratch_folder`.
 
     Raises:
         MissingDeviceError: the plan's GPUs are not there.

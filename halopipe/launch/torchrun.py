@@ -23,13 +23,14 @@ from halopipe.launch.job_stores import is_torchruns_store, job_stores
 from halopipe.launch.replanning import RankAssignment, Replanner, ranks_assigned
 from halopipe.launch.restart import EventLogs
 from halopipe.launch.spawn import one_device
-from halopipe.run_spec.job import JOB, Job, RankResult, job_folder
+from halopipe.run_spec.job import JOB, Job, RankResult
 from halopipe.run_spec.options import IF_ANY, RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult
 from halopipe.training.resuming import resume_point_by_rank_0
 from halopipe.training.work import work
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Plan
+from planner.ir.scratch import scratch_folder
 from runtime.checkpoint.lock import held
 from runtime.engine import StepResult
 from runtime.monitor.activity import Activity, BoardSilentError, StatusStore
@@ -87,7 +88,7 @@ def join(
         event_logs.noted(),
         raised_by_all(board, job_rank.rank, job_rank.num_ranks),
         held(Path(options.checkpoint)) if is_writer else contextlib.nullcontext(),
-        job_folder() as folder,
+        scratch_folder("job") as folder,
     ):
         start = resume_point_by_rank_0(plan, options, store, job_rank.rank, event_logs.resume_point)
         if progress is not None and job_rank.rank == 0:

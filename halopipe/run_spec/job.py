@@ -1,25 +1,15 @@
-"""What the launcher tells a worker, as JSON in the job's folder, and what a worker answers, as JSON.
-
-The folder of a job: there while it runs, gone afterwards whatever happens.  Its owner holds a lock there, which the
-operating system lets go of when the owner ends in any way.
-"""
+"""What the launcher tells a worker, as JSON in the job's folder, and what a worker answers, as JSON."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
-import signal
-import socket
-import tempfile
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from halopipe.run_spec.options import RunOptions
@@ -28,66 +18,9 @@ from planner.ir.codec import dumps, from_json, loads, plain
 from planner.ir.files import open_plain, read_plain, write_text
 from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource
+from planner.ir.scratch import OWNER
 from planner.ir.timeline import Span
 from runtime.numerics.difference import Difference
-
-
-@contextlib.contextmanager
-def job_folder() -> Iterator[Path]:
-    """A folder that is removed at the end, also when the process is told to end; if it is killed, by the next job."""
-    sweep()
-    with contextlib.ExitStack() as held, tempfile.TemporaryDirectory(prefix=_PREFIX) as name, _ended_by_exception():
-        held.enter_context(_claimed(Path(name)))
-        yield Path(name)
-
-
-def sweep() -> None:
-    """Removes the folders of this user's jobs whose processes are gone: nobody holds their locks any more.
-
-    The folder of all jobs is everybody's: what another user puts there is not opened.
-    """
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
-            place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            opened.callback(os.close, place)
-            if os.fstat(place).st_uid != os.geteuid():
-                continue
-            owner = open_plain(_OWNER, folder=place)
-            opened.callback(os.close, owner)
-            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder)
-
-
-@contextlib.contextmanager
-def _claimed(folder: Path) -> Iterator[None]:
-    """Holds the lock of a folder, under a name that it has only once it is held."""
-    with (folder / "new").open("wb") as file:
-        with contextlib.suppress(OSError):  # a file system without locks: nobody sweeps there
-            fcntl.flock(file, fcntl.LOCK_EX)
-            (folder / "new").rename(folder / _OWNER)
-        yield
-
-
-@contextlib.contextmanager
-def _ended_by_exception() -> Iterator[None]:
-    """SIGTERM raises SystemExit, so that what must be cleaned up is; only the main thread may say so."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-_PREFIX = "halopipe-job-"
-_OWNER = f"owner-{socket.gethostname()}"
-"""The file in a job's folder that is locked while the job runs; other hosts may not see that it is."""
 
 _MOST_EVENT_LOG_BYTES = 2**30
 
@@ -233,7 +166,7 @@ def _notes(path: Path) -> list[_Note]:
 def cleared(folder: Path) -> None:
     """Removes what an attempt left in the folder of its job."""
     for path in folder.iterdir():
-        if path.name != _OWNER:
+        if path.name != OWNER:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 

@@ -104,6 +104,12 @@ def schema() -> str:
     return json.dumps(document, indent=2) + "\n"
 
 
+def factory_files(options: RunOptions) -> list[Path]:
+    """The files whose factories ``options`` name; they are read."""
+    values = {name: getattr(options, name) for name in ASKED if option_of(name).kind == FACTORY}
+    return [Path(text) for value in values.values() if (text := _path_in(FACTORY, value)[1])]
+
+
 def located(kind: str, value: Any, folder: Path) -> Any:
     """An option's value with its path, if it has one, read from ``folder``."""
     head, text, tail = _path_in(kind, value)

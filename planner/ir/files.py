@@ -18,7 +18,7 @@ import os
 import select
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -103,6 +103,15 @@ def read_plain(path: str | Path, most_bytes: int = MOST_BYTES) -> bytes:
 def write_text(path: str | Path, text: str) -> None:
     """Makes ``text`` what the file at ``path`` holds; see :func:`write_bytes`."""
     write_bytes(path, text.encode("utf-8"))
+
+
+def write_texts(texts: Mapping[Path, str]) -> None:
+    """Makes each text what the file of its path holds; regular files are replaced once all texts are written."""
+    with contextlib.ExitStack() as written:
+        for path, text in texts.items():
+            stream = written.enter_context(replaced(path))
+            stream.write(text.encode("utf-8"))
+            stream.flush()
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:

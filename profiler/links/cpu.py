@@ -28,13 +28,11 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,6 +40,7 @@ import torch
 from cuda_ops import core_of
 from cuda_ops._torch import FileStore
 from planner.ir.cluster import ALL_REDUCE, MEMORY, STATISTICS, Collective, Link, PairLink, host_tier
+from planner.ir.scratch import scratch_folder
 from profiler.links.calls import Burst, exchange_calls
 from profiler.links.host_pairs import SILENCE_S, measure_across, measure_fully, rounded
 from profiler.links.messages import FULL, LEAST_LAST_BYTES, QUICK, LinkEffort, Points, medians
@@ -175,8 +174,8 @@ def in_processes(
     Raises:
         WorkerError: a process died or waited too long.
     """
-    with tempfile.TemporaryDirectory(prefix="halopipe-") as folder, ExitStack() as stack:
-        meeting = str(Path(folder) / "store")
+    with scratch_folder("links") as folder, ExitStack() as stack:
+        meeting = str(folder / "store")
         children = [
             stack.enter_context(Child(function, rank, len(cores), meeting, quick, *more, core=core))
             for rank, core in enumerate(cores)

@@ -90,30 +90,43 @@ class Owner:
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Holds ``folder``, which is made where it is missing, for this process; nobody else does meanwhile.
+    """Holds ``folder``, made where it is missing, for this process, and nobody else does; if it stays empty, it goes.
 
     Raises:
         UsageError: another job holds it.
         MissingFileError: nothing can be written there.
     """
     path, mine = folder / LOCK, Owner.here()
-    try:
-        make(folder)
-        _take(path, mine)
-    except OSError as error:
-        remedies = ["another folder for checkpoints"]
-        raise MissingFileError(f"cannot write into {folder}", [error.strerror or str(error)], remedies) from None
-    over = threading.Event()
-    beating = threading.Thread(target=_beat, args=(path, mine, over), name="lock", daemon=True)
-    beating.start()
+    with _gone_if_empty(folder):
+        try:
+            make(folder)
+            _take(path, mine)
+        except OSError as error:
+            remedies = ["another folder for checkpoints"]
+            raise MissingFileError(f"cannot write into {folder}", [error.strerror or str(error)], remedies) from None
+        over = threading.Event()
+        beating = threading.Thread(target=_beat, args=(path, mine, over), name="lock", daemon=True)
+        beating.start()
+        try:
+            yield
+        finally:
+            over.set()
+            beating.join(BEAT_S)
+            with contextlib.suppress(OSError):
+                if _owner(path) == mine:
+                    path.unlink()
+
+
+@contextlib.contextmanager
+def _gone_if_empty(folder: Path) -> Iterator[None]:
+    """Removes ``folder`` and those around it that are missing now and hold nothing in the end, as after a failure."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         yield
     finally:
-        over.set()
-        beating.join(BEAT_S)
-        with contextlib.suppress(OSError):
-            if _owner(path) == mine:
-                path.unlink()
+        with contextlib.suppress(OSError):  # the first that holds something
+            for path in missing:
+                path.rmdir()
 
 
 def _take(path: Path, mine: Owner) -> None:

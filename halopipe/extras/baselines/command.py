@@ -58,7 +58,7 @@ def import_(
     from planner.extras.catalogue.clusters import read_machines
     from planner.ir.codec import dump
 
-    with claimed([output], [file]):
+    with claimed([output], [file, cluster]):
         require_known("format to import", [format_], _FORMATS)
         entry = listing.device(device)
         if entry.memory_bytes is None:

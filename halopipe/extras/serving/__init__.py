@@ -6,10 +6,11 @@ input), ``http`` and ``command``, which is the verb.
 
 Besides:
 
-    arrays    Numbers that came from elsewhere: JSON and numpy's arrays, read into no more memory than they and their
-              tensors take
-    options   What ``halopipe serve`` may be asked: one list of options, as of a run
-    verb      ``halopipe serve``: a plan answers requests without an end, from files, standard input or a port
+    arrays        Numbers that came from elsewhere: JSON and numpy's arrays, read into no more memory than they and
+                  their tensors take
+    torch_files   Files of torch.save, read without torch.load: tensors, and dicts of them by name
+    options       What ``halopipe serve`` may be asked: one list of options, as of a run
+    verb          ``halopipe serve``: a plan answers requests without an end, from files, standard input or a port
 """
 
 from __future__ import annotations

@@ -10,10 +10,13 @@ both dtypes (:func:`halopipe.extras.serving.examples.cast`).  No list of Python 
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
+import zipfile
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -24,7 +27,7 @@ from halopipe.extras.serving.examples import cast
 from planner.ir.errors import FormatError, UsageError
 
 _PIECE_BYTES = 2**16
-_MOST_DIMS = 64
+MOST_DIMS = 64
 _MOST_HEADER_BYTES = 10_000
 """As numpy's own ``max_header_size``."""
 
@@ -91,7 +94,7 @@ def read_npy(stream: IO[bytes], name: str, wanted: torch.dtype, most_bytes: int)
     most = max(dtype.itemsize, wanted.itemsize) * count
     if most > most_bytes:
         raise FormatError(
-            f"{name} is too large", [f"{dtype} of shape {shape}: {most} bytes, at most {most_bytes}"], _LARGER
+            f"{name} is too large", [f"{dtype} of shape {shape}: {most} bytes, at most {most_bytes}"], LARGER
         )
     array = np.empty(count, dtype)
     room = memoryview(array.view(np.uint8).data) if count else memoryview(b"")
@@ -103,28 +106,69 @@ def read_npy(stream: IO[bytes], name: str, wanted: torch.dtype, most_bytes: int)
             )
         room = room[length:]
     native = array.astype(dtype.newbyteorder("="), copy=False)
-    shaped = native.reshape(shape[::-1]).T if is_turned else native.reshape(shape)
+    try:
+        shaped = native.reshape(shape[::-1]).T if is_turned else native.reshape(shape)
+    except ValueError as error:  # an extent beyond those of memory, beside one of 0
+        raise FormatError(f"{name} is no tensor", [f"shape {str(shape)[:100]}: {error}"], _SAVED) from None
     return _kept(torch.from_numpy(shaped), name, wanted)
 
 
+def read_npz(path: Path, dtypes: Mapping[str, torch.dtype], most_bytes: int) -> dict[str, Tensor]:
+    """The arrays of a file of ``numpy.savez`` by name; one that is not known is there without numbers.
+
+    Args:
+        dtypes: that the model takes, by name.
+        most_bytes: that the arrays may take together.
+
+    Raises:
+        FormatError: as of :func:`read_npy`.
+        zipfile.BadZipFile: it is no such file.
+    """
+    tensors: dict[str, Tensor] = {}
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            name = member.filename.removesuffix(".npy")
+            if name not in dtypes:
+                return {name: torch.empty(0)}
+            if name in tensors:
+                raise FormatError("this is no request", [f"{name} is there twice"], ["numpy.savez(FILE, NAME=array)"])
+            # Others than these two are unpacked without a limit, and numpy writes none of them.
+            require_packed(member, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+            with archive.open(member) as stream:
+                tensor = read_npy(stream, name, dtypes[name], most_bytes)
+            if tensor is not None:
+                tensors[name] = tensor
+                most_bytes -= tensor.nbytes
+    return tensors
+
+
 _SAVED = ("numpy.save(FILE, array)",)
-_LARGER = ("a smaller one", "--max-request SIZE")
+LARGER = ("a smaller one", "--max-request SIZE")
 
 
 def _header(magic: bytes, stream: IO[bytes], name: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
     """Dtype, shape, and whether dims lie in Fortran's order; a dtype that a tensor cannot have is refused."""
-    readers = {b"\1\0": np.lib.format.read_array_header_1_0, b"\2\0": np.lib.format.read_array_header_2_0}
-    read = readers.get(magic[6:])
-    if magic[:6] != np.lib.format.MAGIC_PREFIX or read is None:
+    versions = {
+        b"\1\0": (2, np.lib.format.read_array_header_1_0),
+        b"\2\0": (4, np.lib.format.read_array_header_2_0),
+    }
+    if magic[:6] != np.lib.format.MAGIC_PREFIX or magic[6:] not in versions:
         raise FormatError("this is no array", ["it does not begin as numpy.save begins one"], _SAVED)
+    num_length_bytes, read = versions[magic[6:]]
+    announced = stream.read(num_length_bytes)
+    length = int.from_bytes(announced, "little")
+    if length > _MOST_HEADER_BYTES:  # numpy would look at the length once it has read as much
+        fault = f"its header has {length} bytes, at most {_MOST_HEADER_BYTES}"
+        raise FormatError("this is no array", [fault], _SAVED)
     try:
-        shape, is_turned, dtype = read(stream, max_header_size=_MOST_HEADER_BYTES)
+        header = io.BytesIO(announced + stream.read(length))
+        shape, is_turned, dtype = read(header, max_header_size=_MOST_HEADER_BYTES)
         if not all(extent >= 0 for extent in shape):
             raise ValueError(f"shape {shape}")
     except Exception as error:  # noqa: BLE001  # a header that somebody made may raise anything
         raise FormatError("this is no array", [*str(error).splitlines()[:1], "its header"], _SAVED) from None
     try:
-        if len(shape) > _MOST_DIMS or dtype.subdtype is not None:
+        if len(shape) > MOST_DIMS or dtype.subdtype is not None:
             raise TypeError
         torch.from_numpy(np.empty(0, dtype.newbyteorder("=")))
     except TypeError:
@@ -133,15 +177,21 @@ def _header(magic: bytes, stream: IO[bytes], name: str) -> tuple[np.dtype[Any], 
     return dtype, shape, bool(is_turned)
 
 
+def require_packed(member: zipfile.ZipInfo, *ways: int) -> None:
+    """Raises :class:`FormatError` unless a file of an archive is packed in one of these ways, and not encrypted."""
+    if member.compress_type not in ways or member.flag_bits & 1:
+        raise FormatError("it is packed in a way of its own", [ascii(member.filename)[:100]])
+
+
 def _numbers(text: bytes, start: int, stop: int, name: str, wanted: torch.dtype, most_bytes: int) -> Tensor:
     """The tensor of the nested lists from ``start`` to ``stop``."""
     count = text.count(b",", start, stop) + 1
     if count * wanted.itemsize > most_bytes:
         fault = f"{count} numbers of {_text(wanted)} take more than the {most_bytes} bytes of a request"
-        raise FormatError(f"{name} is too large", [fault], _LARGER)
+        raise FormatError(f"{name} is too large", [fault], LARGER)
     opened = _BRACKETS.match(text, start, stop)
     depth = text.count(b"[", start, start if opened is None else opened.end())
-    if depth > _MOST_DIMS:
+    if depth > MOST_DIMS:
         raise FormatError(f"{name} is no tensor", [f"lists in lists, {depth} of them"], [])
     shape = _shape(b",".join(_skeleton(piece, name) for piece in _pieces(text, start, stop, name)), depth, name)
     flat, filled = torch.empty(count, dtype=wanted), 0

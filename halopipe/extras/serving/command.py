@@ -67,7 +67,7 @@ def serve(path: Path, options: ServeOptions, *, json: bool) -> None:
                     console.remark(
                         "anybody who reaches this address may ask: there are no passwords, and no encryption"
                     )
-                http.listen(serving, door, most_bytes, draining)
+                http.listen(serving, door, most_bytes, draining, http.names_of(options.http, options.names))
             else:
                 requests = request_sources.patiently(
                     _requests(serving, options, most_bytes, draining), serving, draining
@@ -85,6 +85,8 @@ def require_fitting(options: ServeOptions) -> None:
     for option, value in {"--optimizer": options.optimizer, "--save": options.save}.items():
         if value and not options.learn:
             raise UsageError(f"{option} goes with --learn", ["nothing is learnt without it"], [f"leave {option} out"])
+    if options.names and not options.http:
+        raise UsageError("--names goes with --http", [], ["leave --names out"])
     folder, answers = options.source, options.to
     with_folder: dict[str, object] = {"--to": answers, "--reader": options.reader, "--follow": options.follow}
     request_sources.require_one({"--from": folder, "--stdin": options.stdin, "--http": options.http}, with_folder)

@@ -5,37 +5,47 @@
     GET  /health                            ->  200, or 503 once a rank has failed or the stream drains
     GET  /metrics                           ->  200 what was asked so far, as JSON
 
-A request that finds no room is answered 503 with Retry-After, and nothing of it is kept.  Bodies have a largest size
-(413), one each and another together (503), and must come in time (408).  They are parsed by a thread, one at a time.
-Connections that do not bring a whole request in time are closed, the oldest of them as soon as there are too many, so
-that whoever sends nothing, or slowly, keeps nobody out.  Nothing that comes over the net is unpickled.  The type of the
+A request that finds no room is answered 503 with Retry-After, and nothing of it is kept.  Headers have a largest size
+(431), and bodies (413), which must come in time (408) and are parsed by a thread, one at a time.  Bodies have a largest
+size together, too: where one finds no room, those that have been on their way for the longest are given up (503).
+Connections that do not bring a whole request in time are closed, the oldest of them as soon as there are too many.  So
+whoever sends nothing, or slowly, keeps nobody out.  Nothing that comes over the net is unpickled.  The type of the
 content must be said: a page in a browser cannot send these two to a port of the loopback interface without asking
-first, which nobody here grants.
+first, which nobody here grants.  Nor can a page whose own name leads to this address ask (DNS rebinding): a request
+that names another host than those it is served under is refused (421).
 """
 
 from __future__ import annotations
 
 import asyncio
 import io
+import ipaddress
 import math
+import os
 import re
+import resource
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from halopipe.extras.serving import request_sources
 from halopipe.extras.serving.request_sources import Draining
 from halopipe.extras.serving.serving import Serving
+from halopipe.terminal.console import visible
 from planner.ir.errors import BusyError, HalopipeError, UsageError
 
 LOOPBACK = "127.0.0.1"
@@ -47,8 +57,12 @@ _MOST_HEADER_BYTES = 2**14
 _MOST_BODIES = 4
 """Bodies of the largest size that are held at a time; smaller ones may be more."""
 _DRAIN_S = 60
-_MOST_CONNECTIONS = 256
-"""Beyond them the one that has been without a whole request for the longest is closed."""
+_MOST_CONNECTIONS, _LEAST_CONNECTIONS = 256, 8
+"""Beyond the most the one that has been without a whole request for the longest is closed."""
+_ACCEPTED_AT_ONCE, _OTHER_FILES = 16, 24
+"""Connections that come before one too many is closed; files beside connections that this process may yet open."""
+_BACKLOG = 2048
+"""Connections that wait to be accepted."""
 
 
 class RefusedError(HTTPException):
@@ -66,12 +80,15 @@ class RefusedError(HTTPException):
         return cls(status, "; ".join([error.title, *error.details]), headers, error.code)
 
 
-def application(serving: Serving, most_bytes: int, draining: Draining, body_s: float = _BODY_S) -> Starlette:
+def application(
+    serving: Serving, most_bytes: int, draining: Draining, body_s: float = _BODY_S, names: Collection[str] = ()
+) -> Starlette:
     """What a server calls for each request.
 
     Args:
         most_bytes: of a body.
         body_s: that a body may take to come.
+        names: of the server, in small letters, beside ``localhost`` and addresses.
     """
     answers = _Answers(serving, most_bytes, draining, body_s)
     routes = [
@@ -81,15 +98,79 @@ def application(serving: Serving, most_bytes: int, draining: Draining, body_s: f
     ]
     for route in routes:
         (route.methods or set()).discard("HEAD")
-    starlette = Starlette(routes=routes, exception_handlers={HTTPException: cast("Any", _refused)})
+    starlette = Starlette(
+        routes=routes,
+        exception_handlers={HTTPException: cast("Any", _refused)},
+        middleware=[Middleware(_Admission, frozenset(["localhost", *names]))],
+    )
     starlette.router.redirect_slashes = False
     return starlette
+
+
+@dataclass(frozen=True)
+class _Admission:
+    """Refuses, by its headers alone, what is too large or meant for another server."""
+
+    app: ASGIApp
+    names: frozenset[str]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        target: ASGIApp = self.app
+        try:
+            _require_small_headers(scope)
+            self._require_own_name(Headers(scope=scope).get("host", ""))
+        except RefusedError as error:
+            target = await _refused(Request(scope), error)
+        await target(scope, receive, send)
+
+    def _require_own_name(self, host: str) -> None:
+        """An address is nobody's name; none at all comes from no browser."""
+        name = re.sub(r":[0-9]*\Z", "", host).strip("[]").removesuffix(".").lower()
+        if name and name not in self.names and not _is_address(name):
+            names = ", ".join(sorted(self.names))
+            raise RefusedError(421, f"no server of the name {name[:100]} is here, but {names}; more: serve --names")
+
+
+def _require_small_headers(scope: Scope) -> None:
+    num_bytes = len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
+    num_bytes += sum(len(name) + len(value) + len(": \r\n") for name, value in scope["headers"])
+    if num_bytes > _MOST_HEADER_BYTES:
+        raise RefusedError(431, f"headers have at most {_MOST_HEADER_BYTES} bytes, these {num_bytes}")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(eq=False, slots=True)
+class _Body:
+    """What is here of a request's body.
+
+    Attributes:
+        limit: ends the wait for more.
+        is_whole: whether all of it is here; else it may be given up.
+        is_given_up: whether others needed its room.
+    """
+
+    limit: asyncio.Timeout
+    content: io.BytesIO = field(default_factory=io.BytesIO)
+    is_whole: bool = False
+    is_given_up: bool = False
+
+    def give_up(self) -> None:
+        self.content = io.BytesIO()
+        self.is_given_up = True
+        self.limit.reschedule(0.0)
 
 
 class _Answers:
     def __init__(self, serving: Serving, most_bytes: int, draining: Draining, body_s: float) -> None:
         self._serving, self._most_bytes, self._draining, self._body_s = serving, most_bytes, draining, body_s
-        self._held_bytes = 0
+        self._bodies: list[_Body] = []  # the oldest first
         self._parses = asyncio.Semaphore(1)
         # Beside those that write to ranks, which may be slow to read, one is left to parse and one to look.
         self._threads = ThreadPoolExecutor(serving.room + 2, "requests")
@@ -140,31 +221,46 @@ class _Answers:
         length = request.headers.get("content-length", "")
         if length.isdecimal() and (len(length) > len(str(self._most_bytes)) or int(length) > self._most_bytes):
             raise RefusedError(413, f"a body has at most {self._most_bytes} bytes, this one {length[:20]}")
-        body = io.BytesIO()
+        body = _Body(asyncio.timeout(self._body_s))
+        self._bodies.append(body)
         try:
-            async with asyncio.timeout(self._body_s):
+            async with body.limit:
                 async for part in request.stream():
-                    if body.tell() + len(part) > self._most_bytes:
-                        raise RefusedError(413, f"a body has at most {self._most_bytes} bytes")
-                    if self._held_bytes + len(part) > _MOST_BODIES * self._most_bytes:
-                        retry = {"Retry-After": "1"}
-                        raise RefusedError(503, "too many large requests at a time", retry, BusyError.code)
-                    self._held_bytes += body.write(part)
+                    self._make_room(body, len(part))
+                    body.content.write(part)
+            body.is_whole = True
             async with self._parses:
-                asked: tuple[Any, Any] = await self._beside(read, self._serving, body.getvalue(), self._most_bytes)
+                content = body.content.getvalue()
+                asked: tuple[Any, Any] = await self._beside(read, self._serving, content, self._most_bytes)
             return asked
         except TimeoutError:
+            if body.is_given_up:
+                raise _too_many_bodies() from None
             raise RefusedError(408, f"the body did not come in {self._body_s:g} s") from None
         except ClientDisconnect:
             raise RefusedError(400, "the client has left") from None
         finally:
-            self._held_bytes -= body.tell()
+            self._bodies.remove(body)
+
+    def _make_room(self, body: _Body, num_bytes: int) -> None:
+        """Raises :class:`RefusedError` unless so many more may come, for which older bodies may be given up."""
+        if body.content.tell() + num_bytes > self._most_bytes:
+            raise RefusedError(413, f"a body has at most {self._most_bytes} bytes")
+        most_bytes = _MOST_BODIES * self._most_bytes
+        while not body.is_given_up and sum(each.content.tell() for each in self._bodies) + num_bytes > most_bytes:
+            next(each for each in self._bodies if not each.is_whole and not each.is_given_up).give_up()
+        if body.is_given_up:
+            raise _too_many_bodies()
 
     def _retry_after_s(self) -> int:
         """Whole seconds in which what is on its way is answered, at the pace so far."""
         counts = self._serving.counts
         pace_s = (counts.last_s - counts.first_s) / counts.requests if counts.requests else 1.0
         return max(1, math.ceil(self._serving.num_waiting * pace_s))
+
+
+def _too_many_bodies() -> RefusedError:
+    return RefusedError(503, "too many large requests at a time", {"Retry-After": "1"}, BusyError.code)
 
 
 async def _refused(request: Request, error: HTTPException) -> Response:
@@ -176,7 +272,7 @@ async def _refused(request: Request, error: HTTPException) -> Response:
         text = f"there is no {path}: POST /infer, GET /health, GET /metrics"
     elif error.headers:
         text = f"{path} takes {error.headers['Allow']}"
-    return JSONResponse({"error": text, "code": code}, error.status_code, error.headers)
+    return JSONResponse({"error": visible(text), "code": code}, error.status_code, error.headers)
 
 
 def opened(address: str) -> socket.socket:
@@ -185,8 +281,7 @@ def opened(address: str) -> socket.socket:
     Raises:
         UsageError: it is no address, or somebody else listens there.
     """
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]") or LOOPBACK
+    host, port = _parts(address)
     if re.fullmatch("[0-9]{1,5}", port) is None or int(port) > 65535:
         address = address if len(address) < 100 else f"{address[:50]}..."
         raise UsageError(f"{address!r} is no address", [], ["--http 8000", "--http 0.0.0.0:8000, for all interfaces"])
@@ -204,16 +299,51 @@ def opened(address: str) -> socket.socket:
         ) from error
 
 
+def names_of(address: str, more: Collection[str]) -> frozenset[str]:
+    """The names that clients may call the server at ``[HOST:]PORT`` by: its host's, and ``more``."""
+    return frozenset(name.lower().removesuffix(".") for name in (_parts(address)[0], socket.gethostname(), *more))
+
+
+def _parts(address: str) -> tuple[str, str]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]") or LOOPBACK, port
+
+
+def most_connections() -> int:
+    """Connections that may be open at a time, by how many files this process may yet open.
+
+    Raises:
+        UsageError: they are too few.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return _MOST_CONNECTIONS
+    # Those that come at once, those that are closed for them, and what others here open: each has files of its own.
+    needed = len(os.listdir("/dev/fd")) + 2 * _ACCEPTED_AT_ONCE + _OTHER_FILES
+    if limit - needed < _LEAST_CONNECTIONS:
+        fault = f"a limit of {limit}; {needed + _LEAST_CONNECTIONS} are needed"
+        raise UsageError("too few files may be open for a port", [fault], ["ulimit -n 1024"])
+    return min(_MOST_CONNECTIONS, limit - needed)
+
+
 class _Connection(H11Protocol):
-    """A connection that is closed where no whole request comes in time, or no answer is read."""
+    """A connection that is closed where no whole request comes in time, or no answer is read.
+
+    Args:
+        most: connections that may be open at a time.
+    """
 
     _lapse: asyncio.TimerHandle | None = None
     _since_s = 0.0
 
+    def __init__(self, most: int, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._most = most
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         super().connection_made(transport)
         self._wait()
-        if len(self.connections) > _MOST_CONNECTIONS:
+        if len(self.connections) > self._most:
             late = [each for each in self.connections if isinstance(each, _Connection) and each.is_incomplete]
             first = min(late, key=lambda each: each._since_s)  # there is one: this
             self.connections.discard(first)  # at once: others come before it hears of its end
@@ -255,14 +385,20 @@ class _Connection(H11Protocol):
             self._lapse.cancel()
 
 
-def listen(serving: Serving, door: socket.socket, most_bytes: int, draining: Draining) -> None:
+def listen(
+    serving: Serving, door: socket.socket, most_bytes: int, draining: Draining, names: Collection[str] = ()
+) -> None:
     """Answers until it is told to drain, by SIGTERM or ``draining``; then what was taken, and no more.
+
+    Args:
+        names: of :func:`names_of`.
 
     Raises:
         HalopipeError: what a rank has failed by.
+        UsageError: too few files may be open.
     """
     config = uvicorn.Config(
-        application(serving, most_bytes, draining),
+        application(serving, most_bytes, draining, names=names),
         loop="asyncio",
         lifespan="off",
         log_config=None,
@@ -270,7 +406,8 @@ def listen(serving: Serving, door: socket.socket, most_bytes: int, draining: Dra
         server_header=False,
         timeout_graceful_shutdown=_DRAIN_S,
         h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
-        http=_Connection,
+        http=cast("Any", partial(_Connection, most_connections())),
+        backlog=_ACCEPTED_AT_ONCE,  # what the loop accepts before it looks at any of them
         ws="none",
     )
     _DrainingServer(config, lambda: serving.failure is not None or draining.is_set()).run([door])
@@ -284,6 +421,11 @@ class _DrainingServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, is_over: Callable[[], bool]) -> None:
         super().__init__(config)
         self._is_over = is_over
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for door in sockets or ():
+            door.listen(_BACKLOG)  # more may wait than are accepted at once
 
     async def on_tick(self, counter: int) -> bool:
         return self._is_over() or await super().on_tick(counter)

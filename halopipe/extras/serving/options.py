@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from halopipe.run_spec.options import OPTIMIZERS
-from halopipe.run_spec.schema import option
+from halopipe.run_spec.schema import NAMES, option
 
 SERVING_MODES = ("module", "eval")
 """The mode that a served plan's stages run in: the module's, part by part, or evaluation mode throughout."""
@@ -42,6 +42,9 @@ class ServeOptions:
         "POST /infer, JSON or npy; 127.0.0.1 unless a host is named. Needs halopipe's extra 'serve'.",
         "[HOST:]PORT",
         FROM,
+    )
+    names: tuple[str, ...] = option(
+        (), "With --http: other names that clients know it by, as behind a proxy.", "NAME,...", FROM, kind=NAMES
     )
     max_request: str = option("16MiB", "Largest body, line of JSON, array or file.", "SIZE", FROM)
     checkpoint: Path | None = option(

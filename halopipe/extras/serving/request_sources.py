@@ -5,7 +5,7 @@
     npy       arrays behind one another, as numpy.save writes them               ->  likewise
 
 Requests are read no faster than they are answered: who writes into the pipe waits, and files are opened when there is
-room.  Nothing that is read runs code: arrays without pickles, tensors by ``torch.load(weights_only=True)``.
+room.  Nothing that is read runs code, and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import json
 import queue
 import threading
 import time
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -25,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halopipe.extras.serving import arrays
+from halopipe.extras.serving import arrays, torch_files
 from halopipe.extras.serving.options import STDIN_FORMATS
 from halopipe.extras.serving.serving import RequestAnswer, Serving
 from planner.ir.errors import CorruptFileError, FactoryError, FormatError, HalopipeError, MissingFileError, UsageError
@@ -130,7 +129,6 @@ def of_folder(
     """
     if not folder.is_dir():
         raise MissingFileError(f"there is no folder {folder}", [], ["the folder of the files that are to be answered"])
-    output.mkdir(parents=True, exist_ok=True)
     read = find_factory(reader) if reader else None
     answered: set[str] = set()
     while True:
@@ -329,11 +327,6 @@ def _request_of(serving: Serving, path: Path, read: Callable[..., Any] | None, m
         raise CorruptFileError(
             f"{path} cannot be read", str(error).splitlines()[:1], ["numpy.save, torch.save"]
         ) from None
-    odd = [name for name, each in tensors.items() if not isinstance(each, Tensor)]
-    if odd:
-        raise CorruptFileError(
-            f"{path} holds something else than tensors", [f"{odd[0]} is none"], ["torch.save(tensor)"]
-        )
     try:
         return serving.request(tensors)
     except UsageError as error:
@@ -341,28 +334,15 @@ def _request_of(serving: Serving, path: Path, read: Callable[..., Any] | None, m
 
 
 def _tensors_of_file(serving: Serving, path: Path, most_bytes: int) -> dict[str, Tensor]:
-    """Of a file, by name; in ``.npz`` those of names that are not known are not read."""
+    """Of a file, by name."""
+    first_name = serving.input_names[0]
     if path.suffix == ".pt":
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-        named = dict(loaded) if isinstance(loaded, Mapping) else {serving.input_names[0]: loaded}
-        _require_small(sum(each.nbytes for each in named.values() if isinstance(each, Tensor)), most_bytes)
-        return named
-    if path.suffix != ".npz":
-        with path.open("rb") as stream:
-            tensor = _array_in(serving, stream, most_bytes)
-        return {} if tensor is None else {serving.input_names[0]: tensor}
-    tensors: dict[str, Tensor] = {}
-    with zipfile.ZipFile(path) as archive:
-        for member in archive.namelist():
-            name = member.removesuffix(".npy")
-            tensors[name] = torch.empty(0)
-            if name in serving.dtypes:
-                with archive.open(member) as stream:
-                    tensor = arrays.read_npy(stream, name, serving.dtypes[name], most_bytes)
-                if tensor is not None:
-                    tensors[name] = tensor
-                    most_bytes -= tensor.nbytes
-    return tensors
+        return torch_files.read_tensors(path, first_name, most_bytes)
+    if path.suffix == ".npz":
+        return arrays.read_npz(path, serving.dtypes, most_bytes)
+    with path.open("rb") as stream:
+        tensor = _array_in(serving, stream, most_bytes)
+    return {} if tensor is None else {first_name: tensor}
 
 
 def _require_small(num_bytes: int, most_bytes: int) -> None:
@@ -381,6 +361,7 @@ def _writer(output: Path, name: str, *, any_file: bool) -> Put:
     places = _answers(output, name, any_file=any_file)
 
     def put(answer: Any) -> None:
+        output.mkdir(parents=True, exist_ok=True)
         require_free(output, [name], any_file=any_file)  # somebody else's, made meanwhile
         if len(places) == 1:
             with replaced(places[0]) as stream:

@@ -35,7 +35,7 @@ def ways(
     """Find how to divide a transformer's training step over a cluster of GPUs. Needs no devices."""
     from halopipe.extras.transformers import ways as found_ways
 
-    with claimed([output], [options.layers]):
+    with claimed([output], [on, options.layers]):
         sweep = found_ways.find(transformer, on, gpus, global_batch, options)
         if output is not None:
             sweep.write(output)

@@ -175,6 +175,13 @@ def test_a_proof_is_verified_with_the_profile_alone(certified: Path) -> None:
     good("check", "alone/plan.json", "--proof", "proof.json", "--profile", "profile.json")
 
 
+@pytest.mark.parametrize("output", ["-o", "--proof"])
+def test_a_plan_is_written_with_its_proof_or_not_at_all(folder: Path, output: str) -> None:
+    files = {"-o": "plan.json", "--proof": "proof.json", output: "/dev/full"}
+    words = [word for pair in files.items() for word in pair]
+    require_said(folder, ["plan", "profile.json", "--global-batch", "8", *words], 3, "cannot write /dev/full")
+
+
 def test_a_plan_that_is_not_the_best_is_certified_with_its_gap(folder: Path) -> None:
     options = ("--global-batch", "8", "--solver", "one-device", "--proof", "proof.json")
     assert call("plan", "profile.json", *options).exit_code == 0

@@ -194,6 +194,10 @@ def test_a_wrong_use_ends_before_any_process_starts(plans: Path, options: str, m
     require_said(plans, ["run", "two.json", *options.split()], 2, "error[H2", message)
 
 
+def test_a_folder_that_nothing_goes_on_from_is_not_made(plans: Path) -> None:
+    require_said(plans, ["run", "two.json", "--checkpoint", "no/where", "--resume"], 3, "error[H3", "no/where")
+
+
 @pytest.mark.exhaustive("a run is ended many times")
 def test_a_run_that_is_ended_while_it_saves_leaves_only_whole_checkpoints(plans: Path) -> None:
     command = f"run two.json --steps 100000 --data {DATA} --checkpoint saved --checkpoint-every 1 --metrics m.jsonl"

@@ -1,61 +1,14 @@
-"""The folder of a job, and what a rank that is lost leaves in it."""
+"""What a rank that is lost leaves in the folder of its job."""
 
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 
-from halopipe.run_spec.job import _OWNER, AttemptRecord, EventLog, event_log_path, job_folder, sweep
+from halopipe.run_spec.job import AttemptRecord, EventLog, event_log_path
 from halopipe.run_spec.result import Saves, Score
-
-
-def test_the_folder_of_a_job_whose_owner_was_killed_is_removed_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with job_folder() as mine:
-        (mine / "job.json").touch()
-        dead = tmp_path / "halopipe-job-dead"
-        shutil.copytree(mine, dead)  # whose lock nobody holds
-        foreign = tmp_path / "halopipe-job-foreign"
-        foreign.mkdir()
-        (foreign / "owner-of-another-host").touch()
-        sweep()
-        assert sorted(tmp_path.iterdir()) == sorted([mine, foreign])
-        assert (mine / "job.json").exists()
-        shutil.copytree(mine, dead)
-    assert list(tmp_path.iterdir()) != [foreign]
-    with job_folder() as other:
-        assert sorted(tmp_path.iterdir()) == sorted([other, foreign])
-
-
-@pytest.mark.timeout(10)
-@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "linked folder", "another user's"])
-def test_what_others_put_among_the_temporary_files_is_neither_opened_nor_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    place, elsewhere = tmp_path / "halopipe-job-x", tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    os.mkfifo(elsewhere / "pipe")
-    (elsewhere / _OWNER).touch()  # nobody holds it
-    if kind == "linked folder":
-        place.symlink_to(elsewhere)
-    else:
-        place.mkdir()
-        if kind == "pipe":
-            os.mkfifo(place / _OWNER)
-        elif kind == "another user's":
-            (place / _OWNER).touch()
-            monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-        else:
-            (place / _OWNER).symlink_to(elsewhere / "pipe")
-    sweep()
-    assert {path.name for path in elsewhere.iterdir()} == {"pipe", _OWNER}
-    assert os.path.lexists(place)
 
 
 @pytest.mark.parametrize(

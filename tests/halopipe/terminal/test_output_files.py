@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import re
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from halopipe.terminal.console import emit, remark, visible
 from halopipe.terminal.output_files import claimed, made
 from planner.ir.errors import MissingFileError, UsageError
 from runtime.checkpoint.folders import MANIFEST_HASH, complete_path, incomplete_path
+from tests.halopipe.commands import call
 
 FORK = multiprocessing.get_context("fork")
 
@@ -48,6 +50,36 @@ def test_an_input_is_not_claimed_for_output_by_any_of_its_names(tmp_path: Path) 
     for name in ("profile.json", "link", "twin", "./profile.json"):
         with pytest.raises(UsageError, match="is read, and would be replaced"), claimed([tmp_path / name], [source]):
             pass
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    "words",
+    [
+        "profile x.py:model -o x.py",
+        "profile models:x --on x.yaml -o x.yaml",
+        "profile models:x --on h100-dgx --tables x.csv -o x.csv",
+        "plan profile.json --cluster x.yaml -o x.yaml",
+        "run plan.json --data x.py:batches -o x.py",
+        "run plan.json --optimizer x.py:optimizer --trace x.py",
+        "run plan.json --eval-data y --eval-metric x.py:metric --trace x.py",
+        "export plan.json --to chrome-trace --profile x.json -o x.json",
+        "import graph.txt --format pipedream --cluster x.yaml -o x.yaml",
+        "ways gpt3-175b --on x.yaml --gpus 8 --global-batch 8 -o x.yaml",
+        "cluster x.yaml -o x.yaml",
+        "merge x.json other.json -o x.json",
+    ],
+)
+def test_no_verb_puts_its_result_in_the_place_of_what_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (name,) = set(re.findall(r"\bx\.[a-z]+", words))
+    Path(name).write_text("mine")
+    result = call(*words.split())
+    assert result.exit_code == 2
+    assert f"{name} is read, and would be replaced" in result.stderr
+    assert [(path.name, path.read_text()) for path in Path.cwd().iterdir()] == [(name, "mine")]
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,21 @@ def test_a_folder_is_held_by_one_job_and_free_afterwards(tmp_path: Path) -> None
             pass
         assert f"process {os.getpid()} on " in caught.value.details[0]
         assert "another folder for checkpoints" in caught.value.remedies
-    assert list(folder.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []  # nothing was written
     with held(folder):
         pass
+
+
+def test_a_folder_that_a_failure_leaves_empty_is_gone_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    with pytest.raises(ZeroDivisionError), held(tmp_path / "old"):
+        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError), held(tmp_path / "old" / "new" / "saved"):
+        raise ZeroDivisionError
+    assert [path.name for path in tmp_path.rglob("*")] == ["old"]
+    with held(tmp_path / "new" / "saved"):
+        (tmp_path / "new" / "saved" / "step-1").mkdir()
+    assert (tmp_path / "new" / "saved" / "step-1").exists()
 
 
 def test_a_job_that_was_killed_gives_the_folder_up_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

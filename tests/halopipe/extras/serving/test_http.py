@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import io
 import json
+import os
 import pickle
+import resource
 import socket
 import threading
 import time
@@ -24,6 +26,7 @@ from torch import nn
 from halopipe.extras.serving import arrays, http
 from halopipe.extras.serving.request_sources import Draining
 from planner.ir.errors import FormatError, UsageError, WorkerDiedError
+from tests.forks import forked
 from tests.halopipe.extras.serving.stand_in import StandIn, network, npy
 
 JSON = {"content-type": "application/json"}
@@ -197,25 +200,10 @@ def test_an_address_that_nobody_has_is_refused(text: str) -> None:
         http.opened(text)
 
 
-def test_large_bodies_together_have_a_limit() -> None:
-    application = http.application(StandIn(network()), 100, Draining(), 20.0)  # type: ignore[arg-type]
-
-    async def crowd() -> list[int]:
-        stalled = [asyncio.create_task(asked(application, body=(b" " * 100,), stalls=True)) for _ in range(4)]
-        await asyncio.sleep(0.01)
-        refused = (await asked(application, body=(b" " * 60,)))[0]
-        for task in stalled:
-            task.cancel()
-        await asyncio.gather(*stalled, return_exceptions=True)
-        return [refused, (await asked(application))[0]]
-
-    assert asyncio.run(crowd()) == [503, 200]
-
-
 @contextlib.contextmanager
-def port_of(serving: StandIn, most_bytes: int = 2**20) -> Iterator[int]:
+def port_of(serving: StandIn, most_bytes: int = 2**20, names: frozenset[str] = frozenset()) -> Iterator[int]:
     draining, door = Draining(), http.opened("0")
-    thread = threading.Thread(target=http.listen, args=(serving, door, most_bytes, draining))
+    thread = threading.Thread(target=http.listen, args=(serving, door, most_bytes, draining, names))
     thread.start()
     try:
         yield door.getsockname()[1]
@@ -225,10 +213,10 @@ def port_of(serving: StandIn, most_bytes: int = 2**20) -> Iterator[int]:
     assert not thread.is_alive()
 
 
-def answer(port: int, body: bytes = REQUEST) -> tuple[int, Any]:
+def answer(port: int, body: bytes = REQUEST, headers: dict[str, str] = JSON) -> tuple[int, Any]:
     link = HTTPConnection("127.0.0.1", port, timeout=20)
     try:
-        link.request("POST", "/infer", body, JSON)
+        link.request("POST", "/infer", body, headers)
         found = link.getresponse()
         return found.status, json.loads(found.read())
     finally:
@@ -251,7 +239,7 @@ def is_closed(link: socket.socket) -> bool:
         return True
 
 
-SLOW = b"POST /infer HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
+SLOW = b"POST /infer HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
 
 
 def test_connections_that_send_nothing_or_little_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,6 +250,77 @@ def test_connections_that_send_nothing_or_little_keep_nobody_out(monkeypatch: py
         for _ in range(3):
             assert answer(port)[0] == 200
         assert sum(map(is_closed, links)) >= 40
+
+
+def test_bodies_that_come_slowly_keep_nobody_out() -> None:
+    slow = SLOW.replace(b"99", b"100000") + b" " * 99_999
+    with port_of(StandIn(network()), 100_000) as port, contextlib.ExitStack() as held:
+        for _ in range(2):
+            links = [held.enter_context(connected(port, slow)) for _ in range(5)]
+            assert b"503" in links[0].recv(1000)  # the oldest gives its room to the last
+            assert answer(port)[0] == 200
+            assert answer(port, REQUEST + b" " * (100_000 - len(REQUEST)))[0] == 200
+            assert b"503" in links[1].recv(1000)
+
+
+def test_as_many_connections_are_kept_as_files_may_be_open() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def crowd(_: int) -> list[int]:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        with contextlib.ExitStack() as held:
+            for _ in range(150):
+                held.enter_context(connected(port))
+            return [answer(port)[0] for _ in range(5)]
+
+    few = len(os.listdir("/dev/fd")) + 80
+    serving = StandIn(network())
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, limits[1]))
+        with port_of(serving) as port:
+            assert forked(1, crowd) == [[200] * 5]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few - 50, limits[1]))
+        with pytest.raises(UsageError, match="too few files may be open"):
+            http.most_connections()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:{port}", 200),
+        ("localhost:9000", 200),
+        ("LOCALHOST.", 200),
+        ("[::1]:{port}", 200),
+        ("10.0.0.1", 200),
+        ("models.example:443", 200),
+        ("rebound.example:{port}", 421),
+        ("127.0.0.1.rebound.example", 421),
+        ("localhost:80:rebound.example", 421),
+    ],
+)
+def test_a_page_that_has_its_own_name_lead_here_is_not_answered(host: str, status: int) -> None:
+    with port_of(StandIn(network()), names=http.names_of("0", ["Models.Example"])) as port:
+        assert answer(port, headers={**JSON, "Host": host.format(port=port)})[0] == status
+
+
+def test_headers_are_no_larger_than_is_said_however_they_come() -> None:
+    with port_of(StandIn(network())) as port:
+        assert answer(port, headers={**JSON, "X-Large": "a" * 15_000})[0] == 200
+        assert answer(port, headers={**JSON, "X-Large": "a" * 20_000})[0] == 431
+        with connected(port, b"GET /health?" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n") as link:
+            assert b"431" in link.recv(1000)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("name", ["\\ud800", "\\u0000", "\\u202e", "\\ud800\\udc00"])
+def test_names_that_no_text_has_are_told_by_their_escapes(name: str) -> None:
+    with port_of(StandIn(network())) as port:
+        status, told = answer(port, f'{{"{name}": [1]}}'.encode())
+    assert status == 422
+    assert name in told["error"] or name.startswith("\\ud800\\udc00")
 
 
 def test_others_are_answered_while_a_body_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +334,7 @@ def test_others_are_answered_while_a_body_is_parsed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(http.request_sources, "request_of_json", slow)
     with port_of(StandIn(network())) as port, connected(port, SLOW + b" " * 99) as link:
         assert parsing.wait(20)
-        with connected(port, b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n") as health:
+        with connected(port, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") as health:
             assert b"200 OK" in health.recv(1000)
         assert not late
         go.set()
@@ -285,7 +344,12 @@ def test_others_are_answered_while_a_body_is_parsed(monkeypatch: pytest.MonkeyPa
 def test_headers_that_do_not_come_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_HEADERS_S", 0.05)
     with port_of(StandIn(network())) as port:
-        for text in (b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n", SLOW.replace(b"json", b"xml")):
+        for text in (
+            b"",
+            b"GET /hea",
+            b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            SLOW.replace(b"json", b"xml"),
+        ):
             with connected(port, text) as link:
                 while link.recv(1000):
                     pass
@@ -388,6 +452,10 @@ def header(text: bytes) -> bytes:
         b"\x93NUMPY\3\0" + bytes(100),
         header(b"{'descr': '<f8', 'fortran_order': False, 'shape': (10000000000000,)}\n"),
         header(b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000000000000, 0)}\n")[:-5],
+        header(b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000000000000, 0)}\n"),
+        header(b"{'descr': '<f8', 'fortran_order': True, 'shape': (9000000000000000000, 9000000000000000000, 0)}\n"),
+        b"\x93NUMPY\2\0" + b"\xff" * 4,
+        b"\x93NUMPY\2\0\x10",
         header(b"{'descr': '<f8', 'fortran_order': False, 'shape': (-1,)}\n"),
         header(b"{'descr': '<f8', 'fortran_order': False, 'shape': (True, 2.5)}\n"),
         header(b"{'descr': '|O', 'fortran_order': False, 'shape': (1,)}\n"),

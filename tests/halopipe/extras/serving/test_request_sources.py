@@ -8,6 +8,9 @@ import os
 import pickle
 import threading
 import time
+import tracemalloc
+import warnings
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -123,6 +126,31 @@ def test_a_file_takes_no_more_than_a_request_may(tmp_path: Path, name: str) -> N
     with pytest.raises(FormatError, match=f"{name}: .*too large"):
         next(few)
     assert next(many)[0][0].shape == (50, 3)
+
+
+@pytest.mark.parametrize("name", ["header.npz", "header.npy", "members.npz", "packed.npz", "unknown.npz"])
+def test_a_file_that_is_small_and_says_that_it_is_large_takes_no_more(tmp_path: Path, name: str) -> None:
+    serving, given = StandIn(network()), tmp_path / "given"
+    given.mkdir()
+    large_header = b"\x93NUMPY\2\0" + (2**26).to_bytes(4, "little") + b" " * (2**26 if name == "header.npz" else 1000)
+    if name.endswith(".npy"):
+        (given / name).write_bytes(large_header)
+    else:
+        numbers = npy(np.zeros((2**23, 1)) if name == "packed.npz" else np.zeros((2, 3)))
+        method = zipfile.ZIP_BZIP2 if name == "packed.npz" else zipfile.ZIP_DEFLATED
+        with zipfile.ZipFile(given / name, "w", method) as archive:
+            for number in range(2000 if name in ("members.npz", "unknown.npz") else 1):
+                member = f"other{number}.npy" if name == "unknown.npz" else "inputs.npy"
+                with warnings.catch_warnings(action="ignore"):  # the same name again
+                    archive.writestr(member, large_header if name == "header.npz" else numbers)
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError, match=name):
+            next(of_folder(serving, given, tmp_path / "answers", most_bytes=2**19))
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+        assert not (tmp_path / "answers").exists()
+    finally:
+        tracemalloc.stop()
 
 
 def test_pickles_are_refused(tmp_path: Path) -> None:
