@@ -441,7 +441,7 @@ def _broken_search(changed: Callable[..., Mutation], plan: Plan, document: Any) 
             ("twice the step", {"step_s": 2 * other.step_s} if other.step_s else None, True),
             ("a step of 1 % more", {"step_s": 1.01 * other.step_s} if other.step_s and is_schedule else None, False),
             ("a peak of 1 % more", {"peak_bytes": peak_bytes * 101 // 100} if is_schedule else None, False),
-            ("a peak that no rank has", {"peak_bytes": 2**60}, True),
+            ("a peak that no device has", {"peak_bytes": 2**60}, False),
         ):
             if changes is not None:
                 yield changed(("alternatives", number), {**entry, **changes}, what, alone)

@@ -122,9 +122,22 @@ class _Verbs(TyperGroup):
             sys.exit(report(_usage_error(error) if hasattr(error, "format_message") else error))
         sys.exit(code if isinstance(code, int) else 0)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        for word in args:
+            _require_utf8(word)
+        return super().parse_args(ctx, args)
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         verbs = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
         _write(formatter, {"Commands": [(name, verb.get_short_help_str(1000)) for name, verb in verbs if verb]})
+
+
+def _require_utf8(word: str) -> None:
+    """Raises :class:`UsageError` for bytes that are no text: what a file names could not be written, nor read again."""
+    try:
+        word.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UsageError(f"{word!a} is not UTF-8", [], ["a name in UTF-8"]) from None
 
 
 def _require_once(values: Mapping[str, Any], order: Sequence[Any]) -> None:

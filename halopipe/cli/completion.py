@@ -6,12 +6,13 @@ completes files.
 
 from __future__ import annotations
 
-import json
 import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import typer
+
+from planner.ir.files import parse_json
 
 _MOST_BYTES = 2**24
 """Of a plan whose layers are offered."""
@@ -45,7 +46,7 @@ def layers(context: typer.Context, incomplete: str) -> list[str]:
     for path in [Path(str(word)) for word in (context.params.get("plan"), *context.args) if word]:
         try:
             if path.stat().st_size <= _MOST_BYTES:
-                names = json.loads(path.read_text("utf-8"))["decision"]["layers"]
+                names = parse_json(path.read_text("utf-8"))["decision"]["layers"]
                 return [name for name in names if name.startswith(incomplete)]
         except (KeyError, OSError, TypeError, ValueError):
             continue

@@ -7,6 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -14,7 +15,19 @@ import typer
 
 from halopipe.cli import completion
 from halopipe.run_spec.options import ASKED, flag_of, option_of
-from halopipe.run_spec.schema import METRICS, NAMES, PATH, WORD, WRITTEN, asked_in, default_text, flag, from_text, spec
+from halopipe.run_spec.schema import (
+    METRICS,
+    NAMES,
+    PATH,
+    WORD,
+    WRITTEN,
+    asked_in,
+    default_text,
+    flag,
+    from_text,
+    limit_faults,
+    spec,
+)
 from halopipe.terminal import console
 from planner.ir.errors import HalopipeError, UsageError
 
@@ -164,6 +177,8 @@ def with_options(verb: Callable[..., None]) -> Callable[..., None]:
             )
             for name, group in groups.items()
         }
+        for fault in chain.from_iterable(map(limit_faults, made.values())):
+            raise fault
         verb(**made, **arguments)
 
     flattened: list[inspect.Parameter] = []

@@ -23,8 +23,8 @@ from halopipe.launch.job_environment import JobRank, job_rank
 from halopipe.launch.job_stores import job_stores
 from halopipe.planning.measure import no_model
 from halopipe.run_spec.options import FIELDS, ON_NAN, TRANSPORTS, ScriptOptions
+from halopipe.run_spec.schema import field_faults
 from halopipe.terminal.units import require_known
-from halopipe.training.check_options import out_of_limits
 from halopipe.training.optimizer_spec import (
     make_optimizer_of,
     make_scheduler_of,
@@ -121,7 +121,7 @@ def rank_of_script(
     """
     chosen = cast("ScriptOptions", {name: FIELDS[name].default for name in ScriptOptions.__annotations__} | options)
     for name in ScriptOptions.__annotations__:
-        for fault in out_of_limits(name, chosen[name]):  # type: ignore[literal-required]  # names of this very type
+        for fault in field_faults(FIELDS[name], chosen[name]):  # type: ignore[literal-required]  # names of this very type
             raise fault
     require_known("transport", [chosen["transport"]], TRANSPORTS)
     require_known("thing to do about NaN", [chosen["on_nan"]], ON_NAN)

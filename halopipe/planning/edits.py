@@ -34,7 +34,7 @@ from halopipe.planning.solve import known_solver
 from halopipe.terminal.units import names_in, parse_pair, parse_sum, require_known, whole
 from planner.ir.cluster import DATASHEET, Cluster, Collective, DeviceSpec, Link
 from planner.ir.errors import RankCountError, UnknownNameError, UsageError
-from planner.ir.problem import ALWAYS, NEVER, OBJECTIVES, RECOMPUTE, SHARD, TIME_DIMS, ZERO, Problem, Rule
+from planner.ir.problem import ALWAYS, MOST_BATCH, NEVER, OBJECTIVES, RECOMPUTE, SHARD, TIME_DIMS, ZERO, Problem, Rule
 from planner.ir.quantities import BYTES, BYTES_PER_S, SECONDS, parse_quantity
 from planner.ir.validation import MOST_DEVICES
 
@@ -325,8 +325,9 @@ def _integer(name: str, value: str) -> int:
         number = whole(value)
     except ValueError:
         raise UsageError(f"{name}={value} is not a positive integer", [], [f"{name}=2"]) from None
-    if name in ("devices", "hosts") and number > MOST_DEVICES:
-        raise UsageError(f"{name}={value} are more than {MOST_DEVICES}", [], [f"{name}=8"])
+    most = MOST_BATCH if name in ("global-batch", "micro-batch") else MOST_DEVICES
+    if number > most:
+        raise UsageError(f"{name}={value} are more than {most}", [], [f"{name}=8"])
     return number
 
 

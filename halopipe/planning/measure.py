@@ -107,9 +107,11 @@ def local_blocks(asked: str, device: str, num_workers: int) -> int:
         from profiler.measure.devices import chosen
 
         return chosen(device, num_workers)[1]
-    if not asked.isdecimal():
-        raise UsageError(f"--local-loss {asked!r} says no number of blocks", [], ["a number, or 'stage'"])
-    return int(asked)
+    try:
+        return units.whole(asked, least=0)
+    except ValueError:
+        what = f"--local-loss {asked[:60]!r} says no number of blocks"
+        raise UsageError(what, [], ["a number, or 'stage'"]) from None
 
 
 def num_workers(cluster: int | str) -> int:

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Unpack
 
 from halopipe.planning.options import FAMILIES, Asked, PlanOptions
+from halopipe.run_spec.schema import limit_faults
 from halopipe.terminal import units
 from halopipe.terminal.units import require_known
 from planner.ir.cluster import Cluster
@@ -62,6 +63,8 @@ def problem_for(profile: Profile, options: PlanOptions) -> Problem:
         ("batch of statistics", [options.batch_statistics], STATISTICS),
     ):
         require_known(what, names, choices)
+    for fault in limit_faults(options):
+        raise fault
     gone = dict.fromkeys(devices_named(options.without, profile.cluster), 0.0)
     allowed = {*(options.allow or (SAMPLE_DIMS,)), *((TIME_DIMS,) if options.token_slices else ())}
     schedules = tuple(options.schedules)

@@ -24,11 +24,11 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from halopipe.run_spec.options import ASKED, TENSORBOARD, RunFiles, RunOptions, flag_of, option_of
-from halopipe.run_spec.schema import DURATION, FACTORY, INTERVAL, METRICS, PATH, SIZE, WORD, WRITTEN
+from halopipe.run_spec.schema import DURATION, FACTORY, INTERVAL, METRICS, PATH, SIZE, WORD, WRITTEN, limits
 from halopipe.terminal import units
 from planner.ir.errors import CorruptFileError, UsageError
 from planner.ir.files import read_text, write_text
-from planner.ir.strict_yaml import parse_yaml, suggestion, yaml_words
+from planner.ir.strict_yaml import cut, parse_yaml_words, suggestion
 
 SUFFIXES = (".yaml", ".yml")
 NAME, VERSION = "job", 1
@@ -61,19 +61,18 @@ def read(path: Path) -> JobFile:
         MissingFileError, CorruptFileError: it cannot be used; every fault is named with its line.
     """
     text = read_text(path)
-    root = parse_yaml(text, str(path))
+    root, written = parse_yaml_words(text, str(path))
     if not isinstance(root, dict) or root.get("halopipe") != NAME:
         kind = root.get("halopipe") if isinstance(root, dict) else None
-        fault = f"it is a halopipe {kind} file" if isinstance(kind, str) else "it has no line 'halopipe: job'"
+        fault = f"it is a halopipe {cut(kind)} file" if isinstance(kind, str) else "it has no line 'halopipe: job'"
         raise CorruptFileError(f"{path} is not a halopipe job file", [fault], [_REMEDY])
-    written = yaml_words(text)
     texts = {key_of(name) for name, kind in _kinds().items() if kind is str} | {"plan"}
-    plain = {  # what YAML takes for a number, as 3:5 for 185, or a truth, as on, is text where text is asked for
+    plain = {  # what YAML takes for a number, as 1e5, or a truth, as on, is text where text is asked for
         key: written[key][1] if key in texts and type(value) in (int, float, bool) else value
         for key, value in root.items()
     }
     try:
-        validated = _model()(**{str(key): value for key, value in plain.items()})
+        validated = _model()(**plain)
     except ValidationError as error:
         faults = sorted(_fault(path, each, written) for each in error.errors(include_url=False))
         count = units.count(len(faults), "fault")
@@ -159,23 +158,17 @@ def _model() -> Any:
     }
     for name, kind in _kinds().items():
         option, field = option_of(name), ASKED[name]
+        least, most = limits(field, kind) if kind in (int, float) else (None, None)
         described = Field(
             default="" if option.kind == SIZE else field.default,
             alias=key_of(name),
-            ge=option.least if kind in (int, float) else None,
+            ge=least,
+            le=most,
             description=option.help,
         )
-        fields[name] = (Annotated[float, BeforeValidator(_power)] if kind is float else kind, described)
+        fields[name] = (kind, described)
     strict = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, title="halopipe job file")
     return create_model("Job", __config__=strict, **fields)
-
-
-def _power(value: Any) -> Any:
-    """YAML takes 1e-3 for text, since it has no point."""
-    try:
-        return float(value) if isinstance(value, str) and "e" in value.lower() else value
-    except ValueError:
-        return value
 
 
 def _checked(kind: str, name: str) -> Callable[[Any], Any]:
@@ -213,6 +206,7 @@ def _fault(path: Path, fault: Any, written: Mapping[str, tuple[int, str]]) -> tu
         return line, f"{path}:{line}: {key} is missing"
     if fault["type"] == "extra_forbidden":
         keys = [*_HEADER, "plan", *map(key_of, ASKED)]
-        return line, f"{path}:{line}: unknown key {key}{suggestion(key, keys)}"
+        return line, f"{path}:{line}: unknown key {cut(key)}{suggestion(key, keys)}"
     text = fault["msg"].removeprefix("Value error, ")
-    return line, f"{path}:{line}: {key}: {text[0].lower()}{text[1:]}, got {json.dumps(fault['input'], default=str)}"
+    got = cut(json.dumps(fault["input"], default=str))
+    return line, f"{path}:{line}: {key}: {text[0].lower()}{text[1:]}, got {got}"

@@ -112,7 +112,7 @@ class RunOptions:
         kind=FACTORY,
         offers=OPTIMIZERS,
     )
-    seed: int = option(0, "Seed of parameters and data.", "N", least=0)
+    seed: int = option(0, "Seed of parameters and data.", "N", least=0, most=2**63 - 1)
     scheduler: str = option(
         "",
         "Learning rates: 'CosineAnnealingLR:T_max=100', or a factory.",

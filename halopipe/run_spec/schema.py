@@ -7,15 +7,21 @@ verb may be asked stands in one of them, and nowhere else.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from halopipe.terminal import units
+from planner.ir.errors import UsageError
+from planner.ir.quantities import limits_of
 
 PATH, METRICS, FACTORY, WORD = "path", "metrics", "factory", "word"
 SIZE, DURATION, INTERVAL = "size", "duration", "interval"
 NAMES, INTEGERS, SUM = "names", "integers", "sum"
+
+MOST_WHOLE = 2**31 - 1
+"""Of what is counted, and no option limits otherwise: steps, samples, ranks, processes."""
 
 _OPTION = "option"
 
@@ -30,7 +36,7 @@ class OptionSpec:
         panel: heading in the help.
         flag: on the command line; empty: the field's name.  One of a field that is true begins with ``--no-``.
         short: the same, one letter.
-        least, most: limits of a number.
+        least, most: limits of a number; None: as :func:`limits` has them.
         kind: ``path``: a file or folder, kept as absolute; ``metrics``: the same, perhaps behind ``tb:``; ``factory``:
             the name of one may begin with a path; ``size``: bytes, written such as ``2GiB``; ``duration``: seconds,
             written such as ``10min``; ``interval``: a number of steps, or text: a duration, or ``auto``; ``names`` and
@@ -71,6 +77,38 @@ def spec(field: dataclasses.Field[Any]) -> OptionSpec:
 def flag(field: dataclasses.Field[Any]) -> str:
     """What the field is called on the command line."""
     return spec(field).flag or f"--{field.name.replace('_', '-')}"
+
+
+def limits(field: dataclasses.Field[Any], kind: type) -> tuple[float, float]:
+    """Least and most of a number that the field may be, as its option says, else by its name and ``kind``."""
+    option, known = spec(field), limits_of(field.name)[1]
+    if kind is int and not field.name.endswith("_bytes"):
+        known = min(MOST_WHOLE, int(known))
+    return (
+        -math.inf if option.least is None else option.least,
+        known if option.most is None else option.most,
+    )
+
+
+def limit_faults(group: Any) -> Iterator[UsageError]:
+    """What of a list of options is a number beyond its limits, or none."""
+    for field in dataclasses.fields(group):
+        yield from field_faults(field, getattr(group, field.name))
+
+
+def field_faults(field: dataclasses.Field[Any], value: Any) -> Iterator[UsageError]:
+    """The same of the value of one of them; of several values, each."""
+    for number in value if isinstance(value, (tuple, list)) else (value,):
+        if not isinstance(number, (int, float)) or isinstance(number, bool):
+            continue
+        least, most = limits(field, type(number))
+        if not least <= number <= most:
+            word, bound = ("most", most) if number > most else ("least", least)
+            yield UsageError(
+                f"{flag(field)} is {units.number(number)}",
+                [f"the {word} is {units.number(bound)}"],
+                [f"{flag(field)} {units.number(bound)}"],
+            )
 
 
 def from_text(field: dataclasses.Field[Any], text: str) -> Any:

@@ -1,7 +1,8 @@
 """Where words go: results to stdout, progress and remarks to stderr.
 
 Names come from files, and a terminal obeys control characters: what is not a character to be seen is written as its
-escape of JSON, here and nowhere else.
+escape of JSON, here and nowhere else.  So is what the encoding of stdout does not have (``LC_ALL``,
+``PYTHONIOENCODING``), but for our own signs, which have another in ASCII.
 
 Progress on stderr: a bar on a terminal, a line every ten seconds elsewhere, nothing on ranks other than 0.
 
@@ -13,6 +14,7 @@ asked to, 130 Ctrl-C.
 
 from __future__ import annotations
 
+import codecs
 import errno
 import functools
 import json
@@ -170,6 +172,22 @@ def visible(text: str) -> str:
     return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
+_IN_ASCII = str.maketrans("µ–…·░▒▓", "u-~.-=#")
+"""Our own signs where they cannot be written, each as wide."""
+
+
+def _encodable(text: str, encoding: str) -> str:
+    """``text``, with the escapes of JSON for what ``encoding`` does not have."""
+
+    def escaped(error: UnicodeError) -> tuple[str, int]:
+        if not isinstance(error, UnicodeEncodeError):
+            raise error
+        return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+    codecs.register_error("halopipe", escaped)
+    return text.encode(encoding, "halopipe").decode(encoding)
+
+
 def open_streams() -> None:
     """Has something in the place of standard streams that are closed (``>&-``), before another file gets their numbers.
 
@@ -203,6 +221,11 @@ def emit(text: str) -> None:
         MissingFileError: it cannot be written there, as where standard output goes to a full disk.
     """
     shown = visible(text)
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # None: a stream of somebody's own
+    try:
+        shown.encode(encoding)
+    except UnicodeEncodeError:
+        shown = _encodable(shown.translate(_IN_ASCII), encoding)
     try:
         sys.stdout.write(shown if shown.endswith("\n") else f"{shown}\n")
         sys.stdout.flush()
@@ -213,8 +236,9 @@ def emit(text: str) -> None:
 
 
 def emit_json(value: Any) -> None:
-    """Writes plain data to stdout as JSON."""
-    emit(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+    """Writes plain data to stdout as JSON; beyond ASCII by escapes, unless stdout is for UTF-8."""
+    is_utf8 = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "") == "utf8"
+    emit(json.dumps(value, indent=2, ensure_ascii=not is_utf8, allow_nan=False))
 
 
 class Answer(Protocol):
@@ -256,6 +280,9 @@ _OF_FILES = (errno.EMFILE, errno.ENFILE)
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Of calls of the system that fail for want of room, not by a mistake of ours."""
 
+_OF_NAMES = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES)
+"""Of calls of the system that fail for what somebody calls a file, or for what is there."""
+
 P = ParamSpec("P")
 
 
@@ -287,6 +314,8 @@ def report(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno in _OF_FILES:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         error = MissingFileError("no more files can be opened", [f"{limit} are allowed"], ["ulimit -n 1024"])
+    if isinstance(error, OSError) and error.errno in _OF_NAMES:
+        error = MissingFileError(f"cannot use {str(error.filename)[:200]}", [error.strerror or str(error)])
     if isinstance(error, TorchVersionError):
         error = UsageError(error.title, [error.tested], [error.remedy])
     if isinstance(error, ModuleNotFoundError) and ".extras." in (error.name or ""):

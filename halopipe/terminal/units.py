@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -101,6 +102,13 @@ def rate(per_s: float) -> str:
     return _three_digits(per_s) if per_s < 100 else f"{per_s:,.0f}"
 
 
+def number(value: float) -> str:
+    """As one would type it; of a whole number that nobody would, how long it is."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value) if abs(value) < 10**30 else f"a number of {int(value.bit_length() * math.log10(2)) + 1} digits"
+
+
 def count(number: int, word: str, plural: str = "") -> str:
     """``1 stage``, ``2 stages``; ``plural`` where it is another."""
     return f"{number} {word}" if number == 1 else f"{number} {plural or f'{word}s'}"
@@ -124,10 +132,11 @@ def parse_sum(text: str, what: str) -> tuple[int, ...]:
     Raises:
         UsageError: they are no whole numbers.
     """
-    parts = [part.strip() for part in text.split("+")]
-    if not all(part.isdecimal() for part in parts):
-        raise UsageError(f"{what} {text}", ["whole numbers with + between are needed"], [f"{what} 256+192+64"])
-    return tuple(map(int, parts))
+    try:
+        return tuple(whole(part.strip(), least=0) for part in text.split("+"))
+    except ValueError:
+        remedies = [f"{what} 256+192+64"]
+        raise UsageError(f"{what} {text}", ["whole numbers with + between are needed"], remedies) from None
 
 
 def parse_size(text: str) -> int:
@@ -252,7 +261,7 @@ def parse_arguments(pairs: Iterable[str]) -> dict[str, Any]:
             raise UsageError(f"--arg {key} is given twice", [], [f"keep one of {arguments[key]} and {value}"])
         try:
             arguments[key] = json.loads(value, parse_constant=_refuse)
-        except ValueError:
+        except (ValueError, RecursionError):
             arguments[key] = value
     return arguments
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from halopipe.run_spec.options import (
     ALWAYS,
     DATA_FROM,
-    FIELDS,
     IF_ANY,
     LONE_PASSES,
     ON_NAN,
@@ -21,8 +19,8 @@ from halopipe.run_spec.options import (
     TRANSPORTS,
     RunOptions,
     flag_of,
-    option_of,
 )
+from halopipe.run_spec.schema import limit_faults
 from halopipe.terminal import units
 from halopipe.training.metrics import require_writer
 from planner.ir.errors import UsageError
@@ -45,7 +43,7 @@ def require_consistent(plan: Plan, options: RunOptions) -> None:
         units.parse_interval(options.checkpoint_every)
     units.require_known("thing to do about NaN", [options.on_nan], ON_NAN)
     units.require_known("way to replan", [options.replan] if isinstance(options.replan, str) else [], REPLAN)
-    for fault in chain(_numbers(options), _lacking(options), _at_odds(plan, options)):
+    for fault in chain(limit_faults(options), _lacking(options), _at_odds(plan, options)):
         raise fault
     _require_known_optimizer(options)
     _require_known_compiler(options.compiler)
@@ -56,18 +54,6 @@ def require_consistent(plan: Plan, options: RunOptions) -> None:
         steps_of(options)
     if options.checkpoint and options.resume is not True:
         _require_new(Path(options.checkpoint), options.resume == IF_ANY)
-
-
-def _numbers(options: RunOptions) -> Iterator[UsageError]:
-    for name in FIELDS:
-        yield from out_of_limits(name, getattr(options, name))
-
-
-def out_of_limits(name: str, value: Any) -> Iterator[UsageError]:
-    """What is wrong with the value of an option, if it is a number below its limit, or none."""
-    least = option_of(name).least
-    if least is not None and not isinstance(value, str) and not value >= least:
-        yield UsageError(f"{flag_of(name)} is {value:g}", [f"the least is {least:g}"], [f"{flag_of(name)} {least:g}"])
 
 
 _DIGITS = "halopipe.data:digits --eval-batches 8"

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from halopipe.run_spec.options import TENSORBOARD
 from halopipe.run_spec.result import Score
 from planner.ir.errors import MissingFileError, UsageError
-from planner.ir.files import write_text
+from planner.ir.files import parse_json, write_text
 from planner.ir.timeline import Slow
 
 if TYPE_CHECKING:
@@ -236,8 +236,8 @@ class _Lines:
     def step_of(self, line: str) -> float:
         """Half a line, of a crash, has none."""
         try:
-            return float(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError):
+            return float(parse_json(line)["step"])
+        except (ValueError, LookupError, TypeError, OverflowError):
             return math.inf
 
     def _kept(self) -> list[str]:

@@ -156,7 +156,7 @@ ROWS: Mapping[str, Check] = {
         PARTLY, "not below the bound; the slowdown in its words", PARTLY, "of schedules: reckoned again"
     ),
     "alternatives[].peak_bytes": Check(
-        PARTLY, "within the limits, or the size in its words", PARTLY, "of schedules: reckoned again"
+        PARTLY, "the size in its words; within --memory", PARTLY, "within the limits; of schedules: reckoned again"
     ),
     "alternatives[].why_not": Check(PARTLY, "the numbers in it, but for rates", PARTLY, "the same"),
     "measured.step_s": Check(WHOLLY, "predicted step and error", WHOLLY, "the same"),

@@ -52,6 +52,7 @@ def request_faults(plan: Plan, profile: Profile | None, rows: tuple[tuple[Action
                 asked = f"asked for at most {request.memory_bytes}"
                 path = f"prediction.ranks[{number}].memory_limit_bytes"
                 yield f"{path}: rank {number} has a limit of {rank.memory_limit_bytes} bytes, {asked}"
+        yield from _alternative_faults(plan, request.memory_bytes)
     yield from _rule_faults(plan, profile)
 
 
@@ -177,14 +178,23 @@ def _stage_faults(plan: Plan, profile: Profile | None) -> Iterator[str]:
 def _limit_faults(plan: Plan, profile: Profile) -> Iterator[str]:
     """What each rank may hold: what the device has, less the margin, at most what was asked for."""
     request, devices = plan.inputs.request, profile.cluster.devices
-    for number, rank in enumerate(plan.prediction.ranks[: len(devices)]):
-        usable = int(devices[number].memory_bytes * (1 - request.memory_margin))
-        limit = min(usable, request.memory_bytes) if request.memory_bytes else usable
+    usable = [int(device.memory_bytes * (1 - request.memory_margin)) for device in devices]
+    limits = [min(size, request.memory_bytes) if request.memory_bytes else size for size in usable]
+    for number, (rank, limit) in enumerate(zip(plan.prediction.ranks, limits, strict=False)):
         if rank.memory_limit_bytes != limit:
             path = f"prediction.ranks[{number}].memory_limit_bytes"
             asked = f" less {request.memory_margin:.3%}" + (f" and {request.memory_bytes}" * bool(request.memory_bytes))
             device = f"its device has {devices[number].memory_bytes}{asked}: {limit}"
             yield f"{path}: rank {number} has a limit of {rank.memory_limit_bytes} bytes, {device}"
+    yield from _alternative_faults(plan, max(limits, default=0))
+
+
+def _alternative_faults(plan: Plan, limit_bytes: int) -> Iterator[str]:
+    """Other plans that would run: they may use devices that this one leaves idle, up to the largest limit of all."""
+    for number, other in enumerate(plan.alternatives):
+        if other.step_s is not None and other.peak_bytes is not None and other.peak_bytes > limit_bytes:
+            holds = f"{other.name} holds {other.peak_bytes} bytes, no device may hold more than {limit_bytes}"
+            yield f"alternatives[{number}].peak_bytes: {holds}"
 
 
 def _rule_faults(plan: Plan, profile: Profile | None) -> Iterator[str]:

@@ -257,9 +257,6 @@ def _alternative_faults(plan: Plan, other: Alternative, path: str) -> Iterator[s
     slowdowns = {slower_text(other.step_s * (1 + near), step_s) for near in (-_ROUNDING, 0.0, _ROUNDING)}
     if slowdown.removesuffix(TIE) not in slowdowns:
         yield f"{path}.step_s: {other.name} is {slower_text(other.step_s, step_s)}, {other.why_not!r}"
-    limit = max((rank.memory_limit_bytes for rank in plan.prediction.ranks), default=0)
-    if other.peak_bytes is not None and other.peak_bytes > limit:
-        yield f"{path}.peak_bytes: {other.name} holds {other.peak_bytes} bytes, no rank may hold more than {limit}"
 
 
 def _is_reason(plan: Plan, other: Alternative) -> bool:

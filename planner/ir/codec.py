@@ -25,7 +25,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from planner.ir import validation
 from planner.ir.errors import CorruptFileError, NewerFileError, StaleFileError
-from planner.ir.files import read_text
+from planner.ir.files import parse_json, read_text
 from planner.ir.files import write_text as write_text
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
@@ -105,7 +105,10 @@ def from_json(text: str | bytes, cls: type[T]) -> T:
         ValueError: it spells none: a key is missing or not known, or a value is of another type.
     """
     array = f"[{text}]" if isinstance(text, str) else b"[%b]" % text
-    value: T = _adapter(cls, is_finite=False).validate_json(array)[0]  # type: ignore[arg-type]  # classes are hashable
+    try:
+        value: T = _adapter(cls, is_finite=False).validate_json(array)[0]  # type: ignore[arg-type]  # classes are hashable
+    except ValidationError as error:
+        raise ValueError(_describe(error.errors(include_url=False)[0], cls)) from None
     return value
 
 
@@ -198,31 +201,21 @@ class _Object(dict[str, Any]):
 
 def _object(most_keys: int, pairs: list[tuple[str, Any]]) -> _Object:
     if len(pairs) > most_keys:
-        raise _TooLargeError(f"an object has {len(pairs)} keys; {most_keys} are the most")
+        raise ValueError(f"an object has {len(pairs)} keys; {most_keys} are the most")
     result = _Object(pairs)
     if len(result) < len(pairs):
         result.duplicates = tuple(sorted(key for key, count in Counter(key for key, _ in pairs).items() if count > 1))
     return result
 
 
-class _TooLargeError(ValueError):
-    """The text is more than is read."""
-
-
 def _checked_header(text: str, name: str, version: int, source: str) -> str:
     """The file's fields as JSON array text, with the header taken off; duplicates and syntax are refused here."""
     try:
-        root = json.loads(
-            text, object_pairs_hook=functools.partial(_object, MOST_KEYS if name in FORMATS else len(text))
-        )
+        root = parse_json(text, functools.partial(_object, MOST_KEYS if name in FORMATS else len(text)))
     except json.JSONDecodeError as error:
         raise CorruptFileError(f"{source} is not JSON", [_syntax(text, error)], [_WRITTEN_BY[name]]) from None
-    except _TooLargeError as error:
+    except ValueError as error:
         raise CorruptFileError(f"{source} is not a {name} file", [str(error)]) from None
-    except ValueError:  # json leaves it to int(), which refuses thousands of digits
-        raise CorruptFileError(f"{source} is not a {name} file", ["a number has too many digits"]) from None
-    except RecursionError:
-        raise CorruptFileError(f"{source} is not a {name} file", ["nested too deeply"]) from None
     if not isinstance(root, _Object) or root.get("halopipe") != name:
         kind = root.get("halopipe") if isinstance(root, _Object) else None
         what = f"a halopipe {kind} file" if isinstance(kind, str) and kind in FORMATS else "not a halopipe file"

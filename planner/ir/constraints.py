@@ -38,6 +38,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 """Dims by family."""
 
 YES, NO = "yes", "no"
+_MOST_DIGITS = 9
 _FORMS = (
     "PATTERN=stage:0, device:NAME, kind:NAME, replicas:N, sample:N, spatial:N, channel:N, recompute:yes or together"
 )
@@ -212,7 +213,7 @@ def _value(text: str, what: str, value: str, has_value: bool) -> str:
             raise UsageError(f"{text!r}: recompute is yes or no, not {value!r}", (), [_write()])
         return value
     least = 0 if what == STAGE else 1
-    if not value.isdecimal() or int(value) < least:
+    if not value.isdecimal() or len(value) > _MOST_DIGITS or int(value) < least:
         raise UsageError(f"{text!r}: {what} is a whole number from {least}, not {value!r}", (), [_write()])
     return str(int(value))
 

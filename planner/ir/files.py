@@ -14,13 +14,14 @@ import codecs
 import contextlib
 import difflib
 import errno
+import json
 import os
 import select
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from planner.ir.errors import CorruptFileError, MissingFileError
 
@@ -71,6 +72,22 @@ def read_text(path: str | Path, most_bytes: int = MOST_BYTES) -> str:
     return text.replace("\r\n", "\n")
 
 
+def parse_json(text: str | bytes, object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """What JSON of any origin says; who reads it sees whether that makes sense.
+
+    Raises:
+        ValueError: it is none, or more than Python reads; ``json.JSONDecodeError`` says where.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=object_pairs_hook)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except ValueError as error:
+        if str(error).startswith("Exceeds the limit"):  # of int(), for thousands of digits
+            raise ValueError("a number has too many digits") from None
+        raise
+
+
 def open_plain(path: str | Path, flags: int = os.O_RDONLY, folder: int | None = None) -> int:
     """A regular file, opened without a wait and through no link; the caller closes it.
 
@@ -101,17 +118,33 @@ def read_plain(path: str | Path, most_bytes: int = MOST_BYTES) -> bytes:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Makes ``text`` what the file at ``path`` holds; see :func:`write_bytes`."""
-    write_bytes(path, text.encode("utf-8"))
+    """Makes ``text`` what the file at ``path`` holds; see :func:`write_bytes`.
+
+    Raises:
+        CorruptFileError: it has half a character, as of a name that is not UTF-8.
+    """
+    write_bytes(path, _encoded(path, text))
 
 
 def write_texts(texts: Mapping[Path, str]) -> None:
-    """Makes each text what the file of its path holds; regular files are replaced once all texts are written."""
+    """Makes each text what the file of its path holds; regular files are replaced once all texts are written.
+
+    Raises:
+        CorruptFileError: as of :func:`write_text`.
+    """
     with contextlib.ExitStack() as written:
         for path, text in texts.items():
             stream = written.enter_context(replaced(path))
-            stream.write(text.encode("utf-8"))
+            stream.write(_encoded(path, text))
             stream.flush()
+
+
+def _encoded(path: str | Path, text: str) -> bytes:
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        around = text[max(0, error.start - 20) : error.end + 20]
+        raise CorruptFileError(f"cannot write {path}", [f"what it would hold is not UTF-8: {around!r}"]) from None
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:

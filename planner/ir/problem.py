@@ -30,6 +30,9 @@ MICRO, WHOLE = STATISTICS = ("micro", "whole")
 SHARD = (NEVER, AUTO, ALWAYS)
 """Whether the ranks of a stage divide the optimiser's state among them (``Stage.sharded``); auto: where it must be."""
 
+MOST_BATCH = 2**24
+"""Samples of a step; micro-batches are counted one by one."""
+
 ZERO = (1, 2, 3)
 """What they divide then: the optimiser's state, gradients too, parameters too (``Stage.zero``)."""
 

@@ -13,14 +13,10 @@ from collections.abc import Iterable
 
 from planner.ir.errors import UsageError
 from planner.ir.extras import hooks
-from planner.ir.problem import MEMORY, NEVER, SELECTIVE, THROUGHPUT, ZERO, Problem
+from planner.ir.problem import MEMORY, MOST_BATCH, NEVER, SELECTIVE, THROUGHPUT, ZERO, Problem
 from planner.layers.recomputed import attention_cores
 from planner.layers.stage_rules import why_gradients_stay_whole
 from planner.schedules import traits
-
-MOST_BATCH = 2**24
-"""Samples of a step; micro-batches are counted one by one."""
-
 
 Refusal = tuple[object, UsageError]
 """Whether it applies, and what is then said."""
@@ -114,7 +110,10 @@ def of_numbers(problem: Problem) -> tuple[Refusal, ...]:
             too_large,
             UsageError(
                 f"micro-batch {too_large} is larger than the global batch {batch}",
-                remedies=[f"--micro-batch {batch}", f"--global-batch {too_large}"],
+                remedies=[
+                    f"--micro-batch {batch}",
+                    *([f"--global-batch {too_large}"] if too_large <= MOST_BATCH else []),
+                ],
             ),
         ),
     )

@@ -6,6 +6,7 @@ Everything else in the profiler asks ``torch.device``: tensors are made where th
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -20,7 +21,7 @@ from cuda_ops.calls import arguments_of
 from cuda_ops.dense.conv_kernels import onednn_convolution
 from cuda_ops.device.gpus import gpu_clocks, gpu_descriptions, num_gpus, why_no_gpu
 from planner.ir.cluster import DeviceSpec
-from planner.ir.errors import MissingDeviceError, UsageError
+from planner.ir.errors import MissingDeviceError, RankCountError, UsageError
 from planner.layers import is_convolution
 from profiler.measure.child_process import Child, Report
 from runtime.captured import CapturedModule
@@ -67,6 +68,9 @@ def _back_end(
 
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
 NUM_WORKERS = 2
+_MOST_TURNS = 16
+"""Workers of one core: what they measure of links is then the system's scheduler."""
+
 _DEADLINE_S = 120.0
 
 
@@ -104,6 +108,7 @@ def chosen(name: str, num_workers: int = 0) -> tuple[Backend, int]:
     Raises:
         UsageError: there is no such backend.
         MissingDeviceError: this host has no such device.
+        RankCountError: so many processes would not take turns on its cores.
     """
     if name == AUTO:
         name = CUDA if num_gpus() >= max(1, num_workers) else CPU
@@ -112,6 +117,14 @@ def chosen(name: str, num_workers: int = 0) -> tuple[Backend, int]:
     if name == CUDA and (why := why_no_gpu()):
         raise MissingDeviceError("there is no GPU to profile", [why], ["--device cpu", "a machine with a GPU"])
     kind = BACKENDS[name]
+    cores = len(os.sched_getaffinity(0))
+    most = _MOST_TURNS * cores
+    if not kind.is_accelerator and num_workers > most:
+        raise RankCountError(
+            f"{num_workers} workers are asked for, at most {most} can be measured on this host",
+            [f"{cores} cores; so many as {_MOST_TURNS} processes take turns on one"],
+            [f"--workers {most}", "a cluster file of so many devices: halopipe plan PROFILE --cluster FILE"],
+        )
     return kind, num_workers or (kind.count() if kind.is_accelerator else NUM_WORKERS)
 
 

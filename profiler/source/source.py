@@ -38,7 +38,6 @@ import difflib
 import importlib
 import importlib.util
 import inspect
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -54,6 +53,7 @@ from torch import nn
 from cuda_ops.device.seeding import seed_generators, seeded
 from planner.ir.codec import fingerprint
 from planner.ir.errors import FactoryError, ModelNotFoundError
+from planner.ir.files import parse_json
 from planner.ir.profile import ModelSource
 from profiler.source.model import LoadedModel
 from profiler.source.parts import cast_module, import_remedies, model_of, where
@@ -297,11 +297,11 @@ def _asked(name: str) -> str:
 
 def _from_json(source: ModelSource, name: str, text: str) -> Any:
     try:
-        return _tuples(json.loads(text))
-    except json.JSONDecodeError as error:
+        return _tuples(parse_json(text))
+    except ValueError as error:
         raise FactoryError(
             f"argument {name!r} of {source.factory} is not JSON",
-            [f"{text}: {error.msg} at character {error.pos}"],
+            [f"{text[:200]}: {error}"],
             ['a text needs its quotes: {"name": "\\"text\\""}'],
         ) from None
 

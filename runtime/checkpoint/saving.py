@@ -147,10 +147,10 @@ class SavedPart:
             return self._exists()
         tensors = map(state.tensors.__getitem__, {*saved_tensors(state).values()})
         # those that cannot be written are left to who tries
-        num_bytes = sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
+        num_bytes = sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided) + _SMALL_BYTES
         try:
             disk = shutil.disk_usage(self._folder)
-            if disk.total and num_bytes + _SMALL_BYTES > disk.free:  # it is not filled to find that out
+            if disk.total and num_bytes > disk.free:  # it is not filled to find that out
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             manifest = write_rank(self._path, self._step, state, self._rank, self._num_ranks, fingerprints)
             write_file(self._record(self._rank), to_text(manifest).encode())
@@ -247,7 +247,11 @@ class SavedPart:
         )
 
     def _with_room(self, error: Exception, num_bytes: int = 0) -> Exception:
-        """The error; of a full disk with what this rank needs, what is free, and which disk it is."""
+        """The error; of a full disk with what this rank needs, what is free, and which disk it is.
+
+        Args:
+            num_bytes: of its tensors, and what is kept for what is written beside them.
+        """
         if not isinstance(error, OSError) or error.errno not in _FULL:
             return error
         mount = self._folder.absolute()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from halopipe.run_spec.schema import option
+from planner.extras.transformers.shape import MOST_DEGREE
 
 FIXED = "What is given"
 """A heading in the help of ``halopipe ways``."""
@@ -15,10 +16,10 @@ FIXED = "What is given"
 class WaysOptions:
     """How a transformer may be divided, and how long that is searched for.  The help of each field says what it is."""
 
-    tensor: int = option(0, "Ranks that share a block; 0: open.", panel=FIXED, least=0)
-    pipeline: int = option(0, "Stages; 0: open.", panel=FIXED, least=0)
-    interleave: int = option(0, "Chunks of a stage; 0: open.", panel=FIXED, least=0)
-    micro_batch: int = option(0, "Samples a micro-batch; 0: open.", panel=FIXED, least=0)
+    tensor: int = option(0, "Ranks that share a block; 0: open.", panel=FIXED, least=0, most=MOST_DEGREE)
+    pipeline: int = option(0, "Stages; 0: open.", panel=FIXED, least=0, most=MOST_DEGREE)
+    interleave: int = option(0, "Chunks of a stage; 0: open.", panel=FIXED, least=0, most=MOST_DEGREE)
+    micro_batch: int = option(0, "Samples a micro-batch; 0: open.", panel=FIXED, least=0, most=MOST_DEGREE)
     recompute: str = option("", "none, selective or full; empty: open.", "HOW", FIXED)
     zero: int = option(-1, "What replicas divide, 0 to 3; -1: open.", panel=FIXED, least=-1, most=3)
     gap: float = option(0.0, "Stop once the best is proved so close (0.01 = 1 %).", least=0.0)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from halopipe.extras.transformers.options import WaysOptions
 from halopipe.terminal import tables, units
@@ -18,17 +18,19 @@ from planner.extras.transformers.layers import EXCHANGE
 from planner.extras.transformers.passes import timed
 from planner.extras.transformers.pools import Pools, pools_of
 from planner.extras.transformers.search import TIE, BestDegrees, PricedDegrees, search
-from planner.extras.transformers.shape import Fusion, ParallelDegrees, Recompute, Sends, Transformer, named_transformer
+from planner.extras.transformers.shape import ParallelDegrees, Recompute, Transformer, named_transformer
 from planner.extras.transformers.space import DegreesSpace
 from planner.extras.transformers.step import BUBBLE, GRADIENTS, SENDS
+from planner.ir.codec import from_json
 from planner.ir.errors import CorruptFileError, UsageError
-from planner.ir.files import read_text, write_text
+from planner.ir.files import parse_json, read_text, write_text
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 
 if TYPE_CHECKING:
     from planner.costs.candidate import Candidate
 
+T = TypeVar("T")
 _MOST_BYTES = 16 * 2**20
 _FULL = 0.9
 """Of the memory that may be used; a way that fills as much is bound by it."""
@@ -294,7 +296,7 @@ def read(path: Path) -> tuple[Transformer, ParallelDegrees, int]:
     """
     remedies = ["halopipe ways llama2-7b --on a100-dgx --gpus 8 --global-batch 64 -o ways.json"]
     try:
-        node = json.loads(read_text(path, _MOST_BYTES))
+        node = parse_json(read_text(path, _MOST_BYTES))
     except ValueError as error:
         raise CorruptFileError(f"{path} is no file of ways", [f"it is not JSON: {error}"], remedies) from None
     if missing := {"best", "transformer", "global_batch"} - (node.keys() if isinstance(node, dict) else set()):
@@ -302,20 +304,24 @@ def read(path: Path) -> tuple[Transformer, ParallelDegrees, int]:
         what = f"it is a halopipe {kind} file" if isinstance(kind, str) else f"it has no {', '.join(sorted(missing))}"
         raise CorruptFileError(f"{path} is no file of ways", [what], remedies)
     try:
-        best = node["best"]["ways"]
-        kinds: dict[str, Callable[[Any], Any]] = {
-            "recompute": Recompute,
-            "sends": Sends,
-            "kernels": Fusion,
-            **dict.fromkeys(("blocks", "tensors", "pools"), tuple),
-        }
-        ways = ParallelDegrees(**{name: kinds[name](value) if name in kinds else value for name, value in best.items()})
-        shape = Transformer(**node["transformer"])
+        best = node["best"].get("ways") if isinstance(node["best"], dict) else node["best"]
+        shape = _part(node["transformer"], Transformer, "transformer")
+        ways = _part(best, ParallelDegrees, "best.ways")
+        global_batch = _part(node["global_batch"], int, "global_batch")
         ways.check(shape)
-        ways.micro_batches(node["global_batch"])
-    except (KeyError, TypeError, ValueError, ArithmeticError, UsageError) as error:
-        raise CorruptFileError(f"{path} is no file of ways", [f"{type(error).__name__}: {error}"], remedies) from None
-    return shape, ways, node["global_batch"]
+        ways.micro_batches(global_batch)
+    except UsageError as error:
+        raise CorruptFileError(f"{path} is no file of ways", [error.title, *error.details], remedies) from None
+    except (ValueError, ArithmeticError) as error:
+        raise CorruptFileError(f"{path} is no file of ways", [str(error)], remedies) from None
+    return shape, ways, global_batch
+
+
+def _part(value: Any, cls: type[T], place: str) -> T:
+    try:
+        return from_json(json.dumps(value), cls)
+    except ValueError as error:
+        raise ValueError(f"{place}: {str(error).removeprefix(': ')}") from None
 
 
 def cluster_of(on: str, shape: Transformer, layers: Path | None = None) -> GpuCluster | Pools:

@@ -48,7 +48,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,7 @@ from planner.extras.catalogue.reading import ABSENT, FieldReader
 from planner.ir.cluster import DATASHEET, HOST, HOST_TIERS, Cluster, DeviceSpec, Link, PairLink, Tier
 from planner.ir.files import read_text
 from planner.ir.quantities import BYTES, BYTES_PER_S, FLOP_PER_S, SECONDS
-from planner.ir.strict_yaml import MOST_YAML_BYTES, parse_yaml, suggestion
+from planner.ir.strict_yaml import MOST_YAML_BYTES, cut, parse_yaml, shown
 from planner.ir.validation import MOST_DEVICES, nesting_faults
 
 _MEASURED, _PAIRS = "measured", "pairs"
@@ -109,7 +108,8 @@ class _Machines:
 
     def read(self, root: Any) -> Machines:
         if isinstance(root, dict) and root.get("halopipe", "cluster") != "cluster":
-            self.reader.fault("", f"it is a halopipe {root['halopipe']} file; a cluster file has 'halopipe: cluster'")
+            what = f"it is a halopipe {cut(str(root['halopipe']))} file"
+            self.reader.fault("", f"{what}; a cluster file has 'halopipe: cluster'")
             return Machines(_NO_CLUSTER)
         node = self.reader.mapping(root, "", ("halopipe", "version", "hosts", "links"), ("measured-on", "tiers"))
         if node["halopipe"] not in ("cluster", ABSENT) or node["version"] not in (1, ABSENT):
@@ -118,10 +118,10 @@ class _Machines:
             self.tiers = self._tiers(node["tiers"])
             if not self.tiers:
                 return Machines(_NO_CLUSTER)
-        specs = tuple(islice(self._hosts(node["hosts"]), MOST_DEVICES + 1))
-        if len(specs) > MOST_DEVICES:
-            self.reader.fault("hosts", f"more than {MOST_DEVICES} devices")
+        if (num_devices := _num_devices(node["hosts"])) > MOST_DEVICES:
+            self.reader.fault("hosts", f"{num_devices} devices; {MOST_DEVICES} are the most")
             return Machines(_NO_CLUSTER)
+        specs = tuple(self._hosts(node["hosts"]))
         measured_on = self._measured_on(node["measured-on"]) if "measured-on" in node else {}
         return Machines(self._cluster(specs, node["links"]), {**self._by_name(), **measured_on})
 
@@ -218,7 +218,7 @@ class _Machines:
         if name.lower() not in catalogue_names:
             if name:
                 kinds = [spec.kind for spec in self.own.devices]
-                self.reader.fault(path, f"no device {name!r}{suggestion(name, [*catalogue_names.values(), *kinds])}")
+                self.reader.fault(path, f"no device {shown(name)}", name, [*catalogue_names.values(), *kinds])
             return DeviceSpec("", name, "", 1), "gpu"
         entry = device(name)
         return _spec(entry), entry.family
@@ -260,7 +260,7 @@ class _Machines:
         for kind, entry in (by_kind if by_kind is not None else dict.fromkeys(kinds[:1], value)).items():
             path = f"measured-on.{kind}" if by_kind is not None else "measured-on"
             if kinds and kind not in kinds:
-                self.reader.fault(path, f"the profile has no kind {kind!r}{suggestion(str(kind), kinds)}")
+                self.reader.fault(path, f"the profile has no kind {shown(kind)}", kind, kinds)
                 continue
             node = {"device": entry} if isinstance(entry, str) else entry
             specs[str(kind)] = self._device(node, path)[0]
@@ -299,7 +299,7 @@ class _Machines:
             src, dst = (self.reader.text(node.pop(key), f"{path}.{key}") for key in ("from", "to"))
             for key, host in (("from", src), ("to", dst)):
                 if host and host not in hosts:
-                    self.reader.fault(f"{path}.{key}", f"no host {host!r}{suggestion(host, sorted(hosts))}")
+                    self.reader.fault(f"{path}.{key}", f"no host {shown(host)}", host, hosts)
             yield PairLink(src, dst, self._described(node, path))
 
     def _link(self, name: str, value: Any) -> Link:
@@ -323,14 +323,14 @@ class _Machines:
             self.reader.fault(f"{path}.bandwidth", "missing: name a link of the catalogue, or give its bandwidth")
         duplex = node.get("duplex", True)
         if not isinstance(duplex, bool):
-            self.reader.fault(f"{path}.duplex", f"should be true or false, got {duplex!r}")
+            self.reader.fault(f"{path}.duplex", f"should be true or false, got {shown(duplex)}")
         burst = self.reader.quantity(node["burst"], f"{path}.burst", BYTES) if "burst" in node else 0
         return Link(latency_s, bandwidth or 1.0, (), duplex is not False, DATASHEET, int(burst))
 
     def _known_link(self, name: str, path: str) -> tuple[float, float]:
         catalogue_names = names_of(links().values())
         if name.lower() not in catalogue_names:
-            self.reader.fault(path, f"no link {name!r}{suggestion(name, catalogue_names.values())}")
+            self.reader.fault(path, f"no link {shown(name)}", name, catalogue_names.values())
             return 0.0, 1.0
         entry = link(name)
         return entry.latency_s.value if entry.latency_s is not None else 0.0, entry.bandwidth_bytes_per_s.value
@@ -353,6 +353,22 @@ def _spec(entry: DeviceEntry) -> DeviceSpec:
         streams=entry.family in STREAMING,
         on_chip_bytes=on_chip,
         on_chip_bytes_per_s=on_chip_per_s,
+    )
+
+
+def _num_devices(hosts: Any) -> int:
+    """How many devices the hosts of a file come to, before one is made; a wrong count is 1, and refused later."""
+
+    def count(entry: Any) -> int:
+        number = entry.get("count", 1) if isinstance(entry, Mapping) else 1
+        return number if isinstance(number, int) and 0 < number <= MOST_DEVICES else 1
+
+    def listed(entries: Any) -> list[Any]:
+        return entries if isinstance(entries, list) else []
+
+    return sum(
+        count(host) * max(1, sum(map(count, listed(host.get("devices") if isinstance(host, Mapping) else None))))
+        for host in listed(hosts)
     )
 
 

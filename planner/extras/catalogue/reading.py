@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.ir.errors import CorruptFileError
 from planner.ir.quantities import BYTES, BYTES_PER_S, FLOP_PER_S, SECONDS, limits_of, parse_quantity
-from planner.ir.strict_yaml import suggestion
+from planner.ir.strict_yaml import cut, shown, suggestion
 from planner.ir.validation import MOST_DEVICES
 
 _MOST_FAULTS_SHOWN = 20
@@ -25,13 +25,22 @@ _MOST = {
 
 @dataclass(slots=True)
 class FieldReader:
-    """Reads plain values by type, and collects what is wrong instead of stopping at it."""
+    """Reads plain values by type, and collects what is wrong instead of stopping at it.
+
+    Attributes:
+        faults: the first of them, which are shown.
+        num_faults: of all.
+    """
 
     faults: list[str] = field(default_factory=list)
+    num_faults: int = 0
 
-    def fault(self, path: str, what: str) -> None:
-        """Notes that the value at ``path`` is wrong."""
-        self.faults.append(f"{path}: {what}" if path else what)
+    def fault(self, path: str, what: str, name: str = "", candidates: Iterable[str] = ()) -> None:
+        """Notes that the value at ``path`` is wrong; of a name that is none, with the nearest of ``candidates``."""
+        self.num_faults += 1
+        if len(self.faults) < _MOST_FAULTS_SHOWN:
+            near = suggestion(name, candidates) if name else ""
+            self.faults.append(f"{path}: {what}{near}" if path else f"{what}{near}")
 
     def mapping(
         self, value: Any, path: str, required: Iterable[str] = (), optional: Iterable[str] = ()
@@ -40,12 +49,12 @@ class FieldReader:
         needed = tuple(required)
         if not isinstance(value, Mapping):
             if value is not ABSENT:
-                self.fault(path, f"should be a mapping, got {_shown(value)}")
+                self.fault(path, f"should be a mapping, got {shown(value)}")
             return dict.fromkeys(needed, ABSENT)
         allowed = (*needed, *optional)
         for key in value:
             if key not in allowed:
-                self.fault(f"{path}.{key}".lstrip("."), f"unknown key{suggestion(str(key), allowed)}")
+                self.fault(f"{path}.{cut(key)}".lstrip("."), "unknown key", key, allowed)
         for key in needed:
             if key not in value:
                 self.fault(f"{path}.{key}".lstrip("."), "missing")
@@ -55,7 +64,7 @@ class FieldReader:
         """(path, entry) of a list that is not empty."""
         if not isinstance(value, list) or not value:
             if value is not ABSENT:
-                self.fault(path, f"should be a list that is not empty, got {_shown(value)}")
+                self.fault(path, f"should be a list that is not empty, got {shown(value)}")
             return
         yield from ((f"{path}[{index}]", entry) for index, entry in enumerate(value))
 
@@ -64,7 +73,7 @@ class FieldReader:
         if isinstance(value, str) and value.strip():
             return value.strip()
         if value is not ABSENT:
-            self.fault(path, f"should be text, got {_shown(value)}")
+            self.fault(path, f"should be text, got {shown(value)}")
         return default
 
     def count(self, value: Any, path: str) -> int:
@@ -72,9 +81,9 @@ class FieldReader:
         if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST_DEVICES:
             return value
         if isinstance(value, int) and value > MOST_DEVICES:
-            self.fault(path, f"should be at most {MOST_DEVICES}, got {_shown(value)}")
+            self.fault(path, f"should be at most {MOST_DEVICES}, got {shown(value)}")
             return 1
-        self.fault(path, f"should be a positive integer, got {_shown(value)}")
+        self.fault(path, f"should be a positive integer, got {shown(value)}")
         return 1
 
     def quantity(self, value: Any, path: str, dimension: str) -> float:
@@ -87,26 +96,18 @@ class FieldReader:
             self.fault(path, str(error))
             return 1.0
         if amount <= 0 and dimension != "seconds":
-            self.fault(path, f"should be above zero, got {_shown(value)}")
+            self.fault(path, f"should be above zero, got {shown(value)}")
             return 1.0
         most = _MOST[dimension]
         if amount > most:
-            self.fault(path, f"should be at most {most:g}, got {_shown(value)}")
+            self.fault(path, f"should be at most {most:g}, got {shown(value)}")
             return 1.0
         return amount
 
     def finish(self, source: str, what: str) -> None:
         """Raises :class:`CorruptFileError` with all faults, if there are any."""
         if self.faults:
-            count = f"{len(self.faults)} fault{'s' if len(self.faults) > 1 else ''}"
-            shown = self.faults[:_MOST_FAULTS_SHOWN]
-            if len(shown) < len(self.faults):
-                shown.append(f"... and {len(self.faults) - len(shown)} more")
-            raise CorruptFileError(f"{source} is not a valid {what}: {count}", shown)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, int) and abs(value) >= 10**60:
-        return "an integer of more than 60 digits"
-    text = "nothing" if value is None else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+            count = f"{self.num_faults} fault{'s' if self.num_faults > 1 else ''}"
+            left = self.num_faults - len(self.faults)
+            more = [f"... and {left} more"] if left else []
+            raise CorruptFileError(f"{source} is not a valid {what}: {count}", [*self.faults, *more])

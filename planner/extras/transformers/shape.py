@@ -10,6 +10,9 @@ from itertools import groupby
 
 from planner.ir.errors import UnknownNameError, UsageError
 
+MOST_DEGREE = 2**20
+"""Of ranks, stages, replicas, samples and chunks; no cluster has as many devices."""
+
 
 @dataclass(frozen=True, slots=True)
 class Transformer:
@@ -147,6 +150,12 @@ class ParallelDegrees:
     blocks: tuple[int, ...] = ()
     tensors: tuple[int, ...] = ()
     pools: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("tensor", "pipeline", "data", "micro_batch", "interleave"):
+            value = getattr(self, name)
+            if not 1 <= value <= MOST_DEGREE:
+                raise UsageError(f"a way of {name} {value}", [f"from 1 to {MOST_DEGREE} can be meant"])
 
     @property
     def degrees(self) -> tuple[int, ...]:

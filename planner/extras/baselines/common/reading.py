@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from planner.ir.errors import FormatError, MissingFileError
-from planner.ir.files import read_bytes
+from planner.ir.files import parse_json, read_bytes
 from planner.ir.graph import topological_order
 
 Read = TypeVar("Read")
@@ -116,14 +116,14 @@ def parse_object(file: FileText) -> Item:
     if not text:
         raise FormatError(f"{file.source}: empty file", ["a JSON object is needed"])
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except json.JSONDecodeError as error:
         skipped = file.text.index(text)
         line = file.text.count("\n", 0, skipped + error.pos) + 1
         near = shown(text[error.pos : error.pos + 40]) if error.pos < len(text) else "the end of the file"
         raise FormatError(f"{file.source}, line {line}: not JSON", [f"{error.msg}, at {near}"]) from None
-    except RecursionError:
-        raise FormatError(f"{file.source}: not this format", ["objects are nested too deeply"]) from None
+    except ValueError as error:
+        raise FormatError(f"{file.source}: not this format", [str(error)]) from None
     if not isinstance(value, dict):
         raise FormatError(f"{file.source}: not an object", [f"found: {shown(value)}"])
     return Item(file.source, "", value)
