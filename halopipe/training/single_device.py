@@ -42,7 +42,7 @@ from planner.ir.plan import Plan
 from planner.passes.versions import updates_within
 from profiler.capture.graph import capture_for, placed
 from profiler.source.copies import copied
-from profiler.source.model import LoadedModel, named_buffers, named_parameters
+from profiler.source.model import LoadedModel, casts_to, named_buffers, named_parameters
 from profiler.source.parts import cast_module
 from runtime.captured import CapturedModule
 from runtime.monitor.failure import write_error
@@ -423,7 +423,7 @@ def _twin(model: LoadedModel) -> tuple[LoadedModel | None, str]:
         return None, f"it cannot be copied: {error}"
     for module in twin.owners.values():
         cast_module(module, EXACT)
-    return replace(twin, casts=dict.fromkeys(_FLOATS, EXACT), autocast=None).with_cast_example(), ""
+    return replace(twin, casts=casts_to(EXACT, _FLOATS), autocast=None).with_cast_example(), ""
 
 
 def _normalises_samples(node: torch.fx.Node) -> bool:

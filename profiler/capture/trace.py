@@ -268,7 +268,14 @@ def _varying(model: LoadedModel) -> tuple[dict[int, Any], ...]:
 def _export(
     model: LoadedModel, wrapper: nn.Module, tensors: tuple[Tensor, ...], shapes: Any, *, strict: bool = False
 ) -> ExportedProgram:
-    watchers = ValueChecks(), Derivatives(), StateChanges(), BagsOfRows(), ConnectionistLosses(), packed_as_padded()
+    watchers = (
+        ValueChecks(),
+        Derivatives(),
+        StateChanges(*model.owners.values()),
+        BagsOfRows(),
+        ConnectionistLosses(),
+        packed_as_padded(),
+    )
     substitutes = recurrence_by_shape(), averages_in_operators(), kept_functions(), model.precision()
     with warnings.catch_warnings(), ExitStack() as modes:
         for mode in (*substitutes, *watchers):

@@ -140,7 +140,9 @@ class Sketch:
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Sketch:
         """That of ``tensor``; the signs are the same for all tensors of a size, and on all machines."""
-        flat = tensor.detach().to("cpu", torch.float64).flatten()
+        numbers = tensor.detach()
+        numbers = torch.view_as_real(numbers.resolve_conj()) if numbers.is_complex() else numbers
+        flat = numbers.to("cpu", torch.float64).flatten()
         buckets = torch.zeros(NUM_BUCKETS, dtype=torch.float64)
         generator = torch.Generator().manual_seed(flat.numel())
         for part in torch.split(flat, _CHUNK):

@@ -127,3 +127,9 @@ def test_the_difference_of_sketches_is_that_of_tensors(size: int) -> None:
     assert Sketch.of(first).distance(Sketch.of(first.clone())) == 0.0
     assert Sketch.of(first).norm == pytest.approx(torch.linalg.vector_norm(first).item())
     assert ROUNDING_FACTOR > 1.4  # what a sketch adds to an error is less
+
+
+def test_a_sketch_of_complex_numbers_has_both_parts() -> None:
+    tensor = torch.randn(8, dtype=torch.complex128)
+    assert Sketch.of(tensor).norm == pytest.approx(float(torch.linalg.vector_norm(tensor)))
+    assert Sketch.of(tensor).distance(Sketch.of(tensor.conj())) == pytest.approx(2 * float(tensor.imag.norm()))
