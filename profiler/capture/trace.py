@@ -53,7 +53,13 @@ from profiler.capture.functional import (
 from profiler.capture.operators import name_read, node_argument, place
 from profiler.capture.refusals import chooses_by_data, refusal_of, refusal_of_sites, takes_sizes_for_numbers
 from profiler.capture.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeNodes, Symbols, read_symbols, require
-from profiler.capture.user_module import StateChanges, kept_functions, refuse_hooks, users_line
+from profiler.capture.user_module import (
+    StateChanges,
+    inference_as_no_grad,
+    kept_functions,
+    refuse_hooks,
+    users_line,
+)
 from profiler.source.model import LoadedModel
 from profiler.source.structure import named_tensors
 from runtime.captured import attribute
@@ -268,17 +274,11 @@ def _varying(model: LoadedModel) -> tuple[dict[int, Any], ...]:
 def _export(
     model: LoadedModel, wrapper: nn.Module, tensors: tuple[Tensor, ...], shapes: Any, *, strict: bool = False
 ) -> ExportedProgram:
-    watchers = (
-        ValueChecks(),
-        Derivatives(),
-        StateChanges(*model.owners.values()),
-        BagsOfRows(),
-        ConnectionistLosses(),
-        packed_as_padded(),
-    )
-    substitutes = recurrence_by_shape(), averages_in_operators(), kept_functions(), model.precision()
+    owners = model.owners.values()
+    watchers = ValueChecks(), Derivatives(), StateChanges(*owners), BagsOfRows(), ConnectionistLosses()
+    substitutes = recurrence_by_shape(), averages_in_operators(), kept_functions(), inference_as_no_grad()
     with warnings.catch_warnings(), ExitStack() as modes:
-        for mode in (*substitutes, *watchers):
+        for mode in (*substitutes, model.precision(), *watchers, packed_as_padded()):
             modes.enter_context(mode)
         # nn.LSTM assigns its own flat list of weights in forward; the tensors in it are the parameters
         warnings.filterwarnings("ignore", message="The tensor attributes? ")

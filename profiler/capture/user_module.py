@@ -216,6 +216,26 @@ def kept_functions() -> Iterator[None]:
             functions.apply = own
 
 
+@contextmanager
+def inference_as_no_grad() -> Iterator[None]:
+    """Within it ``torch.inference_mode`` is ``torch.no_grad``, which a trace keeps: gradients end at both."""
+    mode: Any = torch.inference_mode
+    own = mode.__enter__, mode.__exit__
+
+    def enter(entered: Any) -> None:
+        entered.instead = torch.set_grad_enabled(not entered.mode)
+
+    def leave(entered: Any, *error: Any) -> None:
+        instead = entered.__dict__.pop("instead", None)  # none where it was entered before
+        own[1](entered, *error) if instead is None else instead.__exit__(*error)
+
+    mode.__enter__, mode.__exit__ = enter, leave
+    try:
+        yield
+    finally:
+        mode.__enter__, mode.__exit__ = own
+
+
 def _captured(cls: type[torch.autograd.Function], arguments: tuple[Any, ...]) -> Any:
     """What ``cls.apply(*arguments)`` gives, with one operator in the trace."""
     leaves, structure = tree_flatten(arguments)

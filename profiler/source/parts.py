@@ -20,7 +20,7 @@ from planner.ir.extras import hook_of
 from profiler.capture.user_module import users_line_of
 from profiler.source.losses import TrainedLoss, own_loss
 from profiler.source.model import WITH_COMPLEX, LoadedModel, parse_varying
-from profiler.source.structure import BatchStructure, is_loader
+from profiler.source.structure import BatchStructure, is_loader, require_samples_first
 
 
 def import_remedies(error: BaseException) -> list[str]:
@@ -138,6 +138,8 @@ def _parts(name: str, result: Any, input_shape: tuple[int, ...], is_shaped: bool
         if load is not None:
             model: tuple[LoadedModel, Any] = load(name, module, inputs, targets, loss)
             return model
+    if loss_fn is not None:
+        require_samples_first(name, inputs, targets)
     structure, fed, compared = BatchStructure.of(name, module, inputs, targets, is_pair=loss_fn is not None)
     if not fed:
         raise FactoryError(f"{name} returned no example inputs", [f"no tensor is in {_describe(inputs)}"])
