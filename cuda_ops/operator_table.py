@@ -277,7 +277,7 @@ _TABLE: tuple[Iterator[OperatorRow], ...] = (
     _rows("glu_jvp hardsigmoid hardtanh leaky_relu log_sigmoid prelu relu6 selu", "pointwise"),
     _rows("broadcast_tensors", "pointwise", gradient="each"),
     _rows("meshgrid", gradient="each"),
-    _rows("require_finite", "pointwise"),
+    _rows("require_finite require_valid", "pointwise"),
     # dropout and random numbers
     _rows("dropout", "pointwise", draws="dropout", drops="elements", python=("default", torch.dropout)),
     _rows("feature_dropout", "pointwise", draws="dropout", drops="channels"),

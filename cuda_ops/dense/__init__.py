@@ -25,6 +25,8 @@ Modules:
                          what of
     user_functions       A user's ``torch.autograd.Function`` as one operator, so that a captured graph keeps its
                          backward
+    value_checks         Branches on values that a step is not to take: the graph is captured without them, and looks at
+                         the values itself
 """
 
 from __future__ import annotations

@@ -4,9 +4,6 @@
     one node:  r = unit(x, zeros, w)
 
 What lies inside has sizes that nobody knows before it runs, so nothing in it can be measured, cut or sent alone.
-
-A branch on whether values are finite (``if not torch.isfinite(x).all(): x = x.clamp(...)``, as DETR has it) is captured
-as for values that are, and the graph looks: :func:`require_finite` raises where a step would take the other branch.
 """
 
 from __future__ import annotations
@@ -16,67 +13,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, fx, nn
-from torch.overrides import TorchFunctionMode
-
-_TESTS = {"isfinite": True, "isinf": False, "isnan": False}
-"""What each answers of finite values."""
-_WATCHED = frozenset(["__bool__", "all", "any", *_TESTS])
-
-
-@torch.library.custom_op("halopipe::require_finite", mutates_args=())
-def require_finite(x: Tensor) -> Tensor:
-    """A copy of ``x``.
-
-    Raises:
-        FloatingPointError: a value is infinite or no number.
-    """
-    if not torch.isfinite(x).all():
-        raise FloatingPointError(
-            f"{int((~torch.isfinite(x)).sum())} of {x.numel()} values are not finite, and the module then takes a "
-            "branch that is not captured: a smaller learning rate or clipped gradients, or no such branch in forward"
-        )
-    return x.clone()
-
-
-require_finite.register_fake(torch.empty_like)
-require_finite.register_autograd(lambda _, gradient: gradient)
-torch.fx.node.has_side_effect(torch.ops.halopipe.require_finite.default)
-
-
-class FiniteValues(TorchFunctionMode):
-    """Python's branches on whether all values are finite are taken as if they were, and the graph is to look."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._tests: dict[int, tuple[Tensor, Tensor, bool]] = {}  # results, which stay alive, of what, and the answer
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Notes tests and answers branches."""
-        name = getattr(func, "__name__", "")
-        if not args or name not in _WATCHED:  # not looked up: torch.export, strict, may know no id of what there is
-            return func(*args, **(kwargs or {}))
-        _, tested, answer = self._tests.get(id(args[0]), (None, None, False))
-        if func is Tensor.__bool__ and tested is not None and args[0].ndim == 0:
-            torch.ops.halopipe.require_finite(tested)
-            return answer
-        result = func(*args, **(kwargs or {}))
-        if name in _TESTS and isinstance(result, Tensor):
-            self._tests[id(result)] = result, args[0], _TESTS[name]
-        elif name in ("all", "any") and tested is not None and (name == "all") is answer:
-            self._tests[id(result)] = result, tested, answer
-        return result
-
-
-def look_for_finite(graph: fx.Graph) -> None:
-    """Who reads values behind a branch on them reads them from :func:`require_finite`."""
-    for node in list(graph.nodes):
-        if node.target is torch.ops.halopipe.require_finite.default:
-            tested = node.args[0]
-            tested.replace_all_uses_with(node, delete_user_cb=lambda user, own=node: user is not own and own < user)
-            if not node.users:
-                graph.erase_node(node)
+from torch import fx, nn
 
 
 class Unit:

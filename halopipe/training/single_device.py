@@ -14,7 +14,6 @@ are other ones by as much as that precision rounds.
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import traceback
@@ -42,7 +41,8 @@ from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Plan
 from planner.passes.versions import updates_within
 from profiler.capture.graph import capture_for, placed
-from profiler.source.model import LoadedModel, named_buffers, named_parameters
+from profiler.source.copies import copied
+from profiler.source.model import LoadedModel, casts_to, named_buffers, named_parameters
 from profiler.source.parts import cast_module
 from runtime.captured import CapturedModule
 from runtime.monitor.failure import write_error
@@ -131,7 +131,7 @@ class KeptModel:
             return cls(rank, reason=reason)
         try:
             kept = made.as_it_is() if isinstance(made, Followed) else None
-            return cls(rank, copy.deepcopy(rank.model), optimizer=kept)
+            return cls(rank, copied(rank.model), optimizer=kept)
         except Exception as error:  # noqa: BLE001 - the user's module may refuse in any way
             return cls(rank, reason=f"the model cannot be copied: {type(error).__name__}: {error}")
 
@@ -150,7 +150,7 @@ class KeptModel:
         try:
             context = replace(self.rank.context, optimizer=self.optimizer or self.rank.context.optimizer)
             own = Rank(self.rank.plan, context)
-            return reference_of(own, copy.deepcopy(model), self.items, context.device or CPU)
+            return reference_of(own, copied(model), self.items, context.device or CPU)
         except UnsupportedModelError as error:
             return Reference(error=write_error(error))
         except Exception as error:  # noqa: BLE001 - whatever the user's module raises, and memory that runs out
@@ -418,12 +418,12 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 def _twin(model: LoadedModel) -> tuple[LoadedModel | None, str]:
     """The same in float64, with the values that it has; None, and why, where it cannot be copied."""
     try:
-        twin = copy.deepcopy(model)
+        twin = copied(model)
     except Exception as error:  # noqa: BLE001 - the user's module may refuse in any way
         return None, f"it cannot be copied: {error}"
     for module in twin.owners.values():
         cast_module(module, EXACT)
-    return replace(twin, casts=dict.fromkeys(_FLOATS, EXACT), autocast=None).with_cast_example(), ""
+    return replace(twin, casts=casts_to(EXACT, _FLOATS), autocast=None).with_cast_example(), ""
 
 
 def _normalises_samples(node: torch.fx.Node) -> bool:

@@ -66,7 +66,12 @@ def terms_of_sum(node: fx.Node, arguments: Arguments) -> Attributes | None:
 
 
 def conv(node: fx.Node, arguments: Arguments) -> Attributes | None:
-    """The window; of an odd margin the odd one is at the end, where windows say by themselves how far they reach."""
+    """The window; of an odd margin the odd one is at the end, where windows say by themselves how far they reach.
+
+    None of complex numbers: the kernels of parts have none.
+    """
+    if arguments["weight"].meta["val"].is_complex():
+        return None
     kernel = tuple(int(size) for size in arguments["weight"].meta["val"].shape[2:])
     space = len(kernel)
     dilation = _each(arguments["dilation"], space)
@@ -85,8 +90,8 @@ def conv(node: fx.Node, arguments: Arguments) -> Attributes | None:
 
 def transposed_conv(node: fx.Node, arguments: Arguments) -> Attributes | None:
     """The window of its adjoint."""
-    space = arguments["weight"].meta["val"].ndim - 2
-    return {**(conv(node, arguments) or {}), "output_padding": _each(arguments["output_padding"], space)}
+    space, window = arguments["weight"].meta["val"].ndim - 2, conv(node, arguments)
+    return window and {**window, "output_padding": _each(arguments["output_padding"], space)}
 
 
 def pool(node: fx.Node, arguments: Arguments) -> Attributes | None:

@@ -23,6 +23,7 @@ from cuda_ops.dense.data_dependent import is_unit
 from cuda_ops.dense.evaluation import draws_in_any_mode, evaluated
 from cuda_ops.dense.state_writes import BATCH_NORM
 from cuda_ops.dense.user_functions import LINEAR_BACKWARD, is_user_function
+from cuda_ops.dense.value_checks import is_value_check
 from cuda_ops.operator_table import operator_row
 from cuda_ops.preparation import SeparatePreparation
 from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES
@@ -313,7 +314,8 @@ class _GraphRun(loss_reduction.Executed):
             self.values[node] = value.clone() if is_state else value
         else:
             args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self.values.__getitem__)
-            self.values[node] = (evaluated(node) or function_called(node))(*args, **kwargs)
+            called = evaluated(node) or function_called(node)
+            self.values[node] = args[0] if is_value_check(node) else called(*args, **kwargs)  # altered ones may fail
             if loss_reduction.is_over_terms(node):
                 args, kwargs = changed_call(node.target, args, kwargs, {"reduction": _BY_SUM})
                 self.summed[node] = function_called(node)(*args, **kwargs)

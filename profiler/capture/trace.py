@@ -32,12 +32,13 @@ from cuda_ops._torch import (
 )
 from cuda_ops.calls import arguments_of, writes
 from cuda_ops.dense.connectionist import ConnectionistLosses
-from cuda_ops.dense.data_dependent import FiniteValues, Unit, join, look_for_finite
+from cuda_ops.dense.data_dependent import Unit, join
 from cuda_ops.dense.derivatives import Derivatives, UnknownDerivativeError, differentiate
 from cuda_ops.dense.evaluation import is_random
 from cuda_ops.dense.packed import packed_as_padded
 from cuda_ops.dense.recurrent import recurrence_by_shape
 from cuda_ops.dense.running_statistics import averages_in_operators
+from cuda_ops.dense.value_checks import ValueChecks, is_value_check, look_at_values
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import LOSS_PREFIX, is_sites
 from profiler.capture.by_sample import BagsOfRows, pick_by_sample
@@ -52,7 +53,13 @@ from profiler.capture.functional import (
 from profiler.capture.operators import name_read, node_argument, place
 from profiler.capture.refusals import chooses_by_data, refusal_of, refusal_of_sites, takes_sizes_for_numbers
 from profiler.capture.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeNodes, Symbols, read_symbols, require
-from profiler.capture.user_module import StateChanges, kept_functions, refuse_hooks, users_line
+from profiler.capture.user_module import (
+    StateChanges,
+    inference_as_no_grad,
+    kept_functions,
+    refuse_hooks,
+    users_line,
+)
 from profiler.source.model import LoadedModel
 from profiler.source.structure import named_tensors
 from runtime.captured import attribute
@@ -267,10 +274,11 @@ def _varying(model: LoadedModel) -> tuple[dict[int, Any], ...]:
 def _export(
     model: LoadedModel, wrapper: nn.Module, tensors: tuple[Tensor, ...], shapes: Any, *, strict: bool = False
 ) -> ExportedProgram:
-    watchers = FiniteValues(), Derivatives(), StateChanges(), BagsOfRows(), ConnectionistLosses(), packed_as_padded()
-    substitutes = recurrence_by_shape(), averages_in_operators(), kept_functions(), model.precision()
+    owners = model.owners.values()
+    watchers = ValueChecks(), Derivatives(), StateChanges(*owners), BagsOfRows(), ConnectionistLosses()
+    substitutes = recurrence_by_shape(), averages_in_operators(), kept_functions(), inference_as_no_grad()
     with warnings.catch_warnings(), ExitStack() as modes:
-        for mode in (*substitutes, *watchers):
+        for mode in (*substitutes, model.precision(), *watchers, packed_as_padded()):
             modes.enter_context(mode)
         # nn.LSTM assigns its own flat list of weights in forward; the tensors in it are the parameters
         warnings.filterwarnings("ignore", message="The tensor attributes? ")
@@ -294,7 +302,7 @@ def _clean(model: LoadedModel, program: ExportedProgram, samples: int) -> Traced
     copying = _Copying(graph, sizes, canonical, copies, attributes)
     loss, outputs = _outputs(copying.all_of(exported, ""), program)
     made = graph.output((copies[loss], {name: copies[node] for name, node in outputs.items()}))
-    look_for_finite(graph)
+    look_at_values(graph, lambda node: id(attributes[name_read(node)]) not in canonical)
     rewrite_in_place(graph, attributes)
     detach_constants(graph)
     keep_rows_apart(graph)
@@ -454,6 +462,8 @@ def user_line_of(node: fx.Node) -> str:
 
 
 def _has_effects(node: fx.Node) -> bool:
+    if is_value_check(node):
+        return False
     return node.is_impure() or node.target is require or isinstance(node.target, HigherOrderOperator)
 
 

@@ -216,6 +216,26 @@ def kept_functions() -> Iterator[None]:
             functions.apply = own
 
 
+@contextmanager
+def inference_as_no_grad() -> Iterator[None]:
+    """Within it ``torch.inference_mode`` is ``torch.no_grad``, which a trace keeps: gradients end at both."""
+    mode: Any = torch.inference_mode
+    own = mode.__enter__, mode.__exit__
+
+    def enter(entered: Any) -> None:
+        entered.instead = torch.set_grad_enabled(not entered.mode)
+
+    def leave(entered: Any, *error: Any) -> None:
+        instead = entered.__dict__.pop("instead", None)  # none where it was entered before
+        own[1](entered, *error) if instead is None else instead.__exit__(*error)
+
+    mode.__enter__, mode.__exit__ = enter, leave
+    try:
+        yield
+    finally:
+        mode.__enter__, mode.__exit__ = own
+
+
 def _captured(cls: type[torch.autograd.Function], arguments: tuple[Any, ...]) -> Any:
     """What ``cls.apply(*arguments)`` gives, with one operator in the trace."""
     leaves, structure = tree_flatten(arguments)
@@ -292,16 +312,25 @@ class StateChanges(TorchFunctionMode):
 
     A parameter whose ``requires_grad`` is switched off is detached where it is read, until that is on again: else the
     gradients of a GAN's discriminator would hold the generator's loss.  ``x.data`` shares the memory of ``x`` as
-    ``x.detach()`` does, so that what is written to it is seen.
+    ``x.detach()`` does, so that what is written to it is seen.  A parameter that a function holds itself, a hook by its
+    closure, is what the module's attribute stands for while it is traced: else it would be a constant.
+
+    Args:
+        owners: whose parameters are traced.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *owners: nn.Module) -> None:
         super().__init__()
         self._off: dict[int, Tensor] = {}
+        parts = [part for owner in owners for part in owner.modules()]
+        self._places = {id(p): (part, name) for part in parts for name, p in part.named_parameters(recurse=False)}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Notes switches and detaches what is switched off."""
         named = dict(kwargs or {})
+        is_run = not torch.compiler.is_dynamo_compiling()  # code that is read has no ids
+        if is_run and any(id(each) in self._places for each in _arguments(args, named)):
+            args, named = tree_map(self._traced, (args, named))
         # torch's stub takes data for a plain attribute; that of an activation hides writes from autograd: refused later
         if func == Tensor.data.__get__ and args[0].grad_fn is None:  # type: ignore[attr-defined]
             return args[0].detach()
@@ -322,8 +351,18 @@ class StateChanges(TorchFunctionMode):
             args, named = tree_map(self._as_switched, (args, named))
         return func(*args, **named)
 
+    def _traced(self, value: Any) -> Any:
+        part, name = self._places.get(id(value), (None, ""))
+        return value if part is None else getattr(part, name)
+
     def _as_switched(self, value: Any) -> Any:
         return value.detach() if id(value) in self._off else value
+
+
+def _arguments(args: tuple[Any, ...], named: Mapping[str, Any]) -> Iterator[Any]:
+    """Those of a call, and of lists among them."""
+    for each in (*args, *named.values()):
+        yield from each if isinstance(each, (tuple, list)) else (each,)
 
 
 OF_PARAMETERS_WRITTEN = (

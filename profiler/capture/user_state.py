@@ -352,7 +352,17 @@ def _rewrite(owner: Any, now: dict[str, Any], held: dict[str, Any]) -> None:
 
 
 def _is_installed(function: FunctionType) -> bool:
-    return _is_outside(function.__module__ or "", function.__code__.co_filename)
+    return _is_outside(_home(function), function.__code__.co_filename)
+
+
+def _home(function: FunctionType) -> str:
+    """The Python module whose code it is, which ``functools.wraps`` leaves as it was."""
+    return str(function.__globals__.get("__name__") or function.__module__ or "")
+
+
+def names_in(code: CodeType) -> frozenset[str]:
+    """The global variables and attributes that ``code`` names, in functions inside of it too."""
+    return _names(code)[0]
 
 
 def _is_outside(module: str, file: str | None) -> bool:
@@ -430,7 +440,7 @@ def _names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
 
 def _of_function(function: FunctionType) -> tuple[_Place | None, list[tuple[str, Any]]]:
     title, names = function.__qualname__, function.__code__.co_freevars
-    if not is_users(function.__module__ or ""):
+    if not is_users(_home(function)):
         return None, []
     cells = dict(zip(names, function.__closure__ or (), strict=True))
 

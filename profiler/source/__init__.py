@@ -3,6 +3,7 @@
 Modules:
 
     clouds         Sparse networks: a factory's SparseTensor as a model on tensors, whose maps are inputs
+    copies         A model copied with what its functions hold
     local_losses   A model as blocks of which each is trained by a loss of its own: no gradient passes from one to the
                    next
     losses         The loss that is trained: the user's own, summed where there are several, or what the module computes

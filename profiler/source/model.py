@@ -86,7 +86,7 @@ def is_alike(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape:
         return False
     if a.is_complex() and b.is_complex():
-        a, b = torch.view_as_real(a), torch.view_as_real(b)
+        a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
     if not a.is_floating_point():
         return torch.equal(a, b)
     tolerance = min(1000 * torch.finfo(a.dtype).eps, 0.05)
@@ -96,6 +96,17 @@ def is_alike(a: Tensor, b: Tensor) -> bool:
 
 Casts = Mapping[torch.dtype, torch.dtype]
 """Dtypes that go with a module's where that was cast; others stay as they are."""
+
+
+WITH_COMPLEX = (torch.float32, torch.float64)
+"""Precisions in which complex parameters are cast."""
+
+
+def casts_to(dtype: torch.dtype, dtypes: Iterable[torch.dtype]) -> Casts:
+    """Of real ``dtypes`` to ``dtype``, and of the complex numbers of their precision to those of its own."""
+    casts = dict.fromkeys(dtypes, dtype)
+    complexes = [each.to_complex() for each in casts if each in WITH_COMPLEX and dtype in WITH_COMPLEX]
+    return {**casts, **dict.fromkeys(complexes, dtype.to_complex())}
 
 
 def cast_tensors(tensors: tuple[Tensor, ...], casts: Casts) -> tuple[Tensor, ...]:

@@ -19,8 +19,8 @@ from planner.ir.errors import FactoryError
 from planner.ir.extras import hook_of
 from profiler.capture.user_module import users_line_of
 from profiler.source.losses import TrainedLoss, own_loss
-from profiler.source.model import LoadedModel, parse_varying
-from profiler.source.structure import BatchStructure, is_loader
+from profiler.source.model import WITH_COMPLEX, LoadedModel, parse_varying
+from profiler.source.structure import BatchStructure, is_loader, require_samples_first
 
 
 def import_remedies(error: BaseException) -> list[str]:
@@ -63,13 +63,20 @@ def cast_module(module: nn.Module, dtype: torch.dtype) -> None:
     if not any(each.is_complex() for each in tensors):
         module.to(dtype)
         return
-    if dtype not in (torch.float32, torch.float64):
+    if dtype not in WITH_COMPLEX:
         raise FactoryError(
             f"the module has complex numbers, of which there are none in {dtype}", [], ["--dtype float32"]
         )
-    for tensor in tensors:
-        if tensor.is_complex() or tensor.is_floating_point():
-            tensor.data = tensor.data.to(dtype.to_complex() if tensor.is_complex() else dtype)
+
+    def cast(tensor: Tensor) -> Tensor:
+        return tensor.detach().to(dtype.to_complex() if tensor.is_complex() else dtype)
+
+    for parameter in module.parameters():
+        parameter.data = cast(parameter) if parameter.is_complex() or parameter.is_floating_point() else parameter.data
+    buffers = {id(each): cast(each) for each in module.buffers() if each.is_complex() or each.is_floating_point()}
+    for part in module.modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            setattr(part, name, buffers.get(id(buffer), buffer))  # itself would stay a view of what it was made of
 
 
 def model_of(name: str, result: Any, input_shape: Sequence[int] = (), *, is_shaped: bool = False) -> LoadedModel:
@@ -131,6 +138,8 @@ def _parts(name: str, result: Any, input_shape: tuple[int, ...], is_shaped: bool
         if load is not None:
             model: tuple[LoadedModel, Any] = load(name, module, inputs, targets, loss)
             return model
+    if loss_fn is not None:
+        require_samples_first(name, inputs, targets)
     structure, fed, compared = BatchStructure.of(name, module, inputs, targets, is_pair=loss_fn is not None)
     if not fed:
         raise FactoryError(f"{name} returned no example inputs", [f"no tensor is in {_describe(inputs)}"])

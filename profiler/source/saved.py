@@ -14,11 +14,12 @@ from __future__ import annotations
 import copyreg
 import hashlib
 import importlib.util
+import io
 import os
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,18 @@ _FORMAT = "halopipe module 1"
 _NUM_DIGITS = 12
 _RECORDED = "transformers.utils.output_capturing", "_CAN_RECORD_REGISTRY", "_can_record_outputs"
 """Module, mapping, and the attribute that it has of each model; transformers (5) has no public way to enter one."""
+
+_SETTINGS: Mapping[str, tuple[Callable[[], Any], str]] = {
+    "default_dtype": (
+        torch.get_default_dtype,
+        "give tensors that the module makes a dtype: torch.linspace(0, 1, 8, dtype=x.dtype)",
+    ),
+    "is_deterministic": (
+        torch.are_deterministic_algorithms_enabled,
+        "ask once, in __init__: self.exact = torch.are_deterministic_algorithms_enabled()",
+    ),
+}
+"""What a module may ask of torch, by its name in files: who answers, and what to write instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +107,7 @@ def save_module(result: Any, input_shape: tuple[int, ...] = ()) -> SavedModule:
     elif model.clouds is None:
         result = (result[0], alone(result[1]), *result[2:])  # an example may be a slice of all there is
     held = {"format": _FORMAT, "folders": _Folders(), "result": result, "loss": _loss(model)}
-    held |= {"default_dtype": torch.get_default_dtype()}
+    held |= {name: read() for name, (read, _) in _SETTINGS.items()}
     network = model.module if model.clouds is None else model.module.user_module
     name = type(network).__name__
     temporary = Path(FOLDER) / f".{name}-{uuid4().hex}.tmp"
@@ -134,8 +147,7 @@ def load_saved(path: str, digest: str = "", input_shape: tuple[int, ...] = ()) -
         UnsupportedModelError: it computes something else at each call.
         FactoryError: it holds no model.
     """
-    _require_same(path, digest)
-    held = _exported(path) if path.endswith(".pt2") else _unpickled(path)
+    held, _ = _read(path, digest)
     if not isinstance(held, Mapping) or held.get("format") != _FORMAT:
         return model_of(path, held, input_shape)
     model = model_of(path, held["result"], input_shape)
@@ -153,10 +165,11 @@ def load_saved(path: str, digest: str = "", input_shape: tuple[int, ...] = ()) -
         remedy = (
             "code that it imports, or a class that was patched, is another one here: define it where it is profiled"
         )
-        there, here = held.get("default_dtype"), torch.get_default_dtype()
-        if there not in (None, here):  # processes of ours have torch's own
-            details += [f"torch.get_default_dtype(): {there} there, {here} here"]
-            remedy = "give tensors that the module makes a dtype: torch.linspace(0, 1, 8, dtype=x.dtype)"
+        for name, (read, instead) in _SETTINGS.items():
+            there, here = held.get(name), read()
+            if there not in (None, here):  # processes of ours have torch's own
+                details += [f"torch.{read.__name__}(): {there} there, {here} here"]
+                remedy = instead
         raise StaleFileError(
             f"the module in {path} computes something else here than where it was saved", details, [remedy]
         )
@@ -178,39 +191,44 @@ def saved_as(path: str) -> SavedModule:
     Raises:
         ModelNotFoundError, FactoryError: as :func:`load_saved`.
     """
-    digest = _require_same(path, "")
-    held = _exported(path) if path.endswith(".pt2") else _unpickled(path)
+    held, digest = _read(path)
     result = held["result"] if isinstance(held, Mapping) and held.get("format") == _FORMAT else held
     module = result[0] if isinstance(result, tuple) and result else result
     return SavedModule(path, digest, _dtype(module) if isinstance(module, nn.Module) else "float32")
 
 
-def _require_same(path: str, digest: str) -> str:
+def _read(path: str, digest: str = "") -> tuple[Any, str]:
+    """What a file holds, and its digest.
+
+    It is read once: what is loaded, which is code that runs, are the very bytes that the digest is of.
+    """
     try:
         with os.fdopen(open_plain(os.path.realpath(path)), "rb") as stream:  # no wait for who writes to a pipe
-            digest_now = hashlib.file_digest(stream, "sha256").hexdigest()
+            content = stream.read()
     except OSError as error:
         raise ModelNotFoundError(
             f"{path} is not there: it holds the module that was profiled",
             [error.strerror or str(error), f"looked for in {os.getcwd()}"],
             ["go to the folder where it was profiled, or copy the file here", "profile the module again"],
         ) from None
+    digest_now = hashlib.sha256(content).hexdigest()
     if digest and digest_now != digest:
         raise StaleFileError(
             f"{path} holds another module than was profiled",
             [f"profiled: sha256 {digest[:_NUM_DIGITS]}", f"now: sha256 {digest_now[:_NUM_DIGITS]}"],
             ["bring the file back", "profile it again"],
         )
-    return digest_now
-
-
-def _unpickled(path: str) -> Any:
+    load = _exported if path.endswith(".pt2") else _unpickled
     try:
-        return torch.load(path, map_location="cpu", weights_only=False)
+        return load(io.BytesIO(content)), digest_now
     except Exception as error:
         raise ModelNotFoundError(
             f"{path} cannot be loaded", [f"{type(error).__name__}: {error}", where(error)], import_remedies(error)
         ) from error
+
+
+def _unpickled(content: io.BytesIO) -> Any:
+    return torch.load(content, map_location="cpu", weights_only=False)
 
 
 class _SavingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -335,16 +353,13 @@ def _dtype(module: nn.Module) -> str:
     return next(iter(name_of), "float32")
 
 
-def _exported(path: str) -> Any:
+def _exported(content: io.BytesIO) -> Any:
     """What ``torch.export.save`` wrote: its module, with the example that it was exported with."""
-    try:
-        with warnings.catch_warnings():
-            # torch 2.11 has tensors read the bytes of the file in place; nobody else holds them
-            warnings.filterwarnings("ignore", "The given buffer is not writable")
-            program = torch.export.load(path)
-        module = program.module()
-    except Exception as error:
-        raise ModelNotFoundError(f"{path} cannot be loaded", [f"{type(error).__name__}: {error}"]) from error
+    with warnings.catch_warnings():
+        # torch 2.11 has tensors read the bytes of the file in place; nobody else holds them
+        warnings.filterwarnings("ignore", "The given buffer is not writable")
+        program = torch.export.load(content)
+    module = program.module()
     if program.example_inputs is None:
         return module
     arguments, keywords = program.example_inputs

@@ -55,7 +55,7 @@ from planner.ir.codec import fingerprint
 from planner.ir.errors import FactoryError, ModelNotFoundError
 from planner.ir.files import parse_json
 from planner.ir.profile import ModelSource
-from profiler.source.model import LoadedModel
+from profiler.source.model import LoadedModel, casts_to
 from profiler.source.parts import cast_module, import_remedies, model_of, where
 
 _FORMS = "MODEL is pkg.mod:factory or path/file.py:factory"
@@ -201,7 +201,7 @@ def load_model(source: ModelSource, seed: int = 0) -> LoadedModel:
     model = _saved(source) if source.is_file else _made(source, seed)
     own = _dtypes(model)
     if own != {dtype}:  # else buffers of other dtypes are meant to have them
-        model = replace(model, casts=dict.fromkeys(own or {torch.get_default_dtype()}, dtype))
+        model = replace(model, casts=casts_to(dtype, own or {torch.get_default_dtype()}))
         for module in model.owners.values():
             cast_module(module, dtype)
     origin = fingerprint([replace(source, sizes={}), seed])

@@ -241,6 +241,34 @@ class BatchStructure:
         return () if self.targets is None else self.targets.tensors(_like(self.targets.template, value))
 
 
+def require_samples_first(name: str, inputs: Any, targets: Any) -> None:
+    """Raises :class:`FactoryError` where samples are the items of a list, and not the rows of a tensor.
+
+    Args:
+        name: of who gives the example, for errors.
+    """
+    rows = {len(leaf) for leaf in leaves(targets) if isinstance(leaf, Tensor) and leaf.ndim}
+    first = next((leaf for leaf in leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim), None)
+    samples = len(first) if first is not None else 0
+    is_list = isinstance(targets, (list, tuple)) and len(targets) == samples and not rows
+    if is_list and all(isinstance(each, (int, float)) for each in targets):
+        raise FactoryError(
+            f"{name}: targets are {samples} numbers in a {type(targets).__name__}, one a sample",
+            ["what is no tensor is a constant, the same in every batch"],
+            ["torch.tensor(targets)"],
+        )
+    counts = {len(targets)} if isinstance(targets, (list, tuple)) else rows
+    holders = inputs.values() if isinstance(inputs, Mapping) else inputs if isinstance(inputs, tuple) else (inputs,)
+    for each in holders:
+        is_samples = isinstance(each, list) and len(each) in counts and samples not in rows | {len(each)}
+        if is_samples and all(isinstance(item, Tensor) for item in each):
+            raise FactoryError(
+                f"{name}: inputs hold a list of {len(each)} tensors, one a sample",
+                [f"their shapes: {', '.join(map(str, dict.fromkeys(tuple(item.shape) for item in each)))}"],
+                ["torch.stack(inputs), all samples in one tensor", "of unlike sizes: padded to one, F.pad, and a mask"],
+            )
+
+
 def is_loader(value: Any) -> bool:
     """Whether it holds batches, as a DataLoader, a Dataset or an iterator does, rather than being one."""
     return not _opened_or_leaf(value) and (hasattr(value, "__iter__") or hasattr(value, "__getitem__"))

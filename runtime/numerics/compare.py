@@ -140,7 +140,9 @@ class Sketch:
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Sketch:
         """That of ``tensor``; the signs are the same for all tensors of a size, and on all machines."""
-        flat = tensor.detach().to("cpu", torch.float64).flatten()
+        numbers = tensor.detach()
+        numbers = torch.view_as_real(numbers.resolve_conj()) if numbers.is_complex() else numbers
+        flat = numbers.to("cpu", torch.float64).flatten()
         buckets = torch.zeros(NUM_BUCKETS, dtype=torch.float64)
         generator = torch.Generator().manual_seed(flat.numel())
         for part in torch.split(flat, _CHUNK):
@@ -225,11 +227,18 @@ def report(differences: Iterable[Difference], dtype: str, *, witness: str = "", 
             magnify rounding.
 
     Raises:
-        NumericsError: an error is larger than accepted, or no number; the worst are named.
+        NumericsError: an error is larger than accepted, or no number; the worst are named.  Or one device's own numbers
+            are not finite.
     """
     judged = [each for each in differences if each.step == 0 or not each.is_hidden]
     wrong = [difference for difference in judged if difference.is_wrong]
     hidden = [difference for difference in judged if difference.is_hidden]
+    if wrong and not any(math.isfinite(difference.expected) for difference in wrong):
+        raise NumericsError(
+            "one device's own numbers are not finite, so nothing can be compared with them",
+            [*_worst_lines(wrong), f"{dtype} holds numbers up to {torch.finfo(getattr(torch, dtype)).max:.3g}"],
+            ["--dtype float32, with --autocast bfloat16 if memory is short", "an example without such numbers"],
+        )
     if wrong:
         raise NumericsError(
             "the plan does not compute what one device does",

@@ -45,6 +45,28 @@ def straight_through() -> Network:
     return QuantMLP(), classes(), F.cross_entropy
 
 
+class Teacher(nn.Module):
+    """A part without gradients: by ``torch.inference_mode`` as a block, or as a decorator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher, self.body, self.head = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 3)
+
+    @torch.inference_mode()
+    def taught(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.teacher(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            scale = x.square().mean(1, keepdim=True)
+        return self.head(self.body(x) * scale.clone() + self.taught(x).clone())
+
+
+@network("parts of forward in torch.inference_mode, as a block and by a decorator")
+def inference_mode() -> Network:
+    return Teacher(), classes(), F.cross_entropy
+
+
 class SignSTE(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -273,7 +273,7 @@ class RealNVP(nn.Module):
         for flow in self.flows:
             x, log_det = flow(x, log_det)
             x = x.flip(-1)
-        prior = torch.distributions.MultivariateNormal(self.mean, self.cov, validate_args=False)
+        prior = torch.distributions.MultivariateNormal(self.mean, self.cov)
         return -(prior.log_prob(x) + log_det)
 
 

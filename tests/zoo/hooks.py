@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.zoo.autograd import Network, classes
 from tests.zoo.entries import network
@@ -112,3 +114,68 @@ def accumulate_hook() -> Network:
 
     net[0].weight.register_post_accumulate_grad_hook(halve)
     return net, classes(), F.cross_entropy
+
+
+@network("forward wrapped on the instance, and that of a layer as well")
+def wrapped_forward() -> Network:
+    net = mlp()
+
+    def scaled(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        return lambda x: forward(x) * 2
+
+    net.forward = scaled(net.forward)
+    net[2].forward = scaled(net[2].forward)
+    return net, classes(), F.cross_entropy
+
+
+class Adapter:
+    """Low-rank matrices beside a layer, put around its forward from outside."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        self.layer, self.forward = layer, layer.forward
+        layer.down = nn.Parameter(torch.randn(2, layer.in_features))
+        layer.up = nn.Parameter(torch.zeros(layer.out_features, 2))
+        layer.requires_grad_(False)
+        layer.down.requires_grad_()
+        layer.up.requires_grad_()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.forward(x) + x @ self.layer.down.T @ self.layer.up.T
+
+
+@network("LoRA put around the forward of layers by an object")
+def adapters() -> Network:
+    net = mlp()
+    for layer in (net[0], net[2]):
+        layer.forward = Adapter(layer)
+    return net, classes(), F.cross_entropy
+
+
+@network("a layer's forward within torch.no_grad(), another in a checkpoint, by assignment")
+def forwards_in_contexts() -> Network:
+    net = mlp()
+    net[0].forward = torch.no_grad()(net[0].forward)
+    net[2].forward = lambda x, forward=net[2].forward: checkpoint(forward, x, use_reentrant=False)
+    return net, classes(), F.cross_entropy
+
+
+@network("hooks that read another layer: from a closure, from a default, its parameter alone")
+def hooks_read_others() -> Network:
+    net = mlp()
+    bias = net[4].bias
+    net[0].register_forward_hook(lambda module, args, out: out + net[2].weight.mean())
+    net[2].register_forward_hook(lambda module, args, out, other=net[0]: out * other.bias.sigmoid())
+    net[4].register_forward_pre_hook(lambda module, args: (args[0] - bias.mean(),))
+    return net, classes(), F.cross_entropy
+
+
+@network("a loss that reads the module's weights from its closure, and what a hook kept")
+def loss_reads_module() -> Network:
+    net, kept = mlp(), dict[str, Tensor]()
+    net[1].register_forward_hook(lambda module, args, out: kept.__setitem__("hidden", out))
+
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        decay = sum(parameter.square().sum() for parameter in net.parameters())
+        return F.cross_entropy(out, y) + 0.01 * decay + 0.1 * kept["hidden"].abs().mean()
+
+    return net, classes(), loss

@@ -258,8 +258,9 @@ def alone(
     module, loss_fn = made[0], made[2] if len(made) > 2 else _own_loss
     if not module.training:
         module.train()
-    cast_module(module, torch.float64)
     modules = {"": module, **({"loss_fn.": loss_fn} if isinstance(loss_fn, nn.Module) else {})}
+    for owner in modules.values():
+        cast_module(owner, torch.float64)
     parameters = {p + name: each for p, owner in modules.items() for name, each in owner.named_parameters()}
     optimizer = _optimizer([each for each in parameters.values() if each.requires_grad])
     draw = CounterRng(SEED)

@@ -379,9 +379,9 @@ class Mixture(nn.Module):
 @network("a mixture of normals with full covariances: MixtureSameFamily, a matrix filled by slices")
 def full_mixture() -> Network:
     def loss(out: tuple[Tensor, Tensor, Tensor], y: Tensor) -> Tensor:
-        kinds = torch.distributions.Categorical(logits=out[0], validate_args=False)
-        parts = torch.distributions.MultivariateNormal(out[1], scale_tril=out[2], validate_args=False)
-        mixture = torch.distributions.MixtureSameFamily(kinds, parts, validate_args=False)
+        kinds = torch.distributions.Categorical(logits=out[0])
+        parts = torch.distributions.MultivariateNormal(out[1], scale_tril=out[2])
+        mixture = torch.distributions.MixtureSameFamily(kinds, parts)
         return -mixture.log_prob(y).mean()
 
     return Mixture(), (torch.randn(4, 6), torch.randn(4, 2)), loss

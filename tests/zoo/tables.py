@@ -221,7 +221,7 @@ def batch_is_the_list() -> Network:
 
 def _mixture(out: Tensor, y: Tensor) -> Tensor:
     logits, mean, log_scale = out.view(-1, 3, 4).unbind(1)
-    normal = torch.distributions.Normal(mean, log_scale.exp(), validate_args=False)
+    normal = torch.distributions.Normal(mean, log_scale.exp())
     return -torch.logsumexp(logits.log_softmax(-1) + normal.log_prob(y.unsqueeze(1)), -1).mean()
 
 

@@ -17,9 +17,10 @@ the same rule: a long network is priced at many sizes.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,8 +88,14 @@ def layer_cost(
     raise MissingMeasurementError(
         f"the profile does not say what {layer} costs at {samples} samples",
         [f"measured at {', '.join(_where(m) for m in measured) or 'no size'}"],
-        [f"measure this size too: halopipe profile ... --sizes {samples}"],
+        measured_together([samples, *(m.samples for m in measured)]),
     )
+
+
+def measured_together(sizes: Iterable[float]) -> list[str]:
+    """What to do about a size that no measurement tells of: of two sizes on, all others are read from a line."""
+    texts = ",".join(map(str, sorted(set(map(ceil, sizes)))))
+    return [f"halopipe profile ... --sizes {texts}: all in one profile", "profile without --sizes, which finds them"]
 
 
 def hit(measured: Sequence[Measurement], samples: float) -> Measurement | None:

@@ -45,7 +45,7 @@ from planner.solvers.best_first.search import Outcome
 from planner.solvers.best_first.virtual_pipelines import Family
 from planner.solvers.best_first.warm_start import all_families, first_fit, spaces
 from planner.solvers.budget import NUMBER_S, Budget, part_of_current
-from planner.solvers.candidates.choose import infeasible, out_of_time
+from planner.solvers.candidates.choose import infeasible, out_of_time, unmeasured
 from planner.solvers.candidates.constraints import Applied, Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import mixing_text, sees_whole_batch
@@ -74,12 +74,7 @@ def no_plan_fits(evaluator: Evaluator) -> HalopipeError:
         elif clashing := _clashing_rules(roomy, within):
             return _rules_clash(evaluator, clashing)
     if closest is None:
-        batch, count = evaluator.problem.global_batch, len(evaluator.problem.ranks)
-        return MissingMeasurementError(
-            "no micro-batch size that may be used was measured",
-            [f"global batch {batch}, {count} ranks"],
-            ["profile more sizes, or name the sizes to use"],
-        )
+        return unmeasured(evaluator.problem)
     return infeasible(evaluator.problem, closest, tuple(_would_fit(evaluator)))
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from planner.costs.candidate import Candidate
+from planner.costs.layers.interpolation import measured_together
 from planner.costs.predict import Forecast, forecast
 from planner.costs.pricing import Pricing
 from planner.costs.sentences import AS_FAST, TIE, binding, needs_text, size_text, slower_text, too_slow_text
@@ -157,11 +158,22 @@ def best_of(
             list(dict.fromkeys(why)),
             ["use other micro-batches, fewer devices or more time, or plan with another solver"],
         )
-    raise selection.unknown or MissingMeasurementError(
+    raise selection.unknown or unmeasured(evaluator.problem)
+
+
+def unmeasured(problem: Problem) -> MissingMeasurementError:
+    """The error for a problem whose profile tells of no size that may be used."""
+    measured = {each.samples for measurements in problem.profile.measurements.values() for each in measurements}
+    sizes = problem.micro_batch_sizes or (1, problem.global_batch)
+    return MissingMeasurementError(
         "no micro-batch size that may be used was measured",
-        [f"global batch {evaluator.problem.global_batch}"],
-        ["profile more sizes, or name the sizes to use"],
+        [f"global batch {problem.global_batch}, {len(problem.ranks)} ranks", f"measured: {_listed(measured)}"],
+        measured_together([*sizes, *measured]),
     )
+
+
+def _listed(sizes: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(sizes))) or "no size"
 
 
 def without_ties(evaluator: Evaluator, best: Evaluation, others: Iterable[Evaluation]) -> tuple[Evaluation, Tie | None]:

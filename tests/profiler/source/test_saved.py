@@ -305,3 +305,36 @@ def test_a_loss_that_counts_its_calls_is_not_another_module() -> None:
     with pytest.raises(UnsupportedModelError, match="something else when it is called again") as caught:
         capture(load_model(saved))
     assert "the first call changes calls" in str(caught.value)
+
+
+def test_what_is_loaded_are_the_bytes_that_were_compared(net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved, other = (source_of(each, example=BATCH[0]) for each in (net, nn.Linear(3, 2)))
+    load, path = torch.load, Path(saved.factory)
+
+    def late(*arguments: Any, **named: Any) -> Any:
+        path.write_bytes(Path(other.factory).read_bytes())
+        return load(*arguments, **named)
+
+    monkeypatch.setattr(torch, "load", late)
+    assert type(load_model(saved).module).__name__ == type(net).__name__
+    with pytest.raises(StaleFileError, match="holds another module than was profiled"):
+        load_model(saved)
+
+
+class Exact(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (2 if torch.are_deterministic_algorithms_enabled() else 1)
+
+
+def test_a_setting_of_torch_that_a_module_asks_for_is_named() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        saved = source_of(Exact(3, 2), example=BATCH[0])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with pytest.raises(StaleFileError, match="computes something else here") as caught:
+        load_model(saved)
+    assert "torch.are_deterministic_algorithms_enabled(): True there, False here" in caught.value.details
+    assert caught.value.remedies == (
+        "ask once, in __init__: self.exact = torch.are_deterministic_algorithms_enabled()",
+    )

@@ -73,6 +73,14 @@ class Spectral(nn.Module):
     def forward(self, x):
         return (x * self.weight).imag * self.scale
 
+class Filters(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 2)
+        self.register_buffer("bank", torch.fft.fft(torch.eye(3))[:2])
+
+def signals():
+    return Filters(), torch.ones(2, 3, dtype=torch.complex64)
+
 instance = Net()
 number = 3
 """
@@ -133,6 +141,13 @@ def test_complex_numbers_keep_both_parts_and_buffers_their_dtype_unless_another_
     assert {wide.scale.dtype, wide.times.dtype} == {torch.float64}
     with pytest.raises(FactoryError, match=r"complex numbers, of which there are none in torch\.bfloat16"):
         load("nets_for_tests:Spectral", (2, 3), "bfloat16")
+
+
+def test_complex_inputs_go_with_the_precision_of_the_module_and_buffers_are_no_views_of_another(folder: Path) -> None:
+    wide = load("nets_for_tests:signals", (), "float64")
+    assert wide.inputs[0].dtype == wide.module.bank.dtype == torch.complex128
+    assert wide.module.bank._base is None
+    assert load("nets_for_tests:signals").inputs[0].dtype == torch.complex64
 
 
 def test_a_bare_target_and_a_tuple_of_targets_reach_the_loss_as_they_were(folder: Path) -> None:

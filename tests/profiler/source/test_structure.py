@@ -20,7 +20,7 @@ from planner.ir.errors import FactoryError, UnsupportedModelError
 from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
 from profiler.source.parts import model_of
-from profiler.source.structure import BatchStructure, Nest
+from profiler.source.structure import BatchStructure, Nest, require_samples_first
 from runtime.captured import CapturedModule
 
 HERE = __name__
@@ -331,3 +331,35 @@ def test_the_class_of_a_loss_is_no_loss() -> None:
     with pytest.raises(FactoryError, match="the loss is the class MSELoss") as caught:
         model_of("hp.profile", (nn.Linear(3, 2), (torch.randn(4, 3), torch.randn(4, 2)), nn.MSELoss))
     assert caught.value.remedies == ("MSELoss()",)
+
+
+@pytest.mark.parametrize(
+    ("example", "words"),
+    [
+        ((torch.ones(4, 3), [0, 1, 2, 0]), ["targets are 4 numbers in a list", "torch.tensor(targets)"]),
+        ((torch.ones(4, 3), (0.5, 1.0, 2.0, 0.0)), ["targets are 4 numbers in a tuple"]),
+        (([torch.ones(3, 5 + k) for k in range(4)], torch.zeros(4)), ["a list of 4 tensors, one a sample", "(3, 8)"]),
+        (([torch.ones(3, 5)] * 2, [{"boxes": torch.ones(1, 4)}] * 2), ["a list of 2 tensors", "torch.stack(inputs)"]),
+        ({"x": {"pictures": [torch.ones(3, 5)] * 4}, "y": torch.zeros(4)}, ["a list of 4 tensors"]),
+    ],
+)
+def test_samples_that_are_items_of_a_list_are_refused(example: Any, words: list[str]) -> None:
+    inputs, targets = example.values() if isinstance(example, dict) else example
+    with pytest.raises(FactoryError) as caught:
+        require_samples_first("f", inputs, targets)
+    assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        (torch.ones(4, 3), torch.zeros(4)),
+        ([torch.ones(4, 3, 8, 8), torch.ones(4, 6, 4, 4)], torch.zeros(4)),
+        ([torch.ones(4, 3), torch.ones(4, 5)], (torch.zeros(4), torch.zeros(4))),
+        ((torch.ones(2, 3), [64, 64]), torch.zeros(2)),
+        (torch.ones(2, 3), {"labels": torch.zeros(2), "size": [8, 8]}),
+        (torch.ones(2, 3), 1.0),
+    ],
+)
+def test_other_lists_are_as_they_were(example: Any) -> None:
+    require_samples_first("f", *example)

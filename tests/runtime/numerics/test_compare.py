@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -127,3 +129,19 @@ def test_the_difference_of_sketches_is_that_of_tensors(size: int) -> None:
     assert Sketch.of(first).distance(Sketch.of(first.clone())) == 0.0
     assert Sketch.of(first).norm == pytest.approx(torch.linalg.vector_norm(first).item())
     assert ROUNDING_FACTOR > 1.4  # what a sketch adds to an error is less
+
+
+def test_a_sketch_of_complex_numbers_has_both_parts() -> None:
+    tensor = torch.randn(8, dtype=torch.complex128)
+    assert Sketch.of(tensor).norm == pytest.approx(float(torch.linalg.vector_norm(tensor)))
+    assert Sketch.of(tensor).distance(Sketch.of(tensor.conj())) == pytest.approx(2 * float(tensor.imag.norm()))
+
+
+def test_where_one_device_overflows_that_is_what_is_said() -> None:
+    overflowed, fine = difference(float("nan"), name="w"), difference(1e-3)
+    overflowed = replace(overflowed, found=float("inf"), expected=float("inf"))
+    with pytest.raises(NumericsError, match="one device's own numbers are not finite") as caught:
+        report([fine, overflowed], "float16")
+    assert "float16 holds numbers up to 6.55e+04" in caught.value.details
+    with pytest.raises(NumericsError, match="does not compute what one device does"):
+        report([overflowed, difference(0.9, name="v")], "float16")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
@@ -280,6 +281,18 @@ def test_layers_that_mix_samples_are_not_replicated() -> None:
 def test_a_profile_that_says_nothing_about_the_sizes_is_refused(problem: Problem) -> None:
     with pytest.raises(MissingMeasurementError, match="no micro-batch size that may be used was measured"):
         solve(problem)
+
+
+@pytest.mark.parametrize(("name", "asked"), [("best-first", (4,)), ("best-first", (3,)), ("data-parallel", ())])
+def test_sizes_that_a_refusal_names_are_enough_for_all(name: str, asked: tuple[int, ...]) -> None:
+    problem = Problem(chain_profile(2, 2, sizes=(8,)), 8, micro_batch_sizes=asked)
+    with pytest.raises(MissingMeasurementError) as refusal:
+        solver(name)(problem)
+    (named,) = re.findall(r"--sizes ([\d,]+)", refusal.value.remedies[0])
+    measured = replace(problem, profile=chain_profile(2, 2, sizes=tuple(map(int, named.split(",")))))
+    solver(name)(measured)
+    for size in (1, 2, 3, 4, 8):
+        solver("best-first")(replace(measured, micro_batch_sizes=(size,)))
 
 
 def test_the_optimiser_is_divided_where_nothing_else_fits() -> None:
