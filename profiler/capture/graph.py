@@ -97,7 +97,7 @@ def capture_for(
     if device.type != "cpu" and model.autocast is not None:
         model = placed(model, device)
     captured = capture(model, rules)
-    model = as_captured(model, captured.graph)
+    model = as_captured(model, captured.graph.inputs, captured.graph.samples)
     if device.type == "cpu" or model.autocast is not None or not whole:
         return model, captured
     captured = replace(captured, graph_module=on_device(captured.graph_module, device))

@@ -4,8 +4,8 @@
     tokens [8 x 96], reshaped to [-1, 96] in forward  96 rows
     pictures [2 x 8, ...], two views of a sample      2 rows
 
-torch.export is asked how the lengths of the tensors are related: it is given all of them as symbols, and notes which of
-them must be multiples of a number, or of one another.  That the samples lie one after another, each in one piece, is for
+torch.export is asked how the lengths of the tensors are related: it is given all of them as symbols, and notes which
+must be multiples of a number, or of one another.  Whether the samples lie one after another, each in one piece, is for
 :mod:`profiler.capture.sample_independence` to see.
 """
 
@@ -29,14 +29,14 @@ def rows_of_samples(lengths: Mapping[str, int], traced: Mapping[str, Tensor]) ->
         lengths: of dim 0 in the example, by tensor, the first input first.
         traced: the same tensors in a graph in which each such length is a symbol of its own, as far as it can vary.
     """
-    symbolic = {name: size for name, size in _symbolic(lengths, traced)}
+    symbolic = dict(_symbolic(lengths, traced))
     first = next(iter(lengths))
     if first not in symbolic:
         return {}
     guards = guards_of(traced.values())
     related = _related(symbolic[first].free_symbols, guards)
     own = {size: lengths[name] for name, size in symbolic.items() if size.is_Symbol and size in related}
-    samples = gcd(*(length // multiple_of(symbol, guards) for symbol, length in own.items()))
+    samples = gcd(*(length // _multiple_of(symbol, guards) for symbol, length in own.items()))
     rows = {name: lengths[name] // samples for name, size in symbolic.items() if size.free_symbols <= related}
     return rows if set(rows.values()) != {1} else {}
 
@@ -58,7 +58,7 @@ def _related(symbols: set[Any], guards: Sequence[Any]) -> set[Any]:
     return related
 
 
-def multiple_of(symbol: Any, guards: Sequence[Any]) -> int:
+def _multiple_of(symbol: Any, guards: Sequence[Any]) -> int:
     """The number that a length must be a multiple of: 12 after ``tokens.view(-1, 12)``."""
     number = 1
     for guard in guards:

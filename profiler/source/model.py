@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from cuda_ops.dense.recurrent import autocast
 from planner.ir.errors import FactoryError
-from planner.ir.graph import LOSS_PREFIX, SAMPLE, Graph
+from planner.ir.graph import LOSS_PREFIX, SAMPLE, TensorSpec
 from profiler.source.structure import BatchStructure
 
 if TYPE_CHECKING:
@@ -49,12 +49,12 @@ def _of_samples(tensor: Tensor, rows: int, samples: int) -> Tensor:
     return (torch.cat([tensor] * repeats) if repeats > 1 else tensor)[:wanted]
 
 
-def as_captured(model: LoadedModel, graph: Graph) -> LoadedModel:
-    """``model``, which knows of ``graph``, its own, how many rows of its tensors a sample has."""
+def as_captured(model: LoadedModel, inputs: Mapping[str, TensorSpec], samples: int) -> LoadedModel:
+    """``model``, which knows how many rows of its tensors a sample has, as its capture for so many samples says."""
     if model.clouds is not None:
         return model
-    divided = {name: spec.shape[0] for name, spec in graph.inputs.items() if spec.dims[:1] == (SAMPLE,)}
-    return replace(model, rows={name: extent // graph.samples for name, extent in divided.items()})
+    lengths = {name: spec.shape[0] for name, spec in inputs.items() if spec.dims[:1] == (SAMPLE,)}
+    return replace(model, rows={name: length // samples for name, length in lengths.items()})
 
 
 def owners(module: nn.Module, loss_fn: Any) -> dict[str, nn.Module]:
