@@ -52,20 +52,11 @@ def merging_layer(graph: Graph) -> str:
     return next((layer.name for layer in graph.layers if INTERLEAVES_SAMPLES in layer.attributes), "")
 
 
-def joined_text(graph: Graph) -> tuple[str, ...]:
-    """Which layer makes parts of a batch no parts of the loss, and which layer before it is why, as lines."""
-    wide, merging = batch_wide_layers(graph), merging_layer(graph)
-    lines = (f"layer {wide[0]} joins samples: the losses of parts do not make up that of the batch",)
-    if not merging:
-        return lines
-    return (*lines, f"layer {merging} merges samples with another dim that comes first: none is in one piece behind it")
-
-
-def joined_remedy(graph: Graph) -> str:
-    """What to write instead."""
-    if merging_layer(graph):
-        return "samples first in what is merged, in targets alike: y.transpose(0, 1).flatten(0, 1)"
-    return "a loss that is a mean, a sum or a masked mean over samples"
+def joined_text(graph: Graph) -> str:
+    """Which layer makes parts of a batch no parts of the loss, and which one before it is why."""
+    joined = f"layer {batch_wide_layers(graph)[0]} joins samples: the losses of parts do not make up that of the batch"
+    merging = merging_layer(graph)
+    return f"{joined}; layer {merging} merges samples with another dim that comes first" if merging else joined
 
 
 def batch_wide_layers(graph: Graph) -> tuple[str, ...]:
@@ -187,8 +178,13 @@ def require_micro_batches(decision: Decision, graph: Graph) -> None:
     if wide and count > 1:
         raise UnsupportedModelError(
             f"the loss needs all samples of a step at once, and the plan has {count} micro-batches",
-            joined_text(graph),
-            [f"plan again with --micro-batch {decision.global_batch}", joined_remedy(graph)],
+            [joined_text(graph)],
+            [
+                f"plan again with --micro-batch {decision.global_batch}",
+                "samples first where dims are merged, in targets alike: y.transpose(0, 1).flatten(0, 1)"
+                if merging_layer(graph)
+                else "a loss that is a mean, a sum or a masked mean over samples",
+            ],
         )
 
 

@@ -269,10 +269,10 @@ def _with_rows(model: LoadedModel, wrapper: nn.Module, *, strict: bool) -> Loade
     exported = _export(model, wrapper, tuple(tensors.values()), (shapes,), strict=strict).module()
     placeholders = (node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder")
     lengths = {name: len(tensor) for name, tensor in tensors.items() if tensor.ndim}
-    found = replace(model, rows=rows_of_samples(lengths, dict(zip(model.names, placeholders, strict=True))))
-    if found.rows and found.samples == 1 < model.samples:  # 1 is a constant to torch.export, which it is not if doubled
-        return _with_rows(as_one, wrapper, strict=strict)
-    return found
+    by_rows = replace(model, rows=rows_of_samples(lengths, dict(zip(model.names, placeholders, strict=True))))
+    if by_rows.rows and by_rows.samples == 1 < model.samples:
+        return _with_rows(as_one, wrapper, strict=strict)  # doubled, as torch.export takes 1 for a constant
+    return by_rows
 
 
 def _distinct(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:

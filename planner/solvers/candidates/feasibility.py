@@ -203,7 +203,7 @@ def _whole_batch(problem: Problem, covered: int) -> tuple[int, ...]:
     raise InfeasibleError(
         "the loss needs all samples of a step at once",
         [
-            *joined_text(problem.profile.graph),
+            joined_text(problem.profile.graph),
             f"a global batch of {batch} samples, {why}",
         ],
         [
