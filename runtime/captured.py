@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from planner.ir.errors import UnsupportedModelError
-from planner.ir.graph import Graph, Layer, TensorSpec, producer
+from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, producer
 
 if TYPE_CHECKING:
     from cuda_ops.preparation import InputPreparation
@@ -78,12 +78,16 @@ class CapturedModule:
         shown = ", ".join(self.evaluating[:_MOST_SHOWN]) + (", ..." if len(self.evaluating) > _MOST_SHOWN else "")
         samples = self.graph.samples
         square = [name for name, spec in self.graph.inputs.items() if spec.shape.count(samples) > 1]
+        dense = self.graph.inputs if self.preparation is None else {}
+        rows = {name: spec.shape[0] // samples for name, spec in dense.items() if spec.dims[:1] == (SAMPLE,)}
+        several = ", ".join(f"{number} rows of {name}" for name, number in rows.items() if number > 1)
         lines = {
             f"{len(self.evaluating)} modules are in evaluation mode, and stay in it: {shown}; "
             "call train() on them in the factory if they are to be trained as others": bool(self.evaluating),
             f"plans can train this model, not evaluate it: {self.evaluation}": bool(self.evaluation),
             f"the example has 1 sample, which is repeated to {samples} (export takes 1 for a constant); "
             f"a plan has {samples} samples a step unless its global batch says otherwise": self.doubled,
+            f"a sample has {several}; --global-batch and --micro-batch count samples": bool(several),
             f"micro-batches have {samples} samples, no other number: the model's code fixes it"
             + (f" {self.fixed}" if self.fixed else ""): not self.polymorphic,
             f"{', '.join(square)}: of {samples} along several dims, as many as the example has samples; where "

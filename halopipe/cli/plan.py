@@ -184,11 +184,12 @@ class _Files:
         """Writes the plan and says what it is; ``profile`` is the one that it was made from."""
         from halopipe.reports import explain
         from planner.ir.codec import dumps
-        from planner.layers import statistics_text
+        from planner.layers import fixes_samples, statistics_text
 
         plan = self.dump(plan, self.output, proof)
         console.emit(dumps(plan) if self.json else explain.headline(plan, objective=objective))
         if statistics := statistics_text(plan.decision, profile.graph):
-            console.remark(f"{statistics}; with --batch-statistics whole: of the whole batch")
+            whole = "" if fixes_samples(profile.graph) else "; with --batch-statistics whole: of the whole batch"
+            console.remark(statistics + whole)
         for line in explain.recomputed_lines(plan, profile):
             console.remark(line.strip())

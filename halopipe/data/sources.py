@@ -29,7 +29,7 @@ from cuda_ops._torch import forget_iterator
 from cuda_ops.device.seeding import seed_generators, seeded
 from halopipe.data.factories import BatchPytree, Item, Pair, call_of
 from planner.ir.errors import DifferentDataError, FactoryError, UsageError
-from profiler.source.model import LoadedModel
+from profiler.source.model import LoadedModel, fed_example
 from profiler.source.source import find_factory
 from runtime.pipeline.microbatches import Batch, InputSpecs, MicroBatches, WholeBatch
 from runtime.pipeline.routing import dtype_of
@@ -297,14 +297,11 @@ def _input_shape(model: LoadedModel) -> tuple[int, ...]:
 
 
 def _repeated(model: LoadedModel, global_batch: int) -> Pair:
-    rows = torch.arange(global_batch) % model.samples
-    inputs, targets = (
-        tuple(t[rows] if t.ndim and t.shape[0] == model.samples else t for t in tensors) for tensors in model.fed
-    )
+    tensors = fed_example(model, global_batch)
     if model.sizes:
-        names = iter(model.names)
-        inputs, targets = (tuple(_of_size(model, next(names), t) for t in tensors) for tensors in (inputs, targets))
-    return inputs, targets
+        tensors = tuple(_of_size(model, name, each) for name, each in zip(model.names, tensors, strict=False))
+    num_inputs = len(model.fed[0])
+    return tensors[:num_inputs], tensors[num_inputs:]
 
 
 def _of_size(model: LoadedModel, name: str, tensor: Tensor) -> Tensor:

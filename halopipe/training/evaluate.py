@@ -249,8 +249,8 @@ def _beside(outputs: Mapping[str, Piece], values: Mapping[str, TensorSpec], shap
                 [f"{made} {prediction.shape} is divided over more than samples, {name} is {target.shape}"],
                 ["halopipe plan --solver data-parallel", "a target of the prediction's own form"],
             )
-        rows = prediction.shape[of] // target.shape[by] or 1
-        place[by] = Interval(box[of].start // rows, -(-box[of].stop // rows))
+        length, rows = target.shape[by], prediction.shape[of]  # of as many samples
+        place[by] = Interval(box[of].start * length // rows, -(-box[of].stop * length // rows))
     return tuple(place)
 
 

@@ -19,18 +19,18 @@ from torch import Tensor, fx
 from cuda_ops._torch import TorchDispatchMode, tree_leaves
 from cuda_ops.operator_table import operator_row
 from halopipe.data.factories import Item
-from halopipe.training.single_device import losses_of, parts_of
+from halopipe.training.single_device import losses_of, parts_of, rows_of
 from planner.ir.graph import producer
 from planner.ir.plan import Decision
 from profiler.source.model import LoadedModel
 from runtime.captured import CapturedModule
 from runtime.numerics.compare import TOLERANCES, Sketch
 from runtime.numerics.difference import Difference
-from runtime.numerics.single_device import in_rows
 from runtime.rank import RankContext
 from runtime.stage.modes import MicrobatchShard
 from runtime.stage.random.streams import CounterRng, RandomNodes
 from runtime.stage.random.user_module import Answers
+from runtime.stage.shapes import step_inputs
 
 _GRADIENT = "gradient"
 
@@ -71,7 +71,7 @@ def _in_the_graph(context: RankContext, model: LoadedModel, captured: CapturedMo
     dtype = next((each.dtype for each in model.module.parameters()), torch.get_default_dtype())
     near = TOLERANCES.get(model.autocast or dtype, TOLERANCES[torch.float32]).tensor
     loss_of, draw = losses_of(model, captured, context), CounterRng(context.seed)
-    for number, (rows, inputs, targets) in enumerate(_micro_batches(item, decision)):
+    for number, (rows, inputs, targets) in enumerate(_micro_batches(item, decision, captured)):
         trace = _Trace()
         with trace, Answers(captured, draw).given((rows,), number):  # answers come first, and need not be looked at
             loss_of(inputs, targets).backward()  # type: ignore[no-untyped-call]  # torch does not type it
@@ -161,16 +161,12 @@ def _graph_inputs(model: CapturedModule, rows: int, tensors: Sequence[Tensor]) -
                 yield rows if size is None else named[size[0]].shape[size[1]]
 
 
-def _micro_batches(item: Item, decision: Decision) -> Iterator[tuple[int, tuple[Tensor, ...], tuple[Tensor, ...]]]:
-    parts, counts = parts_of(item, decision.micro_batches)
-    if isinstance(item, list):
-        yield from ((rows, *part) for rows, part in zip(counts, parts, strict=True))
-        return
-    first = 0
-    for rows in counts:
-        inputs, targets = (in_rows(tensors, first, rows, sum(counts)) for tensors in parts[0])
-        yield rows, inputs, targets
-        first += rows
+def _micro_batches(
+    item: Item, decision: Decision, captured: CapturedModule
+) -> Iterator[tuple[int, tuple[Tensor, ...], tuple[Tensor, ...]]]:
+    specs = step_inputs(captured)
+    rows = rows_of(item, decision.micro_batches, specs)
+    yield from ((count, *part) for count, part in zip(rows, parts_of(item, rows, specs), strict=True))
 
 
 def _place(decision: Decision, layer: str) -> str:

@@ -21,17 +21,19 @@ from halopipe.training.rank import Rank
 from halopipe.training.reference import Reference, compare_losses, compare_tensors
 from planner.ir.codec import plain
 from planner.ir.errors import NumericsError
-from profiler.capture.graph import capture
+from profiler.capture.graph import capture_for
 from profiler.source.source import load_model
 from runtime.engine import StepResult
 from runtime.monitor.failure import also, read_error, set_text, text_at, write_error
 from runtime.monitor.watch import SETUP_S
 from runtime.numerics.compare import report
 from runtime.numerics.difference import Difference
+from runtime.pipeline.routing import CPU
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
     from profiler.source.model import LoadedModel
+    from runtime.captured import CapturedModule
 
 PATIENCE_S = SETUP_S / 2
 """Longest wait for one device."""
@@ -55,7 +57,7 @@ class FirstStep:
 
     rank: Rank
     read: Callable[[], Reference] | None
-    first_batch: Callable[[], tuple[LoadedModel, Item] | None]
+    first_batch: Callable[[], tuple[LoadedModel, CapturedModule, Item] | None]
     strict: bool = False
     _losses: list[float] = field(default_factory=list)
     _num_done: int = 0
@@ -149,13 +151,12 @@ class FirstStep:
             begun = self.first_batch()
             if begun is None:
                 return []
-            model, item = begun
-            return first_divergence(self.rank.context, model, capture(model), item, wrong)
+            return first_divergence(self.rank.context, *begun, wrong)
         except Exception as error:  # noqa: BLE001 - the verdict is more than its explanation
             return [f"where values part could not be found: {type(error).__name__}: {error}"]
 
 
-def first_batch_of(job: Job) -> tuple[LoadedModel, Item]:
-    """The model, loaded as it is before the first step of a job, and what that step reads."""
-    model = load_model(job.source, job.options.seed)
-    return model, take(batches(job.options.data, model, job.plan.decision.global_batch, job.options.seed), 0)
+def first_batch_of(job: Job) -> tuple[LoadedModel, CapturedModule, Item]:
+    """The model, loaded as it is before the first step of a job, its capture, and what that step reads."""
+    model, captured = capture_for(load_model(job.source, job.options.seed), CPU)
+    return model, captured, take(batches(job.options.data, model, job.plan.decision.global_batch, job.options.seed), 0)

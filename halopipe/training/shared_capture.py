@@ -15,10 +15,11 @@ from pathlib import Path
 from halopipe.run_spec.job import Job
 from planner.ir.codec import fingerprint
 from planner.ir.profile import ModelSource
-from profiler.capture.graph import capture
+from profiler.capture.graph import capture_for
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.captured import CapturedModule
+from runtime.pipeline.routing import CPU
 
 _captures: dict[str, tuple[LoadedModel, CapturedModule]] = {}
 """Models that nobody has trained yet, by what they were loaded of; each is taken once."""
@@ -34,8 +35,7 @@ def capture_ahead(path: str) -> Callable[[], None]:
     for source in (job.plan.inputs.model, job.source):
         key = _key(source, job.options.seed)
         if key not in _captures:
-            model = load_model(source, job.options.seed)
-            _captures[key] = model, capture(model)
+            _captures[key] = capture_for(load_model(source, job.options.seed), CPU)
     _end_progress_thread()
     return _captures.clear
 

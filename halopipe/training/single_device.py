@@ -40,17 +40,17 @@ from halopipe.training.shared_capture import load
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Plan
 from planner.passes.versions import updates_within
-from profiler.capture.graph import capture_for, placed
+from profiler.capture.graph import capture, capture_for, placed
 from profiler.source.copies import copied
 from profiler.source.model import LoadedModel, casts_to, named_buffers, named_parameters
 from profiler.source.parts import cast_module
 from runtime.captured import CapturedModule
 from runtime.monitor.failure import write_error
 from runtime.numerics.compare import TOLERANCES, relative_error, sketches, tensor_differences
-from runtime.numerics.single_device import LossOf, in_rows, serial_step, serial_step_each
+from runtime.numerics.single_device import LossOf, serial_step, serial_step_each
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer import StageOptimizer
-from runtime.pipeline.microbatches import WholeBatch, filled
+from runtime.pipeline.microbatches import InputSpecs, WholeBatch, filled
 from runtime.pipeline.routing import CPU
 from runtime.rank import RankContext
 from runtime.stage.random.streams import CounterRng
@@ -79,10 +79,12 @@ def make_reference(job: Job, device: torch.device | None = None) -> Reference:
     model, captured = load(job.source, options.seed)
     if job.plan.inputs.model.sizes:
         model, captured = replace(model, sizes=job.plan.inputs.model.sizes), None  # as the ranks are fed
-    stream = batches(options.data, model, job.plan.decision.global_batch, options.seed)
     wanted = max(NUM_COMPARED, options.accumulate) if options.check_numerics else options.accumulate
-    items = [take(stream, step) for step in range(min(wanted, options.steps))]
     try:
+        if captured is None:
+            model, captured = capture_for(model, where)
+        stream = batches(options.data, model, job.plan.decision.global_batch, options.seed)
+        items = [take(stream, step) for step in range(min(wanted, options.steps))]
         reference = reference_of(rank, model, items, where, captured)
     except UnsupportedModelError as error:
         if options.check_numerics:
@@ -142,9 +144,9 @@ class KeptModel:
             _log.warning("the first step was not compared with one device: %s", reference.skipped)
         return reference
 
-    def first_batch(self) -> tuple[LoadedModel, Item] | None:
-        """The model, and the first of the items."""
-        return None if self.model is None else (self.model, self.items[0])
+    def first_batch(self) -> tuple[LoadedModel, CapturedModule, Item] | None:
+        """The model, its capture, and the first of the items."""
+        return None if self.model is None else (self.model, capture(self.model), self.items[0])
 
     def _run(self, model: LoadedModel) -> Reference:
         try:
@@ -308,42 +310,50 @@ def losses_of(model: LoadedModel, captured: CapturedModule, context: RankContext
     return loss_of
 
 
-def parts_of(item: Item, micro_batches: Sequence[int]) -> tuple[list[tuple[Tensors, Tensors]], tuple[int, ...]]:
-    """The micro-batches of a batch, and their samples."""
+def rows_of(item: Item, micro_batches: Sequence[int], specs: InputSpecs) -> tuple[int, ...]:
+    """The samples of each micro-batch of a batch."""
+    batches = item if isinstance(item, list) else [item]
+    samples = [specs.samples(zip(specs.specs, (*inputs, *targets), strict=True)) for inputs, targets in batches]
     if isinstance(item, list):
-        return list(item), tuple(inputs[0].shape[0] for inputs, _ in item)
-    (inputs, _), global_batch = item, sum(micro_batches)
-    rows = inputs[0].shape[0] if inputs[0].ndim else global_batch
-    counts = tuple(filter(None, filled(min(rows, global_batch), tuple(micro_batches))))
-    return [item], counts
+        return tuple(samples)
+    return tuple(filter(None, filled(min(samples[0], sum(micro_batches)), tuple(micro_batches))))
+
+
+def parts_of(item: Item, rows: Sequence[int], specs: InputSpecs) -> list[tuple[Tensors, Tensors]]:
+    """The micro-batches of a batch, which have so many samples."""
+    if isinstance(item, list):
+        return list(item)
+    inputs, targets = item
+    starts = (sum(rows[:number]) for number in range(len(rows)))
+    parts = (specs.part((*inputs, *targets), start, count) for start, count in zip(starts, rows, strict=True))
+    return [(part[: len(inputs)], part[len(inputs) :]) for part in parts]
 
 
 def _run(rank: Rank, model: LoadedModel, captured: CapturedModule, items: Sequence[Item]) -> Reference:
     decision, draw = rank.plan.decision, CounterRng(rank.context.seed)
-    answers = Answers(captured, draw)
+    answers, specs = Answers(captured, draw), step_inputs(captured)
     fits = _needed_bytes(rank.plan, len(decision.micro_batches)) <= _available_bytes(rank.plan, model.inputs[0].device)
     can_be_whole = answers.in_parts and not mixes(captured) and not (captured.preparation is not None and answers)
     whole = can_be_whole and (fits or len(decision.micro_batches) == 1)
     loss_of = _shared(losses_of(model, captured, rank.context), rank.context.accumulate)
     if not rank.plan.decision.trains:
-        return _evaluated(rank, model, items[:1])
+        return _evaluated(rank, model, specs, items[:1])
     parameters, buffers = named_parameters(model.owners), named_buffers(model.owners)
     optimizer = cast("torch.optim.Optimizer", _Optimizer(rank.context, parameters))  # has what a step calls
     losses: list[float] = []
     first: dict[str, Any] = {}
     for step, item in enumerate(items):
         draw.step = step
-        parts, rows = parts_of(item, decision.micro_batches)
-        parts = [(model.cast(inputs), model.cast(targets)) for inputs, targets in parts]
-        if isinstance(item, list):
-            losses.append(serial_step_each(loss_of, optimizer, parts, rows, answers=answers))
-        elif whole:
-            losses.append(serial_step(loss_of, optimizer, *parts[0], rows, answers=answers, whole=True))
+        rows = rows_of(item, decision.micro_batches, specs)
+        if whole and not isinstance(item, list):
+            batch = (model.cast(tensors) for tensors in item)
+            losses.append(serial_step(loss_of, optimizer, *batch, rows, answers=answers, whole=True))
         else:
-            weights = _weights(captured, parts[0], rows)
+            parts = [(model.cast(inputs), model.cast(targets)) for inputs, targets in parts_of(item, rows, specs)]
+            weights = () if isinstance(item, list) else _weights(captured, parts, rows)
             if weights is None:
                 return Reference(skipped="its loss is no mean over samples, and the batch cannot be run whole")
-            losses.append(serial_step(loss_of, optimizer, *parts[0], rows, answers=answers, weights=weights))
+            losses.append(serial_step_each(loss_of, optimizer, parts, rows, answers=answers, weights=weights))
         if step == rank.context.accumulate - 1:
             first = {
                 "gradient": sketches({name: p.grad for name, p in parameters.items() if p.grad is not None}),
@@ -353,25 +363,27 @@ def _run(rank: Rank, model: LoadedModel, captured: CapturedModule, items: Sequen
     return Reference("", tuple(losses), **first, witness=WHOLE if whole else IN_PARTS)
 
 
-def _weights(captured: CapturedModule, batch: tuple[Tensors, Tensors], rows: Sequence[int]) -> tuple[float, ...] | None:
+def _weights(
+    captured: CapturedModule, parts: Sequence[tuple[Tensors, Tensors]], rows: Sequence[int]
+) -> tuple[float, ...] | None:
     """What the losses of micro-batches count for; None: they do not make up that of the batch."""
-    names = tuple(captured.graph.inputs)
     if not captured.reductions or captured.preparation is not None:
         return tuple(count / sum(rows) for count in rows)
-    cut = [in_rows((*batch[0], *batch[1]), sum(rows[:number]), count, sum(rows)) for number, count in enumerate(rows)]
-    return weights_of_parts(captured, [dict(zip(names, tensors, strict=True)) for tensors in cut], rows)
+    names = captured.graph.inputs
+    named = [dict(zip(names, (*inputs, *targets), strict=True)) for inputs, targets in parts]
+    return weights_of_parts(captured, named, rows)
 
 
 @torch.no_grad()
-def _evaluated(rank: Rank, model: LoadedModel, items: Sequence[Item]) -> Reference:
+def _evaluated(rank: Rank, model: LoadedModel, specs: InputSpecs, items: Sequence[Item]) -> Reference:
     """The loss in evaluation mode: all that a plan of forward passes has."""
     model.module.eval()
     losses = []
     for item in items:
-        parts, rows = parts_of(item, rank.plan.decision.micro_batches)
-        pairs = [tuple(model.cast(tensors) for tensors in part) for part in parts]
-        counts = rows if isinstance(item, list) else (sum(rows),)
-        weighted = (model.loss(*pair).item() * count for pair, count in zip(pairs, counts, strict=True))
+        rows = rows_of(item, rank.plan.decision.micro_batches, specs)
+        parts, counts = (item, rows) if isinstance(item, list) else ([item], (sum(rows),))
+        losses_of_parts = (model.loss(model.cast(inputs), model.cast(targets)).item() for inputs, targets in parts)
+        weighted = (loss * count for loss, count in zip(losses_of_parts, counts, strict=True))
         losses.append(sum(weighted) / sum(rows))
     return Reference("", tuple(losses), witness=f"{WHOLE}, in evaluation mode")
 

@@ -47,6 +47,18 @@ def check_samples_apart(graph: Graph) -> tuple[str, ...]:
     )
 
 
+def merging_layer(graph: Graph) -> str:
+    """The first layer that merges samples with a dim before them, [time, sample] to [time x sample]; empty: none."""
+    return next((layer.name for layer in graph.layers if INTERLEAVES_SAMPLES in layer.attributes), "")
+
+
+def joined_text(graph: Graph) -> str:
+    """Which layer makes parts of a batch no parts of the loss, and which one before it is why."""
+    joined = f"layer {batch_wide_layers(graph)[0]} joins samples: the losses of parts do not make up that of the batch"
+    merging = merging_layer(graph)
+    return f"{joined}; layer {merging} merges samples with another dim that comes first" if merging else joined
+
+
 def batch_wide_layers(graph: Graph) -> tuple[str, ...]:
     """Names of the layers because of which all samples of a step must be in one micro-batch, in order."""
     return tuple(layer.name for layer in graph.layers if NEEDS_WHOLE_BATCH in layer.attributes)
@@ -92,19 +104,24 @@ def statistics_text(decision: Decision, graph: Graph) -> str:
     layers, count = batch_dependent_layers(graph), len(decision.micro_batches)
     if count < 2:
         return ""
-    updated = {layer.name: layer.attributes.get(UPDATES_STATE) for layer in graph.layers}
-    updating = [name for name in layers if updated[name]]
-    norms = [name for name in layers if not updated[name]]
+    by_name, whole = graph.by_name(), f"not of the whole batch of {decision.global_batch}"
+    updating = [name for name in layers if UPDATES_STATE in by_name[name].attributes]
+    norms = [name for name in layers if name not in updating and _is_batch_norm(by_name[name])]
+    others = [name for name in layers if name not in (*updating, *norms)]
     parts = []
     if norms:
+        running = f", and running ones written {count} times a step" if by_name[norms[0]].buffer_bytes else ""
+        parts.append(f"{_first(norms)}: statistics of each of {count} micro-batches, {whole}{running}")
+    if others and not fixes_samples(graph):
+        parts.append(f"{_first(others)}: made of the samples of each of {count} micro-batches together, {whole}")
+    if others and fixes_samples(graph):
         parts.append(
-            f"{_first(norms)}: statistics of each of {count} micro-batches, not of the whole batch of "
-            f"{decision.global_batch}, and running ones written {count} times a step"
+            f"the model takes {graph.samples} samples at a time: whatever it makes of several of them is made of each "
+            f"of {count} micro-batches, {whole}"
         )
     if updating:
-        parts.append(
-            f"{_first(updating)}: {updated[updating[0]]} is updated by each of {count} micro-batches, not once"
-        )
+        buffer = by_name[updating[0]].attributes[UPDATES_STATE]
+        parts.append(f"{_first(updating)}: {buffer} is updated by each of {count} micro-batches, not once")
     return "; ".join(parts)
 
 
@@ -161,10 +178,12 @@ def require_micro_batches(decision: Decision, graph: Graph) -> None:
     if wide and count > 1:
         raise UnsupportedModelError(
             f"the loss needs all samples of a step at once, and the plan has {count} micro-batches",
-            [f"layer {wide[0]} joins samples: the losses of parts do not make up that of the batch"],
+            [joined_text(graph)],
             [
                 f"plan again with --micro-batch {decision.global_batch}",
-                "a loss that is a mean, a sum or a masked mean over samples",
+                "samples first where dims are merged, in targets alike: y.transpose(0, 1).flatten(0, 1)"
+                if merging_layer(graph)
+                else "a loss that is a mean, a sum or a masked mean over samples",
             ],
         )
 

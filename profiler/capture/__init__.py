@@ -19,6 +19,7 @@ Modules:
     operators             Names of operators of one kind each; names of layers, by the user's modules
     refusals              What ``torch.export`` could not take of a model: the line of the user's code, and what to
                           write there instead
+    rows                  How many rows of each tensor of a batch belong to a sample, where that is more than one
     sample_independence   Which layers of a captured graph keep samples apart: what lets a batch be cut
     sizes                 Sizes that vary: what the symbols in exported shapes stand for, and which sizes turn out to be
                           fixed

@@ -45,7 +45,7 @@ from profiler.capture.verify_capture import (
     evaluation_fault,
     require_same_loss,
 )
-from profiler.source.model import LoadedModel
+from profiler.source.model import LoadedModel, as_captured
 from profiler.source.module_kinds import require_plain_modules, require_values
 from runtime.captured import CapturedModule, attribute
 
@@ -80,7 +80,7 @@ Judge = Callable[[TracedModel, "tuple[OperatorGroup, ...]", LoadedModel], "tuple
 def capture_for(
     model: LoadedModel, device: torch.device, rules: Rules = NO_RULES, *, whole: bool = True
 ) -> tuple[LoadedModel, CapturedModule]:
-    """The model and its graph, to be run on ``device``.
+    """The model, which knows then how many rows a sample has in each tensor, and its graph, to be run on ``device``.
 
     It is captured on the processor, so that its graph is the same wherever it is measured or trained; under autocast
     alone where it runs, since which operators cast differs from device to device, and dtypes are in the graph.
@@ -94,13 +94,11 @@ def capture_for(
     Raises:
         UnsupportedModelError: the model cannot be captured.
     """
-    if device.type == "cpu":
-        return model, capture(model, rules)
-    if model.autocast is not None:
+    if device.type != "cpu" and model.autocast is not None:
         model = placed(model, device)
-        return model, capture(model, rules)
     captured = capture(model, rules)
-    if not whole:
+    model = as_captured(model, captured.graph.inputs, captured.graph.samples)
+    if device.type == "cpu" or model.autocast is not None or not whole:
         return model, captured
     captured = replace(captured, graph_module=on_device(captured.graph_module, device))
     move(tensors_of(captured.graph_module), device)  # constants, too, which the module may not list
@@ -120,6 +118,7 @@ def capture_unchecked(model: LoadedModel, rules: Rules, judge: Judge) -> Capture
     require_plain_modules(model.owners)
     rules = replace(rules, elementwise=rules.elementwise | model.elementwise)
     traced = trace(model)
+    model = replace(model, rows=traced.rows)
     if model.autocast is not None:
         correct_dtypes(traced, model)
     layer_groups = groups(traced, rules)
@@ -128,6 +127,7 @@ def capture_unchecked(model: LoadedModel, rules: Rules, judge: Judge) -> Capture
 
 def _captured(model: LoadedModel, rules: Rules) -> CapturedModule:
     traced, idle, key = _verified(model, rules)
+    model = replace(model, rows=traced.rows)
     findings = kept(key)
     traced = replace(traced, parameters={n: p for n, p in traced.parameters.items() if n not in idle})
     evaluation = evaluation_fault(traced, model) if findings is None else findings.evaluation
@@ -149,6 +149,7 @@ def _verified(model: LoadedModel, rules: Rules) -> tuple[TracedModel, Set[str], 
             traced = next(candidates, None)
         if traced is None:
             raise failure or AssertionError("a model has a trace, or a refusal")
+        model = replace(model, rows=traced.rows)
         key = key_of(traced, model, rules)
         try:
             findings = kept(key)

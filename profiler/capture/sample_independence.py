@@ -11,7 +11,7 @@ one piece.  Such a value may be computed from any share of the samples, but a sh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -157,15 +157,19 @@ def _keeps_rows(node: fx.Node, run: _GraphRun) -> bool:
 
 def _samples(traced: TracedModel, model: LoadedModel) -> list[_GraphRun]:
     """Two samples together, and each alone."""
+    rows = dict(zip(traced.inputs, model.fed_rows, strict=True))
     example = example_of(traced.inputs, model, max(_PAIR, model.samples))
-    both = _distinct(example_of(traced.inputs, model, _PAIR), example, model)
-    values = {node.target: node.meta["val"] for node in traced.module.graph.nodes if traced.is_input(node)}
-    cut = {name for name, value in values.items() if value.ndim and traced.symbols.per_sample(value.shape[0]) == 1}
+    both = _distinct(example_of(traced.inputs, model, _PAIR), example, rows, model)
     runs = [_GraphRun(traced, _PAIR, both)]
     for sample in range(_PAIR):
-        alone = {name: t[sample : sample + 1] if name in cut else t for name, t in both.items()}
+        alone = {name: _sample(each, rows[name], sample) if rows[name] else each for name, each in both.items()}
         runs.append(_GraphRun(traced, 1, alone))
     return runs
+
+
+def _sample(tensor: Tensor, rows: int, number: int) -> Tensor:
+    """One sample of a tensor of which each has so many rows."""
+    return tensor[number * rows : (number + 1) * rows]
 
 
 def _pieces(traced: TracedModel, model: LoadedModel, preparation: SeparatePreparation) -> list[_GraphRun]:
@@ -327,19 +331,24 @@ class _GraphRun(loss_reduction.Executed):
                 del self.values[argument]
 
 
-def _distinct(pair: Mapping[str, Tensor], example: Mapping[str, Tensor], model: LoadedModel) -> dict[str, Tensor]:
+def _distinct(
+    pair: Mapping[str, Tensor], example: Mapping[str, Tensor], rows: Mapping[str, int], model: LoadedModel
+) -> dict[str, Tensor]:
     """The pair of samples, but with numbers that tell them apart where these are alike, as two labels may be.
 
     Integers that are all zero become ones where the module takes those: they may number the only class.
     """
     result = dict(pair)
     for name, tensor in pair.items():
-        if not tensor.ndim or tensor.shape[0] != _PAIR or not torch.equal(tensor[0], tensor[1]):
+        if not rows[name]:
             continue
-        other = _unlike(tensor[0], example[name])
-        result[name] = torch.stack((tensor[0], other))
-        if torch.equal(tensor[0], other):
-            tried = {**result, name: torch.stack((tensor[0], torch.ones_like(other)))}
+        first, second = tensor.split(rows[name])  # type: ignore[no-untyped-call]  # torch does not type it
+        if not torch.equal(first, second):
+            continue
+        other = _unlike(first, example[name].split(rows[name]))  # type: ignore[no-untyped-call]  # as above
+        result[name] = torch.cat((first, other))
+        if torch.equal(first, other):
+            tried = {**result, name: torch.cat((first, torch.ones_like(other)))}
             result = tried if _runs(model, tried) else result
     return result
 
@@ -352,7 +361,7 @@ def _runs(model: LoadedModel, tensors: Mapping[str, Tensor]) -> bool:
     return True
 
 
-def _unlike(sample: Tensor, samples: Tensor) -> Tensor:
+def _unlike(sample: Tensor, samples: Sequence[Tensor]) -> Tensor:
     """Other numbers; of integers those of another sample, or ones that are no larger: they may number classes."""
     if sample.is_floating_point() or sample.is_complex():
         return sample * 0.75 if bool(sample.any()) else torch.full_like(sample, 0.25)

@@ -13,7 +13,7 @@ matter: they look at the shapes again whenever they run.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -280,6 +280,12 @@ def conditions(names: Mapping[Any, str], same: Mapping[Any, Any], inputs: Mappin
         if condition.free_symbols & names.keys() and (_is_by_user(guard) or is_limit):  # of an extent
             required[condition] = None
     return tuple(required)
+
+
+def guards_of(values: Iterable[Tensor]) -> tuple[Any, ...]:
+    """What was asked of the sizes in a graph of which these are values, as sympy's expressions of their symbols."""
+    environment = next(filter(None, map(_environment, values)), None)
+    return () if environment is None else tuple(guard.expr for guard in environment.guards)
 
 
 def _environment(value: Tensor) -> Any | None:

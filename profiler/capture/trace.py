@@ -14,7 +14,7 @@ import logging
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -52,6 +52,7 @@ from profiler.capture.functional import (
 )
 from profiler.capture.operators import name_read, node_argument, place
 from profiler.capture.refusals import chooses_by_data, refusal_of, refusal_of_sites, takes_sizes_for_numbers
+from profiler.capture.rows import rows_of_samples
 from profiler.capture.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeNodes, Symbols, read_symbols, require
 from profiler.capture.user_module import (
     StateChanges,
@@ -84,6 +85,7 @@ class TracedModel:
         parameters: trained parameters by the user's names, each once; the tensors of the user's module.
         varying: the places of each further size that varies, by its placeholder.
         refusal: why the module's code was read instead of run (``torch.export`` with ``strict``); None: it was run.
+        rows: of a sample in its inputs, as of :class:`profiler.source.model.LoadedModel`.
         fixed: of one that is not polymorphic, where the user's code fixes the number of samples, if that is known.
         outputs: the node of each tensor of the module's output, by name and in their order; empty where the loss does
             not depend on it.
@@ -98,6 +100,7 @@ class TracedModel:
     refusal: UnsupportedModelError | None = None
     outputs: Mapping[str, str] = field(default_factory=dict)
     fixed: str = ""
+    rows: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def sizes(self) -> dict[str, tuple[str, int]]:
@@ -189,17 +192,8 @@ def traces(model: LoadedModel) -> Iterator[TracedModel]:
             to vary cannot.
     """
     refuse_hooks(model.module)
-    samples = max(2, model.samples)
-    tensors = _distinct(_repeated(tensor, model.samples, samples) for tensor in (*model.inputs, *model.targets))
-    wrapper = _WithLoss(model)
-    varying = _varying(model)
-    whole = frozenset() if model.clouds is None else model.clouds.inputs_of(model.clouds.preparation.without_samples)
-    names = model.names
-    dim = torch.export.Dim("samples")
-    by_samples = tuple(
-        {**({0: dim} if tensor.ndim and tensor.shape[0] == samples and name not in whole else {}), **dims}
-        for name, tensor, dims in zip(names, tensors, varying, strict=True)
-    )
+    samples, wrapper, varying = max(2, model.samples), _WithLoss(model), _varying(model)
+    tensors, by_samples = _example(model), _by_samples(model)
     fixed = (varying,) if model.varying else None
     lines: list[str] = []
     try:
@@ -210,9 +204,13 @@ def traces(model: LoadedModel) -> Iterator[TracedModel]:
     else:
         yield by_any_number
         return
-    read = _by_bytecode(model, wrapper, tensors, ((by_samples,),)) if reads_a_number else None
-    if read is not None and read.is_polymorphic:
-        yield replace(read, refusal=UnsupportedModelError("the model fixes the number of samples", [line]))
+    of_several_rows = _of_several_rows(model, wrapper)
+    if of_several_rows is not None:
+        yield of_several_rows
+    elif reads_a_number:
+        read = _by_bytecode(model, wrapper, tensors, ((by_samples,),)) or _of_several_rows(model, wrapper, strict=True)
+        if read is not None and read.is_polymorphic:
+            yield replace(read, refusal=UnsupportedModelError("the model fixes the number of samples", [line]))
     try:
         yield replace(_clean(model, _export(model, wrapper, tensors, fixed), samples), fixed=line)
         return
@@ -226,6 +224,62 @@ def traces(model: LoadedModel) -> Iterator[TracedModel]:
         if read is None:
             raise refusal from error
         yield replace(read, refusal=refusal)
+
+
+def _example(model: LoadedModel) -> tuple[Tensor, ...]:
+    """What it is traced with: the example; one sample is repeated to two."""
+    pairs = zip((*model.inputs, *model.targets), _rows(model), strict=True)
+    is_one = model.samples == 1
+    return _distinct(torch.cat([tensor, tensor]) if rows and is_one else tensor for tensor, rows in pairs)
+
+
+def _rows(model: LoadedModel) -> tuple[int, ...]:
+    """Rows that a sample has in each input and target; 0: it has no samples."""
+    if model.clouds is None:
+        return model.fed_rows
+    samples, whole = model.samples, model.clouds.inputs_of(model.clouds.preparation.without_samples)
+    named = zip(model.names, (*model.inputs, *model.targets), strict=True)
+    return tuple(int(tensor.ndim > 0 and len(tensor) == samples and name not in whole) for name, tensor in named)
+
+
+def _by_samples(model: LoadedModel) -> tuple[dict[int, Any], ...]:
+    """The dims that vary, as torch.export is told: those of samples are multiples of one symbol."""
+    dim = torch.export.Dim("samples")
+    of_samples = ({0: dim if rows == 1 else rows * dim} if rows else {} for rows in _rows(model))
+    return tuple({**own, **others} for own, others in zip(of_samples, _varying(model), strict=True))
+
+
+def _of_several_rows(model: LoadedModel, wrapper: nn.Module, *, strict: bool = False) -> TracedModel | None:
+    """The graph for any number of samples, where these have several rows in some tensor; None: there is none."""
+    try:
+        with _quiet():
+            model = _with_rows(model, wrapper, strict=strict)
+            if not model.rows:
+                return None
+            exported = _export(model, wrapper, _example(model), (_by_samples(model),), strict=strict)
+            return _clean(model, exported, max(2, model.samples))
+    except Exception as error:  # noqa: BLE001 - the first refusal is told, which knows the user's line
+        _log.debug("torch.export, for samples of several rows: %s", error)
+        return None
+
+
+def _with_rows(model: LoadedModel, wrapper: nn.Module, *, strict: bool) -> LoadedModel:
+    """``model``, which knows how many rows a sample has in each tensor, if it is more than one in some."""
+    if model.clouds is not None or not model.inputs[0].ndim:
+        return model
+    as_one = replace(model, rows={name: len(tensor) for name, tensor in model.tensors.items() if tensor.ndim})
+    if model.samples == 1:
+        model = as_one
+    tensors = dict(zip(model.names, _example(model), strict=True))
+    of_any_length = ({0: torch.export.Dim.AUTO} if tensor.ndim else {} for tensor in tensors.values())
+    shapes = tuple({**own, **others} for own, others in zip(of_any_length, _varying(model), strict=True))
+    exported = _export(model, wrapper, tuple(tensors.values()), (shapes,), strict=strict).module()
+    placeholders = (node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder")
+    lengths = {name: len(tensor) for name, tensor in tensors.items() if tensor.ndim}
+    by_rows = replace(model, rows=rows_of_samples(lengths, dict(zip(model.names, placeholders, strict=True))))
+    if by_rows.rows and by_rows.samples == 1 < model.samples:
+        return _with_rows(as_one, wrapper, strict=strict)  # doubled, as torch.export takes 1 for a constant
+    return by_rows
 
 
 def _distinct(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
@@ -242,23 +296,25 @@ def _by_bytecode(
 ) -> TracedModel | None:
     """What ``torch.export`` makes of the module's code without running it, which may read values: numpy, prints."""
     for shapes in several:
-        torchs = logging.getLogger("torch._guards")
-        level = torchs.level
-        torchs.setLevel(logging.CRITICAL)  # it prints pages on what is tried here
         try:
-            exported = _export(model, wrapper, tensors, shapes, strict=True)
-            return _clean(model, exported, max(2, model.samples))
+            with _quiet():
+                exported = _export(model, wrapper, tensors, shapes, strict=True)
+                return _clean(model, exported, max(2, model.samples))
         except Exception as error:  # noqa: BLE001 - the first refusal is told, which knows the user's line
             _log.debug("torch.export, strict: %s", error)
-        finally:
-            torchs.setLevel(level)
     return None
 
 
-def _repeated(tensor: Tensor, samples: int, wanted: int) -> Tensor:
-    if samples == wanted or not tensor.ndim or tensor.shape[0] != samples:
-        return tensor
-    return torch.cat([tensor] * wanted)
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the pages that torch prints on what is only tried."""
+    torchs = logging.getLogger("torch._guards")
+    level = torchs.level
+    torchs.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        torchs.setLevel(level)
 
 
 def _varying(model: LoadedModel) -> tuple[dict[int, Any], ...]:
@@ -319,7 +375,7 @@ def _clean(model: LoadedModel, program: ExportedProgram, samples: int) -> Traced
     parameters = {name: value for name, value in attributes.items() if is_trained(value)}
     there = {node.name for node in module.graph.nodes}
     kept = {name: node.name if node.name in there else "" for name, node in found_outputs.items()}
-    return TracedModel(module, names, samples, symbols, parameters, model.varying, outputs=kept)
+    return TracedModel(module, names, samples, symbols, parameters, model.varying, outputs=kept, rows=model.rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,9 +101,8 @@ def _rest(traced: TracedModel, model: LoadedModel, samples: int) -> dict[str, Te
     if model.clouds is not None:
         return example_of(traced.inputs, model, samples)
     tensors = example_of(traced.inputs, model, max(samples, model.samples))
-    return {
-        name: each[-samples:] if each.ndim and len(each) == model.samples else each for name, each in tensors.items()
-    }
+    rows = dict(zip(traced.inputs, model.fed_rows, strict=True))
+    return {name: each[-samples * rows[name] :] if rows[name] else each for name, each in tensors.items()}
 
 
 def _changed(tensor: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from cuda_ops.dense.recurrent import autocast
 from planner.ir.errors import FactoryError
-from planner.ir.graph import LOSS_PREFIX, SAMPLE
+from planner.ir.graph import LOSS_PREFIX, SAMPLE, TensorSpec
 from profiler.source.structure import BatchStructure
 
 if TYPE_CHECKING:
@@ -35,13 +35,26 @@ def example_of(names: Iterable[str], model: LoadedModel, samples: int) -> dict[s
 def fed_example(model: LoadedModel, samples: int) -> tuple[Tensor, ...]:
     """The same as a step is given it: of a sparse network its clouds."""
     inputs, targets = model.fed
-    result = []
-    for tensor in (*inputs, *targets):
-        if tensor.ndim and tensor.shape[0] == model.samples:
-            repeats = -(-samples // model.samples)
-            tensor = (torch.cat([tensor] * repeats) if repeats > 1 else tensor)[:samples]
-        result.append(tensor)
-    return tuple(result)
+    return tuple(
+        _of_samples(tensor, rows, samples) for tensor, rows in zip((*inputs, *targets), model.fed_rows, strict=True)
+    )
+
+
+def _of_samples(tensor: Tensor, rows: int, samples: int) -> Tensor:
+    """``tensor``, of which a sample has so many rows, cut or repeated; whole where it has no samples."""
+    if not rows:
+        return tensor
+    wanted = samples * rows
+    repeats = -(-wanted // len(tensor))
+    return (torch.cat([tensor] * repeats) if repeats > 1 else tensor)[:wanted]
+
+
+def as_captured(model: LoadedModel, inputs: Mapping[str, TensorSpec], samples: int) -> LoadedModel:
+    """``model``, which knows how many rows of its tensors a sample has, as its capture for so many samples says."""
+    if model.clouds is not None:
+        return model
+    lengths = {name: spec.shape[0] for name, spec in inputs.items() if spec.dims[:1] == (SAMPLE,)}
+    return replace(model, rows={name: length // samples for name, length in lengths.items()})
 
 
 def owners(module: nn.Module, loss_fn: Any) -> dict[str, nn.Module]:
@@ -212,6 +225,9 @@ class LoadedModel:
         casts: the dtypes that the module was cast from, and to; tensors of its example and of batches go with it, and
             those of other dtypes stay what they are.
         origin: what it was loaded of, as a fingerprint; empty: it is not known.
+        rows: rows along dim 0 that a sample has in each tensor of the example that holds samples: 12 of targets of
+            [samples x 12 tokens], each sample's one after another.  Empty, as long as no capture has found it: 1 in
+            each tensor that is as long as the first input.
     """
 
     module: nn.Module
@@ -226,6 +242,7 @@ class LoadedModel:
     sizes: Mapping[str, int] = field(default_factory=dict)
     casts: Casts = field(default_factory=dict)
     origin: str = ""
+    rows: Mapping[str, int] = field(default_factory=dict)
 
     def cast(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Of the module's former dtypes to its own."""
@@ -313,7 +330,14 @@ class LoadedModel:
     @property
     def samples(self) -> int:
         """Number of samples of the example."""
-        return self.inputs[0].shape[0] if self.inputs[0].ndim else 1
+        return self.inputs[0].shape[0] // self.rows.get(self.names[0], 1) if self.inputs[0].ndim else 1
+
+    @property
+    def fed_rows(self) -> tuple[int, ...]:
+        """Rows that a sample has in each tensor of :attr:`fed`; 0: it has no samples."""
+        if self.rows:
+            return tuple(self.rows.get(name, 0) for name in self.names)
+        return tuple(int(each.ndim > 0 and len(each) == self.samples) for tensors in self.fed for each in tensors)
 
 
 @dataclass(frozen=True, slots=True)

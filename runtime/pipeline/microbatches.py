@@ -14,7 +14,7 @@ while the rank starts the kernels of the micro-batch before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -136,6 +136,15 @@ class InputSpecs:
             self.require_in_range(name, tensor)
         return self._of(by_rows)
 
+    def samples(self, tensors: Iterable[tuple[str, Tensor]]) -> int:
+        """How many there are, by the first of the tensors of these inputs that has some."""
+        for name, tensor in tensors:
+            spec = self.specs[name]
+            if spec.has_samples and tensor.ndim == len(spec.shape):
+                dim = spec.dims.index(SAMPLE)
+                return tensor.shape[dim] * self.captured // spec.shape[dim]
+        return self.captured
+
     def require_in_range(self, name: str, tensor: Tensor) -> None:
         """Raises :class:`UsageError` where an input on the host holds a class or row that there is not."""
         for each in self.ranges.get(name, ()) if tensor.device.type == "cpu" else ():
@@ -152,6 +161,10 @@ class InputSpecs:
         dim = spec.dims.index(SAMPLE)
         each = spec.shape[dim] // self.captured
         return tensor.narrow(dim, start * each, count * each)
+
+    def part(self, tensors: Sequence[Tensor], start: int, count: int) -> tuple[Tensor, ...]:
+        """The same of the inputs that ``tensors`` are, in order."""
+        return tuple(self.narrow(tensor, name, start, count) for name, tensor in zip(self.specs, tensors, strict=True))
 
     def split(self, tensor: Tensor, name: str, rows: Sequence[int]) -> tuple[Tensor, ...]:
         """The input ``name`` in parts of so many samples; each part whole if it has no samples."""

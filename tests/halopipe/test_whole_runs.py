@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from torch import nn, randint, randn
+import torch
+from torch import Tensor, nn, randint, randn
 
 from cuda_ops.memory import available
 from halopipe.launch.run import run_plan
@@ -16,7 +17,10 @@ from planner.ir.plan import RankPrediction
 from planner.ir.problem import Problem
 from planner.ir.profile import Measurement, ModelSource
 from planner.solvers import solver
+from profiler.source.source import load_model
 from tests.halopipe.plans import RESNET, plan_of, profiled
+from tests.runtime.training import sharded
+from tests.zoo import NETWORKS, merged
 
 
 def resnet50(*depths: int) -> ModelSource:
@@ -87,6 +91,56 @@ def test_a_rank_keeps_nothing_of_what_others_train() -> None:
     assert free is not None
     of_others = 4 * 512 * 1024
     assert free.peak_bytes[0] > of_others > 4 * free.peak_bytes[1]
+
+
+def listed(global_batch: int, seed: int) -> list[tuple[Tensor, Tensor]]:
+    """Batches of sentences, with a list of all their words as targets; the last of fewer sentences."""
+    generator = torch.Generator().manual_seed(seed)
+    batches = []
+    for sentences in (global_batch, global_batch, global_batch - 2):
+        ids = torch.randint(merged.WORDS, (sentences, merged.TOKENS), generator=generator)
+        targets = torch.randint(merged.WORDS, (ids.numel(),), generator=generator)
+        ignored = torch.rand(targets.shape, generator=generator) < 0.3
+        batches.append((ids, torch.where(ignored, -100, targets)))
+    return batches
+
+
+class Told:
+    """A metric that adds up what it is told."""
+
+    def __init__(self) -> None:
+        self.sums = {"words": 0, "predictions": 0.0}
+
+    def update(self, prediction: Tensor, target: Tensor) -> None:
+        """Of a micro-batch."""
+        assert len(prediction) == len(target)
+        self.sums["words"] += len(target)
+        self.sums["predictions"] += (prediction[:, 0] * target).sum().item()
+
+    def compute(self) -> dict[str, float]:
+        """The sums."""
+        return self.sums
+
+
+def test_targets_that_are_one_list_of_words_are_trained_on_and_evaluated_by_sentences() -> None:
+    source = NETWORKS["merged:language_model"].source
+    plan = plan_of(source, [], (4, 3), ranks=[(0, 1)], shares=[(1, 1)])
+    plan = replace(plan, decision=sharded(plan.decision, 3))
+    names = {"data": f"{__name__}:listed", "eval_data": f"{__name__}:listed", "eval_metric": f"{__name__}:Told"}
+    result = run_plan(plan, RunOptions(steps=3, warmup=1, check_numerics=True, optimizer="SGD:lr=0", **names))
+    assert result is not None
+    assert result.numerics is not None
+    assert max(compared.error for compared in result.numerics.worst.values()) < 1e-10
+    model, batches = load_model(source), listed(7, 0)
+    with torch.no_grad():
+        losses = [model.loss((ids,), (targets,)).item() for ids, targets in batches]
+        told = Told()
+        for ids, targets in batches:
+            told.update(model.module(ids), targets)
+    assert result.losses == pytest.approx(losses, abs=1e-10)
+    score = result.scores[-1]
+    assert score.metrics == pytest.approx(told.sums, abs=1e-8)
+    assert score.num_samples == 7 + 7 + 5
 
 
 TIMES = "forward_s", "backward_s", "backward_input_s", "backward_weight_s"

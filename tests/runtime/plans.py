@@ -132,8 +132,8 @@ def batch_of(model: LoadedModel, rows: int, step: int) -> tuple[tuple[Tensor, ..
     index = (torch.arange(rows) + step) % model.samples
     generator = torch.Generator().manual_seed(step)
 
-    def pick(tensor: Tensor) -> Tensor:
-        rows_of = tensor[index]
+    def pick(tensor: Tensor, rows_of_sample: int) -> Tensor:
+        rows_of = tensor.unflatten(0, (-1, rows_of_sample or 1))[index].flatten(0, 1)
         return (
             rows_of + torch.randn(rows_of.shape, generator=generator, dtype=rows_of.dtype) * 0.1
             if (rows_of.is_floating_point())
@@ -141,7 +141,8 @@ def batch_of(model: LoadedModel, rows: int, step: int) -> tuple[tuple[Tensor, ..
         )
 
     inputs, targets = model.fed
-    return tuple(map(pick, inputs)), tuple(map(pick, targets))
+    picked = tuple(map(pick, (*inputs, *targets), model.fed_rows))
+    return picked[: len(inputs)], picked[len(inputs) :]
 
 
 def train_serially(model: LoadedModel, micro_batches: tuple[int, ...], steps: int = 3) -> Trained:

@@ -29,7 +29,7 @@ from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource, Optimizer, Profile, Provenance
 from planner.layers.sized import SPACE
 from profiler.capture.graph import capture
-from profiler.source.model import LoadedModel
+from profiler.source.model import LoadedModel, as_captured
 from profiler.source.parts import cast_module
 from profiler.source.source import load_model
 from runtime.captured import CapturedModule
@@ -92,6 +92,7 @@ def judge(entry: Entry, plans: Sequence[str] = PLANS) -> list[Verdict]:
         before = {} if _is_lazy(model) else _snapshot(model)
         random_state = torch.get_rng_state()
         captured = capture(model)
+        model = as_captured(model, captured.graph.inputs, captured.graph.samples)
         changed = [*_differences("", _snapshot(model), before)]
         if not torch.equal(random_state, torch.get_rng_state()):
             changed.append("the state of torch's generator")
@@ -270,9 +271,10 @@ def alone(
         total, first, rows = 0.0, 0, sum(micro_batches)
         for microbatch, count in enumerate(micro_batches):
             draw.at(MicrobatchShard(microbatch, count, 0, count))
-            here, there = (_rows(tensors, first, count, rows) for tensors in (inputs, targets))
+            cut = _rows((*inputs, *targets), model.fed_rows, first, count)
+            here, there = cut[: len(inputs)], cut[len(inputs) :]
             with _draws(entry, captured, draw):
-                loss = loss_fn(model.call.output(module, tuple(here)), model.call.aims(tuple(there)))
+                loss = loss_fn(model.call.output(module, here), model.call.aims(there))
             loss = sum(loss.values() if isinstance(loss, dict) else loss) if isinstance(loss, (dict, tuple)) else loss
             (loss * count / rows).backward()
             total += loss.item() * count / rows
@@ -302,8 +304,10 @@ def _state(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def _rows(tensors: tuple[Tensor, ...], first: int, count: int, total: int) -> tuple[Tensor, ...]:
-    return tuple(each[first : first + count] if each.ndim and len(each) == total else each for each in tensors)
+def _rows(tensors: tuple[Tensor, ...], rows: tuple[int, ...], first: int, count: int) -> tuple[Tensor, ...]:
+    """Samples ``first`` to ``first + count`` of tensors of which a sample has so many rows; 0: all have the tensor."""
+    pairs = zip(tensors, rows, strict=True)
+    return tuple(each[first * rows : (first + count) * rows] if rows else each for each, rows in pairs)
 
 
 def batch_of(model: LoadedModel, rows: int, step: int) -> Batch:
@@ -311,16 +315,17 @@ def batch_of(model: LoadedModel, rows: int, step: int) -> Batch:
     generator = torch.Generator().manual_seed(step)
     order = torch.randperm(rows, generator=generator) % model.samples
 
-    def pick(tensor: Tensor) -> Tensor:
-        if not tensor.ndim or len(tensor) != model.samples:
+    def pick(tensor: Tensor, rows: int) -> Tensor:
+        if not rows:
             return tensor
-        picked = tensor[order]
+        picked = tensor.unflatten(0, (-1, rows))[order].flatten(0, 1)
         if not picked.is_floating_point():
             return picked
         return picked + 0.1 * torch.randn(picked.shape, generator=generator, dtype=picked.dtype)
 
     inputs, targets = model.fed
-    return tuple(map(pick, inputs)), tuple(map(pick, targets))
+    picked = tuple(map(pick, (*inputs, *targets), model.fed_rows))
+    return picked[: len(inputs)], picked[len(inputs) :]
 
 
 def _compared(found: Trained, expected: Trained, tolerance: float) -> Iterator[str]:

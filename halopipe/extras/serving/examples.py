@@ -16,9 +16,8 @@ from torch import Tensor
 
 from halopipe.launch.parallelize import Parallel
 from planner.ir.errors import FactoryError, NumericsError, UsageError
-from planner.ir.graph import SAMPLE
 from profiler.capture.user_module import evaluating, untouched
-from profiler.source.model import LoadedModel, fed_example, load_state
+from profiler.source.model import LoadedModel, as_captured, fed_example, load_state
 from profiler.source.structure import BatchStructure, Nest, leaves
 from runtime.numerics.compare import tolerance_of
 from runtime.pipeline.microbatches import InputSpecs, filled
@@ -59,6 +58,7 @@ class ServedExample:
             dtype: of the plan; of autocast, where it has one.
             evaluated: whether the module is in evaluation mode.
         """
+        model = as_captured(model, specs.specs, specs.captured)
         rows = fixed or min(model.samples, sum(planned))
         tensors = fed_example(model, rows)
         inputs = tensors[: len(model.inputs)]
@@ -137,16 +137,6 @@ def request(structure: BatchStructure, tensors: Mapping[str, Tensor]) -> tuple[A
     if structure.targets is None or not aims or len(aims) < len(names) - num_inputs:
         return inputs, None
     return inputs, structure.targets.filled(aims)
-
-
-def rows_of(specs: InputSpecs, names: Sequence[str], tensors: Sequence[Tensor]) -> int:
-    """Samples of a request, by the first of its tensors that has some."""
-    for name, tensor in zip(names, tensors, strict=False):
-        spec = specs.specs[name]
-        if spec.has_samples and tensor.ndim == len(spec.shape):
-            dim = spec.dims.index(SAMPLE)
-            return tensor.shape[dim] * specs.captured // spec.shape[dim]
-    return specs.captured
 
 
 def shape_of(specs: InputSpecs, name: str, rows: int) -> tuple[int, ...]:

@@ -333,9 +333,9 @@ class Serving:
             examples.cast(tensor, name, getattr(torch, specs.specs[name].dtype))
             for name, tensor in zip(names, (*values, *aims), strict=False)
         ]
+        samples = specs.samples(zip(names, tensors, strict=False))
         missing = [
-            torch.empty(examples.shape_of(specs, name, examples.rows_of(specs, names, tensors)), device="meta")
-            for name in names[len(tensors) :]
+            torch.empty(examples.shape_of(specs, name, samples), device="meta") for name in names[len(tensors) :]
         ]
         rows = specs.rows([*tensors, *missing])
         shares = filled(rows, self._stream_spec.planned)
@@ -351,7 +351,7 @@ class Serving:
     def _send(self, tensors: Sequence[Tensor | None], *, is_probe: bool) -> Future[RequestAnswer]:
         specs = self._stream_spec.inputs
         names = list(specs.specs)
-        rows = examples.rows_of(specs, names, [each for each in tensors if each is not None])
+        rows = specs.samples((name, each) for name, each in zip(names, tensors, strict=True) if each is not None)
         shapes = [
             examples.shape_of(specs, name, rows) if tensor is None else tuple(tensor.shape)
             for name, tensor in zip(names, tensors, strict=True)

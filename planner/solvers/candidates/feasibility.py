@@ -42,6 +42,8 @@ from planner.layers import (
     batch_wide_layers,
     check_samples_apart,
     fixes_samples,
+    joined_text,
+    merging_layer,
     normalises_values_of_samples,
 )
 from planner.layers.recomputed import attention_cores
@@ -201,7 +203,7 @@ def _whole_batch(problem: Problem, covered: int) -> tuple[int, ...]:
     raise InfeasibleError(
         "the loss needs all samples of a step at once",
         [
-            f"layer {wide[0]} joins samples: its parts are not the loss",
+            joined_text(problem.profile.graph),
             f"a global batch of {batch} samples, {why}",
         ],
         [
@@ -291,13 +293,19 @@ def mixing_layers(graph: Graph) -> frozenset[str]:
 
 
 def mixing_text(graph: Graph) -> str:
-    """How many layers mix samples, with an example, or which one keeps what it sees of them; empty if none does."""
+    """How many layers mix samples, with the first, or which one keeps what it sees of them; empty if none does."""
     mixing = mixing_layers(graph)
     why = next((why for rule, why in rules_of_state(graph).items() if rule.what == REPLICAS), "")
     if why and mixing <= {layer.name for layer in graph.layers if KEEPS_SAMPLES in layer.attributes}:
         return why
+    if not mixing:
+        return ""
+    if fixes_samples(graph):
+        return f"the model takes {graph.samples} samples at a time, no other number"
+    first = check_samples_apart(graph)[0]
     count = f"{len(mixing)} layers mix" if len(mixing) > 1 else "1 layer mixes"
-    return f"{count} samples, such as {min(mixing)}" if mixing else ""
+    how = ", which merges them with another dim that comes first" if first == merging_layer(graph) else ""
+    return f"{count} samples, such as {first}{how}"
 
 
 def require_divisible(graph: Graph) -> None:

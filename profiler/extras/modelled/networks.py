@@ -24,7 +24,7 @@ from profiler.capture.kinds import NO_RULES
 from profiler.capture.sizes import NUM_SAMPLES
 from profiler.capture.user_module import refuse_hooks
 from profiler.extras.modelled.dependence import dependence_of_operators
-from profiler.source.model import LoadedModel
+from profiler.source.model import LoadedModel, as_captured
 from profiler.source.source import load_model
 from runtime.captured import CapturedModule
 
@@ -60,6 +60,7 @@ def fake_network(source: ModelSource) -> FakeNetwork:
         mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
         model = _faked(model, mode)
         captured = capture_unchecked(model, NO_RULES, dependence_of_operators)
+        model = as_captured(model, captured.graph.inputs, captured.graph.samples)
         return FakeNetwork(model, _without_idle(captured, model, mode), mode)
 
 

@@ -16,6 +16,7 @@ from planner.ir.errors import InfeasibleError
 from planner.ir.profile import ModelSource, Profile
 from planner.layers import batch_dependent_layers, statistics_text
 from planner.solvers import names
+from planner.solvers.candidates.feasibility import mixing_text
 from profiler.models.example import Example
 from profiler.source.source import load_model
 from tests.captures import capture
@@ -165,3 +166,36 @@ def test_a_teacher_that_every_micro_batch_moves_is_said_and_moves_once_a_step_wh
     assert text.endswith("teacher.bias is updated by each of 4 micro-batches, not once")
     whole = hp.plan(profile, batch_statistics="whole")
     assert (whole.decision.micro_batches, statistics_text(whole.decision, profile.graph)) == ((8,), "")
+
+
+def one_by_one(*, input_shape: tuple[int, ...] = (8, 6)) -> Example:
+    """A network for one number of samples alone, without a batch norm."""
+    torch.manual_seed(0)
+    return OneByOne(nn.Linear(6, 3)), (torch.randn(input_shape), torch.randn(input_shape[0], 3)), nn.functional.mse_loss
+
+
+class OneByOne(nn.Module):
+    """Goes over the samples in Python."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """A sample at a time."""
+        return torch.stack([self.layer(x[row]) for row in range(int(x.shape[0]))])
+
+
+def test_statistics_are_said_of_batch_norms_alone() -> None:
+    made = source(centred="true")
+    profile = profile_of(made, capture(load_model(made)).graph, 2)
+    decision = replace(hp.plan(profile).decision, micro_batches=(2,) * 4)
+    text = statistics_text(decision, profile.graph)
+    assert text.endswith("made of the samples of each of 4 micro-batches together, not of the whole batch of 8")
+    assert "statistics" not in text
+    fixed = ModelSource(f"{HERE}:one_by_one", {}, (8, 6))
+    profile = profile_of(fixed, capture(load_model(fixed)).graph, 2)
+    text = statistics_text(hp.plan(profile, global_batch=16).decision, profile.graph)
+    assert text.startswith("the model takes 8 samples at a time")
+    assert "statistics" not in text
+    assert mixing_text(profile.graph) == "the model takes 8 samples at a time, no other number"
