@@ -123,6 +123,11 @@ class Execution:
         return self._engine.is_updated
 
     @property
+    def has_updated(self) -> bool:
+        """The same, and it was not left out for what is not finite."""
+        return self._engine.has_updated
+
+    @property
     def looks_ahead(self) -> bool:
         """Whether what the next batch needs is prepared during a step, if that batch is known (:meth:`ahead`)."""
         return self._engine.looks_ahead
@@ -328,7 +333,7 @@ class Execution:
         """What the optimisers of all ranks keep, by names of parameters: copies, on every rank; all call this together.
 
         ``state`` and ``param_groups`` are as in ``torch.distributed.checkpoint``, with whole tensors; ``scheduler`` is
-        that of a schedule that the ranks step, ``num_steps`` how many were done.  With :meth:`state_dict` it is all
+        that of the schedules that were given, ``num_steps`` how many were done.  With :meth:`state_dict` it is all
         that training goes on from, under any plan of the model.  An optimiser object of the user's keeps the same then.
 
         Raises:
@@ -431,7 +436,7 @@ class Execution:
                 if reference.skipped
                 else report(compared, reference.dtype, witness=reference.witness, strict=False)
             )
-        if self.followed is not None and self._engine.has_updated:
+        if self.followed is not None and self.has_updated:
             self.followed.updated()
 
     def _forget_first(self) -> None:

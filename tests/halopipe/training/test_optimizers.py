@@ -213,7 +213,7 @@ def test_the_users_own_optimiser_trains_as_in_the_users_own_loop_and_goes_on_in_
         execution.optimizer_state_dict()
         module, followed = execution.module, execution.followed
         assert followed is not None
-        goes_on = one_device(lambda _: (followed.optimizer, followed.scheduler), 2, first=2, module=module)
+        goes_on = one_device(lambda _: (followed.optimizer, followed.schedules), 2, first=2, module=module)
         return losses, weights, goes_on[0]
 
     expected, _ = one_device(make, 4)
@@ -297,9 +297,6 @@ def test_what_a_script_does_to_its_optimiser_holds_and_what_cannot_is_refused() 
     hooked.register_step_pre_hook(lambda *_: None)
     with pytest.raises(UsageError, match="has hooks around its steps"):
         Followed(hooked)
-    plain = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
-    with pytest.raises(UsageError, match="ReduceLROnPlateau follows a metric"):
-        Followed(plain, lr_scheduler.ReduceLROnPlateau(plain))
 
 
 def test_a_schedule_of_the_users_own_waits_where_an_update_is_skipped() -> None:
