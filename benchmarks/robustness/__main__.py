@@ -172,7 +172,7 @@ def checker(quick: bool) -> Iterator[Row]:
     yield _none("mutations that end in an untyped error of the checker", len(found.raised), "mutations")
 
 
-SUBJECTS = ("optimizers", "schedules")
+SUBJECTS = ("optimizers", "schedules", "metrics")
 """Modules beside this one, each with ``habits()``."""
 
 

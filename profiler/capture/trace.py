@@ -14,7 +14,7 @@ import logging
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -38,7 +38,7 @@ from cuda_ops.dense.evaluation import is_random
 from cuda_ops.dense.packed import packed_as_padded
 from cuda_ops.dense.recurrent import recurrence_by_shape
 from cuda_ops.dense.running_statistics import averages_in_operators
-from planner.ir.errors import UnsupportedModelError
+from planner.ir.errors import FactoryError, UnsupportedModelError
 from planner.ir.graph import LOSS_PREFIX, is_sites
 from profiler.capture.by_sample import BagsOfRows, pick_by_sample
 from profiler.capture.functional import (
@@ -54,7 +54,7 @@ from profiler.capture.refusals import chooses_by_data, refusal_of, refusal_of_si
 from profiler.capture.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeNodes, Symbols, read_symbols, require
 from profiler.capture.user_module import StateChanges, kept_functions, refuse_hooks, users_line
 from profiler.source.model import LoadedModel
-from profiler.source.structure import named_tensors
+from profiler.source.structure import Nest, TensorSlot, named_tensors
 from runtime.captured import attribute
 
 _log = logging.getLogger(__name__)
@@ -80,6 +80,7 @@ class TracedModel:
         fixed: of one that is not polymorphic, where the user's code fixes the number of samples, if that is known.
         outputs: the node of each tensor of the module's output, by name and in their order; empty where the loss does
             not depend on it.
+        returned: what the module's output is made up of; None where it holds something else than tensors and constants.
     """
 
     module: fx.GraphModule
@@ -91,6 +92,7 @@ class TracedModel:
     refusal: UnsupportedModelError | None = None
     outputs: Mapping[str, str] = field(default_factory=dict)
     fixed: str = ""
+    returned: Nest | None = None
 
     @property
     def sizes(self) -> dict[str, tuple[str, int]]:
@@ -131,6 +133,18 @@ class TracedModel:
         return {**count, **sizes, **{name: tensors[name] for name in self.inputs}}
 
 
+class _Returned:
+    """What the module's output was made up of when it was called last."""
+
+    def __init__(self) -> None:
+        self.nest: Nest | None = None
+
+    def note(self, output: Any) -> None:
+        """Of an output with something else in it nothing is known."""
+        with suppress(FactoryError):
+            self.nest = Nest.of(output, "the output")[0]
+
+
 class _WithLoss(nn.Module):
     def __init__(self, model: LoadedModel) -> None:
         super().__init__()
@@ -139,7 +153,7 @@ class _WithLoss(nn.Module):
         self.loss = model.loss_fn
         self.call = model.call
         self.num_inputs = len(model.inputs)
-        self.has_outputs = model.clouds is None
+        self.returned = _Returned()
         if LOSS_PREFIX in model.owners:
             self.loss_fn = model.owners[LOSS_PREFIX]  # registered, so that its buffers have names
 
@@ -149,9 +163,10 @@ class _WithLoss(nn.Module):
         for part, own in buffers:
             _write_back(part, own)
         outputs: dict[str, Tensor] = {}
-        if self.has_outputs and not torch.compiler.is_dynamo_compiling():
+        if not torch.compiler.is_dynamo_compiling():
+            self.returned.note(output)
             outputs = dict(named_tensors(output))
-        elif self.has_outputs and isinstance(output, Tensor):  # of others it would read how they are named
+        elif isinstance(output, Tensor):  # of others it would read how they are named
             outputs = {"output": output}
         return self.loss(output, self.call.aims(tensors[self.num_inputs :])), outputs
 
@@ -197,7 +212,7 @@ def traces(model: LoadedModel) -> Iterator[TracedModel]:
     lines: list[str] = []
     try:
         with fixed_sizes(lambda: lines.append(users_line())):
-            by_any_number = _clean(model, _export(model, wrapper, tensors, (by_samples,)), samples)
+            by_any_number = _clean(model, wrapper, _export(model, wrapper, tensors, (by_samples,)), samples)
     except (*_REFUSALS, FixedSamplesError) as error:
         line, reads_a_number = next(iter(lines), ""), takes_sizes_for_numbers(error)
     else:
@@ -207,7 +222,7 @@ def traces(model: LoadedModel) -> Iterator[TracedModel]:
     if read is not None and read.is_polymorphic:
         yield replace(read, refusal=UnsupportedModelError("the model fixes the number of samples", [line]))
     try:
-        yield replace(_clean(model, _export(model, wrapper, tensors, fixed), samples), fixed=line)
+        yield replace(_clean(model, wrapper, _export(model, wrapper, tensors, fixed), samples), fixed=line)
         return
     except UnsupportedModelError:
         raise
@@ -231,7 +246,7 @@ def _distinct(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _by_bytecode(
-    model: LoadedModel, wrapper: nn.Module, tensors: tuple[Tensor, ...], several: tuple[Any, ...]
+    model: LoadedModel, wrapper: _WithLoss, tensors: tuple[Tensor, ...], several: tuple[Any, ...]
 ) -> TracedModel | None:
     """What ``torch.export`` makes of the module's code without running it, which may read values: numpy, prints."""
     for shapes in several:
@@ -240,7 +255,7 @@ def _by_bytecode(
         torchs.setLevel(logging.CRITICAL)  # it prints pages on what is tried here
         try:
             exported = _export(model, wrapper, tensors, shapes, strict=True)
-            return _clean(model, exported, max(2, model.samples))
+            return _clean(model, wrapper, exported, max(2, model.samples))
         except Exception as error:  # noqa: BLE001 - the first refusal is told, which knows the user's line
             _log.debug("torch.export, strict: %s", error)
         finally:
@@ -277,7 +292,7 @@ def _export(
         return torch.export.export(wrapper, tensors, strict=strict, dynamic_shapes=shapes)
 
 
-def _clean(model: LoadedModel, program: ExportedProgram, samples: int) -> TracedModel:
+def _clean(model: LoadedModel, wrapper: _WithLoss, program: ExportedProgram, samples: int) -> TracedModel:
     names, exported = model.names, program.module()
     input_nodes = [node for node in exported.graph.nodes if node.op == "placeholder"]
     placeholders = {name: node.meta["val"] for name, node in zip(names, input_nodes, strict=True)}
@@ -311,7 +326,10 @@ def _clean(model: LoadedModel, program: ExportedProgram, samples: int) -> Traced
     parameters = {name: value for name, value in attributes.items() if is_trained(value)}
     there = {node.name for node in module.graph.nodes}
     kept = {name: node.name if node.name in there else "" for name, node in found_outputs.items()}
-    return TracedModel(module, names, samples, symbols, parameters, model.varying, outputs=kept)
+    returned = wrapper.returned.nest
+    if list(kept) == ["output"] and returned is None:  # of code that was read
+        returned = Nest(TensorSlot(0), ((),))
+    return TracedModel(module, names, samples, symbols, parameters, model.varying, outputs=kept, returned=returned)
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,9 @@ SCHEDULES = {
     "by lambda": partial(lr_scheduler.LambdaLR, lr_lambda=lambda step: 1 / (1 + step)),
     "steps": partial(lr_scheduler.MultiStepLR, milestones=[2, 4, 5], gamma=0.5),
     "restarts": partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=2),
-    "factors that count": lambda optimizer: lr_scheduler.LambdaLR(optimizer, Counting()),
+    "factors that count": lambda optimizer: lr_scheduler.LambdaLR(
+        optimizer, [Counting() for _ in optimizer.param_groups]
+    ),
     "several": lambda optimizer: [cosine(optimizer), lr_scheduler.MultiStepLR(optimizer, [2, 4])],
     "chained": lambda optimizer: lr_scheduler.ChainedScheduler([cosine(optimizer), lr_scheduler.StepLR(optimizer, 2)]),
     "one that holds another": lambda optimizer: GradualWarmup(optimizer, 2, cosine(optimizer)),
