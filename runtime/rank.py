@@ -91,7 +91,7 @@ class RankContext:
     Attributes:
         optimizer: makes an optimiser of the parameters it is given; called once for each stage of this rank.
         scheduler: makes a schedule of learning rates of an optimiser; stepped once an update.
-        seed: of what layers draw (dropout): the same numbers under every plan.
+        seed: of what layers draw (dropout): the same numbers under every plan of the same micro-batches.
         clip_norm: largest norm of all gradients together; 0: they are not clipped.
         accumulate: steps whose gradients make up one update.
         on_nan: what is done about a loss or gradient that is NaN or infinite.

@@ -89,8 +89,9 @@ class Parallel:
         num_steps: training steps done.
         ranks: that do it.
 
-    All calls raise what a rank failed by, of its own type; a batch that does not fit leaves the run as it was.  What
-    the script does to its module, which the ranks do not see, is refused (:mod:`halopipe.launch.script_module`).
+    All calls raise what a rank failed by, of its own type; a batch that does not fit leaves the run as it was (clouds
+    whose sites cannot be found end it).  What the script does to its module, which the ranks do not see, is refused
+    (:mod:`halopipe.launch.script_module`).
     """
 
     _values: ScriptValues | None = None

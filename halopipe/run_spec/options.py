@@ -183,7 +183,7 @@ class RunOptions:
     eval_outputs: str = option(
         "",
         "Outputs of the model and tensors of the batch for accuracy and metrics, such as 'logits,labels'; if not "
-        "given, what the loss reads.",
+        "given, what the loss function is called with.",
         "NAMES",
         DATA,
     )

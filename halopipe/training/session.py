@@ -181,7 +181,7 @@ class Execution:
             batches: as of :meth:`step`.
             metric: makes metrics of one's own, see :mod:`halopipe.training.evaluate`.
             outputs: names of the module's outputs and of tensors of the batch, ``("logits", "labels")``, which accuracy
-                is told of and metrics are given; none: what the layer of the loss reads.
+                is told of and metrics are given; none: what the loss function is called with.
         """
         bound_batches = (self._bound(self._item(batch), self._evaluated) for batch in batches)
         return evaluate(self._engine, bound_batches, metric, outputs)
