@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Protocol
 
 import torch
@@ -127,8 +127,8 @@ def evaluate(
     context, graph = engine.context, engine.context.graph
     compared = values_named(outputs, context) if outputs else judging_layer(graph).inputs
     call = metric_call(context, outputs) if metric else LossCall((), tuple)
-    asked = dict.fromkeys((*call.values, *compared))
-    made = [value for value in asked if value not in graph.inputs]
+    kept = dict.fromkeys((*call.values, *compared))
+    made = [value for value in kept if value not in graph.inputs]
     own = _Own(metric, context, call) if metric else None
     classes = classes_of(graph, compared)
     sums = torch.zeros(4, dtype=torch.float64)  # losses times samples, samples, right answers, questions
@@ -230,7 +230,7 @@ class _Own:
         is_whole = context.preparation is None and not isinstance(evaluation.batch, MicroBatches)
         for values in [_joined_batch(context.graph, call.values, micro_batches)] if is_whole else micro_batches:
             for metric in self._metrics.values():
-                self._calling(lambda metric=metric, values=values: metric.update(*call.arguments(values)))
+                self._calling(partial(metric.update, *call.arguments(values)))
 
     def computed(self) -> dict[str, float]:
         """By name."""

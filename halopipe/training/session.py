@@ -39,7 +39,7 @@ from runtime.checkpoint.lock import held
 from runtime.engine import Engine, StepResult
 from runtime.numerics.compare import NumericsReport, report
 from runtime.optim.followed import Followed
-from runtime.optim.optimizer_state import give_back
+from runtime.optim.optimizer_state import give_back, load_followed
 from runtime.optim.whole_state import WholeState
 from runtime.pipeline.microbatches import Batch as EngineBatch
 from runtime.pipeline.microbatches import InputSpecs
@@ -247,6 +247,8 @@ class Execution:
             )
         self.activity.begin("loading a checkpoint")
         self._engine.load_state(saved.checkpoint)
+        if self.followed is not None:
+            load_followed(self.followed, saved.checkpoint)
         self._is_ahead = True
         if self.rank == 0 and (word := saved.other_micro_batches(self._engine, self.plan.decision)):
             _log.warning("%s", word)
@@ -358,6 +360,8 @@ class Execution:
         """
         self._require_updated()
         self._engine.load_optimizer_state(state)
+        if self.followed is not None:
+            load_followed(self.followed, WholeState(state))
         self._is_ahead = True
         self._forget_first()
 

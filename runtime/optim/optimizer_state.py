@@ -126,11 +126,20 @@ def load_state(stage: StageOptimizer, source: StateSource) -> None:
                 value, torch.Tensor
             ):  # it was moved to the right device, but also cast to the parameter's dtype
                 optimizer.state[tensor][entry] = optimizer.state[tensor][entry].to(value.dtype)
-    if stage.followed is not None:
-        _load_followed(stage.followed, source)
-        stage.loaded()
-    elif stage.schedules is not None and any(stage.group_names):
+    stage.loaded()
+    is_own = stage.followed is None  # else see :func:`load_followed`
+    if is_own and stage.schedules is not None and any(stage.group_names):
         stage.schedules.load(_schedule_numbers(source, [next(iter(names), "") for names in stage.group_names]))
+
+
+def load_followed(followed: Followed, source: StateSource) -> None:
+    """What is followed gets the settings of all its groups, and its schedules go on, whatever this rank trains of it.
+
+    Call when all optimisers that follow it were loaded.
+    """
+    names = _load_settings(followed, source)
+    if followed.schedules is not None and any(names):
+        followed.schedules.load(_schedule_numbers(source, names))
 
 
 def give_back(followed: Followed, source: StateSource) -> None:
@@ -150,13 +159,6 @@ def give_back(followed: Followed, source: StateSource) -> None:
             for name, kept in entries.items()
         }
     )
-
-
-def _load_followed(followed: Followed, source: StateSource) -> None:
-    """What is followed gets the settings of all its groups, also of those that this rank trains nothing of."""
-    names = _load_settings(followed, source)
-    if followed.schedules is not None and any(names):
-        followed.schedules.load(_schedule_numbers(source, names))
 
 
 def _load_settings(followed: Followed, source: StateSource) -> list[str]:
