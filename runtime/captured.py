@@ -6,7 +6,7 @@ What it answers, which layer compares it with what is right, and which nodes mak
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,20 @@ if TYPE_CHECKING:
     from cuda_ops.preparation import InputPreparation
 
 _MOST_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LossCall:
+    """What the user's loss function is called with.
+
+    Attributes:
+        values: of the tensors in the module's output, then of those in the targets; empty where the graph, which has
+            what the loss is made of, does not make one.
+        arguments: the output and the targets as the function is given them, of all these tensors.
+    """
+
+    values: tuple[str, ...]
+    arguments: Callable[[Sequence[Tensor]], tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +67,8 @@ class CapturedModule:
             (``logits``) and in their order; empty where the loss is not made of it, or a layer does not hand it out.
         fixed: where the user's code fixes the number of samples, if that is known; empty: elsewhere, or nowhere.
         doubled: whether the example has one sample, which is repeated.
+        loss_call: how the user's loss function is called; None where the module makes its loss itself, or its output
+            holds something else than tensors and constants.
     """
 
     graph: Graph
@@ -71,6 +87,7 @@ class CapturedModule:
     outputs: Mapping[str, str] = field(default_factory=dict)
     fixed: str = ""
     doubled: bool = False
+    loss_call: LossCall | None = None
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -117,6 +134,13 @@ def judging_layer(graph: Graph) -> Layer:
 def judged_values(graph: Graph) -> tuple[str, ...]:
     """The values that layers make and that are compared with the targets."""
     return tuple(value for value in judging_layer(graph).inputs if value not in graph.inputs)
+
+
+def judged_inputs(model: CapturedModule) -> tuple[str, ...]:
+    """The inputs of the graph that the values which layers make are compared with: targets."""
+    of_call = () if model.loss_call is None else model.loss_call.values
+    read = (*judging_layer(model.graph).inputs, *of_call)
+    return tuple(dict.fromkeys(value for value in read if value in model.graph.inputs))
 
 
 def watched_values(model: CapturedModule) -> tuple[str, ...]:

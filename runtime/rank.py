@@ -37,7 +37,7 @@ from planner.layers.boundary import Boundaries
 from planner.layers.division import divides
 from planner.layers.recomputed import span_faults
 from planner.passes.versions import is_versioned, updates_of
-from runtime.captured import CapturedModule, judged_values
+from runtime.captured import CapturedModule, LossCall, judged_inputs, judged_values, watched_values
 from runtime.memory import out_of_memory
 from runtime.monitor.activity import Activity
 from runtime.monitor.waits import WORDS
@@ -91,7 +91,7 @@ class RankContext:
     Attributes:
         optimizer: makes an optimiser of the parameters it is given; called once for each stage of this rank.
         scheduler: makes a schedule of learning rates of an optimiser; stepped once an update.
-        seed: of what layers draw (dropout): the same numbers under every plan.
+        seed: of what layers draw (dropout): the same numbers under every plan of the same micro-batches.
         clip_norm: largest norm of all gradients together; 0: they are not clipped.
         accumulate: steps whose gradients make up one update.
         on_nan: what is done about a loss or gradient that is NaN or infinite.
@@ -240,6 +240,21 @@ class RankContext:
         """The values that are the module's outputs, by the names that its user has for them."""
         return {name: value for name, value in self.model.outputs.items() if value}
 
+    @cached_property
+    def loss_call(self) -> LossCall | None:
+        """How the user's loss function is called; None where it makes none."""
+        return self.model.loss_call
+
+    @cached_property
+    def watched(self) -> tuple[str, ...]:
+        """The values that layers make and that evaluation may be asked for."""
+        return watched_values(self.model)
+
+    @cached_property
+    def judged_inputs(self) -> tuple[str, ...]:
+        """The inputs that those are compared with."""
+        return judged_inputs(self.model)
+
     @property
     def loss_rank(self) -> int:
         """The first rank that makes the loss."""
@@ -252,7 +267,7 @@ class RankContext:
 
     def let_go(self) -> None:
         """Call when the stages are built: what others train need not stay alive."""
-        for name in ("program", "inputs", "counted", "takes_any", "preparation", "outputs"):  # the rest: of the graph
+        for name in _OF_MODEL:
             getattr(self, name)
         self.model, self.module = cast(Any, None), cast(Any, None)
 
@@ -285,6 +300,12 @@ class RankContext:
         title = f"rank {self.rank} ({device}{stage}) stopped at step {step}, {doing}: {error.title}"
         return type(error)(title, details, error.remedies)
 
+
+_OF_MODEL = (
+    *("program", "inputs", "counted", "takes_any", "preparation", "outputs"),
+    *("loss_call", "watched", "judged_inputs"),
+)
+"""What a rank goes on to know of its model, when that is let go; the rest is of the graph."""
 
 _NOT_USERS = (
     *(str(Path(__file__).parents[1] / name) + os.sep for name in ("cuda_ops", "halopipe", "planner", "runtime")),

@@ -189,7 +189,8 @@ def needs_of(context: RankContext, rows: tuple[int, ...], rank: int | None = Non
     if context.preparation is not None:
         return whole_needs(context.inputs.specs, rows)
     own = context.rank if rank is None else rank
-    return needs(context.decision, context.graph, own, rows, context.counted)
+    watched = context.watched, context.judged_inputs
+    return needs(context.decision, context.graph, own, rows, context.counted, watched)
 
 
 def agreement_of(context: RankContext, step: int, **options: Any) -> Agreement:

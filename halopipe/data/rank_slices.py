@@ -11,7 +11,7 @@ from planner.ir.graph import SAMPLE, Graph, TensorSpec, producer
 from planner.ir.plan import Decision
 from planner.layers.boundary import Boundaries
 from planner.layers.division import Division, divides
-from runtime.captured import judging_layer
+from runtime.captured import judged_values, judging_layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +30,18 @@ def needs(
     rank: int,
     rows: tuple[int, ...],
     counted: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
+    watched: tuple[tuple[str, ...], tuple[str, ...]] | None = None,
 ) -> tuple[Need, ...]:
     """What ``rank`` asks a batch for, in a fixed order.
 
-    A stage that makes what the loss reads needs the targets too: it compares them in evaluations.
+    A stage that makes what evaluations compare needs the targets too.
 
     Args:
         rows: samples of each micro-batch.
         counted: by stage, further inputs of which its ranks read their samples.
+        watched: what evaluations may be asked for, and the inputs that it is compared with; None: what the loss reads.
     """
-    return tuple(dict.fromkeys(_needs(decision, graph, rank, rows, counted)))
+    return tuple(dict.fromkeys(_needs(decision, graph, rank, rows, counted, watched)))
 
 
 def whole_needs(names: Iterable[str], rows: tuple[int, ...]) -> tuple[Need, ...]:
@@ -62,12 +64,18 @@ def samples_in(interval: Interval, extent: int, samples: int) -> tuple[int, int]
 
 
 def _needs(
-    decision: Decision, graph: Graph, rank: int, rows: tuple[int, ...], counted: Mapping[int, tuple[str, ...]]
+    decision: Decision,
+    graph: Graph,
+    rank: int,
+    rows: tuple[int, ...],
+    counted: Mapping[int, tuple[str, ...]],
+    watched: tuple[tuple[str, ...], tuple[str, ...]] | None,
 ) -> Iterator[Need]:
     layers = graph.by_name()
-    judging = judging_layer(graph)
-    judged = [value for value in judging.inputs if value not in graph.inputs]
-    targets = [value for value in judging.inputs if value in graph.inputs]
+    judged, targets = watched or (
+        judged_values(graph),
+        tuple(value for value in judging_layer(graph).inputs if value in graph.inputs),
+    )
     for stage, ranks in enumerate(each.ranks for each in decision.stages):
         if rank not in ranks:
             continue
@@ -94,7 +102,7 @@ def _of_divided(
     rows: tuple[int, ...],
     names: list[str],
     compared: list[str],
-    targets: list[str],
+    targets: tuple[str, ...],
 ) -> Iterator[Need]:
     """Of a stage whose layers are divided along any dims: the samples that the rank's parts reach into."""
     boundaries, values = Boundaries.of_decision(graph, decision), graph.values()

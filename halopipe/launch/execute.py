@@ -11,7 +11,7 @@ The script builds the whole model in every process, under the same seed; a rank 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -46,7 +46,8 @@ from profiler.source.model import owners
 from profiler.source.parts import model_of
 from runtime.numerics.finite import OnNan
 from runtime.optim.followed import Followed
-from runtime.optim.optimizer import MakeOptimizer
+from runtime.optim.optimizer import MakeOptimizer, MakeScheduler
+from runtime.optim.schedules import SteppedElsewhere, no_schedule, schedules_of
 from runtime.rank import RankContext
 
 if TYPE_CHECKING:
@@ -75,10 +76,11 @@ def execute(
         example: (inputs, targets) to capture the model with, of a sparse network (SparseTensor, targets); None: the
             factory's.
         options: see :class:`halopipe.run_spec.options.ScriptOptions`.  ``scheduler`` may be an object that was made on
-            the optimiser object; it is stepped after each update.  ``device``: empty, the plan's; ``cpu``; or a device
-            of this process such as ``cuda:0``: what this rank trains is moved there in place, ``model`` is otherwise
-            left on the processor.  ``check_first_step`` compares with one device, which rank 0 runs on a copy of
-            ``model``, where that fits into memory; :class:`NumericsError` on all ranks where they differ.
+            the optimiser object, or a list of such; they are stepped after each update.  ``device``: empty, the plan's;
+            ``cpu``; or a device of this process such as ``cuda:0``: what this rank trains is moved there in place,
+            ``model`` is otherwise left on the processor.  ``check_first_step`` compares with one device, which rank 0
+            runs on a copy of ``model``, where that fits into memory; :class:`NumericsError` on all ranks where they
+            differ.
 
     Raises:
         UsageError: this process was not started by torchrun, or the ranks were told different things (seed, optimiser,
@@ -125,16 +127,15 @@ def rank_of_script(
             raise fault
     require_known("transport", [chosen["transport"]], TRANSPORTS)
     require_known("thing to do about NaN", [chosen["on_nan"]], ON_NAN)
-    scheduler, compiler = chosen["scheduler"] or None, chosen["compiler"] or None
-    schedule = make_scheduler_of(parse_scheduler(scheduler)) if isinstance(scheduler, str) else scheduler
-    if isinstance(optimizer, torch.optim.Optimizer) and schedule is not None and not isinstance(schedule, LRScheduler):
-        schedule = schedule(optimizer)  # once: the stages follow it
+    compiler = chosen["compiler"] or None
+    scheduler = _scheduler_parts(chosen["scheduler"])
+    make, make_schedules = _makers(plan, optimizer, scheduler)
     check = chosen["check_first_step"]
     context = RankContext(
         plan.decision,
-        _maker(plan, optimizer, schedule),
+        make,
         rank,
-        schedule,
+        make_schedules,
         chosen["seed"],
         chosen["clip_norm"],
         chosen["accumulate"],
@@ -144,7 +145,7 @@ def rank_of_script(
     )
     spelled = {
         "optimizer": _text(optimizer),
-        "scheduler": _text(scheduler),
+        "scheduler": ", ".join(map(_text, scheduler)) or _text(None),
         "compiler": _text(compiler),
         "transport": chosen["transport"],
         "check_first_step": str(check),
@@ -212,33 +213,64 @@ def _of_example(model: nn.Module, example: Any, loss_fn: Callable[..., Any] | No
     return model_of("the example", (model, example if loss_fn is not None or has_targets else example[0], loss_fn))
 
 
-def _maker(plan: Plan, optimizer: str | torch.optim.Optimizer | MakeOptimizer | None, scheduler: Any) -> MakeOptimizer:
-    """What makes the stages' optimisers.
+def _scheduler_parts(scheduler: Any) -> list[Any]:
+    """The schedules that were asked for, one after another: objects, and functions that make one of an optimiser.
 
     Raises:
-        UsageError: the optimiser cannot be divided, or the schedule belongs to another one.
+        UsageError: one is neither.
+    """
+    listed = scheduler if isinstance(scheduler, (list, tuple)) else [scheduler] if scheduler else []
+    parts = [make_scheduler_of(parse_scheduler(each)) if isinstance(each, str) else each for each in listed]
+    for each in parts:
+        if not (isinstance(each, (LRScheduler, SteppedElsewhere)) or callable(each)):
+            raise no_schedule(each)
+    return parts
+
+
+def _makers(
+    plan: Plan, optimizer: str | torch.optim.Optimizer | MakeOptimizer | None, scheduler: Sequence[Any]
+) -> tuple[MakeOptimizer, MakeScheduler | None]:
+    """What makes the stages' optimisers, and the schedules of each; an optimiser object has schedules of its own.
+
+    Raises:
+        UsageError: the optimiser cannot be divided, or a schedule belongs to another one.
     """
     if isinstance(optimizer, torch.optim.Optimizer):
-        for group in optimizer.param_groups:
-            require_meant(type(optimizer).__name__, group)
-        is_object = isinstance(scheduler, LRScheduler)
-        if is_object and updates_within(plan.decision.rows()):
+        return _followed(plan, optimizer, scheduler), None
+    for each in scheduler:
+        if isinstance(each, LRScheduler):
             raise UsageError(
-                f"schedule {plan.decision.schedule} updates the weights within a step, "
-                f"the {type(scheduler).__name__} of an optimiser object is stepped once a step",
-                [],
-                ["an optimiser by text or function", "halopipe plan --schedule 1f1b"],
+                f"the {type(each).__name__} belongs to an optimiser object, and another optimiser is used",
+                [f"it was made on a {type(each.optimizer).__name__}"],
+                ["give that optimiser as well", "give a function that makes the schedule of an optimiser"],
             )
-        return Followed(optimizer, scheduler if is_object else None)
-    if isinstance(scheduler, LRScheduler):
-        raise UsageError(
-            f"the {type(scheduler).__name__} belongs to an optimiser object, and another optimiser is used",
-            [f"it was made on a {type(scheduler.optimizer).__name__}"],
-            ["give that optimiser as well", "give a function that makes the schedule of an optimiser"],
-        )
     if optimizer is None:
-        return make_optimizer_of(plan.inputs.optimizer)
-    return make_optimizer_of(parse_optimizer(optimizer)) if isinstance(optimizer, str) else optimizer
+        make = make_optimizer_of(plan.inputs.optimizer)
+    else:
+        make = make_optimizer_of(parse_optimizer(optimizer)) if isinstance(optimizer, str) else optimizer
+    return make, (lambda made: _made_on(made, scheduler)) if scheduler else None
+
+
+def _followed(plan: Plan, optimizer: torch.optim.Optimizer, scheduler: Sequence[Any]) -> Followed:
+    for group in optimizer.param_groups:
+        require_meant(type(optimizer).__name__, group)
+    if not scheduler:
+        return Followed(optimizer)
+    if updates_within(plan.decision.rows()):
+        raise UsageError(
+            f"schedule {plan.decision.schedule} updates the weights within a step, "
+            "that of an optimiser object is stepped once a step",
+            [],
+            ["an optimiser by text or function", "halopipe plan --schedule 1f1b"],
+        )
+    if isinstance(scheduler[0], SteppedElsewhere):
+        return Followed(optimizer, scheduler[0])
+    return Followed(optimizer, schedules_of(_made_on(optimizer, scheduler)))  # once: the stages follow it
+
+
+def _made_on(optimizer: torch.optim.Optimizer, scheduler: Sequence[Any]) -> list[LRScheduler]:
+    made = [each if isinstance(each, LRScheduler) else each(optimizer) for each in scheduler]
+    return [one for each in made for one in (each if isinstance(each, (list, tuple)) else [each])]
 
 
 def _device(asked: str | torch.device) -> str | torch.device:

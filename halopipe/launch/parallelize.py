@@ -66,6 +66,7 @@ from runtime.monitor.failure import read_error, write_error
 from runtime.monitor.watch import SETUP_S
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer_state import give_back
+from runtime.optim.schedules import SteppedElsewhere
 from runtime.optim.whole_state import WholeState
 
 if TYPE_CHECKING:
@@ -88,8 +89,9 @@ class Parallel:
         num_steps: training steps done.
         ranks: that do it.
 
-    All calls raise what a rank failed by, of its own type; a batch that does not fit leaves the run as it was.  What
-    the script does to its module, which the ranks do not see, is refused (:mod:`halopipe.launch.script_module`).
+    All calls raise what a rank failed by, of its own type; a batch that does not fit leaves the run as it was (clouds
+    whose sites cannot be found end it).  What the script does to its module, which the ranks do not see, is refused
+    (:mod:`halopipe.launch.script_module`).
     """
 
     _values: ScriptValues | None = None
@@ -137,7 +139,7 @@ class Parallel:
                 )
             self._followed.recognise(named_parameters(owners(module, loss_fn)))
             optimizer = self._followed.described()
-            rank_options.pop("scheduler", None)  # it stays here
+            rank_options["scheduler"] = self._followed.schedules and SteppedElsewhere()
             self._hook = self._followed.before_state_dict(self._fetch_kept)
         state = None if module is None or not has_state else state_of(owners(module, loss_fn))
         settings = None if self._own is None or answers else self._own.settings
@@ -174,7 +176,7 @@ class Parallel:
         with unbroken():
             answer = self.ranks.call(script_rank.step, batch, *self._upcoming.take(), settings=self._settings)
             self.num_steps = answer["num_steps"]
-            if self._followed is not None and answer["is_updated"]:
+            if self._followed is not None and answer["has_updated"]:
                 self._followed.updated()
         return float(answer["answer"])
 
@@ -189,23 +191,31 @@ class Parallel:
 
     def optimizer_state_dict(self) -> dict[str, Any]:
         """What the ranks' optimisers keep; see :meth:`halopipe.training.session.Execution.optimizer_state_dict`."""
-        return cast("dict[str, Any]", self._written(Execution.optimizer_state_dict, self._settings))
+        return cast("dict[str, Any]", self._written(Execution.optimizer_state_dict, **self._kept))
 
     def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with what :meth:`optimizer_state_dict` gave; an optimiser object of the script gets its settings."""
         with unbroken():
             self.num_steps = self.ranks.call(Execution.load_optimizer_state_dict, dict(state))["num_steps"]
-            self._take_settings()
+            self._take_loaded()
 
-    def _take_settings(self) -> None:
-        """Those of an optimiser object, which the ranks have loaded."""
+    def _take_loaded(self) -> None:
+        """What the ranks have loaded for an optimiser object and its schedules."""
         self._kept_of = -1
         if self._followed is not None:
-            self._followed.settings = self._written(script_rank.settings)
+            self._followed.settings, numbers = self._written(script_rank.loaded)
+            if self._followed.schedules is not None:
+                self._followed.schedules.load(numbers)
 
     @property
     def _settings(self) -> list[dict[str, Any]] | None:
         return None if self._followed is None else self._followed.settings
+
+    @property
+    def _kept(self) -> dict[str, Any]:
+        """What the ranks are told before they say or save what the optimiser and its schedules keep."""
+        schedules = None if self._followed is None else self._followed.schedules
+        return {"settings": self._settings, "schedules": schedules and schedules.numbers()}
 
     def _require_alike(self) -> None:
         """Raises :class:`UsageError` where the script's module or modes are others than the ranks'."""
@@ -215,10 +225,10 @@ class Parallel:
         if self._values is not None:
             self._values.require_same()
 
-    def _written(self, do: Callable[[Execution], Any], settings: Any = None) -> Any:
-        """What rank 0 writes to a file."""
+    def _written(self, do: Callable[[Execution], Any], **kept: Any) -> Any:
+        """What rank 0 writes to a file; ``kept`` is told before."""
         path = self.ranks.folder / STATE
-        self.ranks.call(do, settings=settings, is_written=True)
+        self.ranks.call(do, **kept, is_written=True)
         written = torch.load(path, weights_only=False)
         path.unlink()
         return written
@@ -252,7 +262,7 @@ class Parallel:
         if self._followed is None or self._kept_of == self.num_steps or not self.ranks.is_alive:
             return
         try:
-            kept = self._written(Execution.last_optimizer_state, self._settings)
+            kept = self._written(Execution.last_optimizer_state, settings=self._settings)
         except UsageError as error:  # one of the user's own, that keeps what only its process can have
             self._followed.leave_with_ranks(f"{error.title}: {', '.join(error.details)}")
         else:
@@ -260,19 +270,16 @@ class Parallel:
         self._kept_of = self.num_steps
 
     def save(self, folder: str | Path, *, keep: int = 0) -> None:
-        """Save a checkpoint; see :meth:`halopipe.training.session.Execution.save`.
-
-        The state of a schedule object is the script's own: ``scheduler.state_dict()``.
-        """
+        """Save a checkpoint; see :meth:`halopipe.training.session.Execution.save`."""
         self._require_alike()
-        self.ranks.call(Execution.save, str(Path(folder).absolute()), keep=keep, settings=self._settings)
+        self.ranks.call(Execution.save, str(Path(folder).absolute()), keep=keep, **self._kept)
 
     def load(self, folder: str | Path, *, step: int | str | None = None) -> int:
         """Go on from a checkpoint; see :meth:`halopipe.training.session.Execution.load`."""
         with unbroken():
             answer = self.ranks.call(Execution.load, str(Path(folder).absolute()), step=step)
             self.num_steps, self._state_of = answer["num_steps"], -1
-            self._take_settings()
+            self._take_loaded()
             if self._own is not None:
                 self._own.known()
         return self.num_steps
@@ -383,14 +390,21 @@ class ScriptRanks:
         return answer
 
     def begin(
-        self, do: Callable[..., Any], *arguments: Any, settings: Any = None, is_written: bool = False, **options: Any
+        self,
+        do: Callable[..., Any],
+        *arguments: Any,
+        settings: Any = None,
+        schedules: Any = None,
+        is_written: bool = False,
+        **options: Any,
     ) -> None:
         """Has all ranks do something, and does not wait for it; see :meth:`call` and :class:`ScriptCall`."""
         if not self.is_alive:
             why = [self._failure.title] if self._failure is not None else ["it was closed"]
             raise UsageError("this run is over", why, ["hp.parallelize(...) again, and run.load(folder)"])
         self._number, self._do = self._number + 1, do
-        write(self.folder / f"call-{self._number}.pt", ScriptCall(do, arguments, options, settings, is_written))
+        call = ScriptCall(do, arguments, options, settings, is_written, schedules)
+        write(self.folder / f"call-{self._number}.pt", call)
         self._store.set(f"call/{self._number}", do.__name__)
 
     def answers(self) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from profiler.source.structure import alone, is_part
 from runtime.monitor.failure import write_error
 from runtime.monitor.watch import SETUP_S
 from runtime.optim.followed import Described
+from runtime.optim.schedules import Numbers
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
@@ -110,6 +111,7 @@ class ScriptCall:
 
     Attributes:
         settings: of the script's optimiser object, which the ranks' own gets before; None: as they are.
+        schedules: what its schedules keep, which the ranks are to save; None: they save nothing.
         is_written: whether what ``do`` gives on rank 0 is written to a file; else it is in the answer.
     """
 
@@ -118,16 +120,19 @@ class ScriptCall:
     options: Mapping[str, Any]
     settings: Sequence[Mapping[str, Any]] | None
     is_written: bool
+    schedules: Numbers | None = None
 
     def done(self, execution: Execution, file: Path) -> dict[str, Any]:
         """The answer of a rank that has done it."""
         if self.settings is not None and execution.followed is not None:
             execution.followed.settings = self.settings
+        if self.schedules is not None and execution.followed is not None and execution.followed.schedules is not None:
+            execution.followed.schedules.load(self.schedules)
         outcome = self.do(execution, *self.arguments, **self.options)
         if self.is_written and execution.rank == 0:
             write(file, outcome)
         answer = None if self.is_written else plain(outcome)
-        return {"num_steps": execution.num_steps, "is_updated": execution.is_updated, "answer": answer}
+        return {"num_steps": execution.num_steps, "has_updated": execution.has_updated, "answer": answer}
 
 
 def step(execution: Execution, *batches: Any) -> float | None:
@@ -135,9 +140,10 @@ def step(execution: Execution, *batches: Any) -> float | None:
     return execution.train_before(*batches).loss
 
 
-def settings(execution: Execution) -> Any:
-    """Those of the script's optimiser object, where they were loaded with its state."""
-    return None if execution.followed is None else execution.followed.settings
+def loaded(execution: Execution) -> Any:
+    """The settings of the script's optimiser object and what its schedules keep, where they were loaded."""
+    followed = execution.followed
+    return None if followed is None else (followed.settings, followed.schedules and followed.schedules.numbers())
 
 
 def _next(store: Store, number: int) -> str:

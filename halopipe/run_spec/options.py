@@ -183,7 +183,7 @@ class RunOptions:
     eval_outputs: str = option(
         "",
         "Outputs of the model and tensors of the batch for accuracy and metrics, such as 'logits,labels'; if not "
-        "given, what the loss reads.",
+        "given, what the loss function is called with.",
         "NAMES",
         DATA,
     )
@@ -308,8 +308,9 @@ class RunFiles:
 class ScriptOptions(TypedDict, total=False):
     """Those of :class:`RunOptions` that ``hp.execute`` takes, of the same defaults and limits.
 
-    A scheduler may be a function that makes a schedule of an optimiser, or the schedule of an optimiser object; a
-    compiler whatever torch.compile takes; both may be None.  A device may be one of torch's.
+    A scheduler may be a function that makes a schedule of an optimiser, or the schedule of an optimiser object, or a
+    list of such, which are stepped one after another; a compiler whatever torch.compile takes; both may be None.  A
+    device may be one of torch's.
     """
 
     scheduler: Any

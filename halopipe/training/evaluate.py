@@ -1,8 +1,9 @@
 """The mean loss over evaluation data, the accuracy of models that classify, and metrics of one's own.
 
-A *metric* has ``update(*values)`` and ``compute()``, as those of torchmetrics.  It is given what the layer of the loss
-reads, such as ``(prediction, target)``, or the outputs of the module and tensors of the batch that are named, whole, a
-micro-batch at a time and in order, whatever the plan: the parts that ranks have are put together on all of them.
+A *metric* has ``update(*values)`` and ``compute()``, as those of torchmetrics.  It is given what the user's loss
+function is called with, ``(output, targets)``, or the outputs of the module and tensors of the batch that are named: of
+each batch once, whole and in order, whatever the plan.  The parts that ranks have are put together on all of them.
+(Micro-batches that are given one by one, and those of clouds, are a call each.)
 ``compute`` gives a number, or numbers by name.  A function without
 arguments makes one metric, or several by name, anew for each evaluation; ``pkg.mod:function`` names it.
 """
@@ -22,14 +23,17 @@ from halopipe.data.factories import failure_of
 from halopipe.run_spec.result import Score
 from planner.ir.box import Box, Interval, hull, whole
 from planner.ir.errors import FactoryError, HalopipeError, UsageError
-from planner.ir.graph import SAMPLE, Graph, TensorSpec
+from planner.ir.graph import INTERLEAVES_SAMPLES, SAMPLE, Graph, TensorSpec, producer
 from profiler.source.source import find_factory
-from runtime.captured import judging_layer
+from runtime.captured import LossCall, judging_layer
 from runtime.engine import Engine, EvaluationResult
 from runtime.optim.whole_state import united
-from runtime.pipeline.microbatches import Batch, part_in
+from runtime.pipeline.microbatches import Batch, MicroBatches, WholeBatch, part_in
 from runtime.pipeline.routing import Piece, assemble
 from runtime.rank import RankContext
+
+LOSS = "loss"
+"""The kind of layers that compare predictions with targets."""
 
 IGNORED = -100
 """Targets that ``cross_entropy`` leaves out."""
@@ -69,8 +73,8 @@ def classes_of(graph: Graph, read: Sequence[str] = ()) -> Classes | None:
 class Metric(Protocol):
     """See the module."""
 
-    def update(self, *values: Tensor) -> object:
-        """Take what the layer of the loss reads of a micro-batch."""
+    def update(self, *values: Any) -> object:
+        """Take what the loss function is called with, of a batch."""
         ...
 
     def compute(self) -> Any:
@@ -114,17 +118,19 @@ def evaluate(
         batches: as steps read them.
         metric: makes metrics of one's own, or the name of what does; empty for none.
         outputs: names of the module's outputs and of tensors of the batch, which accuracy is told of and metrics are
-            given, in this order; none: what the layer of the loss reads.
+            given, in this order; none: what the loss function is called with.
 
     Raises:
         UsageError: there is no batch; or what is to be read is not to be had, at all or under this plan.
         FactoryError: the metric cannot be made, or fails.
     """
     context, graph = engine.context, engine.context.graph
-    read = values_named(outputs, context) if outputs else judging_layer(graph).inputs
-    made = [value for value in read if value not in graph.inputs]
-    own = _Own(metric, context, read) if metric else None
-    classes = classes_of(graph, read)
+    compared = values_named(outputs, context) if outputs else judging_layer(graph).inputs
+    call = metric_call(context, outputs) if metric else LossCall((), tuple)
+    kept = dict.fromkeys((*call.values, *compared))
+    made = [value for value in kept if value not in graph.inputs]
+    own = _Own(metric, context, call) if metric else None
+    classes = classes_of(graph, compared)
     sums = torch.zeros(4, dtype=torch.float64)  # losses times samples, samples, right answers, questions
     is_empty = True
     for batch in batches:
@@ -150,10 +156,58 @@ def evaluate(
     return Score(engine.num_steps, total / samples, int(samples), accuracy, metrics)
 
 
+def metric_call(context: RankContext, outputs: Sequence[str] = ()) -> LossCall:
+    """What metrics are given: outputs and tensors of the batch by their names, else what the loss function is.
+
+    Raises:
+        UsageError: it is not to be had, at all or under this plan.
+    """
+    call = LossCall(values_named(outputs, context), tuple) if outputs else _call_of_loss(context)
+    decision, values = context.decision, context.graph.values()
+    interleaved = {layer.name for layer in context.graph.layers if INTERLEAVES_SAMPLES in layer.attributes}
+    for name in call.values:
+        if name in context.graph.inputs or values[name].has_sites:
+            continue
+        ranks = decision.stages[decision.layers[producer(name)].stage].ranks
+        is_by_sample = values[name].dims.count(SAMPLE) == 1 and producer(name) not in interleaved
+        if not is_by_sample and len(decision.micro_batches) * len(ranks) > 1:
+            raise UsageError(
+                f"a metric cannot be given {name}, which is not made of one sample after another",
+                [f"the plan has {len(decision.micro_batches)} micro-batches, and {len(ranks)} ranks that make it"],
+                ["a plan with one micro-batch, and one rank that makes it", *_named_instead(context)],
+            )
+    return call
+
+
+def _call_of_loss(context: RankContext) -> LossCall:
+    """How the loss function is called; of a module that makes its loss itself, what the layer of the loss compares."""
+    call, judging = context.loss_call, judging_layer(context.graph)
+    if call is None and judging.kind == LOSS and len(judging.inputs) > 1:
+        return LossCall(judging.inputs, tuple)
+    if call is None:
+        raise UsageError(
+            "it is not known what metrics are to be given",
+            ["the module makes its loss itself, of several terms; or its output holds what is no tensor"],
+            _named_instead(context),
+        )
+    if "" in call.values:
+        raise UsageError(
+            "metrics cannot be given what the loss function is called with",
+            [f"the loss is not made of all tensors in the module's output: number {call.values.index('')} is left out"],
+            _named_instead(context),
+        )
+    return call
+
+
+def _named_instead(context: RankContext) -> list[str]:
+    names = ",".join([*context.outputs, *([] if context.preparation is not None else context.graph.inputs)])
+    return [f"name what metrics are to be given, in order, of {names} (--eval-outputs; outputs= in a script)"]
+
+
 class _Own:
     """Metrics of one's own, on one rank; all ranks have the same, and give them the same."""
 
-    def __init__(self, metric: str | MakeMetrics, context: RankContext, read: Sequence[str]) -> None:
+    def __init__(self, metric: str | MakeMetrics, context: RankContext, call: LossCall) -> None:
         self._name = metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
         make = find_factory(metric) if isinstance(metric, str) else metric
         made = self._calling(make)
@@ -166,15 +220,17 @@ class _Own:
                     ["a metric of torchmetrics", "a class with these two methods"],
                 )
         self._metrics: Mapping[str, Metric] = metrics
-        self._context, self._read = context, read
+        self._context, self._call = context, call
 
     def take(self, evaluation: EvaluationResult) -> None:
         """Hands on what ranks have of a batch."""
-        context = self._context
-        pieces = united(_pieces(context.graph, evaluation, self._read), context.transport)
-        for values in _put_together(pieces):
+        context, call = self._context, self._call
+        pieces = united(_pieces(context.graph, evaluation, call.values), context.transport)
+        micro_batches = list(_put_together(pieces))
+        is_whole = context.preparation is None and not isinstance(evaluation.batch, MicroBatches)
+        for values in [_joined_batch(context.graph, call.values, micro_batches)] if is_whole else micro_batches:
             for metric in self._metrics.values():
-                self._calling(partial(metric.update, *values))
+                self._calling(partial(metric.update, *call.arguments(values)))
 
     def computed(self) -> dict[str, float]:
         """By name."""
@@ -203,6 +259,18 @@ class _Own:
             raise failure_of(self._name, error) from error
 
 
+def _joined_batch(graph: Graph, read: Sequence[str], micro_batches: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
+    """The values of a batch, of those of its micro-batches; of what has no samples each has the whole."""
+    if len(micro_batches) == 1:
+        return micro_batches[0]
+    values = graph.values()
+    by_value = zip(read, *micro_batches, strict=True)
+    return [
+        torch.cat(parts, values[name].dims.index(SAMPLE)) if SAMPLE in values[name].dims else parts[0]
+        for name, *parts in by_value
+    ]
+
+
 def _pieces(graph: Graph, evaluation: EvaluationResult, read: Sequence[str]) -> dict[str, Tensor]:
     """What this rank has of the values ``read``, by micro-batch, place among them, and where it lies."""
     pieces, values = {}, graph.values()
@@ -212,7 +280,8 @@ def _pieces(graph: Graph, evaluation: EvaluationResult, read: Sequence[str]) -> 
             if name in outputs:
                 box, tensor = outputs[name]
             elif name in graph.inputs:
-                box = _beside(outputs, values, tuple(shapes[name]), name)
+                shape, is_here = tuple(shapes[name]), isinstance(evaluation.batch, WholeBatch | MicroBatches)
+                box = whole(shape) if is_here else _beside(outputs, values, shape, name)
                 tensor = _part(graph, evaluation, name, m, box)
             else:
                 continue

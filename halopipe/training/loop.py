@@ -84,6 +84,10 @@ class Loop:
             from halopipe.training.metrics import Metrics  # late: most runs write none
 
             self.metrics = Metrics(options.metrics, rank.store, rank.context.rank, rank.context.loss_rank, self._begun)
+        if options.eval_metric:
+            from halopipe.training.evaluate import metric_call  # late: most runs evaluate nothing
+
+            metric_call(rank.context, units.names_in(options.eval_outputs))  # before the first step
         if end is not None:
             from halopipe.training.checkpointing import Checkpoints  # late: most runs save nothing
 

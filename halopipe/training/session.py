@@ -39,7 +39,7 @@ from runtime.checkpoint.lock import held
 from runtime.engine import Engine, StepResult
 from runtime.numerics.compare import NumericsReport, report
 from runtime.optim.followed import Followed
-from runtime.optim.optimizer_state import give_back
+from runtime.optim.optimizer_state import give_back, load_followed
 from runtime.optim.whole_state import WholeState
 from runtime.pipeline.microbatches import Batch as EngineBatch
 from runtime.pipeline.microbatches import InputSpecs
@@ -123,6 +123,11 @@ class Execution:
         return self._engine.is_updated
 
     @property
+    def has_updated(self) -> bool:
+        """The same, and it was not left out for what is not finite."""
+        return self._engine.has_updated
+
+    @property
     def looks_ahead(self) -> bool:
         """Whether what the next batch needs is prepared during a step, if that batch is known (:meth:`ahead`)."""
         return self._engine.looks_ahead
@@ -176,7 +181,7 @@ class Execution:
             batches: as of :meth:`step`.
             metric: makes metrics of one's own, see :mod:`halopipe.training.evaluate`.
             outputs: names of the module's outputs and of tensors of the batch, ``("logits", "labels")``, which accuracy
-                is told of and metrics are given; none: what the layer of the loss reads.
+                is told of and metrics are given; none: what the loss function is called with.
         """
         bound_batches = (self._bound(self._item(batch), self._evaluated) for batch in batches)
         return evaluate(self._engine, bound_batches, metric, outputs)
@@ -242,6 +247,8 @@ class Execution:
             )
         self.activity.begin("loading a checkpoint")
         self._engine.load_state(saved.checkpoint)
+        if self.followed is not None:
+            load_followed(self.followed, saved.checkpoint)
         self._is_ahead = True
         if self.rank == 0 and (word := saved.other_micro_batches(self._engine, self.plan.decision)):
             _log.warning("%s", word)
@@ -328,7 +335,7 @@ class Execution:
         """What the optimisers of all ranks keep, by names of parameters: copies, on every rank; all call this together.
 
         ``state`` and ``param_groups`` are as in ``torch.distributed.checkpoint``, with whole tensors; ``scheduler`` is
-        that of a schedule that the ranks step, ``num_steps`` how many were done.  With :meth:`state_dict` it is all
+        that of the schedules that were given, ``num_steps`` how many were done.  With :meth:`state_dict` it is all
         that training goes on from, under any plan of the model.  An optimiser object of the user's keeps the same then.
 
         Raises:
@@ -353,6 +360,8 @@ class Execution:
         """
         self._require_updated()
         self._engine.load_optimizer_state(state)
+        if self.followed is not None:
+            load_followed(self.followed, WholeState(state))
         self._is_ahead = True
         self._forget_first()
 
@@ -431,7 +440,7 @@ class Execution:
                 if reference.skipped
                 else report(compared, reference.dtype, witness=reference.witness, strict=False)
             )
-        if self.followed is not None and self._engine.has_updated:
+        if self.followed is not None and self.has_updated:
             self.followed.updated()
 
     def _forget_first(self) -> None:

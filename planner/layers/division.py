@@ -274,7 +274,8 @@ def divides(decision: Decision, stage: int, graph: Graph) -> bool:
     """Whether the ranks of a stage divide its layers along other dims than samples, or each layer otherwise.
 
     A stage that is cut by samples alone is divided as well if it makes a term of a loss that other layers read: that is
-    a sum over its ranks.  One with blocks is, also on one rank.
+    a sum over its ranks.  Where ranks divide gradients (ZeRO-2, 3) it is not: each has the terms of its own samples, as
+    each micro-batch has.  One with blocks is divided, also on one rank.
     """
     if decision.stages[stage].blocks:
         return True
@@ -282,7 +283,8 @@ def divides(decision: Decision, stage: int, graph: Graph) -> bool:
     if len(decision.stages[stage].ranks) < 2:
         return False
     first = tuple(placements[0].cuts.items()) if placements else ()
-    return _makes_term(decision, stage, graph) or any(
+    makes_term = decision.stages[stage].level <= 1 and _makes_term(decision, stage, graph)
+    return makes_term or any(
         tuple(each.cuts.items()) != first or set(each.cuts) - {SAMPLE} or each.ways > 1 or each.margin
         for each in placements
     )

@@ -9,7 +9,8 @@
     statistics of batch norm that others use as well     all have the same channels              ``SHARED_STATISTICS``
     numbers drawn for nodes of a sampled graph           its stage has one rank                  ``SEEDS``
     nodes of several seeds that it mixes                 every stage has one rank                ``SEEDS``
-    sites; a term of the loss that other layers read     gradients are not divided (ZeRO-2, 3)   dims, kinds
+    sites; terms of a loss that needs the whole batch    gradients are not divided (ZeRO-2, 3)   dims, kinds
+    a term of the loss that other layers read            with ZeRO-2, 3: those are in its stage  kinds
     parameters in parts                                  an optimiser that is not divided        ``Layer.parameters``
 
 Copies of a buffer on several ranks stay equal where what is written follows from parameters and buffers alone, as the
@@ -39,16 +40,23 @@ from planner.ir.graph import (
 )
 from planner.ir.plan import Decision, Placement
 from planner.ir.problem import Rule
-from planner.layers._samples import prepared_inputs
+from planner.layers._samples import batch_wide_layers, prepared_inputs
 from planner.layers.division import LayerDivision, divides, layer_division
 from planner.layers.sized import AXES
 
 _CHANNELS = AXES["channel"][1]
 
 
-def rules_of_state(graph: Graph) -> dict[Rule, str]:
-    """What every plan of ``graph`` is to hold because of what layers write: side constraints, and why."""
+def rules_of_state(graph: Graph, *, divides_gradients: bool = False) -> dict[Rule, str]:
+    """What every plan of ``graph`` is to hold because of what layers write: side constraints, and why.
+
+    Args:
+        divides_gradients: whether ranks of a stage divide gradients (ZeRO-2, 3): each has terms of its own samples.
+    """
     rules = {}
+    if divides_gradients and (terms := _with_readers(graph, _terms(graph))):
+        why = f"layers {', '.join(terms)} make the loss of terms, of which each rank has those of its samples"
+        rules[Rule(",".join(map(escaped, terms)), TOGETHER, YES)] = why
     for buffer, names in _sharing_state(graph).items():
         why = f"layers {', '.join(names)} use the buffer {buffer}, which one of them writes"
         rules[Rule(",".join(map(escaped, names)), TOGETHER, YES)] = why
@@ -66,9 +74,25 @@ def why_gradients_stay_whole(graph: Graph) -> str:
     """Why no ranks of a stage can divide gradients or parameters of this network; empty: they can."""
     if prepared_inputs(graph):
         return "sites of clouds and sampled graphs: their layers sum what ranks have in ways of their own"
+    terms, batch_wide = _terms(graph), batch_wide_layers(graph)
+    if terms and batch_wide:
+        return f"layer {terms[0]} makes a term of the loss, and layer {batch_wide[0]} needs it of the whole batch"
+    return ""
+
+
+def _terms(graph: Graph) -> tuple[str, ...]:
+    """Layers that make terms of the loss, which other layers read."""
     read = {producer(value) for layer in graph.layers for value in layer.inputs}
-    term = next((layer.name for layer in graph.layers if layer.kind == "loss" and layer.name in read), "")
-    return f"layer {term} makes a term of the loss, which other layers read: a sum over ranks" if term else ""
+    return tuple(layer.name for layer in graph.layers if layer.kind == "loss" and layer.name in read)
+
+
+def _with_readers(graph: Graph, names: Iterable[str]) -> tuple[str, ...]:
+    """Layers, and all that is made of what they make."""
+    behind = set(names)
+    for layer in graph.layers:
+        if any(producer(value) in behind for value in layer.inputs):
+            behind.add(layer.name)
+    return tuple(layer.name for layer in graph.layers if layer.name in behind)
 
 
 def sharing_weights(graph: Graph) -> frozenset[str]:
@@ -110,7 +134,9 @@ def stage_errors(decision: Decision, graph: Graph) -> Iterator[tuple[str, Unsupp
         yield from ((each.name, _keeps(each, number, decision)) for each in layers if KEEPS_SAMPLES in each.attributes)
         yield from _of_stage_of_seeds(decision, graph, number)
         is_divided = divides(decision, number, graph)
-        if stage.level > 1 and (whole_because := why_gradients_stay_whole(graph)):
+        if stage.level > 1 and (
+            whole_because := why_gradients_stay_whole(graph) or _terms_apart(decision, graph, number)
+        ):
             yield layers[0].name, refused_slices(decision, number, [whole_because])
         elif stage.level > 1 and is_divided:
             why = "its layers are divided along more than samples"
@@ -125,6 +151,14 @@ def stage_errors(decision: Decision, graph: Graph) -> Iterator[tuple[str, Unsupp
                 yield layer.name, _not_linear(layer, number)
         yield from _of_statistics(decision, number, layers)
         yield from _of_parameters(decision, graph, number, layers)
+
+
+def _terms_apart(decision: Decision, graph: Graph, stage: int) -> str:
+    """Which layers make the loss of terms, where only some of them are in ``stage``; empty: all are, or none."""
+    together = _with_readers(graph, _terms(graph))
+    num_here = sum(decision.layers[name].stage == stage for name in together)
+    is_apart = 0 < num_here < len(together)
+    return f"layers {', '.join(together)}, which make the loss of terms, are in several stages" if is_apart else ""
 
 
 def _of_statistics(

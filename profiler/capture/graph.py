@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -45,9 +45,10 @@ from profiler.capture.verify_capture import (
     evaluation_fault,
     require_same_loss,
 )
+from profiler.source.losses import own_loss
 from profiler.source.model import LoadedModel, as_captured
 from profiler.source.module_kinds import require_plain_modules, require_values
-from runtime.captured import CapturedModule, attribute
+from runtime.captured import CapturedModule, LossCall, attribute
 
 _NUM_DATA_INPUTS = {OPAQUE: 0, ELEMENTWISE: 0, "attention": 3}
 """Leading arguments that the kind's access relation takes for activations, where it is not one."""
@@ -192,7 +193,26 @@ def _of_traced(
         {name: by_node.get(node, "") for name, node in traced.outputs.items()},
         traced.fixed,
         model.samples < traced.samples,
+        _loss_call(model, traced, by_node),
     )
+
+
+def _loss_call(model: LoadedModel, traced: TracedModel, by_node: Mapping[str, str]) -> LossCall | None:
+    """How the loss function that the user gave is called."""
+    returned, loss = traced.returned, model.loss_fn
+    if returned is None or len(returned.paths) != len(traced.outputs) or getattr(loss, "function", loss) is own_loss:
+        return None
+    call = model.call
+    num_outputs = len(traced.outputs)
+    takes_one = getattr(loss, "unpacked", False)
+
+    def arguments(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+        targets = call.aims(tensors[num_outputs:])
+        alone = takes_one and isinstance(targets, tuple)
+        return returned.filled(tensors[:num_outputs]), targets[0] if alone else targets
+
+    outputs = (by_node.get(node, "") for node in traced.outputs.values())
+    return LossCall((*outputs, *traced.inputs[len(model.inputs) :]), arguments)
 
 
 def _evaluating(module: nn.Module) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import logging
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -39,7 +39,7 @@ from cuda_ops.dense.packed import packed_as_padded
 from cuda_ops.dense.recurrent import recurrence_by_shape
 from cuda_ops.dense.running_statistics import averages_in_operators
 from cuda_ops.dense.value_checks import ValueChecks, is_value_check, look_at_values
-from planner.ir.errors import UnsupportedModelError
+from planner.ir.errors import FactoryError, UnsupportedModelError
 from planner.ir.graph import LOSS_PREFIX, is_sites
 from profiler.capture.by_sample import BagsOfRows, pick_by_sample
 from profiler.capture.functional import (
@@ -62,7 +62,7 @@ from profiler.capture.user_module import (
     users_line,
 )
 from profiler.source.model import LoadedModel
-from profiler.source.structure import named_tensors
+from profiler.source.structure import Nest, TensorSlot, named_tensors
 from runtime.captured import attribute
 
 _log = logging.getLogger(__name__)
@@ -89,6 +89,7 @@ class TracedModel:
         fixed: of one that is not polymorphic, where the user's code fixes the number of samples, if that is known.
         outputs: the node of each tensor of the module's output, by name and in their order; empty where the loss does
             not depend on it.
+        returned: what the module's output is made up of; None where it holds something else than tensors and constants.
     """
 
     module: fx.GraphModule
@@ -101,6 +102,7 @@ class TracedModel:
     outputs: Mapping[str, str] = field(default_factory=dict)
     fixed: str = ""
     rows: Mapping[str, int] = field(default_factory=dict)
+    returned: Nest | None = None
 
     @property
     def sizes(self) -> dict[str, tuple[str, int]]:
@@ -141,6 +143,18 @@ class TracedModel:
         return {**count, **sizes, **{name: tensors[name] for name in self.inputs}}
 
 
+class _Returned:
+    """What the module's output was made up of when it was called last."""
+
+    def __init__(self) -> None:
+        self.nest: Nest | None = None
+
+    def note(self, output: Any) -> None:
+        """Of an output with something else in it nothing is known."""
+        with suppress(FactoryError):
+            self.nest = Nest.of(output, "the output")[0]
+
+
 class _WithLoss(nn.Module):
     def __init__(self, model: LoadedModel) -> None:
         super().__init__()
@@ -149,7 +163,7 @@ class _WithLoss(nn.Module):
         self.loss = model.loss_fn
         self.call = model.call
         self.num_inputs = len(model.inputs)
-        self.has_outputs = model.clouds is None
+        self.returned = _Returned()
         if LOSS_PREFIX in model.owners:
             self.loss_fn = model.owners[LOSS_PREFIX]  # registered, so that its buffers have names
 
@@ -159,9 +173,10 @@ class _WithLoss(nn.Module):
         for part, own in buffers:
             _write_back(part, own)
         outputs: dict[str, Tensor] = {}
-        if self.has_outputs and not torch.compiler.is_dynamo_compiling():
+        if not torch.compiler.is_dynamo_compiling():
+            self.returned.note(output)
             outputs = dict(named_tensors(output))
-        elif self.has_outputs and isinstance(output, Tensor):  # of others it would read how they are named
+        elif isinstance(output, Tensor):  # of others it would read how they are named
             outputs = {"output": output}
         return self.loss(output, self.call.aims(tensors[self.num_inputs :])), outputs
 
@@ -198,7 +213,7 @@ def traces(model: LoadedModel) -> Iterator[TracedModel]:
     lines: list[str] = []
     try:
         with fixed_sizes(lambda: lines.append(users_line())):
-            by_any_number = _clean(model, _export(model, wrapper, tensors, (by_samples,)), samples)
+            by_any_number = _clean(model, wrapper, _export(model, wrapper, tensors, (by_samples,)), samples)
     except (*_REFUSALS, FixedSamplesError) as error:
         line, reads_a_number = next(iter(lines), ""), takes_sizes_for_numbers(error)
     else:
@@ -212,7 +227,7 @@ def traces(model: LoadedModel) -> Iterator[TracedModel]:
         if read is not None and read.is_polymorphic:
             yield replace(read, refusal=UnsupportedModelError("the model fixes the number of samples", [line]))
     try:
-        yield replace(_clean(model, _export(model, wrapper, tensors, fixed), samples), fixed=line)
+        yield replace(_clean(model, wrapper, _export(model, wrapper, tensors, fixed), samples), fixed=line)
         return
     except UnsupportedModelError:
         raise
@@ -249,7 +264,7 @@ def _by_samples(model: LoadedModel) -> tuple[dict[int, Any], ...]:
     return tuple({**own, **others} for own, others in zip(of_samples, _varying(model), strict=True))
 
 
-def _of_several_rows(model: LoadedModel, wrapper: nn.Module, *, strict: bool = False) -> TracedModel | None:
+def _of_several_rows(model: LoadedModel, wrapper: _WithLoss, *, strict: bool = False) -> TracedModel | None:
     """The graph for any number of samples, where these have several rows in some tensor; None: there is none."""
     try:
         with _quiet():
@@ -257,13 +272,13 @@ def _of_several_rows(model: LoadedModel, wrapper: nn.Module, *, strict: bool = F
             if not model.rows:
                 return None
             exported = _export(model, wrapper, _example(model), (_by_samples(model),), strict=strict)
-            return _clean(model, exported, max(2, model.samples))
+            return _clean(model, wrapper, exported, max(2, model.samples))
     except Exception as error:  # noqa: BLE001 - the first refusal is told, which knows the user's line
         _log.debug("torch.export, for samples of several rows: %s", error)
         return None
 
 
-def _with_rows(model: LoadedModel, wrapper: nn.Module, *, strict: bool) -> LoadedModel:
+def _with_rows(model: LoadedModel, wrapper: _WithLoss, *, strict: bool) -> LoadedModel:
     """``model``, which knows how many rows a sample has in each tensor, if it is more than one in some."""
     if model.clouds is not None or not model.inputs[0].ndim:
         return model
@@ -292,14 +307,14 @@ def _distinct(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _by_bytecode(
-    model: LoadedModel, wrapper: nn.Module, tensors: tuple[Tensor, ...], several: tuple[Any, ...]
+    model: LoadedModel, wrapper: _WithLoss, tensors: tuple[Tensor, ...], several: tuple[Any, ...]
 ) -> TracedModel | None:
     """What ``torch.export`` makes of the module's code without running it, which may read values: numpy, prints."""
     for shapes in several:
         try:
             with _quiet():
                 exported = _export(model, wrapper, tensors, shapes, strict=True)
-                return _clean(model, exported, max(2, model.samples))
+                return _clean(model, wrapper, exported, max(2, model.samples))
         except Exception as error:  # noqa: BLE001 - the first refusal is told, which knows the user's line
             _log.debug("torch.export, strict: %s", error)
     return None
@@ -341,7 +356,7 @@ def _export(
         return torch.export.export(wrapper, tensors, strict=strict, dynamic_shapes=shapes)
 
 
-def _clean(model: LoadedModel, program: ExportedProgram, samples: int) -> TracedModel:
+def _clean(model: LoadedModel, wrapper: _WithLoss, program: ExportedProgram, samples: int) -> TracedModel:
     names, exported = model.names, program.module()
     input_nodes = [node for node in exported.graph.nodes if node.op == "placeholder"]
     placeholders = {name: node.meta["val"] for name, node in zip(names, input_nodes, strict=True)}
@@ -375,7 +390,12 @@ def _clean(model: LoadedModel, program: ExportedProgram, samples: int) -> Traced
     parameters = {name: value for name, value in attributes.items() if is_trained(value)}
     there = {node.name for node in module.graph.nodes}
     kept = {name: node.name if node.name in there else "" for name, node in found_outputs.items()}
-    return TracedModel(module, names, samples, symbols, parameters, model.varying, outputs=kept, rows=model.rows)
+    returned = wrapper.returned.nest
+    if list(kept) == ["output"] and returned is None:  # of code that was read
+        returned = Nest(TensorSlot(0), ((),))
+    return TracedModel(
+        module, names, samples, symbols, parameters, model.varying, outputs=kept, rows=model.rows, returned=returned
+    )
 
 
 @dataclass(frozen=True, slots=True)

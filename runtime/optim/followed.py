@@ -20,7 +20,6 @@ from weakref import WeakKeyDictionary, WeakMethod
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.hooks import RemovableHandle
 
 from cuda_ops._torch import (
@@ -32,6 +31,7 @@ from cuda_ops._torch import (
     tree_leaves,
 )
 from planner.ir.errors import UsageError
+from runtime.optim.schedules import Schedules, SteppedElsewhere
 from runtime.optim.sharding import STEP
 
 if TYPE_CHECKING:
@@ -75,24 +75,23 @@ class Followed:
     (:func:`runtime.optim.optimizer_state.give_back`), so that another run or a loop of the user's own goes on with it.
 
     Args:
-        scheduler: made on ``optimizer``; stepped once an update (:meth:`updated`).
+        schedules: made on ``optimizer``; stepped once an update (:meth:`updated`).
 
     Attributes:
         names: the model's parameters by all their names, once :meth:`recognise` was called.
 
     Raises:
-        UsageError: it keeps more than groups and state by parameter, or hooks; or the schedule is another's, or follows
-            a metric; or the ranks of an earlier run still have its state.
+        UsageError: it keeps more than groups and state by parameter, or hooks; or a schedule is another's; or the ranks
+            of an earlier run still have its state.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None = None) -> None:
-        self.optimizer, self.scheduler = optimizer, scheduler
+    def __init__(self, optimizer: torch.optim.Optimizer, schedules: Schedules | SteppedElsewhere | None = None) -> None:
+        self.optimizer, self.schedules = optimizer, schedules
         self.names: Mapping[str, nn.Parameter] = {}
         self._kept: dict[torch.Tensor, Any] | None = None
         self._led: WeakKeyDictionary[torch.optim.Optimizer, list[dict[str, Any]]] = WeakKeyDictionary()
         self._state_was = _writes(optimizer)
         _require_divisible(optimizer)
-        require_counting(scheduler)
         reason, state_was = _LEFT_WITH_RANKS.get(optimizer, ("", None))
         if state_was == self._state_was:
             raise UsageError(
@@ -100,12 +99,8 @@ class Followed:
                 [reason],
                 ["optimizer.load_state_dict(...)", "an optimiser object that is new"],
             )
-        if scheduler is not None and scheduler.optimizer is not optimizer:
-            raise UsageError(
-                f"the {type(scheduler).__name__} was made on another optimiser than the {type(optimizer).__name__}",
-                ["it would set learning rates that nothing uses"],
-                ["give both: the optimiser, and the schedule that was made on it"],
-            )
+        if isinstance(schedules, Schedules):
+            schedules.require_of(optimizer)
 
     def recognise(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Call before stages are made: the model's parameters by all their names.
@@ -145,7 +140,7 @@ class Followed:
         kept: defaultdict[torch.Tensor, Any] = defaultdict(dict)
         kept.update((parameter, each) for parameter, each in state.items() if each)
         follower = optimizer_like(type(self.optimizer), optimizer_attributes(self.optimizer), groups, kept)
-        self._led[follower] = self.settings
+        self._led[follower] = _copied(self.settings)
         return follower
 
     @property
@@ -188,20 +183,17 @@ class Followed:
         before = self._led.get(follower, [{}] * len(now))
         for settings, last, own in zip(now, before, follower.param_groups, strict=True):
             own.update({key: value for key, value in settings.items() if key not in last or _differ(value, last[key])})
-        self._led[follower] = now
+        self._led[follower] = _copied(now)
 
-    def take(self, follower: torch.optim.Optimizer, has_names: Iterable[bool]) -> None:
-        """Gets back the settings of those groups of which ``follower`` has parameters."""
-        for group, own, is_there in zip(self.optimizer.param_groups, follower.param_groups, has_names, strict=True):
-            if is_there:
-                group.update(_without_parameters(own))
-        self._led[follower] = self.settings
+    def forget(self, follower: torch.optim.Optimizer) -> None:
+        """Call when the user's groups got other settings than ``follower`` was given: it is given all of them anew."""
+        self._led.pop(follower, None)
 
     def updated(self) -> None:
-        """Call once after each update, on every rank: steps the schedule."""
+        """Call once after each update, on every rank: steps the schedules."""
         note_step(self.optimizer)
-        if self.scheduler is not None:
-            self.scheduler.step()
+        if self.schedules is not None:
+            self.schedules.step()
 
     def require_state(self) -> None:
         """Raises :class:`UsageError` where the script wrote what its object keeps since the run began."""
@@ -280,6 +272,14 @@ def _without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in _NO_SETTINGS}
 
 
+def _copied(settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """As they are now: a schedule writes into a learning rate that is a tensor."""
+    return [
+        {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in group.items()}
+        for group in settings
+    ]
+
+
 def _differ(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return not torch.equal(one, other)
@@ -307,18 +307,6 @@ def _require_divisible(optimizer: torch.optim.Optimizer) -> None:
             [
                 "take the hooks off, and do after run.step(batch) what they do",
                 f"what is to happen to gradients: a subclass of {name} whose step does it, then super().step()",
-            ],
-        )
-
-
-def require_counting(scheduler: LRScheduler | None) -> None:
-    """Raises :class:`UsageError` for a schedule that follows a metric."""
-    if isinstance(scheduler, ReduceLROnPlateau):
-        raise UsageError(
-            "ReduceLROnPlateau follows a metric, which the ranks that do not make the loss do not have",
-            remedies=[
-                "a schedule that counts steps, such as CosineAnnealingLR:T_max=100",
-                "in a script with an optimiser object of its own: leave it out, and call scheduler.step(loss) there",
             ],
         )
 

@@ -11,7 +11,7 @@ Where the user gives an optimiser object, those of the stages *follow* it (:mod:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -21,7 +21,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from planner.ir.errors import FactoryError, UnknownNameError, UsageError
 from planner.ir.profile import Optimizer, spelled
-from runtime.optim.followed import Followed, asks_for_closure, require_counting
+from runtime.optim.followed import Followed, asks_for_closure
+from runtime.optim.schedules import Schedules, SteppedElsewhere, schedules_of
 from runtime.optim.sharding import (
     ParameterSlice,
     ShardedParameters,
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
     from runtime.spatial import ParameterPart, Parts
 
 MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
-MakeScheduler = Callable[[torch.optim.Optimizer], LRScheduler] | LRScheduler
-"""Makes a schedule; or the schedule of the optimiser that those of the stages follow."""
+MakeScheduler = Callable[[torch.optim.Optimizer], LRScheduler | Sequence[LRScheduler]]
+"""Makes a schedule, or several that are stepped one after another."""
 
 _EMPTY = "optimizer got an empty parameter list"
 """What torch says where it is given no parameter."""
@@ -53,7 +54,8 @@ class StageOptimizer:
 
     Attributes:
         optimizer: the user's.
-        scheduler: None without one.
+        schedules: None without any; where an optimiser object is followed, that object's.
+        followed: the user's optimiser object; None without one.
         tensors: what the optimiser steps on this rank, by the parameters' names: parameters, or slices of them.
         slices: by name, of those that are slices.
         parts: by name, of those that some rank has not all of.
@@ -76,10 +78,10 @@ class StageOptimizer:
         self.parts: Mapping[str, ParameterPart] = {
             name: part for name, part in (parts or {}).items() if part.is_divided
         }
-        self._followed = make if isinstance(make, Followed) else None
-        begun = make if self._followed is None else partial(self._followed, parts=self.parts)
+        self.followed = make if isinstance(make, Followed) else None
+        begun = make if self.followed is None else partial(self.followed, parts=self.parts)
         self.optimizer = _made(begun, parameters)
-        self.scheduler: LRScheduler | None = None
+        self.schedules: Schedules | SteppedElsewhere | None = None if self.followed is None else self.followed.schedules
         self._sharded = sharded
         names = {parameter: name for name, parameter in parameters.items()}
         _require_usable(self.optimizer, names)
@@ -106,11 +108,9 @@ class StageOptimizer:
         """Let a schedule set the learning rates from now on.
 
         Raises:
-            UsageError: it follows a metric, which stages do not see.
+            UsageError: it follows a metric, which stages do not see; or it is none.
         """
-        scheduler = make if isinstance(make, LRScheduler) else make(self.optimizer)
-        require_counting(scheduler)
-        self.scheduler = scheduler
+        self.schedules = schedules_of(make(self.optimizer))
 
     def step(self) -> None:
         """Update the parameters, then the learning rates; with slices, all ranks of the stage call this together."""
@@ -120,18 +120,18 @@ class StageOptimizer:
         self.optimizer.step()
         if self._sharded is not None:
             self._sharded.gather()
-        if self.scheduler is not None and self._followed is None:
-            self.scheduler.step()
+        if self.schedules is not None and self.followed is None:
+            self.schedules.step()
 
     def follow(self) -> None:
         """Take over the settings of what is followed, as they are by now."""
-        if self._followed is not None:
-            self._followed.lead(self.optimizer)
+        if self.followed is not None:
+            self.followed.lead(self.optimizer)
 
     def loaded(self) -> None:
-        """Call when groups were loaded from a checkpoint: what is followed gets their settings."""
-        if self._followed is not None:
-            self._followed.take(self.optimizer, [bool(names) for names in self.group_names])
+        """Call when groups were loaded from a checkpoint, and those of what is followed as well."""
+        if self.followed is not None:
+            self.followed.forget(self.optimizer)
 
     def learning_rates(self) -> tuple[float, ...]:
         """Of each group, for the next step; groups may have none."""

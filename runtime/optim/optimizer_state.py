@@ -2,18 +2,17 @@
 
     optimizer/NAME/exp_avg     a tensor, or the slice or box of it that this rank has
     group/NAME/lr              a number of NAME's group; the numbers of a tuple as group/NAME/betas/0
-    scheduler/NAME/last_epoch  a number of the schedule of NAME's stage; of a list with a number for each group, the one
-                               of NAME's group: scheduler/NAME/base_lrs
+    scheduler/NAME/last_epoch  a number of the schedule of NAME's optimiser; of a list with a number for each group, the
+                               one of NAME's group: scheduler/NAME/base_lrs; of several scheduler/NAME/1/last_epoch
 
 Another plan has other stages and groups, so groups and schedules are saved with each of their parameters.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -22,12 +21,8 @@ from planner.ir.errors import UsageError
 from runtime.checkpoint.state import BoxOf, Number, RankState, Slice
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer import StageOptimizer
+from runtime.optim.schedules import Numbers, filled, is_leaf, leaves
 from runtime.optim.sharding import STEP
-
-_Path = tuple[str, ...]
-
-_BY_GROUP = frozenset({"base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "base_momentums", "max_momentums"})
-"""Lists of torch's schedules (2.13) with an element for each group of the optimiser; others are read as they are."""
 
 
 class StateSource(Protocol):
@@ -123,7 +118,7 @@ def load_state(stage: StageOptimizer, source: StateSource) -> None:
     groups = optimizer.state_dict()["param_groups"]
     for group, names in zip(groups, stage.group_names, strict=True):
         if names:
-            group.update(_filled(_settings(group), (), partial(_read, source, "group", names[:1])))
+            group.update(_saved_settings(group, names[0], source))
     optimizer.load_state_dict({"state": state, "param_groups": groups})
     for tensor, place in places.items():
         for entry, value in state.get(place, {}).items():
@@ -132,10 +127,19 @@ def load_state(stage: StageOptimizer, source: StateSource) -> None:
             ):  # it was moved to the right device, but also cast to the parameter's dtype
                 optimizer.state[tensor][entry] = optimizer.state[tensor][entry].to(value.dtype)
     stage.loaded()
-    if stage.scheduler is not None and any(stage.group_names):
-        fresh = stage.scheduler.state_dict()  # says what there is to read
-        saved = partial(_read, source, "scheduler", [names[0] if names else "" for names in stage.group_names])
-        stage.scheduler.load_state_dict(_filled(fresh, (), saved))
+    is_own = stage.followed is None  # else see :func:`load_followed`
+    if is_own and stage.schedules is not None and any(stage.group_names):
+        stage.schedules.load(_schedule_numbers(source, [next(iter(names), "") for names in stage.group_names]))
+
+
+def load_followed(followed: Followed, source: StateSource) -> None:
+    """What is followed gets the settings of all its groups, and its schedules go on, whatever this rank trains of it.
+
+    Call when all optimisers that follow it were loaded.
+    """
+    names = _load_settings(followed, source)
+    if followed.schedules is not None and any(names):
+        followed.schedules.load(_schedule_numbers(source, names))
 
 
 def give_back(followed: Followed, source: StateSource) -> None:
@@ -144,13 +148,8 @@ def give_back(followed: Followed, source: StateSource) -> None:
     What it kept for parameters that no stage trains stays.
     """
     entries = _entries(source)
-    tensors, numbers = source.tensors(), source.numbers()
-    trained = {key.removeprefix("group/").split("/")[0] for key in numbers if key.startswith("group/")}
-    name_of = {id(parameter): name for name, parameter in followed.names.items() if name in trained}
-    for group in followed.optimizer.param_groups:
-        name = next((name_of[id(each)] for each in group["params"] if id(each) in name_of), "")
-        if name:
-            group.update(_filled(_settings(group), (), partial(_read, source, "group", [name])))
+    tensors = source.tensors()
+    _load_settings(followed, source)
     followed.write(
         {
             name: {
@@ -160,6 +159,33 @@ def give_back(followed: Followed, source: StateSource) -> None:
             for name, kept in entries.items()
         }
     )
+
+
+def _load_settings(followed: Followed, source: StateSource) -> list[str]:
+    """Those of the user's groups; returns the name of a parameter of each, empty where none of it is trained."""
+    trained = {key.removeprefix("group/").split("/")[0] for key in source.numbers() if key.startswith("group/")}
+    name_of = {id(parameter): name for name, parameter in followed.names.items() if name in trained}
+    groups = followed.optimizer.param_groups
+    names = [next((name_of[id(each)] for each in group["params"] if id(each) in name_of), "") for group in groups]
+    for group, name in zip(groups, names, strict=True):
+        if name:
+            group.update(_saved_settings(group, name, source))
+    return names
+
+
+def _saved_settings(group: Mapping[str, Any], name: str, source: StateSource) -> dict[str, Any]:
+    """The settings of a group that ``name`` is in, as they were saved."""
+    return cast("dict[str, Any]", filled(_settings(group), (), partial(_read, source, "group", name)))
+
+
+def _schedule_numbers(source: StateSource, names: Sequence[str]) -> Numbers:
+    """What schedules kept, by a parameter of each group; a group without any, which trains nothing, takes another's."""
+    some = next(filter(None, names))
+    heads = [f"scheduler/{name or some}/" for name in names]
+    return [
+        {key.removeprefix(head): source.number(key) for key in source.numbers() if key.startswith(head)}
+        for head in heads
+    ]
 
 
 def _speaks(stage: StageOptimizer, name: str, speaks_for: Collection[str]) -> bool:
@@ -192,13 +218,14 @@ def _entry(stage: StageOptimizer, name: str, entry: str, source: StateSource) ->
 
 def _numbers(stage: StageOptimizer) -> Iterator[tuple[str, str, Number]]:
     """(name, key, number) of everything that is kept of groups and schedules, for each parameter."""
-    schedule = {} if stage.scheduler is None else stage.scheduler.state_dict()
     groups = stage.optimizer.param_groups
-    for index, (group, names) in enumerate(zip(groups, stage.group_names, strict=True)):
-        kept = [("group", *each) for each in _leaves(_settings(group), (), index)]
-        kept += [("scheduler", *each) for each in _leaves(schedule, (), index)]
+    none: Numbers = [{}] * len(groups)
+    schedules = none if stage.schedules is None else stage.schedules.numbers() or none
+    for group, numbers, names in zip(groups, schedules, stage.group_names, strict=True):
+        kept = [("group", *each) for each in leaves(_settings(group), (), 0)]
+        kept += [("scheduler", *each) for each in numbers.items()]
         for name in names:
-            yield from ((name, "/".join((head, name, *path)), number) for head, path, number in kept)
+            yield from ((name, "/".join((head, name, place)), number) for head, place, number in kept)
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,59 +236,8 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
 def _is_setting(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return all(map(_is_setting, value))
-    return _is_leaf(value) and value is not None and not isinstance(value, bool | str)
+    return is_leaf(value) and value is not None and not isinstance(value, bool | str)
 
 
-def _is_leaf(value: Any) -> bool:
-    return isinstance(value, Number) or (isinstance(value, torch.Tensor) and value.numel() == 1)
-
-
-def _leaves(value: Any, path: _Path, group: int) -> Iterator[tuple[_Path, Number]]:
-    """The numbers in ``value``; of a list with one for each group, that of ``group``."""
-    if path and path[-1] in _BY_GROUP and isinstance(value, list):
-        value = value[group]
-    if _is_leaf(value):
-        yield path, value.item() if isinstance(value, torch.Tensor) else value
-    elif isinstance(value, Mapping | list | tuple):
-        for key, each in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from _leaves(each, (*path, str(key)), group)
-
-
-def _filled(fresh: Any, path: _Path, read: Callable[[_Path, int | None], Number]) -> Any:
-    """``fresh`` with every number read anew; ``read`` gets the group, where there is a number for each."""
-    if _is_leaf(fresh):
-        return _like(fresh, read(path, None))
-    if path and path[-1] in _BY_GROUP and isinstance(fresh, list):
-        return [_like(each, read(path, group)) if _is_leaf(each) else each for group, each in enumerate(fresh)]
-    if isinstance(fresh, Mapping):
-        filled: Any = copy.copy(fresh)
-        for key, each in fresh.items():
-            filled[key] = _filled(each, (*path, str(key)), read)
-        return filled
-    if isinstance(fresh, list | tuple):
-        return type(fresh)(_filled(each, (*path, str(key)), read) for key, each in enumerate(fresh))
-    return fresh
-
-
-def _like(fresh: Any, number: Number) -> Any:
-    if not isinstance(fresh, torch.Tensor):
-        if isinstance(fresh, int | float) and isinstance(number, str):
-            raise UsageError(
-                f"the saved state of the optimiser has {number!r} where this optimiser keeps a number",
-                ["it was saved by an optimiser with other options, or the manifest was edited"],
-                ["give the options that it was saved with"],
-            )
-        return number
-    if not isinstance(number, int | float):
-        raise UsageError(
-            f"the saved state of the optimiser has {number!r} where this optimiser keeps a tensor of numbers",
-            ["it was saved by an optimiser with other options"],
-            ["give the options that it was saved with"],
-        )
-    return torch.full_like(fresh, number)
-
-
-def _read(source: StateSource, head: str, names: Sequence[str], path: _Path, group: int | None) -> Number:
-    """``names``: a parameter of each group; a group without any, which trains nothing, takes another's number."""
-    name = (names[group] if group is not None else "") or next(filter(None, names))
-    return source.number("/".join((head, name, *path)))
+def _read(source: StateSource, head: str, name: str, place: str, _: int | None) -> Number:
+    return source.number("/".join((head, name, place)))

@@ -2,7 +2,7 @@
 
     {"state": {"fc.weight": {"step": ..., "exp_avg": a whole tensor}},     as torch.distributed.checkpoint has it
      "param_groups": [{"params": ["fc.weight", ...], "lr": 0.1, "betas": (0.9, 0.999)}],
-     "scheduler": {"fc.weight/last_epoch": 3},                             of a schedule that the ranks step
+     "scheduler": {"fc.weight/last_epoch": 3},                             of the schedules that were given
      "num_steps": 3}
 
 It is nothing of the plan: another plan of the model goes on from it.

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.robustness import __main__ as robustness
-from benchmarks.robustness import fuzzing, hostile_inputs, remedies
+from benchmarks.robustness import fuzzing, hostile_inputs, metrics, remedies, schedules
+from benchmarks.robustness.habits import Habit, judge
 from benchmarks.robustness.hostile_files import Hostile
 from benchmarks.robustness.refusals import Refusal, alternatives, commands_of, rows, verdict
 from planner.ir.errors import UsageError
@@ -216,3 +217,17 @@ def test_the_quick_run_prints_rows(capsys: pytest.CaptureFixture[str], monkeypat
     judged = [value for name, value in figures.items() if name.startswith("networks") and name != "networks tried"]
     assert sum(judged) == figures["networks tried"] >= 3
     assert [row["name"] for row in rows if row["goal"] and not row["holds"]] == []
+
+
+@pytest.mark.cases(3)
+@pytest.mark.parametrize("habit", [*schedules.habits(), *metrics.habits()], ids=lambda habit: habit.name)
+def test_a_habit_with_schedules_or_metrics_is_equal_to_a_plain_loop_or_refused_before_the_first_step(
+    habit: Habit,
+) -> None:
+    """Starts two processes once or twice: 2 to 4 s."""
+    assert judge(habit).fault(habit) == ""
+
+
+def test_the_tables_of_habits_have_the_rows_that_were_asked_for() -> None:
+    assert len({habit.name for habit in schedules.habits()}) == len(schedules.habits()) >= 8
+    assert len({habit.name for habit in metrics.habits()}) == len(metrics.habits()) >= 6

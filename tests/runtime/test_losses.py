@@ -13,6 +13,7 @@ from tests.runtime.divided import divided
 from tests.runtime.engines import Network, on_engines, trained_on
 from tests.runtime.losses import EXACT, JOINING, Learned, Scores, network, network_of, network_with, whole
 from tests.runtime.plans import assert_equal, decide, split_backward
+from tests.runtime.training import sharded
 
 PLANS: dict[str, dict[str, object]] = {
     "uneven micro-batches": {"cuts": ["last"], "micro_batches": (4, 3, 3)},
@@ -43,6 +44,15 @@ def trained(given: Network, decision: Decision) -> object:
 def test_the_loss_of_the_parts_is_that_of_the_batch(loss: str, plan: str) -> None:
     given = network(loss)
     assert_equal(trained(given, decide(given[1].graph, **PLANS[plan])), whole(given))
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize("loss", EXACT)
+def test_ranks_that_divide_gradients_have_the_terms_of_their_own_samples(loss: str, zero: int) -> None:
+    given = network(loss)
+    for plan in ("replicas of unequal share", "replicas of which one is empty"):
+        decision = sharded(decide(given[1].graph, **PLANS[plan]), zero)
+        assert_equal(trained(given, decision), whole(given))
 
 
 @pytest.mark.parametrize("loss", EXACT)

@@ -87,7 +87,8 @@ class Constraints:
         """
         graph = problem.profile.graph
         names = tuple(layer.name for layer in graph.layers)
-        rules = [Applied(rule, True, matching(rule, names), why) for rule, why in rules_of_state(graph).items()]
+        of_network = rules_of_state(graph, divides_gradients=problem.zero > 1)
+        rules = [Applied(rule, True, matching(rule, names), why) for rule, why in of_network.items()]
         for rule, fixed in (*((rule, True) for rule in problem.fix), *((rule, False) for rule in problem.forbid)):
             check_names(rule, problem.profile.cluster)
             rules.append(Applied(rule, fixed, matching(rule, names)))

@@ -442,7 +442,8 @@ def _broken_rule(problem: Problem, candidate: Candidate) -> str:
     """The first rule that is broken, and by which layer."""
     layers = {layer.name: candidate.placement_of(index) for index, layer in enumerate(problem.profile.graph.layers)}
     decision = Decision(candidate.schedule, candidate.micro_batches, stages_of(problem, candidate), layers, ())
-    cluster, of_network = problem.profile.cluster, rules_of_state(problem.profile.graph)
+    cluster = problem.profile.cluster
+    of_network = rules_of_state(problem.profile.graph, divides_gradients=problem.zero > 1)
     wrong = next((why for rule, why in of_network.items() if broken((rule,), (), decision, cluster)), "")
     return wrong or next(iter(broken(problem.fix, problem.forbid, decision, cluster)), "a side constraint")
 

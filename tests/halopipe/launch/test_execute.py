@@ -185,20 +185,20 @@ def test_what_is_no_module_or_optimiser_is_refused_before_the_others_are_met(
 
 def test_an_optimiser_is_made_of_text_function_or_object_and_a_schedule_is_its(plan: Plan) -> None:
     weight = torch.nn.Parameter(torch.ones(3))
-    named = execute._maker(plan, "Adam:lr=0.25", None)([weight])
+    named = execute._makers(plan, "Adam:lr=0.25", [])[0]([weight])
     assert (type(named), named.param_groups[0]["lr"]) == (torch.optim.Adam, 0.25)
-    function = execute._maker(plan, lambda parameters: torch.optim.SGD(parameters, lr=0.2), None)
+    function = execute._makers(plan, lambda parameters: torch.optim.SGD(parameters, lr=0.2), [])[0]
     assert function([weight]).param_groups[0]["lr"] == 0.2
-    assert execute._maker(plan, None, None)([weight]).param_groups[0]["lr"] == 0.1
+    assert execute._makers(plan, None, [])[0]([weight]).param_groups[0]["lr"] == 0.1
     ours, other, no_rate = (torch.optim.SGD([weight], lr=lr) for lr in (0.1, 0.1, float("nan")))
     schedule = torch.optim.lr_scheduler.StepLR(ours, 1)
-    assert execute._maker(plan, ours, schedule).scheduler is schedule
+    assert execute._makers(plan, ours, [schedule])[0].schedules.optimizer is ours
     with pytest.raises(UsageError, match="belongs to an optimiser object, and another optimiser is used"):
-        execute._maker(plan, "SGD", schedule)
+        execute._makers(plan, "SGD", [schedule])
     with pytest.raises(UsageError, match="was made on another optimiser"):
-        execute._maker(plan, other, schedule)
+        execute._makers(plan, other, [schedule])
     with pytest.raises(UsageError, match="lr=nan: a number that is finite is needed"):
-        execute._maker(plan, no_rate, None)
+        execute._makers(plan, no_rate, [])[0]
 
 
 def test_a_device_is_one_of_this_process() -> None:

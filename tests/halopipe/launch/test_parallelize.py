@@ -188,7 +188,7 @@ def test_a_loop_that_looks_ahead_tells_the_ranks_the_batch_behind_the_one_they_t
         done.append(batches)
         return SimpleNamespace(loss=0.5)
 
-    execution = SimpleNamespace(train_before=train_before, is_updated=True, num_steps=1, followed=None)
+    execution = SimpleNamespace(train_before=train_before, has_updated=True, num_steps=1, followed=None)
 
     def call(do: Callable[..., object], *given: object, settings: None) -> dict[str, object]:
         return ScriptCall(do, given, {}, settings, is_written=False).done(execution, Path())

@@ -24,6 +24,7 @@ from profiler.source.source import load_model
 from runtime.engine import Engine
 from runtime.monitor.waits import RankHeartbeat
 from runtime.optim.followed import Followed
+from runtime.optim.schedules import schedules_of
 from runtime.optim.ties import groups_of
 from runtime.rank import RankContext
 from runtime.transport import InProcessTransport
@@ -65,8 +66,9 @@ def together(
         own = dict(made)
         optimizer = make_optimizer_of(parse_optimizer(own.pop("text", "SGD:lr=0.5")))
         if make is not None:
-            made_by_user, own["scheduler"] = make(twin.module)
-            optimizer = Followed(made_by_user, own["scheduler"])
+            made_by_user, schedule = make(twin.module)
+            own["scheduler"] = None  # that of an optimiser object is its own
+            optimizer = Followed(made_by_user, None if schedule is None else schedules_of(schedule))
             optimizer.recognise(parameters_of(twin, captured))
         context = RankContext(plan.decision, optimizer, model=captured, module=twin.module, transport=end, **own)
         context.activity = rank_heartbeat.activity

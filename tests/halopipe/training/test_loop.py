@@ -14,7 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils.data import Dataset
 
+from benchmarks.robustness import metrics
 from halopipe.reports import run
 from halopipe.run_spec.result import RunResult
 from halopipe.training.checkpointing import Checkpoints
@@ -23,6 +26,7 @@ from planner.ir.plan import Plan, RankPrediction
 from planner.ir.profile import ModelSource
 from planner.ir.schedule import Action, Op
 from planner.ir.timeline import Span
+from profiler.source.source import load_model
 from runtime.checkpoint import Checkpoint, complete_steps, saving
 from runtime.monitor.slow import StepLog
 from runtime.rank import STOP
@@ -116,6 +120,47 @@ def test_a_plan_of_forward_passes_is_evaluated(tmp_path: Path) -> None:
     report = run.RunReport(plan, found, run.predicted_timeline(plan)).render()
     assert "mean loss of 4 steps" in report
     assert "forward passes alone, no training" in report
+
+
+class OfHeads(Dataset[tuple[Tensor, tuple[Tensor, Tensor]]]):
+    """Six samples with two targets each."""
+
+    def __init__(self, global_batch: int, input_shape: tuple[int, ...], seed: int) -> None:
+        self.inputs, (self.sizes, self.classes) = metrics.batch(7, "heads")
+
+    def __len__(self) -> int:
+        return metrics.SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        return self.inputs[index], (self.sizes[index], self.classes[index])
+
+
+@pytest.mark.parametrize("way", ["each", "first", "share"])
+@pytest.mark.parametrize("ranks", [[(0,), (1,)], [(0, 1), (2,)]], ids=str)
+def test_whoever_reads_the_data_a_metric_is_called_as_the_loss_function_is(
+    tmp_path: Path, way: str, ranks: list[tuple[int, ...]]
+) -> None:
+    network = metrics.NETWORKS["a loss of two heads"]
+    plan = plan_of(network.source, [0.6], (4, 2), ranks=ranks)
+    here = f"{__name__}:OfHeads"
+    options = {"data": here, "eval_data": here, "eval_metric": "benchmarks.robustness.metrics:OfHeads"}
+    found = run_job(plan, tmp_path, steps=1, optimizer="SGD:lr=0.0", data_from=way, **options)
+    inputs, targets = metrics.held_out(network)[0]
+    expected = metrics.OfHeads()
+    with torch.no_grad():
+        expected.update(load_model(network.source).module(inputs), targets)
+    assert found.scores[-1].metrics == pytest.approx(
+        {name: float(value) for name, value in expected.compute().items()}, rel=1e-10
+    )
+
+
+def test_what_a_metric_cannot_be_given_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    plan = plan_of(metrics.Network("with_features", metrics.MAE).source, [0.5])
+    steps = tmp_path / "m.jsonl"
+    options = {"data": f"{DATA}dataset", "metrics": str(steps), "eval_metric": "benchmarks.robustness.metrics:MAE"}
+    with pytest.raises(errors.UsageError, match=r"number 1 is left out[\s\S]*name what metrics are to be given"):
+        run_job(plan, tmp_path, **options, eval_data=options["data"])
+    assert not steps.exists() or not read_metrics(steps)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

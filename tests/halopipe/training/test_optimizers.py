@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -213,7 +214,7 @@ def test_the_users_own_optimiser_trains_as_in_the_users_own_loop_and_goes_on_in_
         execution.optimizer_state_dict()
         module, followed = execution.module, execution.followed
         assert followed is not None
-        goes_on = one_device(lambda _: (followed.optimizer, followed.scheduler), 2, first=2, module=module)
+        goes_on = one_device(lambda _: (followed.optimizer, followed.schedules), 2, first=2, module=module)
         return losses, weights, goes_on[0]
 
     expected, _ = one_device(make, 4)
@@ -221,6 +222,27 @@ def test_the_users_own_optimiser_trains_as_in_the_users_own_loop_and_goes_on_in_
     for losses, weights, goes_on in together(CALM_PLANS[name](), run, make=make):
         assert [*losses, *goes_on] == pytest.approx(expected, rel=1e-10)
         require_close(weights, wanted)
+
+
+@pytest.mark.parametrize("name", CALM_PLANS)
+def test_the_users_own_schedule_goes_on_from_a_checkpoint_on_every_rank(name: str, tmp_path: Path) -> None:
+    """Also of groups of which a rank trains nothing."""
+
+    def begin(execution: Execution) -> None:
+        steps(0, 2)(execution)
+        execution.save(tmp_path)
+
+    def go_on(execution: Execution) -> tuple[list[float], list[float]]:
+        assert execution.followed is not None
+        assert execution.load(tmp_path) == 2
+        losses = steps(2, 4)(execution)
+        return losses, [group["lr"] for group in execution.followed.optimizer.param_groups]
+
+    expected, _ = one_device(adamw, 4)
+    together(CALM_PLANS["two stages"](), begin, make=adamw)
+    for losses, rates in together(CALM_PLANS[name](), go_on, make=adamw):
+        assert losses == pytest.approx(expected[2:], rel=1e-10)
+        assert rates == pytest.approx([0.1 / 5, 0.1 / 5, 0.03 / 5])
 
 
 def test_an_optimiser_whose_state_is_elsewhere_is_refused() -> None:
@@ -297,9 +319,6 @@ def test_what_a_script_does_to_its_optimiser_holds_and_what_cannot_is_refused() 
     hooked.register_step_pre_hook(lambda *_: None)
     with pytest.raises(UsageError, match="has hooks around its steps"):
         Followed(hooked)
-    plain = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
-    with pytest.raises(UsageError, match="ReduceLROnPlateau follows a metric"):
-        Followed(plain, lr_scheduler.ReduceLROnPlateau(plain))
 
 
 def test_a_schedule_of_the_users_own_waits_where_an_update_is_skipped() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import halopipe as hp
+from benchmarks.robustness import metrics
 from halopipe.data.shared_source import DataSources
 from halopipe.training.evaluate import Classes, classes_of
 from halopipe.training.optimizer_spec import make_scheduler_of, parse_scheduler
@@ -292,7 +293,7 @@ def broken() -> object:
 
 
 @pytest.mark.parametrize("make", [learners.plan, learners.replicas])
-def test_metrics_of_ones_own_see_whole_micro_batches_in_order_under_every_plan(make: Callable[[], Plan]) -> None:
+def test_metrics_of_ones_own_see_whole_batches_in_order_under_every_plan(make: Callable[[], Plan]) -> None:
     """The same values as of the module on one device."""
     plan = make()
 
@@ -347,9 +348,87 @@ def test_evaluation_is_of_the_outputs_that_are_named_under_every_plan(ranks: lis
     for before, accuracies, given in together(plan, run):
         assert before == right  # the loss of classes is found among the losses
         assert accuracies == (None, right)
-        assert len(given) == 2
+        assert len(given) == 1
         for wanted, *parts in zip(expected, *given, strict=True):
             torch.testing.assert_close(torch.cat(parts), wanted, rtol=1e-12, atol=0.0)
+
+
+@pytest.mark.cases(8)
+@pytest.mark.parametrize("plan", metrics.PLANS)
+@pytest.mark.parametrize("name", metrics.NETWORKS)
+def test_metrics_are_called_as_the_loss_function_is(name: str, plan: str) -> None:
+    """Once for each batch, whatever its micro-batches are."""
+    network = metrics.NETWORKS[name]
+    held_out = metrics.held_out(network)
+    module, expected = load_model(network.source).module.eval(), network.metric()
+    with torch.no_grad():
+        for inputs, targets in held_out:
+            expected.update(module(inputs), targets)
+    wanted = {name: pytest.approx(float(value), rel=1e-12) for name, value in expected.compute().items()}
+
+    def run(execution: Execution) -> object:
+        return execution.evaluate(*held_out, metric=network.metric).metrics
+
+    assert all(found == wanted for found in together(metrics.PLANS[plan](network.source), run))
+
+
+def test_micro_batches_that_are_given_one_by_one_are_a_call_each() -> None:
+    network = metrics.NETWORKS["a loss of two terms"]
+    plan = plan_of(network.source, [0.5], (4, 2))
+    both = metrics.held_out(network)
+
+    def run(execution: Execution) -> object:
+        in_one = execution.evaluate([(x[:2], y[:2]) for x, y in both], metric=metrics.MAE)
+        apart = execution.evaluate(*((x[:2], y[:2]) for x, y in both), metric=metrics.MAE)
+        return in_one.metrics, apart.metrics
+
+    for in_one, apart in together(plan, run):
+        assert in_one == pytest.approx(apart, rel=1e-12)
+
+
+class WithPenalty(nn.Module):
+    """Its output holds a number that is made of all samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(metrics.WIDTH, metrics.WIDTH), nn.Tanh())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        found = self.layers(x)
+        return found, found.square().mean()
+
+
+def with_penalty() -> tuple[object, ...]:
+    return WithPenalty(), metrics.batch(0), _with_penalty
+
+
+def _with_penalty(output: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
+    return nn.functional.mse_loss(output[0], targets) + 0.1 * output[1]
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "ranks"), [((6,), [(0,)]), ((4, 2), [(0,)]), ((6,), [(0, 1)])], ids=["whole", "two", "shared"]
+)
+def test_an_output_that_is_made_of_all_samples_is_given_whole_or_not_at_all(
+    micro_batches: tuple[int, ...], ranks: list[tuple[int, ...]]
+) -> None:
+    source = ModelSource("tests.halopipe.training.test_session:with_penalty", dtype="float64")
+    plan = plan_of(source, [], micro_batches, ranks=ranks)
+    inputs, targets = metrics.held_out(metrics.NETWORKS["a loss of two terms"])[0]
+    output = load_model(source).module(inputs)
+
+    def run(execution: Execution) -> list[tuple[Any, ...]]:
+        seen = _Seen()
+        execution.evaluate((inputs, targets), metric=lambda: seen)
+        return seen.given
+
+    if len(micro_batches) * len(ranks[0]) == 1:
+        (((found, penalty), compared),) = together(plan, run)[0]
+        assert torch.equal(compared, targets)
+        torch.testing.assert_close((found, penalty), output, rtol=1e-12, atol=0.0)
+    else:
+        with pytest.raises(UsageError, match="which is not made of one sample after another"):
+            together(plan, run)
 
 
 def test_what_is_no_output_and_no_metric_is_refused_with_what_is() -> None:
@@ -376,7 +455,7 @@ def test_outputs_of_sequences_are_named_as_they_leave_the_module() -> None:
         return seen.given
 
     for given in together(plan, run):
-        assert [tuple(each.shape for each in values) for values in given] == [((2, 6, 3), (2, 6))] * 2
+        assert [tuple(each.shape for each in values) for values in given] == [((4, 6, 3), (4, 6))]
         torch.testing.assert_close(torch.cat([output for output, _ in given]), module(inputs))
 
 

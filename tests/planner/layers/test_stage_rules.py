@@ -103,6 +103,7 @@ NETWORKS: Mapping[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "means": (lambda: Pictures(keeps_mean=True), PICTURES),
     "rooted": (lambda: Pictures(keeps_mean=False), PICTURES),
     "tied": (Tied, TOKENS),
+    "terms": (lambda: nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 8)), ROWS),
     "frozen": (lambda: Tied(trained=False), TOKENS),
 }
 
@@ -111,8 +112,12 @@ def graph_of(name: str) -> Graph:
     make, example = NETWORKS[name]
     torch.manual_seed(0)
     inputs = torch.randn_like(example) if example.is_floating_point() else torch.randint(8, example.shape)
-    loss = TrainedLoss(functional.cross_entropy, unpacked=True)
+    loss = TrainedLoss(_two_terms if name == "terms" else functional.cross_entropy, unpacked=True)
     return capture(LoadedModel(make(), (inputs,), (torch.arange(4),), loss)).graph
+
+
+def _two_terms(output: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(output, target) + 0.1 * output.square().mean()
 
 
 def named(graph: Graph, attribute: str) -> list[str]:
@@ -127,6 +132,11 @@ def two_stages(graph: Graph) -> Decision:
     return decide(graph, [0.5], (4,))
 
 
+def sum_apart(graph: Graph) -> Decision:
+    """The last layer, which adds the terms of the loss up, in a stage of its own."""
+    return decide(graph, [graph.layers[-1].name], (4,), ranks=[(0, 1), (2,)], shares=[(2, 2), (4,)])
+
+
 def cut(dim: str, *points: int) -> Callable[[Graph], Decision]:
     return lambda graph: divided(graph, {dim: points}, (4,))
 
@@ -134,7 +144,8 @@ def cut(dim: str, *points: int) -> Callable[[Graph], Decision]:
 def zero_2(decision_of: Callable[[Graph], Decision]) -> Callable[[Graph], Decision]:
     def sharded(graph: Graph) -> Decision:
         decision = decision_of(graph)
-        return replace(decision, stages=(replace(decision.stages[0], sharded=True, zero=2),))
+        first, *others = decision.stages
+        return replace(decision, stages=(replace(first, sharded=True, zero=2), *others))
 
     return sharded
 
@@ -158,6 +169,9 @@ def one_norm_by_channels(graph: Graph) -> Decision:
         ("rooted", cut("height", 0, 4, 8), "whose gradient ranks would have in shares"),
         ("tied", zero_2(cut("sample", 0, 2, 4)), ""),
         ("tied", zero_2(cut("feature", 0, 3, 6)), "cannot divide its gradients over its 2 ranks"),
+        ("terms", zero_2(replicas), ""),
+        ("terms", sum_apart, ""),
+        ("terms", zero_2(sum_apart), "which make the loss of terms, are in several stages"),
     ],
 )
 def test_a_plan_that_breaks_what_a_layer_asks_of_its_stage_is_refused(
@@ -182,6 +196,15 @@ def test_what_layers_ask_is_in_the_graph_and_in_the_rules_of_a_search() -> None:
         assert bool(rules) == bool(named(graph, SHARED_STATE))
     counted = graph_of("counted")
     assert named(counted, SHARED_STATE) == [layer.name for layer in counted.layers if layer.kind == "batch_norm"]
+
+
+def test_a_search_that_divides_gradients_keeps_the_terms_of_a_loss_together() -> None:
+    graph = graph_of("terms")
+    assert not rules_of_state(graph)
+    profile = priced_graph(graph, {layer.name: 1e9 for layer in graph.layers}, sizes=(1, 2, 4))
+    decision = solvers.solver("best-first")(Problem(profile, 4, shard="always", zero=2)).decision
+    assert not list(stage_errors(decision, graph))
+    assert any(stage.level == 2 for stage in decision.stages)
 
 
 @pytest.mark.parametrize(("name", "dim"), [("means", "height"), ("rooted", "height"), ("tied", "feature")])

@@ -202,10 +202,11 @@ ASKED: Mapping[str, Mapping[str, Any]] = {
 
 
 def profile() -> Profile:
-    """A chain of which a layer makes a term of the loss."""
+    """A chain of which a layer makes a term of a loss that needs the whole batch."""
     whole = chain_profile(3, 2)
-    first, *others = whole.graph.layers
-    return replace(whole, graph=replace(whole.graph, layers=(replace(first, kind="loss"), *others)))
+    first, *others, last = whole.graph.layers
+    last = replace(last, attributes={**last.attributes, NEEDS_WHOLE_BATCH: True})
+    return replace(whole, graph=replace(whole.graph, layers=(replace(first, kind="loss"), *others, last)))
 
 
 @pytest.mark.every_case

@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
+from benchmarks.robustness.schedules import Counting, GradualWarmup
 from planner.ir.box import whole as everything
 from planner.ir.errors import UsageError
 from planner.ir.layout import scaled_intervals
 from runtime.checkpoint.state import RankState
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer import StageOptimizer
-from runtime.optim.optimizer_state import _like, give_back, load_state, state_of
+from runtime.optim.optimizer_state import give_back, load_state, state_of
+from runtime.optim.schedules import _like
 from runtime.optim.sharding import ELEMENTWISE
 from runtime.spatial.parameters import ParameterPart
 from runtime.transport import InProcessTransport
@@ -81,6 +83,12 @@ SCHEDULES = {
     "by lambda": partial(lr_scheduler.LambdaLR, lr_lambda=lambda step: 1 / (1 + step)),
     "steps": partial(lr_scheduler.MultiStepLR, milestones=[2, 4, 5], gamma=0.5),
     "restarts": partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=2),
+    "factors that count": lambda optimizer: lr_scheduler.LambdaLR(
+        optimizer, [Counting() for _ in optimizer.param_groups]
+    ),
+    "several": lambda optimizer: [cosine(optimizer), lr_scheduler.MultiStepLR(optimizer, [2, 4])],
+    "chained": lambda optimizer: lr_scheduler.ChainedScheduler([cosine(optimizer), lr_scheduler.StepLR(optimizer, 2)]),
+    "one that holds another": lambda optimizer: GradualWarmup(optimizer, 2, cosine(optimizer)),
 }
 
 
