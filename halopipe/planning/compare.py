@@ -137,7 +137,10 @@ class Comparison:
             lines += ["", "  note: these plans are for different models"]
         if len(batches := {plan.decision.global_batch for plan in self.plans.values()}) > 1:
             sizes = ", ".join(map(str, sorted(batches)))
-            lines += ["", f"  note: their global batches differ ({sizes}): 'slower' is of a step, samples/s of work"]
+            lines += [
+                "",
+                f"  note: their global batches differ ({sizes}): 'slower' is of a sample, 'step' of all of them",
+            ]
         over = {plan.prediction.transport for plan in self.plans.values()} - {""}
         if len(over) > 1:
             lines += ["", f"  note: they are predicted over different transports: {'; '.join(sorted(over))}"]

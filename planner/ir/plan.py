@@ -227,7 +227,7 @@ class RankPrediction:
 
     Attributes:
         compute_s: inside forward, backward and update.
-        communication_s: for messages and reductions, as far as it is not hidden behind compute.
+        communication_s: for messages, reductions, exchanges inside passes, as far as it is not hidden behind compute.
         idle_s: after its last action.
         bubble_s: waiting for what other ranks have not computed yet, with something left to do; of older plan files it
             is in ``idle_s``.
@@ -402,13 +402,13 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class RankMeasured:
-    """Where the step of one rank went, mean over steps; the four parts add up to it.
+    """Where the step of one rank went, mean over steps; the four parts add up to it, as of a :class:`RankPrediction`.
 
     Attributes:
-        compute_s: inside forward, backward, update, and what is prepared of a micro-batch.
-        communication_s: sending; waiting for a message that was sent already, or for a sum that all ranks have come to.
-        bubble_s: waiting for what another rank still computes.
-        idle_s: after the last action.
+        compute_s: inside forward, backward, update, and what is prepared of a micro-batch; exchanges inside them too,
+            which a run does not tell from the computing around them.
+        communication_s: all other; sending, waiting for a message after its sender began to send it, or for a sum that
+            all ranks have come to.
     """
 
     rank: int
