@@ -125,7 +125,7 @@ def _plan(folder: Path, profile: Profile, network: DemoNetwork) -> Plan:
     problem = problems.make_problem(profile, global_batch=network.global_batch)
     plan = search_progress.solve(problem, DEFAULT_SOLVER)
     dump(plan, folder / "plan.json")
-    emit(explain.headline(plan))
+    emit(explain.headline(plan, profile=profile))
     return plan
 
 

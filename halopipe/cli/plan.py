@@ -191,7 +191,7 @@ class _Files:
         from planner.layers import statistics_text
 
         plan = self.dump(plan, self.output)
-        console.emit(dumps(plan) if self.json else explain.headline(plan, objective=objective))
+        console.emit(dumps(plan) if self.json else explain.headline(plan, objective=objective, profile=profile))
         if statistics := statistics_text(plan.decision, profile.graph):
             console.remark(f"{statistics}; with --batch-statistics whole: of the whole batch")
         for line in explain.recomputed_lines(plan, profile):

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from halopipe.planning import searched_space
 from halopipe.planning.solve import Baselines, ties_of
 from halopipe.terminal import tables as text
 from halopipe.terminal import units
@@ -141,6 +142,11 @@ class Comparison:
                 "",
                 f"  note: their global batches differ ({sizes}): 'slower' is of a sample, 'step' of all of them",
             ]
+        spaces: dict[str, list[str]] = {}
+        for name, plan in self.plans.items():
+            if left_out := "; ".join(searched_space.not_tried(plan, self.profile)):
+                spaces.setdefault(left_out, []).append(name)
+        lines += [f"\n  not looked at for {', '.join(of)}: {left_out}" for left_out, of in spaces.items()]
         over = {plan.prediction.transport for plan in self.plans.values()} - {""}
         if len(over) > 1:
             lines += ["", f"  note: they are predicted over different transports: {'; '.join(sorted(over))}"]

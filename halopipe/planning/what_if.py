@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from halopipe.planning import edits, problem, solve
+from halopipe.planning import edits, problem, searched_space, solve
 from halopipe.planning.compare import differences, proof_text
 from halopipe.terminal import units
 from planner.ir.cluster import DATASHEET
@@ -213,7 +213,7 @@ def _solvers() -> tuple[str, ...]:
 def _certainty(plan: Plan) -> str:
     search = plan.search
     if search.status == "proven":
-        return "proven the best under this condition"
+        return f"proven the best under this condition, of: {searched_space.space(plan)}"
     if search.bound_s <= 0:
         return search.status
     return f"{proof_text(search)}: no plan takes less than {units.seconds(search.bound_s)} a step"

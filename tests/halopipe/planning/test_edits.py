@@ -208,7 +208,7 @@ def test_a_condition_is_searched_for_again_and_the_difference_shown() -> None:
     assert shown.startswith("schedule=gpipe,micro-batch=8,ranks=1: ")
     for text in (" slower (", "\n  memory   ", "\n  decides  schedule: gpipe instead of "):
         assert text in shown
-    assert "proven the best under this condition; costs: measured" in shown
+    assert "proven the best under this condition, of: samples, one stage a device; costs: measured" in shown
     assert json.loads(json.dumps(answer.data()))["other"]["evidence"] == MEASURED
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -135,14 +136,43 @@ def test_the_first_lines_say_the_gap_and_what_ended_the_search() -> None:
     def first_lines(**search: object) -> str:
         return explain.headline(replace(plan(0.0925), search=replace(SEARCH, **search)))
 
-    assert "\n  gap       16 % (time limit)" in first_lines(gap=0.15625)
-    assert "\n  gap       0.0 % (proven)" in first_lines(status="proven", gap=0.0)
-    assert "\n  gap       461 % (searched)" in first_lines(status="searched", gap=4.61)
+    space = "samples, one stage a device)"
+    assert f"\n  gap       16 % (time limit: {space}" in first_lines(gap=0.15625)
+    assert f"\n  gap       0.0 % (proven best of: {space}" in first_lines(status="proven", gap=0.0)
+    assert f"\n  gap       461 % (searched: {space}" in first_lines(status="searched", gap=4.61)
     assert "\n  gap       not known: made by a rule" in first_lines(status="heuristic", bound_s=0.0)
     assert "all of the searched space was looked at" in explain.explain(
         replace(plan(0.0925), search=replace(SEARCH, status="searched"))
     )
     assert repr(replace(plan(0.0925), search=replace(SEARCH, gap=0.15625))).endswith("a step, time limit, gap 15.6%)")
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("asked", "best_of", "named", "not_named"),
+    [
+        ({}, "samples, one stage a device", ("--schedule interleaved;", "--schedule zb-h1;"), ("recompute", "spatial")),
+        ({"allow": ("sample", "channel")}, "samples, channels, one stage a device", ("zb-h1",), ("--allow",)),
+        ({"schedules": ("interleaved", "zb-h1")}, "samples, several stages a device", ("--allow",), ("--schedule",)),
+        ({"schedules": ("chimera",)}, "equal shares of a micro-batch on like devices", ("zb-h1",), ("interleaved",)),
+        ({"objective": "memory"}, "samples, one stage a device", ("--recompute auto",), ("spatial",)),
+        ({"num_ranks": 1}, "proven", (), ("--",)),
+    ],
+)
+def test_what_a_plan_is_proven_the_best_of_is_named_where_one_may_ask_for_more(
+    asked: dict[str, Any], best_of: str, named: tuple[str, ...], not_named: tuple[str, ...]
+) -> None:
+    made = plan(0.080)
+    request = replace(made.inputs.request, **asked)
+    proven = replace(made, inputs=replace(made.inputs, request=request), search=replace(SEARCH, status="proven"))
+    shown = explain.headline(proven, profile=PROFILE)
+    assert best_of in shown
+    for text in named:
+        assert text in shown
+        assert text in "\n".join(explain.certificate(proven, proven.prediction, PROFILE))
+    assert not any(text in shown for text in not_named)
+    without_profile = explain.headline(proven)
+    assert ("--allow sample,spatial,channel" in without_profile) == asked.keys().isdisjoint({"allow", "num_ranks"})
 
 
 def test_what_binds_and_the_alternatives_are_listed() -> None:
