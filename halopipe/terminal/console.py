@@ -25,7 +25,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self
@@ -38,7 +38,7 @@ from planner.ir.errors import HalopipeError, MissingFileError, UsageError
 
 _LINE_EVERY_S = 10.0
 _PACES = 64  # of the last updates
-_ROOM_FOR_BAR = 80
+_ROOM_FOR_BAR = _LINE_COLUMNS = 80
 
 
 def screen_columns() -> int | None:
@@ -106,7 +106,8 @@ class Reporter:
     def _line(self, done: float, total: float | None, numbers: str, left: str) -> None:
         elapsed = units.seconds(time.monotonic() - self._start_s)
         share = f" {units.percent(done / total)}" if total else ""
-        sys.stderr.write(f"{self._what}{share}: {numbers} ({elapsed}{', ' if left else ''}{left})\n")
+        head, tail = f"{self._what}{share}: ", f" ({elapsed}{', ' if left else ''}{left})"
+        sys.stderr.write(f"{head}{_fitted(numbers, _LINE_COLUMNS - len(head) - len(tail))}{tail}\n")
         sys.stderr.flush()
 
     def _left_s(self, done: float, total: float) -> float | None:
@@ -122,13 +123,21 @@ class Reporter:
         return max(0.0, pace_s * (total - self._last[1]) - min(now_s - self._last[0], pace_s))
 
 
+def _fitted(numbers: str, room: int) -> str:
+    """As many of the numbers as there is room for, the first ones."""
+    while len(numbers) > room and ", " in numbers:
+        numbers = numbers.rpartition(", ")[0]
+    return numbers if len(numbers) <= room else f"{numbers[: room - 1]}…"
+
+
 class _Bar:
-    """A rich progress bar on stderr."""
+    """A rich progress bar on stderr, and below it the numbers; where that is too wide, the bar is left out."""
 
     def __init__(self, what: str) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
         from rich.table import Column
+        from rich.text import Text
 
         screen = Console(stderr=True)
         folded = Column(overflow="fold", no_wrap=False)
@@ -137,12 +146,17 @@ class _Bar:
             BarColumn(bar_width=24),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}", table_column=folded),
-            TextColumn("{task.fields[numbers]}", markup=False, table_column=folded),
         ]
         if screen.width < _ROOM_FOR_BAR:
             text = "{task.description}{task.fields[share]}, {task.elapsed:.0f} s{task.fields[after]}"
-            columns = [TextColumn(f"{text}\n{{task.fields[numbers]}}", markup=False, table_column=folded)]
-        self._progress = Progress(*columns, console=screen, transient=True)
+            columns = [TextColumn(text, markup=False, table_column=folded)]
+
+        class WithNumbers(Progress):
+            def get_renderables(self) -> Iterator[Any]:
+                yield from super().get_renderables()
+                yield Text(self.tasks[0].fields["numbers"] if self.tasks else "", overflow="fold")
+
+        self._progress = WithNumbers(*columns, console=screen, transient=True)
         self._task = self._progress.add_task(what, total=None, numbers="", left="", after="", share="")
 
     def start(self) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 
 import pytest
@@ -90,6 +91,30 @@ def test_on_a_narrow_terminal_nothing_is_cut_and_nothing_is_on_stdout(
         assert shown.out == ""
     assert "…" not in shown.err
     assert "searching50%" in "".join(shown.err.split())
+
+
+def test_progress_fits_eighty_columns(
+    clock: Clock, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = "best 412 ms, gap 3.1 %, bound 400 ms, 31 simulated"
+
+    def shown(numbers: str) -> list[str]:
+        with Reporter("searching") as reporter:
+            clock.now_s += 12
+            reporter.update(1, 2, numbers, 44.0, at_most=True)
+        text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
+        lines = [line.rstrip() for line in re.split(r"[\r\n]+", text) if line.strip()]
+        assert max(map(len, lines)) <= 80
+        return lines
+
+    assert shown(search) == ["searching 50 %: best 412 ms, gap 3.1 % (12.0 s, at most 44.0 s left)"]
+    assert shown("x" * 90)[0].endswith("x… (12.0 s, at most 44.0 s left)")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    bar, numbers = shown(search)[-2:]
+    assert re.fullmatch(r"searching 50 % .* at most 44.0 s left", bar)
+    assert numbers == search
+    assert "".join(shown("x" * 90)).count("x") % 90 == 0, "what is longer goes on in a line below"
 
 
 def failing(error: BaseException) -> typer.Typer:
