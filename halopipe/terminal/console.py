@@ -13,6 +13,7 @@ asked to, 130 Ctrl-C.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import json
@@ -264,6 +265,9 @@ def wrote(path: str | Path, next_step: str = "") -> None:
 
 INTERRUPTED = 130
 
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+"""Set by torchrun for each rank: a file whose form is that of ``torch.distributed.elastic.multiprocessing.errors``."""
+
 _OF_FILES = (errno.EMFILE, errno.ENFILE)
 """Of calls of the system that find no number for one more file."""
 
@@ -306,10 +310,20 @@ def report(error: Exception) -> int:
     if isinstance(error, ModuleNotFoundError) and ".extras." in (error.name or ""):
         error = UsageError(f"{error.name} is missing", ["this needs it"], ["install halopipe again, with all extras"])
     if isinstance(error, HalopipeError):
-        remark(error.render())
-        return error.exit_code
+        return _reported(error.render(), error.exit_code)
     bug = HalopipeError(
         f"{type(error).__name__}: {error}", ["this is a bug in halopipe; please report it with what follows"]
     )
-    remark(f"{bug.render()}\n{''.join(traceback.format_exception(error))}")
-    return bug.exit_code
+    return _reported(f"{bug.render()}\n{''.join(traceback.format_exception(error))}", bug.exit_code)
+
+
+def _reported(text: str, exit_code: int) -> int:
+    """Writes it to stderr, and where torchrun looks for what became of a rank, whose last words it then is."""
+    remark(text)
+    path = os.environ.get(_ERROR_FILE)
+    if path:
+        extra = {"py_callstack": f"\n{visible(text)}", "timestamp": str(int(time.time()))}
+        message = {"message": visible(text), "extraInfo": extra, "errorCode": exit_code}
+        with contextlib.suppress(OSError):
+            Path(path).write_text(json.dumps({"message": message}), encoding="utf-8")
+    return exit_code

@@ -4,6 +4,8 @@ import errno
 import os
 import re
 import sys
+import textwrap
+from pathlib import Path
 
 import pytest
 import typer
@@ -11,7 +13,7 @@ from typer.testing import CliRunner
 
 from halopipe.terminal import console
 from halopipe.terminal.console import Reporter
-from planner.ir.errors import InfeasibleError, MissingFileError
+from planner.ir.errors import InfeasibleError, MissingFileError, UsageError
 
 
 class Clock:
@@ -115,6 +117,23 @@ def test_progress_fits_eighty_columns(
     assert re.fullmatch(r"searching 50 % .* at most 44.0 s left", bar)
     assert numbers == search
     assert "".join(shown("x" * 90)).count("x") % 90 == 0, "what is longer goes on in a line below"
+
+
+def test_torchrun_is_told_the_error_and_not_where_to_look_for_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    error = UsageError("there is no module 'nowhere'", ["neither installed nor here"], ["path/file.py:factory"])
+    assert console.report(error) == error.exit_code
+    failure = ProcessFailure(local_rank=1, pid=7, exitcode=error.exit_code, error_file=str(path))
+    last_words = str(ChildFailedError("halopipe", {1: failure}))
+    assert textwrap.indent(error.render(), "  ") in last_words
+    assert "To enable traceback" not in last_words
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "gone" / "error.json"))
+    assert console.report(error) == error.exit_code
 
 
 def failing(error: BaseException) -> typer.Typer:
