@@ -251,7 +251,8 @@ def _stage_changes(a: Decision, b: Decision) -> list[str]:
             lines.append(f"{where}: its ranks {divided}")
         here, there = in_flight(b, number), in_flight(a, other)
         if here != there and number == other:  # elsewhere in the pipeline it follows from the place
-            lines.append(f"{where}: {here} micro-batches in flight instead of {there}")
+            kept = units.count(here, "micro-batch", "micro-batches")
+            lines.append(f"{where}: {kept} in flight instead of {there}")
     return lines
 
 
