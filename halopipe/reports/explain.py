@@ -60,7 +60,7 @@ def explain(plan: Plan, profile: Profile | None = None, width: int = 96) -> str:
         _unflushed(plan, profile, prediction) if profile is not None else "",
         evidence_text(prediction),
         _titled("What binds", [f"- {line}" for line in plan.search.binding]),
-        _titled("How good it is", certificate(plan, prediction, profile)),
+        _titled("How good it is", certificate(plan, prediction)),
         f"Alternatives\n{tables.table(others, other_cells)}" if other_cells else "",
         _measured(plan.measured, prediction) if plan.measured is not None else "",
     ]
@@ -385,8 +385,8 @@ def _memory(rank: RankPrediction) -> str:
     return f"{filled} {units.size(rank.peak_bytes)} of {units.size(rank.memory_limit_bytes)}"
 
 
-def certificate(plan: Plan, prediction: Prediction, profile: Profile | None = None) -> list[str]:
-    """How the plan was found, of which plans it is how far from the best, and what was not looked at, in lines."""
+def certificate(plan: Plan, prediction: Prediction) -> list[str]:
+    """How the plan was found, and of which plans it is how far from the best, in lines."""
     search = plan.search
     lines = [f"{search.method} ({search.solver}); {_STATUS.get(search.status, search.status)}"]
     if search.bound_s > 0:
@@ -396,7 +396,7 @@ def certificate(plan: Plan, prediction: Prediction, profile: Profile | None = No
             f"bound {units.seconds(search.bound_s)} a step: {what} is "
             + (f"at most {units.percent(above)} above the best" if above > _STALE else "at the bound")
         )
-        lines += [f"not looked at: {what}" for what in searched_space.not_tried(plan, profile)]
+        lines.append(f"the searched space: {searched_space.space(plan)}")
         if len(search.bounds_s) > 1:
             parts = [f"{name} {units.seconds(value)}" for name, value in search.bounds_s.items()]
             lines.append(f"the largest of: {', '.join(parts)}")

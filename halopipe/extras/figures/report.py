@@ -214,7 +214,7 @@ def page(sources: ReportSources, front: Front | None = None) -> str:
         with_memory=[timeline.source for timeline in timelines if timeline.memory],
         limits=f"a rank may use {' and '.join(map(units.size, known_limits))}" if limits else "no limit is known",
         binding=plan.search.binding,
-        certificate=explain.certificate(plan, prediction, profile),
+        certificate=explain.certificate(plan, prediction),
         bounds=_bounds(plan, prediction),
         alternatives=explain.alternative_table(plan),
         front=None if front is None else front.render().splitlines()[0],
@@ -320,9 +320,8 @@ def _cards(plan: Plan, prediction: Prediction, sources: ReportSources) -> Iterat
             units.size(fullest.peak_bytes),
             f"of {units.size(fullest.memory_limit_bytes)}, rank {fullest.rank}",
         )
-    gap = f"bound {units.seconds(plan.search.bound_s)}" if plan.search.bound_s else "no bound is known"
-    left_out = searched_space.not_tried(plan, sources.profile)
-    yield "proof", proof_text(plan.search), "; not looked at: ".join((gap, *left_out))
+    bound = f"bound {units.seconds(plan.search.bound_s)}, of: {searched_space.space(plan)}"
+    yield "proof", proof_text(plan.search), bound if plan.search.bound_s else "no bound is known"
     if sources.profile is not None and (statistics := statistics_text(plan.decision, sources.profile.graph)):
         yield "batch statistics", "of micro-batches", statistics
     if plan.search.tie is not None:
