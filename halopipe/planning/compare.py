@@ -142,11 +142,7 @@ class Comparison:
                 "",
                 f"  note: their global batches differ ({sizes}): 'slower' is of a sample, 'step' of all of them",
             ]
-        spaces: dict[str, list[str]] = {}
-        for name, plan in self.plans.items():
-            if left_out := "; ".join(searched_space.not_tried(plan, self.profile)):
-                spaces.setdefault(left_out, []).append(name)
-        lines += [f"\n  not looked at for {', '.join(of)}: {left_out}" for left_out, of in spaces.items()]
+        lines += self._not_tried()
         over = {plan.prediction.transport for plan in self.plans.values()} - {""}
         if len(over) > 1:
             lines += ["", f"  note: they are predicted over different transports: {'; '.join(sorted(over))}"]
@@ -167,6 +163,19 @@ class Comparison:
             lines += ["", f"{', '.join(names)}, against {next(iter(self.plans))}:"]
             lines += [f"  {line}" for line in differences or ("the same decision",)]
         return "\n".join(lines)
+
+    def _not_tried(self) -> list[str]:
+        """What the searches left out that one may ask for, a line each, of all plans or of those named."""
+        searched = [name for name, plan in self.plans.items() if plan.search.bound_s > 0]
+        left_out: dict[str, list[str]] = {}
+        for name in searched:
+            for what in searched_space.not_tried(self.plans[name], self.profile):
+                left_out.setdefault(what, []).append(name)
+        lines = []
+        for what, names in left_out.items():
+            those = "" if names == searched else f" for {', '.join(names)}"
+            lines.append(f"  not looked at{those}: {what}")
+        return ["", *lines] if lines else []
 
     def _planning(self, name: str) -> str:
         """What a strategy took, and whether that was all it might."""
