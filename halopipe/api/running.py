@@ -111,8 +111,9 @@ def parallelize(
 
     ready_plan = None if plan is None else plan_in(plan)
     its_profile = measured if ready_plan is None else profile_of(ready_plan, profile)
-    given = module, example, loss_fn, optimizer, ready_plan, its_profile
-    return launching.parallelize(*given, make_plan, options, job, quiet=quiet)
+    return launching.parallelize(
+        module, example, loss_fn, optimizer, ready_plan, its_profile, make_plan, options, job, quiet=quiet
+    )
 
 
 @checked

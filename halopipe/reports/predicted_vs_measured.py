@@ -113,10 +113,10 @@ def _beside(
     predicted: Parts | None, measured: Parts | None, *, is_told_apart: bool
 ) -> Iterator[tuple[str, float | None, float | None]]:
     both = [] if is_told_apart or measured is None else [_TOGETHER]
-    for words in ("compute", "communication", *both, "bubble", "idle"):
-        a, b = (None if parts is None else parts.seconds(words) for parts in (predicted, measured))
+    for part in ("compute", "communication", *both, "bubble", "idle"):
+        a, b = (None if parts is None else parts.seconds(part) for parts in (predicted, measured))
         if a or b:
-            yield words, a, None if both and words in _TOGETHER.split(" + ") else b
+            yield part, a, None if both and part in _TOGETHER.split(" + ") else b
 
 
 def _by_rank(timeline: Timeline, stages: Sequence[Sequence[int]]) -> dict[int, Parts]:
