@@ -125,7 +125,7 @@ def _plan(folder: Path, profile: Profile, network: DemoNetwork) -> Plan:
     problem = problems.make_problem(profile, global_batch=network.global_batch)
     plan = search_progress.solve(problem, DEFAULT_SOLVER)
     dump(plan, folder / "plan.json")
-    emit(explain.headline(plan))
+    emit(explain.headline(plan, profile=profile))
     return plan
 
 
@@ -160,19 +160,19 @@ def _run(folder: Path, plan: Plan, profile: Profile) -> RunResult | None:
         "6. Run",
         f"{NUM_STEPS} steps on handwritten digits by the plan, one process a core. What was predicted stands beside "
         "what was measured.",
-        f"halopipe run plan.json --steps {NUM_STEPS} --data {_DATA} --update --trace trace.json",
+        f"halopipe run plan.json --steps {NUM_STEPS} --data {_DATA} --update --details --trace trace.json",
     )
     result = run.train(plan, RunOptions(steps=NUM_STEPS, data=_DATA, check_first_step=False))
     if result is None:
         return None
-    predicted = solve.predict_again(plan, profile)[1]
+    prediction, predicted = run.predicted_step(plan, profile)
     file = result.timeline_file(plan, predicted)
     dump(file, folder / "timeline.json")
     dump(replace(plan, measured=result.measured(plan.prediction)), folder / "plan.json")
     write_text(folder / "trace.json", chrome_trace((file.predicted, file.measured), plan_files.device_names(plan)))
     for draw in hooks("halopipe", "pictures of a run").values():
         draw(folder, (file.predicted, file.measured), plan_files.device_names(plan))
-    emit(run.RunReport(plan, result, predicted).render())
+    emit(run.RunReport(plan, result, prediction, predicted, has_details=True).render())
     return result
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from halopipe.api.arguments import checked
 from halopipe.api.files import ProfileOrPath, profile_in, remember
-from halopipe.planning import solve
+from halopipe.planning import search_progress, solve
 from halopipe.planning.options import DEFAULT_SOLVER, MEASURING, Asked, ProfileOptions
 from halopipe.planning.problem import make_problem
 from halopipe.terminal import units
@@ -49,6 +49,7 @@ def profile(
     unfinished: str | Path | None = None,
     on: str = "",
     tables: Sequence[str | Path] = (),
+    quiet: bool = False,
 ) -> Profile:
     """Measures what every layer, device and link of this machine costs for ``model``.
 
@@ -85,6 +86,7 @@ def profile(
         on: ``h100-dgx``, ``a100-dgx`` or a cluster file: of machines that are not here, by models of their kernels;
             then ``cluster`` is how many devices of a system, and what says how to measure is not given.
         tables: kernels of your own for ``on``, as CSV.
+        quiet: show no progress on stderr: a bar on a terminal, a line every ten seconds elsewhere.
 
     Raises:
         UsageError: the model cannot be found, built or captured; the text says which.
@@ -123,7 +125,7 @@ def profile(
         unlike = [name for name in MEASURING if getattr(options, name) != getattr(nothing, name)]
         refused = sorted([*unlike, *(["unfinished"] if kept is not None else [])])
         return cast("Profile", addition("halopipe", "profiles", "--on")(source, options, refused=refused, quiet=True))
-    measured = measure.measure(source, options, unfinished=kept, quiet=True)
+    measured = measure.measure(source, options, unfinished=kept, quiet=quiet)
     if kept is not None:
         kept.unlink(missing_ok=True)
     return measured
@@ -138,6 +140,7 @@ def plan(
     memory: str | int = 0,
     progress: Progress | None = None,
     measure_missing: bool = False,
+    quiet: bool = False,
     **asked: Unpack[Asked],
 ) -> Plan:
     """The best plan for a profile.
@@ -148,6 +151,8 @@ def plan(
             :mod:`halopipe.planning.plan_files`.
         measure_missing: measure on this machine what the plan and its close rivals use and the profile lacks, and plan
             again, up to three rounds.  Give the profile by its file: what was measured is written back to it.
+        progress: called with how far the search is, in place of a bar.
+        quiet: show no progress on stderr.
         memory: most that a plan may use on any device: bytes, or text such as ``2GiB``; 0: what the device has.
         asked: ``global_batch``, ``micro_batch``, ``schedules``, ``num_ranks``, ``max_stages``, ``gap``,
             ``time_limit_s``, ``objective``, ``allow``, ``recompute``, ``shard``, ``zero``, ``fix``, ``forbid``,
@@ -164,8 +169,8 @@ def plan(
     loaded = profile_in(profile)
     completed = missing.plan_and_store(
         _problem(loaded, cluster, memory, asked),
-        lambda problem: solve.solve(problem, solver, progress),
-        missing.measure_here(quiet=True) if measure_missing else None,
+        lambda problem: search_progress.shown(problem, solver, progress, quiet=quiet),
+        missing.measure_here(quiet=quiet) if measure_missing else None,
         loaded,
         None if isinstance(profile, Profile) else Path(profile),
     )

@@ -67,6 +67,7 @@ def parallelize(
     profile: ProfileOrPath | None = None,
     quick: bool = True,
     batch_statistics: str = WHOLE,
+    quiet: bool = False,
     **options: Unpack[ScriptOptions],
 ) -> Parallel | Execution:
     """Trains a module on the devices of this host, from a plain script or a notebook cell: no torchrun, no guard.
@@ -87,6 +88,7 @@ def parallelize(
         quick: measure less, in tens of seconds.
         batch_statistics: of a plan that is made: ``whole``: batch norm sees the whole batch, as in a loop on one
             device; ``micro``: a micro-batch, and more plans are possible.
+        quiet: write nothing to stderr: no progress, and not that the first step was one device's.
         options: as of :func:`execute`.
 
     Raises:
@@ -102,14 +104,16 @@ def parallelize(
 
     def make_plan() -> tuple[Profile, Plan]:
         planned_on = measured or plans.profile(
-            module, example, loss_fn=loss_fn, cluster=cluster, optimizer=spec_of(optimizer), quick=quick
+            module, example, loss_fn=loss_fn, cluster=cluster, optimizer=spec_of(optimizer), quick=quick, quiet=quiet
         )
-        best = plans.plan(planned_on, global_batch=global_batch, batch_statistics=batch_statistics)
+        best = plans.plan(planned_on, global_batch=global_batch, batch_statistics=batch_statistics, quiet=quiet)
         return planned_on, best if job is None else _on_all(planned_on, best, job.num_ranks, batch_statistics)
 
     ready_plan = None if plan is None else plan_in(plan)
     its_profile = measured if ready_plan is None else profile_of(ready_plan, profile)
-    return launching.parallelize(module, example, loss_fn, optimizer, ready_plan, its_profile, make_plan, options, job)
+    return launching.parallelize(
+        module, example, loss_fn, optimizer, ready_plan, its_profile, make_plan, options, job, quiet=quiet
+    )
 
 
 @checked

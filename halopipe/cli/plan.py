@@ -187,7 +187,7 @@ class _Files:
         from planner.layers import fixes_samples, statistics_text
 
         plan = self.dump(plan, self.output, proof)
-        console.emit(dumps(plan) if self.json else explain.headline(plan, objective=objective))
+        console.emit(dumps(plan) if self.json else explain.headline(plan, objective=objective, profile=profile))
         if statistics := statistics_text(plan.decision, profile.graph):
             whole = "" if fixes_samples(profile.graph) else "; with --batch-statistics whole: of the whole batch"
             console.remark(statistics + whole)

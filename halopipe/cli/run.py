@@ -30,6 +30,10 @@ def run(
     options: RunOptions,
     files: RunFiles,
     json: Json = False,
+    details: Annotated[
+        bool,
+        typer.Option("--details", help="Print each stage too, predicted beside measured, and both steps as pictures."),
+    ] = False,
     write_job: Annotated[
         Path | None,
         typer.Option(
@@ -71,7 +75,7 @@ def run(
         if hosts is not None:
             raise hosts_refused(hosts, f"run {shlex.quote(str(plan))}", planned.decision)
         source = plan_files.profile_of(planned, plan, profile)
-        predicted = training.predicted_timeline(planned, source)
+        step = training.predicted_step(planned, source)
         replanned = None
         if options.replan:
             from halopipe.launch.replanning import replanner
@@ -83,15 +87,15 @@ def run(
         if result.end:
             console.remark(result.end)
             if json:
-                console.emit_json(training.RunReport(planned, result, predicted).data())
+                console.emit_json(training.RunReport(planned, result, *step).data())
             return
         changes = () if replanned is None else replanned.changes
         is_other = replanned is not None and replanned.plan != planned
         if replanned is not None and is_other:
             planned, source = replanned.plan, replanned.plan.inputs.as_seen(replanned.profile)
-            predicted = training.predicted_timeline(planned, source)
+            step = training.predicted_step(planned, source)
         drift = None if source is None else calibration.drift(source, planned, options, result)
-        report = training.RunReport(planned, result, predicted, drift, changes)
+        report = training.RunReport(planned, result, *step, drift, changes, details)
         _write(report, output, trace)
         if files.update and is_other:
             console.remark(f"{plan} stays as it is: the job ended under another plan")
@@ -108,7 +112,9 @@ def run(
         taught = update.path if update is not None else None
         written = (output, trace, changed, taught, metrics, events, traces, _path(options.checkpoint))
         for path in filter(None, written):
-            console.wrote(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+            shown = _shown(path)
+            is_reported = path == output and not is_other
+            console.wrote(shown, console.command("report", _shown(plan), shown) if is_reported else "")
 
 
 def _write(report: RunReport, output: Path, trace: Path | None) -> None:
@@ -122,6 +128,11 @@ def _write(report: RunReport, output: Path, trace: Path | None) -> None:
     if trace is not None:
         timelines = [timeline for timeline in (file.predicted, file.measured) if timeline.spans]
         write_text(trace, chrome_trace(timelines, device_names(report.plan)))
+
+
+def _shown(path: Path) -> Path:
+    """As people call it: from the folder that they are in."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _path(text: str) -> Path | None:

@@ -108,16 +108,18 @@ class Parallel:
         *,
         has_state: bool = False,
         answers: bool = False,
+        quiet: bool = False,
     ) -> None:
         """Starts the ranks, and returns when all of them are ready.
 
         Args:
+            quiet: whether nothing is written to stderr.
             module, loss_fn: of the script, which get the trained weights; None: those that the plan's factory makes.
             has_state: whether the weights of ``module`` are others than those that the plan's model is loaded with.
             answers: whether the ranks are to answer a stream.
         """
         self.plan, self.profile, self.num_steps, self._state_of = plan, profile, 0, -1
-        self._kept_of = 0
+        self._kept_of, self._is_quiet = 0, quiet
         self._own = None if module is None else ScriptModule(module, loss_fn)
         self._values = None if module is None else ScriptValues(owners(module, loss_fn), loss_fn)
         rank, _ = rank_of_script(plan, optimizer, options or {})
@@ -153,7 +155,7 @@ class Parallel:
             self._end()
             raise
         self._upcoming = Upcoming(ready["looks_ahead"])
-        if ready["statistics"]:
+        if ready["statistics"] and not quiet:
             console.remark(f"{ready['statistics']}; a plan with batch_statistics='whole' sees all of it")
 
     def __enter__(self) -> Parallel:
@@ -178,6 +180,9 @@ class Parallel:
             self.num_steps = answer["num_steps"]
             if self._followed is not None and answer["has_updated"]:
                 self._followed.updated()
+        if answer["numerics"] and not self._is_quiet:
+            console.remark(f"numerics: {answer['numerics']}")
+            self._is_quiet = True  # it is said once
         return float(answer["answer"])
 
     def evaluate(self, *batches: Any, metric: str | Callable[[], Any] = "", outputs: Sequence[str] = ()) -> Score:
@@ -422,8 +427,8 @@ class ScriptRanks:
             self._is_over.set()
         for error in errors:
             raise error
-        of_rank_0: dict[str, Any] = answers[0]
-        return of_rank_0
+        verdicts = dict.fromkeys(answer.get("numerics", "") for answer in answers)
+        return {**answers[0], "numerics": "; ".join(filter(None, verdicts))}
 
     def close(self) -> None:
         """Has the ranks end by themselves."""
@@ -474,6 +479,8 @@ def parallelize(
     make_plan: Callable[[], tuple[Profile, Plan]],
     options: ScriptOptions,
     job: JobRank | None,
+    *,
+    quiet: bool = False,
 ) -> Parallel | Execution:
     """See :func:`halopipe.api.parallelize`.
 
@@ -505,7 +512,9 @@ def parallelize(
     is_given = plan is not None or profile is not None  # then the module may have been trained since
     if plan is None:
         profile, plan = make_plan()
-    return Parallel(own, plan, profile, loss_fn, optimizer, options, has_state=is_given and own is not None)
+    return Parallel(
+        own, plan, profile, loss_fn, optimizer, options, has_state=is_given and own is not None, quiet=quiet
+    )
 
 
 def _plan_of_rank_0(

@@ -132,7 +132,9 @@ class ScriptCall:
         if self.is_written and execution.rank == 0:
             write(file, outcome)
         answer = None if self.is_written else plain(outcome)
-        return {"num_steps": execution.num_steps, "has_updated": execution.has_updated, "answer": answer}
+        numerics = "" if execution.numerics is None else execution.numerics.verdict
+        done = {"num_steps": execution.num_steps, "has_updated": execution.has_updated, "numerics": numerics}
+        return {**done, "answer": answer}
 
 
 def step(execution: Execution, *batches: Any) -> float | None:

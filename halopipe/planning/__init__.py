@@ -26,6 +26,7 @@ Modules:
                       vary
     search_progress   Searches with their progress on stderr: the best step so far, the bound below it, the gap between
                       them
+    searched_space    Of which plans a search says that it found the best, in words, and what else one may ask for
     shadow_prices     Prices of what limits a plan: what one more GiB, one more device, a link twice as fast would save
     solve             From problems to plans, baselines and predicted timelines
     what_if           Questions about a plan: why not another one, and what if something were otherwise; answered by

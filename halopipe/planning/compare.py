@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from halopipe.planning import searched_space
 from halopipe.planning.solve import Baselines, ties_of
 from halopipe.terminal import tables as text
 from halopipe.terminal import units
@@ -137,7 +138,11 @@ class Comparison:
             lines += ["", "  note: these plans are for different models"]
         if len(batches := {plan.decision.global_batch for plan in self.plans.values()}) > 1:
             sizes = ", ".join(map(str, sorted(batches)))
-            lines += ["", f"  note: their global batches differ ({sizes}): 'slower' is of a step, samples/s of work"]
+            lines += [
+                "",
+                f"  note: their global batches differ ({sizes}): 'slower' is of a sample, 'step' of all of them",
+            ]
+        lines += self._not_tried()
         over = {plan.prediction.transport for plan in self.plans.values()} - {""}
         if len(over) > 1:
             lines += ["", f"  note: they are predicted over different transports: {'; '.join(sorted(over))}"]
@@ -158,6 +163,19 @@ class Comparison:
             lines += ["", f"{', '.join(names)}, against {next(iter(self.plans))}:"]
             lines += [f"  {line}" for line in differences or ("the same decision",)]
         return "\n".join(lines)
+
+    def _not_tried(self) -> list[str]:
+        """What the searches left out that one may ask for, a line each, of all plans or of those named."""
+        searched = [name for name, plan in self.plans.items() if plan.search.bound_s > 0]
+        left_out: dict[str, list[str]] = {}
+        for name in searched:
+            for what in searched_space.not_tried(self.plans[name], self.profile):
+                left_out.setdefault(what, []).append(name)
+        lines = []
+        for what, names in left_out.items():
+            those = "" if names == searched else f" for {', '.join(names)}"
+            lines.append(f"  not looked at{those}: {what}")
+        return ["", *lines] if lines else []
 
     def _planning(self, name: str) -> str:
         """What a strategy took, and whether that was all it might."""
@@ -242,7 +260,8 @@ def _stage_changes(a: Decision, b: Decision) -> list[str]:
             lines.append(f"{where}: its ranks {divided}")
         here, there = in_flight(b, number), in_flight(a, other)
         if here != there and number == other:  # elsewhere in the pipeline it follows from the place
-            lines.append(f"{where}: {here} micro-batches in flight instead of {there}")
+            kept = units.count(here, "micro-batch", "micro-batches")
+            lines.append(f"{where}: {kept} in flight instead of {there}")
     return lines
 
 

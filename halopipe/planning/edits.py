@@ -6,7 +6,9 @@ solver=
 token-slices=256+192+64
     how sequences are to be cut
 PATTERN=stage:0, PATTERN=spatial:2, ...
-    a side constraint, as of --fix
+    a side constraint, as of --fix; what it cuts is allowed then
+spatial=2, height=2, sample=2, channel=2
+    the same of all layers
 without=n1/cpu0+n2/*, n0/cpu1.speed=0.5
     devices that are gone, or at another speed than they were measured
 DEVICE.memory=32GiB
@@ -33,6 +35,7 @@ from halopipe.planning.options import DEFAULT_SOLVER, FAMILIES
 from halopipe.planning.solve import known_solver
 from halopipe.terminal.units import names_in, parse_pair, parse_sum, require_known, whole
 from planner.ir.cluster import DATASHEET, Cluster, Collective, DeviceSpec, Link
+from planner.ir.constraints import FAMILY_OF, cut_named
 from planner.ir.errors import RankCountError, UnknownNameError, UsageError
 from planner.ir.problem import ALWAYS, MOST_BATCH, NEVER, OBJECTIVES, RECOMPUTE, SHARD, TIME_DIMS, ZERO, Problem, Rule
 from planner.ir.quantities import BYTES, BYTES_PER_S, SECONDS, parse_quantity
@@ -205,6 +208,8 @@ def _apply(at: Changed, part: str) -> Changed:
         raise UsageError(f"{part!r} is not a change", [], ["write it like schedule=gpipe or devices=8"]) from None
     if name in _CHANGES:
         return replace(at, problem=_CHANGES[name](at.problem, value))
+    if cut := cut_named(name):
+        return replace(at, problem=_with_rules(at.problem, Rule("*", cut, str(_integer(name, value)))))
     if name == "solver":
         return replace(at, solver=known_solver(value))
     if name in ("devices", "hosts"):
@@ -228,6 +233,7 @@ def _apply(at: Changed, part: str) -> Changed:
         f"nothing is known of {name!r}",
         [
             f"known: {', '.join((*_CHANGES, 'solver', 'devices', 'hosts', 'without'))}, DEVICE.memory, DEVICE.speed",
+            "of all layers: sample, spatial, height, width, depth, channel; of some: PATTERN=spatial:2",
             "of links: link NAME.bandwidth, .latency or .speed",
         ],
         ["write it like schedule=gpipe, n0/gpu0.memory=32GiB or 'link across-hosts.bandwidth=25GB/s'"],
@@ -282,8 +288,8 @@ def _micro_batch(problem: Problem, value: str) -> Problem:
 
 
 def _token_slices(problem: Problem, value: str) -> Problem:
-    lengths, allow = parse_sum(value, "token-slices"), {*problem.allow, TIME_DIMS}
-    return replace(problem, token_slices=lengths, allow=tuple(name for name in FAMILIES if name in allow))
+    lengths = parse_sum(value, "token-slices")
+    return replace(problem, token_slices=lengths, allow=also_allowed(problem.allow, [TIME_DIMS]))
 
 
 def _ranks(problem: Problem, value: str) -> Problem:
@@ -313,7 +319,15 @@ def _allow(problem: Problem, value: str) -> Problem:
 
 
 def _with_rules(problem: Problem, *rules: str | Rule) -> Problem:
-    return replace(problem, fix=(*problem.fix, *problems.rules_of(rules, problem.profile)))
+    """With rules to be held; what they cut is allowed."""
+    fixed = problems.rules_of(rules, problem.profile)
+    families = [FAMILY_OF[rule.what] for rule in fixed if rule.what in FAMILY_OF]
+    return replace(problem, fix=(*problem.fix, *fixed), allow=also_allowed(problem.allow, families))
+
+
+def also_allowed(allow: Sequence[str], families: Sequence[str]) -> tuple[str, ...]:
+    """Families of dims that may be cut, with others among them."""
+    return tuple(name for name in FAMILIES if name in (*allow, *families))
 
 
 def _on(problem: Problem, cluster: Any) -> Problem:

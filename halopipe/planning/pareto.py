@@ -17,6 +17,7 @@ from halopipe.planning import solve
 from halopipe.planning.compare import proof_text
 from halopipe.planning.jobs import Jobs
 from halopipe.planning.options import DEFAULT_SOLVER
+from halopipe.planning.searched_space import space
 from halopipe.terminal import tables, units
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan
@@ -95,7 +96,8 @@ class Front:
             for row, plan in zip(self.data()["points"], self.plans, strict=True)
         ]
         table = tables.table(["", "memory", "step", "slower", "stages", "schedule", "recompute", "search"], cells)
-        whole = "the whole front, proven" if self.complete else "not the whole front, or not all of it proven"
+        best_of = f"the whole front, proven of: {space(self.plans[0])}"
+        whole = best_of if self.complete else "not the whole front, or not all of it proven"
         return f"Step against memory of the fullest rank ({whole})\n{table}"
 
 

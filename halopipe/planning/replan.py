@@ -24,6 +24,7 @@ from halopipe.planning import problem as problems
 from halopipe.planning import solve
 from halopipe.planning.compare import differences
 from halopipe.planning.options import DEFAULT_SOLVER
+from halopipe.planning.searched_space import space
 from halopipe.terminal import units
 from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.cost_model import CostModel
@@ -72,7 +73,8 @@ class Replan:
     def headline(self) -> str:
         """What became of the machines, what a step costs now, and how sure it is that none is faster."""
         search = self.plan.search
-        sure = "proven the best" if search.status == "proven" else f"at most {units.percent(search.gap)} from the best"
+        best = f"the best of: {space(self.plan)}"
+        sure = f"proven {best}" if search.status == "proven" else f"at most {units.percent(search.gap)} from {best}"
         optimality = f", {sure}" if search.bound_s > 0 else ""
         change = units.signed_percent(self.after_s / self.before_s - 1) if self.before_s else ""
         steps = f"{units.seconds(self.after_s)} a step, {units.seconds(self.before_s)} before ({change})"

@@ -28,13 +28,18 @@ def solve(problem: Problem, solver: str) -> Plan:
 
     start_s = time.monotonic()
     try:
-        with Reporter("searching") as reporter:
-            return planning.solve(problem, solver, _shown(reporter, problem.time_limit_s))
+        return shown(problem, solver)
     finally:
         if solver in solvers.baselines():
             limit_s = min(stated_s(solver, problem.time_limit_s), problem.time_limit_s)
             took = units.seconds(time.monotonic() - start_s)
             remark(f"{solver} took {took} of {units.seconds(limit_s)} that it may take")
+
+
+def shown(problem: Problem, solver: str, progress: Progress | None = None, *, quiet: bool = False) -> Plan:
+    """The plan that ``solver`` finds; ``progress`` is told how far it is, else it is shown unless ``quiet``."""
+    with Reporter("searching", quiet=quiet or progress is not None) as reporter:
+        return planning.solve(problem, solver, progress or _shown(reporter, problem.time_limit_s))
 
 
 def baselines(problem: Problem, jobs: int = 1) -> planning.Baselines:

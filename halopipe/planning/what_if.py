@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from halopipe.planning import edits, problem, solve
+from halopipe.planning import edits, problem, searched_space, solve
 from halopipe.planning.compare import differences, proof_text
 from halopipe.terminal import units
 from planner.ir.cluster import DATASHEET
 from planner.ir.codec import plain
+from planner.ir.constraints import FAMILY_OF, CutDegrees, cut_named
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 
 if TYPE_CHECKING:
+    from planner.ir.problem import Problem
     from planner.solvers import Progress
 
 _SEARCHED = (
-    "schedule=..., micro-batch=..., stages=..., dp=..., ranks=..., recompute=..., shard=..., PATTERN=spatial:2, "
-    "a solver's name; several with commas"
+    "schedule=..., micro-batch=..., stages=..., dp=..., ranks=..., recompute=..., shard=..., spatial, height=2, "
+    "PATTERN=spatial:2, a solver's name; several with commas"
 )
 _SAME = 5e-4  # relative; smaller differences are not shown in the digits printed
 
@@ -60,17 +64,15 @@ class PlanAnswer:
         """The answer in words: step, memory, decision, what binds, how sure it is."""
         if self.other is None:
             return "\n".join(self.reasons)
-        here, there = self.other.prediction, self.base.prediction
         ratio = self.slower or 0.0
         verdict = (
             "as fast" if abs(ratio) < _SAME else f"{units.percent(abs(ratio))} {'slower' if ratio > 0 else 'faster'}"
         )
         verdict += ", a tie" * self.is_tie
-        steps = f"{units.seconds(here.step_s)} against {units.seconds(there.step_s)}"
         memory = f"{units.size(self.other.prediction.peak_bytes)} against {units.size(self.base.prediction.peak_bytes)}"
         return "\n".join(
             [
-                f"{self.question}: {verdict} ({steps} a step)",
+                f"{self.question}: {verdict} ({_times(self.other, self.base)})",
                 f"  memory   {memory} on the fullest rank",
                 *(
                     f"  decides  {line}"
@@ -108,7 +110,8 @@ def why_not(plan: Plan, profile: Profile | None, question: str, progress: Progre
 
     Args:
         question: a solver's name, such as a baseline's; part of the name of an alternative that the plan file lists; or
-            conditions as in :mod:`halopipe.planning.edits`: ``dp=4``, ``stages=4,schedule=gpipe,micro-batch=8``.
+            conditions as in :mod:`halopipe.planning.edits`: ``dp=4``, ``stages=4,schedule=gpipe,micro-batch=8``; or
+            what layers may be cut along: ``spatial``, ``height``.
             Conditions and solvers are searched for again, which needs the profile.
 
     Raises:
@@ -122,6 +125,13 @@ def why_not(plan: Plan, profile: Profile | None, question: str, progress: Progre
     matches = {name: why for name, why in listed.items() if asked and asked.lower() in name.lower()}
     if matches:
         return PlanAnswer(asked, plan, reasons=tuple(f"{name}: {why}" for name, why in matches.items()))
+    if cut := cut_named(asked):
+        along = [dims for each in plan.decision.layers.values() if (dims := _dims_of(cut, each.cuts))]
+        if along:
+            dims = " or ".join(dict.fromkeys(itertools.chain(*along)))
+            return PlanAnswer(asked, plan, reasons=(f"the plan cuts {units.count(len(along), 'layer')} along {dims}",))
+        if profile is not None:
+            return _search(plan, profile, asked, _cutting(problem.problem_of(plan, profile), cut), progress)
     if profile is not None and "=" in asked:
         return _search(plan, profile, asked, asked, progress)
     needs = " (needs --profile)" if profile is None else ""
@@ -171,6 +181,29 @@ def _search(plan: Plan, profile: Profile, question: str, text: str, progress: Pr
     return PlanAnswer(question, plan, other, (), evidence, is_tie)
 
 
+def _dims_of(cut: str, cuts: Mapping[str, Sequence[int]]) -> list[str]:
+    """The dims that a layer is cut along, of what is asked for: a family, or one of them."""
+    return [dim for dim, points in cuts.items() if CutDegrees.of({dim: points}).along(cut) > 1]
+
+
+def _cutting(asked: Problem, cut: str) -> str:
+    """The condition that lets a plan cut layers so; where it might and does not, that has it do so."""
+    if FAMILY_OF[cut] != cut or cut in asked.allow:
+        return f"{cut}={len(asked.ranks)}"
+    return f"allow={'+'.join(edits.also_allowed(asked.allow, [cut]))}"
+
+
+def _times(other: Plan, base: Plan) -> str:
+    """What a step of each takes; of unlike batches what a sample does, which alone can be compared."""
+    steps = [units.seconds(plan.prediction.step_s) for plan in (other, base)]
+    batches = [plan.decision.global_batch for plan in (other, base)]
+    if batches[0] == batches[1]:
+        return f"{steps[0]} against {steps[1]} a step"
+    samples = [units.seconds(1 / plan.prediction.samples_per_s) for plan in (other, base)]
+    whole = f"{steps[0]} a step of {batches[0]}, {steps[1]} of {batches[1]}"
+    return f"{samples[0]} against {samples[1]} a sample; {whole}"
+
+
 def _solvers() -> tuple[str, ...]:
     from planner import solvers
 
@@ -180,7 +213,7 @@ def _solvers() -> tuple[str, ...]:
 def _certainty(plan: Plan) -> str:
     search = plan.search
     if search.status == "proven":
-        return "proven the best under this condition"
+        return f"proven the best under this condition, of: {searched_space.space(plan)}"
     if search.bound_s <= 0:
         return search.status
     return f"{proof_text(search)}: no plan takes less than {units.seconds(search.bound_s)} a step"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from halopipe.planning import calibration, plan_files, solve
+from halopipe.planning import calibration, plan_files, searched_space, solve
 from halopipe.planning.compare import tie_text
 from halopipe.planning.problem import standing_text
 from halopipe.reports.predicted_vs_measured import apart_text
@@ -41,7 +41,7 @@ _STATUS = {
 def explain(plan: Plan, profile: Profile | None = None, width: int = 96) -> str:
     """The plan in words and pictures; with its profile, also the Gantt chart and what crosses stage boundaries."""
     prediction, timeline = solve.predict_again(plan, profile) if profile is not None else (plan.prediction, None)
-    blocks = [headline(plan, prediction), stale(plan.prediction, prediction)]
+    blocks = [headline(plan, prediction, profile=profile), stale(plan.prediction, prediction)]
     if timeline is not None:
         picture = tables.gantt(timeline, plan_files.device_names(plan), width - 2)
         blocks.append("\n".join(["Step (predicted)", *(f"  {line}" for line in picture.splitlines())]))
@@ -60,7 +60,7 @@ def explain(plan: Plan, profile: Profile | None = None, width: int = 96) -> str:
         _unflushed(plan, profile, prediction) if profile is not None else "",
         evidence_text(prediction),
         _titled("What binds", [f"- {line}" for line in plan.search.binding]),
-        _titled("How good it is", certificate(plan.search, prediction)),
+        _titled("How good it is", certificate(plan, prediction)),
         f"Alternatives\n{tables.table(others, other_cells)}" if other_cells else "",
         _measured(plan.measured, prediction) if plan.measured is not None else "",
     ]
@@ -104,11 +104,14 @@ def model_text(model: ModelSource) -> str:
     return f"{model.factory}{f'({arguments})' if arguments else ''}{shape}, {model.dtype}{autocast}"
 
 
-def headline(plan: Plan, fresh: Prediction | None = None, objective: str = THROUGHPUT) -> str:
+def headline(
+    plan: Plan, fresh: Prediction | None = None, objective: str = THROUGHPUT, profile: Profile | None = None
+) -> str:
     """What is decided, for what model, and the step that is predicted (``fresh`` if it was made anew).
 
     Args:
         objective: what the plan was to make small; one line more unless it is the step.
+        profile: that the plan was made from; without it what its network has not is named as not tried, too.
     """
     decision, prediction, speeds = plan.decision, fresh or plan.prediction, plan.inputs.request.speeds
     over = f", messages over {prediction.transport}" if prediction.transport else ""
@@ -117,7 +120,8 @@ def headline(plan: Plan, fresh: Prediction | None = None, objective: str = THROU
         "model": model_text(plan.inputs.model),
         "predicted": f"{within(prediction)} a step, {units.rate(prediction.samples_per_s)} samples/s, "
         f"bubble {units.percent(prediction.bubble_fraction)} (costs: {prediction.evidence}{over})",
-        "gap": _gap(plan.search),
+        "gap": _gap(plan, profile),
+        "not tried": f"\n{_LABEL.format('')}".join(searched_space.not_tried(plan, profile)),
         "divided": _division(decision),
         "stream": _stream(prediction),
         "changes": f"\n{_LABEL.format('changes')}".join(optimisation_changes(plan)),
@@ -140,12 +144,13 @@ def headline(plan: Plan, fresh: Prediction | None = None, objective: str = THROU
 _LABEL = "  {:<10}"
 
 
-def _gap(search: Search) -> str:
-    """How far from the best the plan can be, and what ended the search."""
+def _gap(plan: Plan, profile: Profile | None) -> str:
+    """How far from the best the plan can be, of which plans, and what ended the search."""
+    search = plan.search
     if search.bound_s <= 0:
         return f"not known: {_STATUS.get(search.status, search.status)}"
     of = "" if search.tie is None else ", of the plan that is the fastest at the mean"
-    return f"{units.percent(search.gap)} ({search.status}){of}"
+    return f"{units.percent(search.gap)} ({searched_space.best_of(plan, profile)}){of}"
 
 
 def _division(decision: Decision) -> str:
@@ -380,8 +385,9 @@ def _memory(rank: RankPrediction) -> str:
     return f"{filled} {units.size(rank.peak_bytes)} of {units.size(rank.memory_limit_bytes)}"
 
 
-def certificate(search: Search, prediction: Prediction) -> list[str]:
-    """How the plan was found and how far from the best it can be, in lines."""
+def certificate(plan: Plan, prediction: Prediction) -> list[str]:
+    """How the plan was found, and of which plans it is how far from the best, in lines."""
+    search = plan.search
     lines = [f"{search.method} ({search.solver}); {_STATUS.get(search.status, search.status)}"]
     if search.bound_s > 0:
         above = search.optimum_s(prediction.step_s) / search.bound_s - 1
@@ -390,6 +396,7 @@ def certificate(search: Search, prediction: Prediction) -> list[str]:
             f"bound {units.seconds(search.bound_s)} a step: {what} is "
             + (f"at most {units.percent(above)} above the best" if above > _STALE else "at the bound")
         )
+        lines.append(f"the searched space: {searched_space.space(plan)}")
         if len(search.bounds_s) > 1:
             parts = [f"{name} {units.seconds(value)}" for name, value in search.bounds_s.items()]
             lines.append(f"the largest of: {', '.join(parts)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import isclose
 from typing import TYPE_CHECKING
 
 from halopipe.terminal import tables, units
@@ -13,7 +14,10 @@ from planner.ir.timeline import Timeline
 if TYPE_CHECKING:
     from planner.costs.simulator.breakdown import Parts
 
-_PARTS = ("compute", "communication", "bubble", "idle")
+_ALIKE = 1e-9
+"""Of seconds that were added in another order."""
+
+_TOGETHER = "compute + communication"
 
 
 def timeline_table(
@@ -40,12 +44,14 @@ def timeline_cells(
 ) -> tuple[list[str], list[list[str]]]:
     """The step, then for each stage a forward, a backward, and the parts of its ranks' step (their mean).
 
-    Parts that are nothing in both are left out.
+    Parts that are nothing in both are left out.  What ranks exchange inside their actions is communication, and a run
+    does not tell it from the computing around it: of stages that may do so, compute and communication are measured
+    together.
 
     Args:
         step_s: measured (a median over steps, where ``measured`` is one of them).
         ranks: of each stage.
-        rank_predictions: what the plan says of its ranks; used where ``predicted`` is a length without actions.
+        rank_predictions: the parts that are predicted of the same step; empty: as far as its actions say.
         alike: whether both are of one transport and kind of device; if not, their difference says nothing.
     """
     from planner.costs.rows import stage_seconds
@@ -57,10 +63,11 @@ def timeline_cells(
         before, after = (seconds.get(stage, (None, None)) for seconds in times)
         both = zip(("forward", "backward"), before, after, strict=True)
         lines += [(f"stage {stage} {word}", a, b) for word, a, b in both]
-        predicted_parts = _parts(parts[0], of_stage) or _predicted_parts(rank_predictions, of_stage)
-        lines += [
-            (f"stage {stage} {word}", a, b) for word, a, b in _beside(predicted_parts, _parts(parts[1], of_stage))
-        ]
+        by_actions, measured_parts = (_parts(by_rank, of_stage) for by_rank in parts)
+        predicted_parts = _predicted_parts(rank_predictions, of_stage) or by_actions
+        is_told_apart = len(of_stage) == 1 or _is_alike(by_actions, predicted_parts)
+        rows = _beside(predicted_parts, measured_parts, is_told_apart=is_told_apart)
+        lines += [(f"stage {stage} {word}", a, b) for word, a, b in rows]
     cells = [
         [
             name,
@@ -95,11 +102,21 @@ def apart_text(prediction: Prediction, used: str, kinds: Sequence[str]) -> str:
     )
 
 
-def _beside(predicted: Parts | None, measured: Parts | None) -> Iterator[tuple[str, float | None, float | None]]:
-    for word in _PARTS:
-        a, b = (None if parts is None else float(getattr(parts, f"{word}_s")) for parts in (predicted, measured))
+def _is_alike(by_actions: Parts | None, predicted: Parts | None) -> bool:
+    """Whether a stage computes all the time of its actions, as far as is known."""
+    if by_actions is None or predicted is None:
+        return False
+    return isclose(by_actions.compute_s, predicted.compute_s, rel_tol=_ALIKE)
+
+
+def _beside(
+    predicted: Parts | None, measured: Parts | None, *, is_told_apart: bool
+) -> Iterator[tuple[str, float | None, float | None]]:
+    both = [] if is_told_apart or measured is None else [_TOGETHER]
+    for part in ("compute", "communication", *both, "bubble", "idle"):
+        a, b = (None if parts is None else parts.seconds(part) for parts in (predicted, measured))
         if a or b:
-            yield word, a, b
+            yield part, a, None if both and part in _TOGETHER.split(" + ") else b
 
 
 def _by_rank(timeline: Timeline, stages: Sequence[Sequence[int]]) -> dict[int, Parts]:

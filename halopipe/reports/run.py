@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from halopipe.planning import calibration, plan_files, solve
-from halopipe.reports.explain import optimisation_lines
+from halopipe.reports.explain import optimisation_lines, within
 from halopipe.reports.predicted_vs_measured import apart_text, timeline_table
 from halopipe.terminal import console, tables, units
 from halopipe.terminal.console import Reporter
 from planner.ir.codec import plain
 from planner.ir.errors import NumericsError
-from planner.ir.plan import Plan
+from planner.ir.plan import Plan, Prediction
 from planner.ir.timeline import Drift, Timeline
 
 if TYPE_CHECKING:
@@ -70,11 +70,11 @@ def train(plan: Plan, options: RunOptions, replanner: Replanner | None = None) -
     return result
 
 
-def predicted_timeline(plan: Plan, profile: Profile | None = None) -> Timeline:
-    """What is known of the step before the run: of a plan file alone, how long it is."""
+def predicted_step(plan: Plan, profile: Profile | None = None) -> tuple[Prediction, Timeline]:
+    """What is known of the step before the run: of a plan file alone, its prediction and how long it is."""
     if profile is not None:
-        return solve.predict_again(plan, profile)[1]
-    return Timeline("predicted", plan.prediction.step_s, ())
+        return solve.predict_again(plan, profile)
+    return plan.prediction, Timeline("predicted", plan.prediction.step_s, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,37 +83,34 @@ class RunReport:
 
     Attributes:
         plan: the last one that the job ran.
+        prediction, predicted: of it, the numbers and the step (:func:`predicted_step`).
         changes: other plans that the job went over to.
+        has_details: whether words are of each stage, too, with both steps as pictures.
     """
 
     plan: Plan
     result: RunResult
+    prediction: Prediction
     predicted: Timeline
     drift: Drift | None = None
     changes: Sequence[Replan] = ()
+    has_details: bool = False
 
     def render(self) -> str:
         """The run in a few lines."""
-        plan, result, predicted = self.plan, self.result, self.predicted
-        measured = result.measured(plan.prediction)
-        samples_per_s = plan.decision.global_batch / measured.step_s
+        result = self.result
+        step_s = result.measured(self.prediction).step_s
+        samples_per_s = self.plan.decision.global_batch / step_s
         steps = units.count(len(result.step_seconds), "step")
-        over, note = result.transport, apart_text(plan.prediction, result.transport, result.kinds)
+        note = apart_text(self.prediction, result.transport, result.kinds)
         lines = [
-            f"{steps}, {units.seconds(measured.step_s)} a step (median), {units.rate(samples_per_s)} samples/s"
-            + (f", over {over}" if over else ""),
-            timeline_table(
-                predicted,
-                result.timeline,
-                measured.step_s,
-                [stage.ranks for stage in plan.decision.stages],
-                plan.prediction.ranks,
-                alike=not note,
-            ),
+            f"{steps}, {units.seconds(step_s)} a step (median), {units.rate(samples_per_s)} samples/s"
+            + (f", over {result.transport}" if result.transport else ""),
+            self._stages(step_s, alike=not note) if self.has_details else self._step(step_s, alike=not note),
         ]
         if note:
             lines.append(note)
-        lines += optimisation_lines(plan)
+        lines += optimisation_lines(self.plan)
         for each in result.restarts:
             repeated = f"{units.count(each.repeated_steps, 'step')} again" if each.repeated_steps else "no step again"
             took = f"{repeated}, {units.seconds(each.recovery_s)}"
@@ -123,9 +120,8 @@ class RunReport:
         lines += [change.headline() for change in self.changes]
         if result.why_not_isolated:
             lines.append(result.why_not_isolated)
-        for timeline in (predicted, result.timeline):
-            if timeline.spans:
-                lines += ["", f"{timeline.source}:", tables.gantt(timeline, plan_files.device_names(plan)), ""]
+        if self.has_details:
+            lines += self._pictures()
         if result.losses:
             lines.append(_losses(result))
         lines += _numbers(result)
@@ -135,13 +131,30 @@ class RunReport:
             lines.append(f"numerics: {result.numerics}")
         return "\n".join(lines)
 
+    def _step(self, step_s: float, *, alike: bool) -> str:
+        """The step that was predicted, and how far off it was where that says anything."""
+        predicted_s = self.prediction.step_s
+        apart = f", {units.signed_percent(step_s / predicted_s - 1)} measured" if alike and predicted_s else ""
+        return f"predicted {within(self.prediction)}{apart}"
+
+    def _stages(self, step_s: float, *, alike: bool) -> str:
+        ranks = [stage.ranks for stage in self.plan.decision.stages]
+        steps = self.predicted, self.result.timeline, step_s
+        return timeline_table(*steps, ranks, self.prediction.ranks, alike=alike)
+
+    def _pictures(self) -> Iterator[str]:
+        for timeline in (self.predicted, self.result.timeline):
+            if timeline.spans:
+                yield from ("", f"{timeline.source}:", tables.gantt(timeline, plan_files.device_names(self.plan)))
+        yield ""
+
     def data(self) -> dict[str, Any]:
         """The same as plain data for JSON."""
-        plan, result = self.plan, self.result
+        result = self.result
         return {
-            "measured": plain(result.measured(plan.prediction)) if result.step_seconds else None,
-            "predicted_step_s": plan.prediction.step_s,
-            "predicted_transport": plan.prediction.transport,
+            "measured": plain(result.measured(self.prediction)) if result.step_seconds else None,
+            "predicted_step_s": self.prediction.step_s,
+            "predicted_transport": self.prediction.transport,
             "drift": plain(self.drift),
             "replans": [change.data() for change in self.changes],
             "data": result.data,

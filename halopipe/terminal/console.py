@@ -15,6 +15,7 @@ asked to, 130 Ctrl-C.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import errno
 import functools
 import json
@@ -27,7 +28,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self
@@ -40,7 +41,7 @@ from planner.ir.errors import HalopipeError, MissingFileError, UsageError
 
 _LINE_EVERY_S = 10.0
 _PACES = 64  # of the last updates
-_ROOM_FOR_BAR = 80
+_ROOM_FOR_BAR = _LINE_COLUMNS = 80
 
 
 def screen_columns() -> int | None:
@@ -108,7 +109,8 @@ class Reporter:
     def _line(self, done: float, total: float | None, numbers: str, left: str) -> None:
         elapsed = units.seconds(time.monotonic() - self._start_s)
         share = f" {units.percent(done / total)}" if total else ""
-        sys.stderr.write(f"{self._what}{share}: {numbers} ({elapsed}{', ' if left else ''}{left})\n")
+        head, tail = f"{self._what}{share}: ", f" ({elapsed}{', ' if left else ''}{left})"
+        sys.stderr.write(f"{head}{_fitted(numbers, _LINE_COLUMNS - len(head) - len(tail))}{tail}\n")
         sys.stderr.flush()
 
     def _left_s(self, done: float, total: float) -> float | None:
@@ -124,13 +126,21 @@ class Reporter:
         return max(0.0, pace_s * (total - self._last[1]) - min(now_s - self._last[0], pace_s))
 
 
+def _fitted(numbers: str, room: int) -> str:
+    """As many of the numbers as there is room for, the first ones."""
+    while len(numbers) > room and ", " in numbers:
+        numbers = numbers.rpartition(", ")[0]
+    return numbers if len(numbers) <= room else f"{numbers[: room - 1]}…"
+
+
 class _Bar:
-    """A rich progress bar on stderr."""
+    """A rich progress bar on stderr, and below it the numbers; where that is too wide, the bar is left out."""
 
     def __init__(self, what: str) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
         from rich.table import Column
+        from rich.text import Text
 
         screen = Console(stderr=True)
         folded = Column(overflow="fold", no_wrap=False)
@@ -139,12 +149,17 @@ class _Bar:
             BarColumn(bar_width=24),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}", table_column=folded),
-            TextColumn("{task.fields[numbers]}", markup=False, table_column=folded),
         ]
         if screen.width < _ROOM_FOR_BAR:
             text = "{task.description}{task.fields[share]}, {task.elapsed:.0f} s{task.fields[after]}"
-            columns = [TextColumn(f"{text}\n{{task.fields[numbers]}}", markup=False, table_column=folded)]
-        self._progress = Progress(*columns, console=screen, transient=True)
+            columns = [TextColumn(text, markup=False, table_column=folded)]
+
+        class WithNumbers(Progress):
+            def get_renderables(self) -> Iterator[Any]:
+                yield from super().get_renderables()
+                yield Text(self.tasks[0].fields["numbers"] if self.tasks else "", overflow="fold")
+
+        self._progress = WithNumbers(*columns, console=screen, transient=True)
         self._task = self._progress.add_task(what, total=None, numbers="", left="", after="", share="")
 
     def start(self) -> None:
@@ -274,6 +289,9 @@ def wrote(path: str | Path, next_step: str = "") -> None:
 
 INTERRUPTED = 130
 
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+"""Set by torchrun for each rank: a file whose form is that of ``torch.distributed.elastic.multiprocessing.errors``."""
+
 _OF_FILES = (errno.EMFILE, errno.ENFILE)
 """Of calls of the system that find no number for one more file."""
 
@@ -321,10 +339,20 @@ def report(error: Exception) -> int:
     if isinstance(error, ModuleNotFoundError) and ".extras." in (error.name or ""):
         error = UsageError(f"{error.name} is missing", ["this needs it"], ["install halopipe again, with all extras"])
     if isinstance(error, HalopipeError):
-        remark(error.render())
-        return error.exit_code
+        return _reported(error.render(), error.exit_code)
     bug = HalopipeError(
         f"{type(error).__name__}: {error}", ["this is a bug in halopipe; please report it with what follows"]
     )
-    remark(f"{bug.render()}\n{''.join(traceback.format_exception(error))}")
-    return bug.exit_code
+    return _reported(f"{bug.render()}\n{''.join(traceback.format_exception(error))}", bug.exit_code)
+
+
+def _reported(text: str, exit_code: int) -> int:
+    """Writes it to stderr, and where torchrun looks for what became of a rank, whose last words it then is."""
+    remark(text)
+    path = os.environ.get(_ERROR_FILE)
+    if path:
+        extra = {"py_callstack": f"\n{visible(text)}", "timestamp": str(int(time.time()))}
+        message = {"message": visible(text), "extraInfo": extra, "errorCode": exit_code}
+        with contextlib.suppress(OSError):
+            Path(path).write_text(json.dumps({"message": message}), encoding="utf-8")
+    return exit_code

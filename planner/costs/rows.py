@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from statistics import median
@@ -68,7 +68,7 @@ class StageRow:
     """A stage in one line; what only a profile knows is None without one.
 
     Attributes:
-        samples: of a full micro-batch, by rank of the stage.
+        samples: of a full micro-batch, by rank of the stage; of all, where layers are divided in unlike ways.
         layouts: how the stage's layers are divided over its ranks, in words, and how many layers each way.
         in_flight: most micro-batches between a forward and its backward, of the program.
         recompute: whether activations are computed again before the backward.
@@ -110,14 +110,13 @@ def stage_rows(plan: Plan, profile: Profile | None = None, timeline: Timeline | 
     rows = []
     for index, stage in enumerate(plan.decision.stages):
         layers = plan.decision.layers_of(index)
-        layout = plan.decision.layout_of(index)
         forward_s, backward_s = times.get(index, (None, None))
         rows.append(
             StageRow(
                 stage=index,
                 ranks=stage.ranks,
                 devices=stage.devices,
-                samples=layout.samples(plan.decision.micro_batches[0]),
+                samples=_samples(plan.decision, layers),
                 num_layers=len(layers),
                 first_layer=layers[0] if layers else "",
                 last_layer=layers[-1] if layers else "",
@@ -134,6 +133,12 @@ def stage_rows(plan: Plan, profile: Profile | None = None, timeline: Timeline | 
             )
         )
     return tuple(rows)
+
+
+def _samples(decision: Decision, layers: Sequence[str]) -> tuple[int, ...]:
+    count = decision.micro_batches[0]
+    of_layers = {decision.layers[name].layout.samples(count) for name in layers}
+    return of_layers.pop() if len(of_layers) == 1 else (count,)
 
 
 def program_of(plan: Plan, profile: Profile) -> Program:

@@ -5,6 +5,7 @@
     layer3.*=kind:V100       its stage runs on no other kind of device; names as in a shell
     *=replicas:1             its stage has so many ranks
     conv*=sample:4           it is cut into so many parts along samples; spatial:N, channel:N likewise
+    conv*=height:2           the same of one dim of space: depth:N, height:N, width:N
     enc.*=recompute:yes      its stage computes activations again before the backward; or no
     dec.*=together           all of them are in one stage
     a,dec.*=together         several patterns, with commas between
@@ -27,9 +28,6 @@ from planner.ir.plan import Decision
 from planner.ir.problem import CHANNEL_DIMS, SAMPLE_DIMS, SPATIAL_DIMS, Rule
 
 STAGE, DEVICE, KIND, REPLICAS, RECOMPUTE, TOGETHER = "stage", "device", "kind", "replicas", "recompute", "together"
-WHATS = (STAGE, DEVICE, KIND, REPLICAS, SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS, RECOMPUTE, TOGETHER)
-"""Everything that a rule may be about."""
-
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     SAMPLE_DIMS: ("sample",),
     SPATIAL_DIMS: ("depth", "height", "width", "x", "y", "z"),
@@ -37,10 +35,28 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 }
 """Dims by family."""
 
+FAMILY_OF: Mapping[str, str] = {
+    **{name: name for name in FAMILIES},
+    **dict.fromkeys(("depth", "height", "width"), SPATIAL_DIMS),
+}
+"""The family of whatever a rule may ask parts along: a family, or one dim of space."""
+
+_OTHERWISE: Mapping[str, str] = {
+    "samples": SAMPLE_DIMS,
+    "space": SPATIAL_DIMS,
+    "channels": CHANNEL_DIMS,
+    **dict.fromkeys(("head", "feature", "filter"), CHANNEL_DIMS),
+}
+"""What plans are also said to be cut along: a layer has no more than one of the dims of channels."""
+
+WHATS = (STAGE, DEVICE, KIND, REPLICAS, *FAMILY_OF, RECOMPUTE, TOGETHER)
+"""Everything that a rule may be about."""
+
 YES, NO = "yes", "no"
 _MOST_DIGITS = 9
 _FORMS = (
-    "PATTERN=stage:0, device:NAME, kind:NAME, replicas:N, sample:N, spatial:N, channel:N, recompute:yes or together"
+    "PATTERN=stage:0, device:NAME, kind:NAME, replicas:N, sample:N, spatial:N, height:N, channel:N, recompute:yes "
+    "or together"
 )
 
 
@@ -54,12 +70,19 @@ def parse_rule(text: str) -> Rule:
     pattern, rest = pattern.strip(), rest.strip()
     if not equals or not pattern or not rest:
         raise UsageError(f"{text!r} is not a rule", ["a rule has a pattern of layer names, =, and what"], [_write()])
-    what, colon, value = (part.strip() for part in rest.partition(":"))
+    asked, colon, value = (part.strip() for part in rest.partition(":"))
+    what = cut_named(asked) or asked
     if what not in WHATS:
         close = get_close_matches(what, WHATS, 1)
         detail = f"known: {', '.join(WHATS)}"
         raise UsageError(f"{text!r}: no rule is about {what!r}", [detail], [f"{close[0]}?" if close else _write()])
     return Rule(pattern, what, _value(text, what, value, bool(colon)))
+
+
+def cut_named(word: str) -> str:
+    """The family of dims, or the dim, that layers may be cut along and that ``word`` stands for; empty: for none."""
+    named = _OTHERWISE.get(word, word)
+    return named if named in FAMILY_OF else ""
 
 
 def format_rule(rule: Rule) -> str:
@@ -94,25 +117,28 @@ def check_names(rule: Rule, cluster: Cluster) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CutDegrees:
-    """Into how many parts layers are cut along each family of dims."""
+    """Into how many parts layers are cut along each family of dims, and along each dim of space."""
 
     sample: int = 1
     spatial: int = 1
     channel: int = 1
+    depth: int = 1
+    height: int = 1
+    width: int = 1
 
     @classmethod
     def of(cls, cuts: Mapping[str, Sequence[int]]) -> CutDegrees:
         """Those of a layout, given its cut points by dim."""
-        parts = dict.fromkeys(FAMILIES, 1)
+        parts = dict.fromkeys(FAMILY_OF, 1)
         for dim, points in cuts.items():
             family = next((name for name, dims in FAMILIES.items() if dim in dims), None)
-            if family is not None:
-                parts[family] *= len(points) - 1
-        return cls(parts[SAMPLE_DIMS], parts[SPATIAL_DIMS], parts[CHANNEL_DIMS])
+            for name in {family, dim} & parts.keys():
+                parts[name] *= len(points) - 1
+        return cls(**parts)
 
-    def along(self, family: str) -> int:
-        """Parts along a family of dims."""
-        return {SAMPLE_DIMS: self.sample, SPATIAL_DIMS: self.spatial, CHANNEL_DIMS: self.channel}[family]
+    def along(self, name: str) -> int:
+        """Parts along a family of dims, or along one dim of space."""
+        return int(getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from math import prod
 from typing import NamedTuple
 
 from planner.ir.cluster import DATASHEET, GLOO, IN_PROCESS, NCCL
+from planner.ir.graph import SAMPLE
 from planner.ir.layout import Layout
 from planner.ir.problem import Request
 from planner.ir.profile import Correction, ModelSource, Optimizer, Profile
@@ -205,6 +206,18 @@ class Decision:
         """The layout of the first layer of ``stage``: of all of them, where they are cut along samples alone."""
         return next((p.layout for p in self.layers.values() if p.stage == stage), Layout())
 
+    def shape_text(self) -> str:
+        """What it is called: ``data parallel on 2 devices``, ``a pipeline of 2 stages on 4 devices``."""
+        devices = len(self.used_ranks)
+        if devices == 1:
+            return "one device"
+        dims = sorted({dim for placement in self.layers.values() for dim in placement.cuts})
+        cut = f"layers cut along {' and '.join(dims)}" if set(dims) - {SAMPLE} else "data parallel"
+        if len(self.stages) == 1:
+            return f"{cut} on {devices} devices"
+        is_divided = any(len(stage.ranks) > 1 for stage in self.stages)
+        return f"a pipeline of {len(self.stages)} stages{f', {cut},' if is_divided else ''} on {devices} devices"
+
     def device_of(self, rank: int) -> str:
         """Name of the device that is meant for ``rank``."""
         for stage in self.stages:
@@ -227,7 +240,7 @@ class RankPrediction:
 
     Attributes:
         compute_s: inside forward, backward and update.
-        communication_s: for messages and reductions, as far as it is not hidden behind compute.
+        communication_s: for messages, reductions, exchanges inside passes, as far as it is not hidden behind compute.
         idle_s: after its last action.
         bubble_s: waiting for what other ranks have not computed yet, with something left to do; of older plan files it
             is in ``idle_s``.
@@ -402,13 +415,13 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class RankMeasured:
-    """Where the step of one rank went, mean over steps; the four parts add up to it.
+    """Where the step of one rank went, mean over steps; the four parts add up to it, as of a :class:`RankPrediction`.
 
     Attributes:
-        compute_s: inside forward, backward, update, and what is prepared of a micro-batch.
-        communication_s: sending; waiting for a message that was sent already, or for a sum that all ranks have come to.
-        bubble_s: waiting for what another rank still computes.
-        idle_s: after the last action.
+        compute_s: inside forward, backward, update, and what is prepared of a micro-batch; exchanges inside them too,
+            which a run does not tell from the computing around them.
+        communication_s: all other; sending, waiting for a message after its sender began to send it, or for a sum that
+            all ranks have come to.
     """
 
     rank: int
@@ -484,10 +497,10 @@ class Plan:
 
     def __repr__(self) -> str:
         """What is decided and predicted, in a line; ``hp.explain`` says more."""
-        decision, batches = self.decision, self.decision.micro_batches
+        count, largest = len(self.decision.micro_batches), max(self.decision.micro_batches)
         gap = f", gap {self.search.gap:.1%}" if self.search.bound_s > 0 else ""
         return (
-            f"Plan({self.inputs.model.factory}: {len(decision.stages)} stages on {len(decision.used_ranks)} devices, "
-            f"{decision.schedule}, {len(batches)} micro-batches of {max(batches)}, "
+            f"Plan({self.inputs.model.factory}: {self.decision.shape_text()}, {self.decision.schedule}, "
+            f"{count} micro-batch{'es' if count > 1 else ''} of {largest}, "
             f"{self.prediction.step_s * 1e3:.3g} ms a step, {self.search.status}{gap})"
         )

@@ -105,12 +105,20 @@ class NumericsReport:
     hidden: int = 0
     skipped: str = ""
 
-    def __str__(self) -> str:
+    @property
+    def verdict(self) -> str:
+        """What the comparison came to, without figures."""
         if self.skipped:
             return f"not compared with one device: {self.skipped}"
+        steps = "the first step" if self.num_steps <= 1 else f"{self.num_steps} steps"  # 0: a rank without the loss
+        hidden = f", but for {self.hidden} tensors or losses whose differences rounding hides" if self.hidden else ""
+        return f"as one device over {steps} in {self.dtype}{hidden}"
+
+    def __str__(self) -> str:
+        if self.skipped:
+            return self.verdict
         errors = ", ".join(f"{kind} {difference.error:.1e}" for kind, difference in self.worst.items())
-        steps = "the first step" if self.num_steps == 1 else f"{self.num_steps} steps"
-        lines = [f"as one device over {steps} in {self.dtype}; largest relative errors: {errors}"]
+        lines = [f"{replace(self, hidden=0).verdict}; largest relative errors: {errors}"]
         if self.witness:
             lines.append(f"one device: {self.witness}")
         if self.hidden:

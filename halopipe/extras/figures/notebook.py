@@ -58,13 +58,16 @@ def plan_html(plan: Plan) -> str:
     else:
         figure = figures.memory({"predicted": plan})
     header, cells = explain.stage_table(stage_rows(plan, profile, timeline))
-    return f"<pre>{html.escape(explain.headline(plan))}</pre>{figures.svg(figure)}{_table(header, cells)}"
+    return (
+        f"<pre>{html.escape(explain.headline(plan, profile=profile))}</pre>{figures.svg(figure)}{_table(header, cells)}"
+    )
 
 
 def _plan_text(plan: Plan, printer: Any, _cycle: bool) -> None:
+    from halopipe.api.files import profile_of
     from halopipe.reports import explain
 
-    printer.text(explain.headline(plan))
+    printer.text(explain.headline(plan, profile=profile_of(plan)))
 
 
 def timeline_html(timeline: Timeline) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from halopipe.extras.figures import figures, graph_layout
 from halopipe.extras.figures.figures import OPERATIONS, WORDS, stage_colour
-from halopipe.planning import plan_files, solve
+from halopipe.planning import plan_files, searched_space, solve
 from halopipe.planning.compare import Comparison, proof_text, tie_text
 from halopipe.reports import explain
 from halopipe.reports.predicted_vs_measured import apart_text, timeline_cells
@@ -199,7 +199,7 @@ def page(sources: ReportSources, front: Front | None = None) -> str:
     )
     return environment.from_string((folder / "report.html.j2").read_text("utf-8")).render(
         title=sources.name,
-        headline=explain.headline(plan, prediction).splitlines(),
+        headline=explain.headline(plan, prediction, profile=profile).splitlines(),
         stale=explain.stale(plan.prediction, prediction),
         cards=list(_cards(plan, prediction, sources)),
         stages=[(stage_colour(row.stage), f"stage {row.stage}", ", ".join(row.devices)) for row in rows],
@@ -214,7 +214,7 @@ def page(sources: ReportSources, front: Front | None = None) -> str:
         with_memory=[timeline.source for timeline in timelines if timeline.memory],
         limits=f"a rank may use {' and '.join(map(units.size, known_limits))}" if limits else "no limit is known",
         binding=plan.search.binding,
-        certificate=explain.certificate(plan.search, prediction),
+        certificate=explain.certificate(plan, prediction),
         bounds=_bounds(plan, prediction),
         alternatives=explain.alternative_table(plan),
         front=None if front is None else front.render().splitlines()[0],
@@ -320,8 +320,8 @@ def _cards(plan: Plan, prediction: Prediction, sources: ReportSources) -> Iterat
             units.size(fullest.peak_bytes),
             f"of {units.size(fullest.memory_limit_bytes)}, rank {fullest.rank}",
         )
-    gap = f"bound {units.seconds(plan.search.bound_s)}" if plan.search.bound_s else "no bound is known"
-    yield "proof", proof_text(plan.search), gap
+    bound = f"bound {units.seconds(plan.search.bound_s)}, of: {searched_space.space(plan)}"
+    yield "proof", proof_text(plan.search), bound if plan.search.bound_s else "no bound is known"
     if sources.profile is not None and (statistics := statistics_text(plan.decision, sources.profile.graph)):
         yield "batch statistics", "of micro-batches", statistics
     if plan.search.tie is not None:

@@ -89,7 +89,7 @@ def notebook(
         list[Path] | None,
         typer.Argument(
             metavar="PLAN",
-            help="Plans of it that were run: predicted beside measured.",
+            help="Plans of it that were run with --update: predicted beside measured.",
         ),
     ] = None,
     run: Annotated[bool, typer.Option(help="Run it, so that it opens with its tables and pictures.")] = True,
@@ -105,7 +105,14 @@ def notebook(
     with claimed([output], [profile, *ran]):
         plan_files.load_profile(profile)
         for plan in ran:
-            plan_files.load_profile(profile, plan_files.load_plan(plan))  # which says that it is of another profile
+            loaded = plan_files.load_plan(plan)
+            plan_files.load_profile(profile, loaded)  # which says that it is of another profile
+            if loaded.measured is None:
+                raise UsageError(
+                    f"{plan} keeps nothing that a run measured",
+                    ["plans are given beside the profile to see predicted beside measured"],
+                    [console.command("run", plan, "--update"), f"leave {plan} out"],
+                )
         written = notebooks.strategies(profile, ran, output.parent)
         try:
             if run:

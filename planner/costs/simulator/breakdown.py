@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from planner.ir.timeline import Span, Timeline
 
@@ -34,6 +34,11 @@ class Parts:
     communication_s: float
     bubble_s: float
     idle_s: float
+
+    def seconds(self, names: str) -> float:
+        """Of a part, or of several with `` + `` between them."""
+        by_name = {field.name.removesuffix("_s"): getattr(self, field.name) for field in fields(self)}
+        return float(sum(by_name[name] for name in names.split(" + ")))
 
 
 def breakdown(

@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from planner.ir.constraints import (
     DEVICE,
-    FAMILIES,
+    FAMILY_OF,
     KIND,
     NO,
     RECOMPUTE,
@@ -275,7 +275,7 @@ def check(problem: Problem, rules: Sequence[Applied]) -> None:
         of_block = tuple(k for k, touched in enumerate(blocks_of) if blocks[layer] in touched)
         if (own, of_block) not in checked:
             checked.add((own, of_block))
-            stage_wide = [rules[k] for k in of_block if rules[k].rule.what not in (*FAMILIES, TOGETHER)]
+            stage_wide = [rules[k] for k in of_block if rules[k].rule.what not in (*FAMILY_OF, TOGETHER)]
             _check_layer(names[layer], [rules[k] for k in own])
             _check_layer(names[layer], stage_wide)
             _check_devices(problem, names[layer], stage_wide)
@@ -286,13 +286,14 @@ def check(problem: Problem, rules: Sequence[Applied]) -> None:
 def _check_alone(problem: Problem, applied: Applied) -> None:
     """A rule against the problem's other constraints."""
     rule = applied.rule
-    if rule.what in (REPLICAS, *FAMILIES) and applied.fixed:
+    family = FAMILY_OF.get(rule.what, "")
+    if (family or rule.what == REPLICAS) and applied.fixed:
         if int(rule.value) > len(problem.ranks):
             raise _error(str(applied), f"{len(problem.ranks)} devices may be used", "ask for fewer")
-        if rule.what in FAMILIES and rule.what not in problem.allow and int(rule.value) > 1:
-            remedy = f"--allow {','.join((*problem.allow, rule.what))}"
+        if family and family not in problem.allow and int(rule.value) > 1:
+            remedy = f"--allow {','.join((*problem.allow, family))}"
             raise _error(str(applied), f"--allow {','.join(problem.allow)}", remedy)
-        if rule.what in FAMILIES and int(rule.value) > 1:
+        if family and int(rule.value) > 1:
             _check_divisible(problem, applied)
     if rule.what == RECOMPUTE and problem.recompute in (NEVER, SELECTIVE, ALWAYS):
         wanted = YES if (rule.value == YES) == applied.fixed else NO
@@ -304,21 +305,23 @@ def _check_alone(problem: Problem, applied: Applied) -> None:
 
 def _check_divisible(problem: Problem, applied: Applied) -> None:
     """A rule that cuts layers in parts along dims that they cannot be cut along."""
-    graph, family, wanted = problem.profile.graph, applied.rule.what, int(applied.rule.value)
+    graph, what, wanted = problem.profile.graph, applied.rule.what, int(applied.rule.value)
     values, mixing = graph.values(), frozenset(check_samples_apart(graph))
     for layer in (graph.layers[index] for index in applied.layers):
         sized = SizedLayer.of(graph, layer, values, max(2, problem.global_batch), layer.name in mixing)
         extents = dict(zip(sized.work.dims, sized.work.shape, strict=True))
-        along = [dim for name, dims in AXES.values() if name == family for dim in dims if dim in sized.divisible]
-        most = math.prod(extents[dim] for dim in along) if family != SAMPLE_DIMS else problem.global_batch
+        axes = (dims for axis, (family, dims) in AXES.items() if what in (axis, family))
+        along = [dim for dims in axes for dim in dims if dim in sized.divisible]
+        most = math.prod(extents[dim] for dim in along) if what != SAMPLE_DIMS else problem.global_batch
         if along and most >= wanted:
             continue
         operator = operator_of(layer)
-        why = f"it has {most} parts at most" if along else f"{operator} cannot be cut along a dim of family {family}"
+        whole = f"a dim of family {what}" if what == FAMILY_OF[what] else what
+        why = f"it has {most} parts at most" if along else f"{operator} cannot be cut along {whole}"
         raise InfeasibleError(
-            f"layer {layer.name} ({operator}) cannot be cut in {wanted} parts along {family}",
+            f"layer {layer.name} ({operator}) cannot be cut in {wanted} parts along {what}",
             [str(applied), why],
-            remedies(layer, family),
+            remedies(layer, FAMILY_OF[what]),
         )
 
 
@@ -335,7 +338,7 @@ def _check_layer(layer: str, rules: Sequence[Applied]) -> None:
 
 
 def _more_parts_than_ranks(parts: Applied, ranks: Applied) -> bool:
-    are_such = parts.rule.what in FAMILIES and ranks.rule.what == REPLICAS and parts.fixed and ranks.fixed
+    are_such = parts.rule.what in FAMILY_OF and ranks.rule.what == REPLICAS and parts.fixed and ranks.fixed
     return are_such and int(parts.rule.value) > int(ranks.rule.value)
 
 

@@ -224,7 +224,8 @@ def test_the_whole_front_is_found_by_limits_just_below_each_peak(solver: Solver)
     assert list(frame["peak_bytes"]) == [peak for _, peak in WHOLE]
     assert frame.loc[1, "slower"] == 0
     assert front.data()["points"][1]["step_s"] == 2.0
-    assert front.render().splitlines()[0] == "Step against memory of the fullest rank (the whole front, proven)"
+    of = "the whole front, proven of: samples, one stage a device"
+    assert front.render().splitlines()[0] == f"Step against memory of the fullest rank ({of})"
 
 
 def test_a_limit_of_ones_own_is_kept(solver: Solver) -> None:

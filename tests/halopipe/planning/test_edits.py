@@ -20,6 +20,7 @@ from planner.ir.plan import Alternative, Plan, Rejected
 from planner.ir.problem import Problem, Rule
 from planner.ir.profile import Profile
 from tests.planner.factories import chain_decision, plan_of
+from tests.planner.networks import Network, priced
 
 PROFILE = chain_profile(4, num_devices=2)
 PROBLEM = Problem(PROFILE, 8)
@@ -207,7 +208,7 @@ def test_a_condition_is_searched_for_again_and_the_difference_shown() -> None:
     assert shown.startswith("schedule=gpipe,micro-batch=8,ranks=1: ")
     for text in (" slower (", "\n  memory   ", "\n  decides  schedule: gpipe instead of "):
         assert text in shown
-    assert "proven the best under this condition; costs: measured" in shown
+    assert "proven the best under this condition, of: samples, one stage a device; costs: measured" in shown
     assert json.loads(json.dumps(answer.data()))["other"]["evidence"] == MEASURED
 
 
@@ -265,6 +266,30 @@ def test_what_is_not_known_is_answered_with_what_may_be_asked(question: str, has
         what_if.why_not(by_hand(), ASKED if has_profile else None, question)
     assert re.search(said, "\n".join((caught.value.title, caught.value.details[0], *caught.value.remedies)))
     assert has_profile or "(needs --profile): schedule=..." in caught.value.details[1]
+
+
+def pictures() -> Profile:
+    network = Network(4, 3, 16)
+    return priced(network, network.relu(network.conv(network.image, 4)), speeds=(1.0,) * 2)
+
+
+def test_what_plans_are_said_to_be_cut_along_is_what_one_may_ask_for() -> None:
+    profile = pictures()
+    by_samples = solve.solve(make_problem(profile, global_batch=4))
+    tall = what_if.why_not(by_samples, profile, "conv*=height:2").other
+    assert tall is not None
+    assert next(iter(tall.decision.layers.values())).cuts.keys() == {"height"}
+    assert re.fullmatch("the plan cuts . layers? along height", str(what_if.why_not(tall, profile, "space")))
+    assert "mse cannot be cut along height" in str(what_if.why_not(by_samples, profile, "height"))
+    allowed = what_if.why_not(by_samples, profile, "spatial").other
+    assert allowed is not None
+    assert allowed.inputs.request.allow == ("sample", "spatial")
+    assert "PATTERN=spatial:2" in what_if._SEARCHED
+
+
+def test_steps_of_unlike_batches_are_held_against_one_another_by_the_sample() -> None:
+    shown = what_if.what_if(planned(), ASKED, "global-batch=16").render().splitlines()[0]
+    assert re.search(r"\(.* against .* a sample; .* a step of 16, .* of 8\)", shown)
 
 
 def solved(profile: Profile) -> Plan:

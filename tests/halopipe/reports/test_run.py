@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -135,14 +136,42 @@ def test_the_first_lines_say_the_gap_and_what_ended_the_search() -> None:
     def first_lines(**search: object) -> str:
         return explain.headline(replace(plan(0.0925), search=replace(SEARCH, **search)))
 
-    assert "\n  gap       16 % (time limit)" in first_lines(gap=0.15625)
-    assert "\n  gap       0.0 % (proven)" in first_lines(status="proven", gap=0.0)
-    assert "\n  gap       461 % (searched)" in first_lines(status="searched", gap=4.61)
+    space = "samples, one stage a device)"
+    assert f"\n  gap       16 % (time limit: {space}" in first_lines(gap=0.15625)
+    assert f"\n  gap       0.0 % (proven best of: {space}" in first_lines(status="proven", gap=0.0)
+    assert f"\n  gap       461 % (searched: {space}" in first_lines(status="searched", gap=4.61)
     assert "\n  gap       not known: made by a rule" in first_lines(status="heuristic", bound_s=0.0)
     assert "all of the searched space was looked at" in explain.explain(
         replace(plan(0.0925), search=replace(SEARCH, status="searched"))
     )
     assert repr(replace(plan(0.0925), search=replace(SEARCH, gap=0.15625))).endswith("a step, time limit, gap 15.6%)")
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("asked", "best_of", "named", "not_named"),
+    [
+        ({}, "samples, one stage a device", ("--schedule interleaved;", "--schedule zb-h1;"), ("recompute", "spatial")),
+        ({"allow": ("sample", "channel")}, "samples, channels, one stage a device", ("zb-h1",), ("--allow",)),
+        ({"schedules": ("interleaved", "zb-h1")}, "samples, several stages a device", ("--allow",), ("--schedule",)),
+        ({"schedules": ("chimera",)}, "equal shares of a micro-batch on like devices", ("zb-h1",), ("interleaved",)),
+        ({"objective": "memory"}, "samples, one stage a device", ("--recompute auto",), ("spatial",)),
+        ({"num_ranks": 1}, "proven", (), ("--",)),
+    ],
+)
+def test_what_a_plan_is_proven_the_best_of_is_named_where_one_may_ask_for_more(
+    asked: dict[str, Any], best_of: str, named: tuple[str, ...], not_named: tuple[str, ...]
+) -> None:
+    made = plan(0.080)
+    request = replace(made.inputs.request, **asked)
+    proven = replace(made, inputs=replace(made.inputs, request=request), search=replace(SEARCH, status="proven"))
+    shown = explain.headline(proven, profile=PROFILE)
+    assert best_of in shown
+    assert all(text in shown for text in named)
+    assert not named or best_of in "\n".join(explain.certificate(proven, proven.prediction))
+    assert not any(text in shown for text in not_named)
+    without_profile = explain.headline(proven)
+    assert ("--allow sample,spatial,channel" in without_profile) == asked.keys().isdisjoint({"allow", "num_ranks"})
 
 
 def test_what_binds_and_the_alternatives_are_listed() -> None:
@@ -220,7 +249,7 @@ RESULT = RunResult(
 
 
 def test_a_run_is_reported_beside_its_prediction() -> None:
-    lines = run.RunReport(PLAN, RESULT, run.predicted_timeline(PLAN)).render().splitlines()
+    lines = run.RunReport(PLAN, RESULT, *run.predicted_step(PLAN), has_details=True).render().splitlines()
     assert lines[0] == "3 steps, 11.0 ms a step (median), 364 samples/s"
     assert lines[2].split() == ["step", "10.0", "ms", "11.0", "ms", "+10", "%"]
     assert lines[3].split() == ["stage", "0", "forward", "–", "2.00", "ms", "–"]
@@ -231,14 +260,42 @@ def test_a_run_is_reported_beside_its_prediction() -> None:
     assert lines[-1] == "loss 2.3026 at step 1, 1.5000 at step 3"
 
 
+def test_a_run_that_is_not_asked_for_details_is_summed_up_in_a_few_lines() -> None:
+    within = replace(PLAN, prediction=replace(PLAN.prediction, p10_s=0.009, p90_s=0.012))
+    assert run.RunReport(within, RESULT, *run.predicted_step(within)).render().splitlines() == [
+        "3 steps, 11.0 ms a step (median), 364 samples/s",
+        "predicted 10.0 ms (9.0-12.0), +10 % measured",
+        "loss 2.3026 at step 1, 1.5000 at step 3",
+    ]
+
+
+def test_communication_inside_layers_is_predicted_as_of_a_rank_and_measured_with_the_computing_around_it() -> None:
+    ranks = (RankPrediction(0, 0.7, 0.3, 0.0, 1, 1), RankPrediction(1, 0.7, 0.3, 0.0, 1, 1))
+    both = tuple(Span(rank, "0F0", 0.0, 1.0) for rank in (0, 1))
+    predicted, measured = (Timeline(source, 1.0, both) for source in ("predicted", "measured"))
+
+    def parts(predicted: Timeline, ranks: tuple[RankPrediction, ...]) -> list[str]:
+        lines = timeline_table(predicted, measured, 1.0, [(0, 1)], ranks).splitlines()
+        return [" ".join(line.split()[2:]) for line in lines if "com" in line]
+
+    shown = ["compute 700 ms – –", "communication 300 ms – –", "compute + communication 1.00 s 1.00 s +0.0 %"]
+    assert parts(predicted, ranks) == shown
+    assert parts(Timeline("predicted", 1.0, ()), ranks) == shown, "without the profile it is not known where"
+    apart = tuple(replace(each, compute_s=1.0, communication_s=0.0) for each in ranks)
+    assert parts(predicted, apart) == ["compute 1.00 s 1.00 s +0.0 %"]
+
+
 def test_the_losses_of_longer_runs_are_averaged() -> None:
     losses = (*[2.0] * 5, 1.7, *[1.0] * 5)
     result = replace(RESULT, losses=losses)
-    assert "mean of the first 5 2.0000, of the last 5 1.0000" in run.RunReport(PLAN, result, RESULT.timeline).render()
+    assert (
+        "mean of the first 5 2.0000, of the last 5 1.0000"
+        in run.RunReport(PLAN, result, PLAN.prediction, RESULT.timeline).render()
+    )
 
 
 def test_a_run_is_plain_data() -> None:
-    found = run.RunReport(PLAN, RESULT, RESULT.timeline).data()
+    found = run.RunReport(PLAN, RESULT, PLAN.prediction, RESULT.timeline).data()
     assert found["losses"] == [2.3026, 2.0, 1.5]
     assert found["measured"]["error"] == pytest.approx(0.1)
     assert found["numerics"] is None
@@ -246,7 +303,7 @@ def test_a_run_is_plain_data() -> None:
 
 def test_a_run_that_went_on_counts_all_steps_and_tells_its_evaluations() -> None:
     result = replace(RESULT, first_step=4, scores=(Score(7, 0.5, 8, 0.25), Score(8, 0.25, 8)))
-    lines = run.RunReport(PLAN, result, RESULT.timeline).render().splitlines()[-3:]
+    lines = run.RunReport(PLAN, result, PLAN.prediction, RESULT.timeline).render().splitlines()[-3:]
     assert lines == [
         "loss 2.3026 at step 5, 1.5000 at step 7",
         "evaluation after step 7: loss 0.5000, 25 % right (8 samples)",
@@ -258,8 +315,8 @@ def test_a_job_that_was_started_again_says_so_wherever_it_is_told() -> None:
     lost = Restart(5, (1,), "rank 1 ended by signal SIGKILL without a word", "H501", 4, 1, 0.8)
     result = replace(RESULT, restarts=(lost,))
     line = "started again after step 4 (1 step again, 800 ms): rank 1 ended by signal SIGKILL without a word"
-    assert line in run.RunReport(PLAN, result, RESULT.timeline).render().splitlines()
-    assert run.RunReport(PLAN, result, RESULT.timeline).data()["restarts"][0]["resumed_step"] == 4
+    assert line in run.RunReport(PLAN, result, PLAN.prediction, RESULT.timeline).render().splitlines()
+    assert run.RunReport(PLAN, result, PLAN.prediction, RESULT.timeline).data()["restarts"][0]["resumed_step"] == 4
     assert loads(dumps(result.timeline_file(PLAN, RESULT.timeline)), TimelineFile).restarts == (lost,)
 
 
@@ -285,12 +342,18 @@ def test_a_loss_that_is_not_a_number_is_an_error(monkeypatch: pytest.MonkeyPatch
 
 def test_a_run_over_another_transport_is_shown_without_a_difference() -> None:
     plan = replace(PLAN, prediction=replace(PLAN.prediction, transport="shared memory"))
-    same = run.RunReport(plan, replace(RESULT, transport="shared memory"), RESULT.timeline).render()
+
+    def report(transport: str, *, has_details: bool) -> str:
+        ran = replace(RESULT, transport=transport)
+        return run.RunReport(plan, ran, plan.prediction, RESULT.timeline, has_details=has_details).render()
+
+    same, other = (report(transport, has_details=True) for transport in ("shared memory", "gloo"))
     assert "samples/s, over shared memory" in same
     assert "difference" in same
-    other = run.RunReport(plan, replace(RESULT, transport="gloo"), RESULT.timeline).render()
     assert "difference" not in other
-    assert "%" not in other.split("loss")[0]
+    assert ", +10 % measured" in report("shared memory", has_details=False)
+    for words in (other, report("gloo", has_details=False)):
+        assert "%" not in words.split("loss")[0]
     assert "predicted for messages over shared memory, run over gloo" in other
     measured = replace(plan, measured=replace(RESULT, transport="gloo").measured(plan.prediction))
     text = explain.explain(measured)
@@ -320,10 +383,10 @@ def test_what_is_slow_or_left_out_is_told_once_and_stands_in_the_report(
         "the link from rank 0 to rank 1 is slow: 8.00 times the seconds of what is usual, at step 50; held up",
         "rank 2: it has recovered, at step 60",
     ]
-    report = run.RunReport(PLAN, result, RESULT.timeline).render()
+    report = run.RunReport(PLAN, result, PLAN.prediction, RESULT.timeline).render()
     assert "1 update left out, of steps with NaN or infinity: 3" in report
     assert lines[1] in report
-    assert run.RunReport(PLAN, result, RESULT.timeline).data()["slow"][1] == {
+    assert run.RunReport(PLAN, result, PLAN.prediction, RESULT.timeline).data()["slow"][1] == {
         "rank": 1,
         "factor": 8.0,
         "step": 50,

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
+import textwrap
+from pathlib import Path
 
 import pytest
 import typer
@@ -10,7 +13,7 @@ from typer.testing import CliRunner
 
 from halopipe.terminal import console
 from halopipe.terminal.console import Reporter
-from planner.ir.errors import InfeasibleError, MissingFileError
+from planner.ir.errors import InfeasibleError, MissingFileError, UsageError
 
 
 class Clock:
@@ -90,6 +93,47 @@ def test_on_a_narrow_terminal_nothing_is_cut_and_nothing_is_on_stdout(
         assert shown.out == ""
     assert "…" not in shown.err
     assert "searching50%" in "".join(shown.err.split())
+
+
+def test_progress_fits_eighty_columns(
+    clock: Clock, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = "best 412 ms, gap 3.1 %, bound 400 ms, 31 simulated"
+
+    def shown(numbers: str) -> list[str]:
+        with Reporter("searching") as reporter:
+            clock.now_s += 12
+            reporter.update(1, 2, numbers, 44.0, at_most=True)
+        text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
+        lines = [line.rstrip() for line in re.split(r"[\r\n]+", text) if line.strip()]
+        assert max(map(len, lines)) <= 80
+        return lines
+
+    assert shown(search) == ["searching 50 %: best 412 ms, gap 3.1 % (12.0 s, at most 44.0 s left)"]
+    assert shown("x" * 90)[0].endswith("x… (12.0 s, at most 44.0 s left)")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    bar, numbers = shown(search)[-2:]
+    assert re.fullmatch(r"searching 50 % .* at most 44.0 s left", bar)
+    assert numbers == search
+    assert "".join(shown("x" * 90)).count("x") % 90 == 0, "what is longer goes on in a line below"
+
+
+def test_torchrun_is_told_the_error_and_not_where_to_look_for_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    error = UsageError("there is no module 'nowhere'", ["neither installed nor here"], ["path/file.py:factory"])
+    assert console.report(error) == error.exit_code
+    failure = ProcessFailure(local_rank=1, pid=7, exitcode=error.exit_code, error_file=str(path))
+    last_words = str(ChildFailedError("halopipe", {1: failure}))
+    assert textwrap.indent(error.render(), "  ") in last_words
+    assert "To enable traceback" not in last_words
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "gone" / "error.json"))
+    assert console.report(error) == error.exit_code
 
 
 def failing(error: BaseException) -> typer.Typer:

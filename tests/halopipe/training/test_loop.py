@@ -117,7 +117,7 @@ def test_a_plan_of_forward_passes_is_evaluated(tmp_path: Path) -> None:
     assert mean == pytest.approx(loss, rel=1e-12)
     assert min(found.stage_forward_s) > 0
     assert found.stage_backward_s == (0, 0)
-    report = run.RunReport(plan, found, run.predicted_timeline(plan)).render()
+    report = run.RunReport(plan, found, *run.predicted_step(plan)).render()
     assert "mean loss of 4 steps" in report
     assert "forward passes alone, no training" in report
 
@@ -224,7 +224,7 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path, half: Path, name
         assert found.losses == whole("two")[step:]
     assert complete_steps(folder) == (step, 8)
     assert [line["step"] for line in read_metrics(path)] == list(range(1, 9))
-    assert "at step 8" in run.RunReport(plans()[name], found, run.predicted_timeline(plans()[name])).render()
+    assert "at step 8" in run.RunReport(plans()[name], found, *run.predicted_step(plans()[name])).render()
 
 
 def test_an_iterator_is_wound_forward(tmp_path: Path) -> None:
@@ -341,9 +341,11 @@ def test_all_ranks_save_behind_the_step_that_the_clock_of_one_says(
     assert found.losses == run_job(plans()["four"], tmp_path, **recipe).losses
     assert (found.saves.number, found.saves.failed) == (len(steps), 0)
     assert found.saves.stood_s > 0
-    text = run.RunReport(plans()["four"], found, run.predicted_timeline(plans()["four"])).render()
+    text = run.RunReport(plans()["four"], found, *run.predicted_step(plans()["four"])).render()
     assert f"\n{len(steps)} checkpoints: " in text
-    assert run.RunReport(plans()["four"], found, found.timeline).data()["checkpoints"]["number"] == len(steps)
+    assert run.RunReport(plans()["four"], found, *run.predicted_step(plans()["four"])).data()["checkpoints"][
+        "number"
+    ] == len(steps)
 
 
 def test_auto_goes_on_with_what_it_has_seen_of_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,8 +410,11 @@ def test_an_update_that_is_skipped_is_counted_and_told(tmp_path: Path) -> None:
     found = run_job(plan, tmp_path, **options, optimizer="SGD:lr=0.01")
     assert [each.step for each in found.left_out] == [3]
     assert len(found.losses) == 5
-    assert "1 update left out, of steps with NaN or infinity: 3" in run.RunReport(plan, found, found.timeline).render()
-    assert json.dumps(run.RunReport(plan, found, found.timeline).data(), allow_nan=False)
+    assert (
+        "1 update left out, of steps with NaN or infinity: 3"
+        in run.RunReport(plan, found, *run.predicted_step(plan)).render()
+    )
+    assert json.dumps(run.RunReport(plan, found, *run.predicted_step(plan)).data(), allow_nan=False)
     lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text("utf-8").splitlines()]
     assert [line.get("left_out", False) for line in lines] == [False, False, True, False, False, False]
     assert lines[3]["loss"] < lines[1]["loss"]

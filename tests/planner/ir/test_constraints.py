@@ -126,9 +126,19 @@ def test_together_is_all_or_none_and_forbidden_is_not_all() -> None:
 
 
 def test_ways_are_those_of_a_layout() -> None:
-    assert CutDegrees.of({"sample": (0, 1, 2), "height": (0, 4, 8), "width": (0, 8, 16, 24)}) == CutDegrees(2, 6, 1)
+    ways = CutDegrees.of({"sample": (0, 1, 2), "height": (0, 4, 8), "width": (0, 8, 16, 24)})
+    assert ways == CutDegrees(2, 6, 1, height=2, width=3)
+    assert [ways.along(name) for name in ("sample", "spatial", "height", "depth")] == [2, 6, 2, 1]
     assert CutDegrees.of({"channel": (0, 8, 16)}) == CutDegrees(1, 1, 2)
     assert CutDegrees.of({}) == CutDegrees()
+
+
+@pytest.mark.parametrize(
+    ("printed", "rule"),
+    [("samples:2", "sample:2"), ("space:2", "spatial:2"), ("height:2", "height:2"), ("feature:2", "channel:2")],
+)
+def test_what_a_plan_is_said_to_be_cut_along_may_be_asked_for(printed: str, rule: str) -> None:
+    assert format_rule(parse_rule(f"conv*={printed}")) == f"conv*={rule}"
 
 
 def test_a_decision_is_held_against_the_rules() -> None:

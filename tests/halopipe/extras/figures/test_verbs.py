@@ -18,7 +18,8 @@ from halopipe.extras.figures import report
 from halopipe.launch import run
 from planner.costs.predict import predict
 from planner.ir.codec import dump, load
-from planner.ir.plan import Plan
+from planner.ir.errors import UsageError
+from planner.ir.plan import Measured, Plan
 from planner.ir.profile import Correction, CostClass, Profile
 from tests.halopipe.commands import HOME, PROFILE, RENAMED, call, good, require_said
 from tests.halopipe.planning.test_batch_statistics import profile
@@ -133,8 +134,16 @@ def quoted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     data = folder / 'my "data"'
     data.mkdir()
     shutil.copy("profile.json", data)
-    shutil.copy("by_hand.json", data / "plan.json")
+    by_hand = load("by_hand.json", Plan)
+    measured = Measured.of_steps((0.1,), by_hand.prediction, by_hand.prediction.transport, ())
+    dump(replace(by_hand, measured=measured), data / "plan.json")
     return data
+
+
+def test_a_plan_that_no_run_measured_is_no_part_of_predicted_beside_measured(folder: Path) -> None:
+    refused = call("notebook", "profile.json", "by_hand.json", "--no-run")
+    assert refused.exit_code == UsageError.exit_code
+    assert "try: halopipe run by_hand.json --update" in refused.stderr
 
 
 def code(path: str | Path) -> list[str]:

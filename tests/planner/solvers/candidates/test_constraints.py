@@ -146,6 +146,7 @@ def test_devices_that_no_rule_tells_apart_are_of_one_class() -> None:
         (("l*=together",), ("l[12]=together",), {}, ("--fix l*=together", "--forbid l[12]=together")),
         (("l1=replicas:5",), (), {}, ("l1=replicas:5", "4 devices")),
         (("l1=spatial:2",), (), {"allow": ("sample",)}, ("l1=spatial:2", "--allow sample")),
+        (("l1=height:2",), (), {"allow": ("sample",)}, ("l1=height:2", "--allow sample")),
         (("l1=recompute:yes",), (), {"recompute": "never"}, ("l1=recompute:yes", "--recompute never")),
         ((), ("l1=recompute:yes",), {"recompute": "always"}, ("l1=recompute:yes", "--recompute always")),
         (("l1=stage:2",), (), {"max_stages": 2}, ("l1=stage:2", "at most 2 stages")),
@@ -176,7 +177,10 @@ def test_a_rule_without_a_layer_or_device_is_an_error() -> None:
     [
         ("reshape*=spatial:2", "layer reshape6 (reshape) cannot be cut in 2 parts along spatial"),
         ("linear*=spatial:2", "layer linear7 (linear) cannot be cut in 2 parts along spatial"),
+        ("linear*=height:2", "layer linear7 (linear) cannot be cut in 2 parts along height"),
         ("conv0=spatial:4", ""),
+        ("conv0=height:4", ""),
+        ("conv0=depth:2", "cannot be cut along depth"),
         ("conv0=channel:3", ""),
         ("conv0=channel:4", "it has 3 parts at most"),
         ("batch_norm*=channel:2", ""),
