@@ -276,7 +276,7 @@ def check(problem: Problem, rules: Sequence[Applied]) -> None:
         if (own, of_block) not in checked:
             checked.add((own, of_block))
             stage_wide = [rules[k] for k in of_block if rules[k].rule.what not in (*FAMILY_OF, TOGETHER)]
-            _check_layer(names[layer], [rules[k] for k in own])
+            _check_layer(names[layer], [rules[k] for k in own if rules[k].rule.what != TOGETHER])
             _check_layer(names[layer], stage_wide)
             _check_devices(problem, names[layer], stage_wide)
     _check_together(rules, blocks)

@@ -163,6 +163,7 @@ def test_a_contradiction_names_the_two(
 
 def test_rules_that_go_together_are_no_contradiction() -> None:
     Constraints.of(problem(("l0=stage:0", "l3=stage:1", "l1=kind:kind-*", "l1=replicas:2"), ("l1=replicas:1",)))
+    Constraints.of(problem(("l0,l1=together",), ("l0,l2=together",)))  # l0 is in both, with another layer
 
 
 def test_a_rule_without_a_layer_or_device_is_an_error() -> None:
