@@ -26,7 +26,7 @@ Modules:
     proof         What a proof of a plan says: its claim, the space it is about, and what shows it (``planner.proof``)
     quantities    Quantities as data sheets write them, and what they may be: not negative, and not beyond any machine
     schedule      Pipeline schedules as data: what each rank does, in order, and the one rule of what must precede what
-    strict_yaml   YAML as strictly as JSON: no key twice, no alias inside of what it names
+    strict_yaml   YAML as strictly as JSON: no key twice, no tag, no alias inside of what it names
     timeline      When every action ran: predicted by the simulator or measured by the runtime, in one type
     validation    Whether a file of the right types makes sense: one list of faults, each with its path inside the file
 """

@@ -86,6 +86,15 @@ def _require_files(one: int) -> None:
             os.close(file)
 
 
+def _require_route(host: str, port: int) -> None:
+    """Raises ``OSError`` where this host cannot reach itself there, as with the loopback interface down.
+
+    One can listen even so, and torch would try to connect for minutes.  Nothing is sent.
+    """
+    with socket.socket(_family(host), socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))
+
+
 def host_store(host: str = LOOPBACK, port: int = 0) -> TCPStore:
     """A store at one address of this host, by default for it alone; by itself torch listens on every interface.
 
@@ -93,18 +102,23 @@ def host_store(host: str = LOOPBACK, port: int = 0) -> TCPStore:
         port: that others were told of; 0: a free one.
 
     Raises:
-        TransportError: the port is not to be had, or ``host`` is not this one.
+        TransportError: the port is not to be had, ``host`` is not this one, or no message gets there.
         OSError: it needs more files than may be opened.
     """
     try:
         listener = socket.create_server((host, port), family=_family(host))
         _require_files(listener.fileno())
+        _require_route(host, port or listener.getsockname()[1])
     except (OSError, UnicodeError) as error:  # UnicodeError: a..b
         number = error.errno if isinstance(error, OSError) else 0
         if number == errno.EADDRINUSE:  # a training script has made torch's store there itself
             return join_store(host, port)
         if number in (errno.EMFILE, errno.ENFILE):
             raise
+        if number == errno.ENETUNREACH:
+            raise TransportError(
+                f"this host cannot reach itself at {host}", [str(error)], ["bring it up: ip link set lo up"]
+            ) from error
         raise TransportError(
             f"rank 0 cannot listen at {host}, port {port}",
             [str(error)],

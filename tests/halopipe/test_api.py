@@ -190,6 +190,24 @@ def test_errors_that_the_command_line_shares_name_arguments_here() -> None:
     )
 
 
+@pytest.mark.parametrize("number", [10**23, -(10**23), 10**5000])
+def test_numbers_that_nobody_means_are_refused_with_their_limit(number: int) -> None:
+    profile = chain_profile(3)
+    with pytest.raises(UsageError, match="global_batch is ") as caught:
+        hp.plan(profile, global_batch=number)
+    assert any(line.startswith("the ") for line in caught.value.details)
+    with pytest.raises(UsageError, match="micro_batch is "):
+        hp.plan(profile, micro_batch=[number])
+    with pytest.raises(UsageError, match="seed is "):
+        hp.run(hp.plan(profile), seed=number)
+
+
+def test_a_remedy_is_no_number_that_is_refused_next() -> None:
+    with pytest.raises(UsageError, match="is larger than the global batch") as caught:
+        hp.plan(chain_profile(3), micro_batch=[2**30])
+    assert [remedy for remedy in caught.value.remedies if "global_batch" in remedy] == []
+
+
 def test_plans_and_profiles_are_shown_in_a_line() -> None:
     profile = SMALL
     assert re.fullmatch(r"Profile\(.*: \d+ layers, \d+ devices, \d+ costs\)", repr(profile))
