@@ -86,13 +86,13 @@ def _require_files(one: int) -> None:
             os.close(file)
 
 
-def _require_route(host: str, port: int) -> None:
+def _require_route(host: str) -> None:
     """Raises ``OSError`` where this host cannot reach itself there, as with the loopback interface down.
 
     One can listen even so, and torch would try to connect for minutes.  Nothing is sent.
     """
     with socket.socket(_family(host), socket.SOCK_DGRAM) as probe:
-        probe.connect((host, port))
+        probe.connect((host, 1))
 
 
 def host_store(host: str = LOOPBACK, port: int = 0) -> TCPStore:
@@ -106,9 +106,9 @@ def host_store(host: str = LOOPBACK, port: int = 0) -> TCPStore:
         OSError: it needs more files than may be opened.
     """
     try:
+        _require_route(host)
         listener = socket.create_server((host, port), family=_family(host))
         _require_files(listener.fileno())
-        _require_route(host, port or listener.getsockname()[1])
     except (OSError, UnicodeError) as error:  # UnicodeError: a..b
         number = error.errno if isinstance(error, OSError) else 0
         if number == errno.EADDRINUSE:  # a training script has made torch's store there itself
