@@ -13,8 +13,8 @@
 * **Refusals.** Command lines that are refused, and remedies that are followed to the letter
   (:mod:`benchmarks.robustness.refusals`).
 * **Files.** Mutations of valid plans and profiles through load, check, predict, explain, plan and all that a run looks
-  at first (:mod:`benchmarks.robustness.fuzzing`); hostile files, a class a row
-  (:mod:`benchmarks.robustness.hostile_inputs`).
+  at first, and of cluster files, job files and ways through who reads them (:mod:`benchmarks.robustness.fuzzing`);
+  hostile files, a class a row (:mod:`benchmarks.robustness.hostile_inputs`).
 * **Habits.** What people do in training scripts with the objects that they bring beside the module, a habit a row: each
   in a plain loop and by halopipe (:mod:`benchmarks.robustness.habits`).
 * **The checker.** Mutations of what plans state, each of which it must notice
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from tests.zoo.judging import Verdict
 
 R = TypeVar("R", "Hostile", "Refusal")
-NUM_PLANS = NUM_PROFILES = 2000
+NUM_PLANS = NUM_PROFILES = NUM_TEXTS = 2000
 NUM_CHECKED = 220  # some of which say the same in other words
 QUICK_SHARE = 40
 """The quick run tries this part of the mutations."""
@@ -120,6 +120,7 @@ def files(quick: bool) -> Iterator[Row]:
     for what, counts in (
         ("plans", fuzzing.fuzz_plans(NUM_PLANS // share)),
         ("profiles", fuzzing.fuzz_profiles(NUM_PROFILES // share)),
+        ("texts", fuzzing.fuzz_texts(NUM_TEXTS // share)),
     ):
         _say({": ".join(example[:2]): example[2] for example in counts.examples})
         yield Row(f"mutations of {what} tried", counts.tried, "files")

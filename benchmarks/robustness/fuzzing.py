@@ -1,4 +1,4 @@
-"""Plans and profiles spoilt by chance, and what halopipe says of them: a typed refusal, or a plan that holds.
+"""Plans, profiles and texts spoilt by chance, and what halopipe says of them: a typed refusal, or a plan that holds.
 
     python -m benchmarks.robustness --part files
 
@@ -18,24 +18,28 @@ import copy
 import functools
 import json
 import random
+import re
 import signal
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+from halopipe.extras.transformers import ways
 from halopipe.planning import plan_files, solve
 from halopipe.planning import problem as problems
 from halopipe.planning.compare import Comparison
 from halopipe.reports import explain, layer
+from halopipe.run_spec import job_file
 from halopipe.run_spec.options import RunOptions
 from halopipe.training.check_options import require_consistent
 from planner import faults_of
 from planner.check.structure import require_possible
+from planner.extras.catalogue.clusters import read_machines
 from planner.ir.chrome_trace import chrome_trace
 from planner.ir.codec import dumps, load
 from planner.ir.errors import HalopipeError
@@ -103,6 +107,19 @@ def fuzz_profiles(number: int, seed: int = 0) -> Counts:
     return _fuzz("profile", number, seed, PROFILE_SEEDS, _profile_of, lambda path, origin: _profile_journey(path))
 
 
+def fuzz_texts(number: int, seed: int = 0) -> Counts:
+    """Mutations of cluster files, job files and files of ways, as text: tags, aliases, merges, numbers, halves."""
+    return _fuzz("text", number, seed, tuple(TEXTS), TEXTS.__getitem__, _text_journey, spoilt_text)
+
+
+def spoilt_text(original: str, name: str) -> bytes:
+    """The mutation of a text that ``name`` seeds."""
+    chance, text = random.Random(name), original
+    for _ in range(chance.choice((1, 1, 2, 3))):
+        text = _text_spoilt(text, chance)
+    return text.encode("utf-8", "surrogatepass")
+
+
 def mutation(original: Json, name: str) -> bytes:
     """The mutation of a document that ``name`` seeds."""
     chance = random.Random(name)
@@ -127,13 +144,14 @@ def _fuzz(
     origins: Sequence[T],
     document: Callable[[T], Json],
     journey: Callable[[Path, T], None],
+    spoil: Callable[[Json, str], bytes] | None = None,
 ) -> Counts:
     counts = Counts()
     with tempfile.TemporaryDirectory(prefix="halopipe-fuzz-") as folder:
         path = Path(folder) / f"spoilt.{what}.json"
         for index in range(number):
             origin, name = origins[index % len(origins)], f"{what}-{seed}-{index}"
-            path.write_bytes(mutation(document(origin), name))
+            path.write_bytes((spoil or mutation)(document(origin), name))
             counts.tried += 1
             try:
                 with watched(LIMIT_S):
@@ -202,6 +220,23 @@ def _plan_journey(path: Path, origin: tuple[str, str]) -> None:
         raise
     if faults or faults_with:
         raise HalopipeError("the checker names faults")
+
+
+TEXTS: Mapping[str, str] = {
+    "cluster": (HOME / "tests/data/texts/cluster.yaml").read_text("utf-8"),
+    "job": (HOME / "tests/data/texts/job.yaml").read_text("utf-8"),
+    "ways": (HOME / "tests/data/texts/ways.json").read_text("utf-8"),
+}
+"""Good texts, by what reads them."""
+
+
+def _text_journey(path: Path, kind: str) -> None:
+    readers: Mapping[str, Callable[[Path], object]] = {
+        "cluster": read_machines,
+        "job": job_file.read,
+        "ways": ways.read,
+    }
+    repr(readers[kind](path))
 
 
 def _profile_journey(path: Path) -> None:
@@ -279,7 +314,7 @@ def _chosen(root: Json, chance: random.Random, accept: Callable[[Json], bool] = 
     return None
 
 
-_OTHERS: tuple[Json, ...] = (None, True, 0, 1, -1, 1.5, "", "x", "\x1b[31m", [], {}, [0], {"a": 1}, [[]])
+_OTHERS: tuple[Json, ...] = (None, True, 0, 1, -1, 1.5, "", "x", "\x1b[31m", "\ud800", [], {}, [0], {"a": 1}, [[]])
 _NUMBERS: tuple[Json, ...] = (0, -1, 1, 2, 3, 7, 2**31, 2**63, 2**64, 10**30)
 _NUMBERS += (0.0, -0.0, -1e-9, 1e-300, 5e-324, 1e9, 1e30, 1e308)
 _KINDS = (
@@ -337,6 +372,39 @@ def _spoil(root: Json, chance: random.Random) -> None:
             value[chance.choice((old + "x", "", "sample", "0"))] = value.pop(old)
         case "repeat":
             holder[key] = value * chance.choice((2, 10, 100))
+
+
+_VALUE = re.compile(r"(?<=: )[^,}\]\n]+")
+_TAGS = ("bool", "int", "float", "timestamp", "null", "binary", "set", "omap", "str", "merge", "value", "python/none")
+_WORDS = (
+    "9" * 5000, f"-{'9' * 30}", f"0x{'f' * 5000}", "0b1", "010", "1_000", "1:30:99", "1e999", ".nan", "-.inf",
+    "2020-99-99", "0001-01-01T00:00:00+23:59", "~", "=", "<<", "on", '""', '"\\ud800"', '"\\ud83d\\ude00"', "*a",
+    "*nothing", "[*a, *a]", "{<<: *a}", "{<<: 3}", "{<<: [3]}", "[[", "{}", "[]", "- x", "? x", "!", "! x", "|", ">",
+    "%", "@", "\t", "\ufeff", "4096",
+)  # fmt: skip
+"""In place of a value."""
+
+
+def _text_spoilt(text: str, chance: random.Random) -> str:
+    """One change of a value, or of a line."""
+    values = list(_VALUE.finditer(text))
+    lines = text.splitlines(keepends=True)
+    number, line = chance.randrange(len(lines)), chance.choice(lines)
+    kind = chance.randrange(6) if values else 4
+    if kind < 4:
+        found = chance.choice(values)
+        words = (
+            f"!!{chance.choice(_TAGS)} {found[0]}",
+            chance.choice(_WORDS),
+            f"&a {found[0]}",
+            f"!!{chance.choice(_TAGS)}",
+        )
+        return text[: found.start()] + words[kind] + text[found.end() :]
+    indent = lines[number][: len(lines[number]) - len(lines[number].lstrip())]
+    merge = f"{indent}<<: {chance.choice(('3', '*a', '[*a, 3]', '{version: 1}', '{hosts: *a}', '[[]]'))}\n"
+    return "".join(
+        [*lines[:number], *([merge] if kind == 4 else [line] * chance.choice((1, 50, 4000))), *lines[number:]]
+    )
 
 
 def _spelled(data: bytes, chance: random.Random) -> bytes:

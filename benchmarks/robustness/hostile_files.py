@@ -45,7 +45,7 @@ class Hostile:
 
 def files() -> Iterator[Hostile]:
     """All of them: what is in files of ours, then what stands where one is looked for, then files of others."""
-    for rows in (_profiles, _plans, _timelines, _texts, _paths, _clusters, _importers):
+    for rows in (_profiles, _plans, _timelines, _texts, _paths, _clusters, _jobs, _ways, _importers):
         yield from rows()
 
 
@@ -391,7 +391,36 @@ def _clusters() -> Iterator[Hostile]:
         "a key that is a list": ("? [a, b]\n: 1\n", "is not YAML"),
         "tabs": ("hosts:\n\t- x\n", "is not YAML"),
         "two documents": ("a: 1\n---\nb: 2\n", "is not YAML"),
-        "a date that is none": ("a: 2020-99-99\n", "is not YAML"),
+        "a date that is none": ("a: 2020-99-99\n", "a: unknown key"),
+        "tagged as a truth": ("halopipe: cluster\nversion: 1\nhosts: !!bool foo\n", "!!bool is a tag"),
+        "tagged as an integer": ('halopipe: cluster\nversion: 1\nhosts: !!int ""\n', "!!int is a tag"),
+        "tagged as a date": ("halopipe: cluster\nversion: 1\nhosts: !!timestamp foo\n", "!!timestamp is a tag"),
+        "tagged as bytes": ("hosts: !!binary x\n", "!!binary is a tag"),
+        "tagged as a set": ("hosts: !!set {x}\n", "!!set is a tag"),
+        "a tag of its own": ("hosts: !<x> x\n", "is a tag"),
+        "a key that is a number": ("1: x\n", "a key is no text"),
+        "half a character": (changed("{name: n,", '{name: "\\ud800",'), "half a character"),
+        "5,000 digits of base 16": (
+            changed("Ethernet-10G", f"{{link: Ethernet-10G, duplex: 0x{'f' * 5000}}}"),
+            "links.across-hosts.duplex: should be true or false",
+        ),
+        "another format of 5,000 digits": (changed("cluster", f"0x{'f' * 5000}"), "it is a halopipe"),
+        "a merge of a number": (_GOOD_CLUSTER + "<<: 3\n", "is not YAML"),
+        "hosts by aliases": (
+            "halopipe: cluster\nversion: 1\nhosts:\n  - &a {name: x, count: 4096, devices: []}\n" + "  - *a\n" * 6000,
+            "devices; 4096 are the most",
+        ),
+        "3,500 entries of 4,096 devices": (
+            changed(devices, f"devices: [{', '.join(['{device: T4, count: 4096}'] * 3500)}]"),
+            "devices; 4096 are the most",
+        ),
+        "5,000 pairs of no host": (
+            changed(
+                "Ethernet-10G}",
+                f"Ethernet-10G, pairs: [{', '.join(['{from: x, to: n0, bandwidth: 1GB/s}'] * 5000)}]}}",
+            ).replace("count: 2,", "count: 2000,"),
+            "5000 faults",
+        ),
         "a number of 10,000 digits": (f"hosts: {'9' * 10_000}\n", "bad.yaml"),
         "a list": ("- a\n", "should be a mapping"),
         "text": ("hello", "should be a mapping"),
@@ -402,7 +431,7 @@ def _clusters() -> Iterator[Hostile]:
         "an unknown key": (_GOOD_CLUSTER + "host: x\n", "host: unknown key; did you mean hosts?"),
         "a host without devices": (changed(devices, "devices: []"), "hosts[0].devices: should be a list"),
         "10,000 devices": (changed("count: 2}]", "count: 10000}]"), "should be at most 4096"),
-        "10,000 devices on hosts": (changed("count: 2,", "count: 3000,"), "more than 4096 devices"),
+        "10,000 devices on hosts": (changed("count: 2,", "count: 3000,"), "6000 devices; 4096 are the most"),
         "count of 1e30": (changed("count: 2}]", f"count: {10**30}}}]"), "hosts[0].devices[0].count"),
         "count of 0": (changed("count: 2}]", "count: 0}]"), "hosts[0].devices[0].count: should be a positive"),
         "count negative": (changed("count: 2,", "count: -2,"), "hosts[0].count"),
@@ -451,6 +480,51 @@ def _clusters() -> Iterator[Hostile]:
     yield Hostile("cluster file: of a plan", plan, "hosts: should be a list", prepare=write)
 
 
+def _jobs() -> Iterator[Hostile]:
+    good = "halopipe: job\nversion: 1\nplan: plan.json\n"
+    found = {
+        "a merge of a number": (good + "<<: 3\n", "is not YAML"),
+        "a merge of a key that is none": (good + "<<: {stepz: 3}\n", "unknown key stepz; did you mean steps?"),
+        "tagged as an integer": (good + 'steps: !!int ""\n', "bad.yaml"),
+        "a key that is a number": (good + "1: 2\n", "a key is no text"),
+        "half a character": (good + 'data: "\\ud800"\n', "half a character"),
+        "steps of 23 digits": (good + f"steps: {10**23}\n", "steps: input should be less than"),
+        "steps of 5,000 digits": (good + f"steps: {'9' * 5000}\n", "an integer of 5000 digits"),
+        "steps of base 16": (good + f"steps: 0x{'f' * 5000}\n", "steps: input should be a valid integer"),
+        "a seed of 23 digits": (good + f"seed: {10**23}\n", "seed: input should be less than"),
+        "clipping to infinity": (good + "clip-norm: 1e999\n", "clip-norm: input should be a finite number"),
+        "another format of 5,000 letters": (f"halopipe: {'x' * 5000}\n", "it is a halopipe"),
+        "a key of 100,000 letters": (good + f"? {'x' * 100_000}\n: 1\n", "unknown key"),
+        "no plan": ("halopipe: job\nversion: 1\n", "plan is missing"),
+    }
+    for name, (text, says) in found.items():
+        write = _writes("bad.yaml", text)
+        yield Hostile(f"job file: {name}", ("run", "bad.yaml"), says, prepare=write)
+
+
+def _ways() -> Iterator[Hostile]:
+    shape = {"name": "x", "hidden": 8, "ffn": 8, "heads": 2, "layers": 2, "vocab": 8, "seq": 8}
+    good = {"transformer": shape, "global_batch": 4, "best": {"ways": {"tensor": 1}}}
+    found = {
+        "a number": ("3", "it has no best"),
+        "no JSON": ("{", "it is not JSON"),
+        "nested deeply": ("[" * 10**5, "nested too deeply"),
+        "5,000 digits": (f'{{"best": {"9" * 5000}}}', "a number has too many digits"),
+        "a best of a number": (json.dumps({**good, "best": 3}), "best.ways: input should be an object, got 3"),
+        "ways of a number": (json.dumps({**good, "best": {"ways": 3}}), "best.ways: input should be an object, got 3"),
+        "no ways": (json.dumps({**good, "best": {}}), "best.ways: input should be an object"),
+        "a degree as text": (json.dumps({**good, "best": {"ways": {"tensor": "2"}}}), "best.ways: tensor"),
+        "a degree of 0": (json.dumps({**good, "best": {"ways": {"tensor": 0}}}), "a way of tensor 0"),
+        "a pipeline of 1e17": (json.dumps({**good, "best": {"ways": {"pipeline": 10**17}}}), "a way of pipeline"),
+        "an unknown part": (json.dumps({**good, "best": {"ways": {"tensors": [1], "x": 1}}}), "best.ways: x: unknown"),
+        "no heads": (json.dumps({**good, "transformer": {**shape, "heads": 0}}), "bad.json"),
+        "a batch of text": (json.dumps({**good, "global_batch": "x"}), "global_batch: input should be a valid integer"),
+    }
+    for name, (text, says) in found.items():
+        write = _writes("bad.json", text)
+        yield Hostile(f"ways file: {name}", ("plan", "profile.json", "--ways", "bad.json"), says, prepare=write)
+
+
 def _importers() -> Iterator[Hostile]:
     costs = "forward_compute_time={f}, backward_compute_time=2.0, activation_size=100.0, parameter_size=10.0"
     good = f"node1 -- Input -- {costs.format(f=1.0)}\nnode2 -- Linear -- {costs.format(f=1.0)}\n\tnode1 -- node2\n"
@@ -469,6 +543,7 @@ def _importers() -> Iterator[Hostile]:
         "a field missing": (good.replace(", parameter_size=10.0", ""), "has no parameter_size"),
         "no format at all": ("hello\n", "graph.txt, line 1"),
         "an escape": ("\x1b[31m\n", "graph.txt, line 1"),
+        "5,000 digits": (good.replace("=1.0", f"={'9' * 5000}"), "forward_compute_time"),
     }
     for name, (text, says) in found.items():
         arguments = ("import", "graph.txt", "-o", "out.json")

@@ -9,14 +9,14 @@ bad file), a typed error that names the place, and no traceback; and if it wrote
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from typer.testing import CliRunner
 
 from benchmarks.robustness.fuzzing import OverrunError, watched
 from benchmarks.robustness.hostile_files import USAGE, Hostile, files, plan_text, profile_text
-from halopipe.cli.app import app
+from halopipe.cli.app import _Loaded, app
 
 LIMIT_S = 6.0
 """Processor time of a row; what takes most is reading a file of a million keys."""
@@ -57,7 +57,7 @@ def verdict(row: Hostile, folder: Path) -> str:
 
 def rows() -> tuple[Hostile, ...]:
     """All classes."""
-    return (*files(), *_options(), *_environments(), *_outputs(), *_checkpoints())
+    return (*files(), *_options(), *_numbers(), *_environments(), *_outputs(), *_checkpoints())
 
 
 def _contents(folder: Path) -> dict[str, int]:
@@ -105,6 +105,11 @@ def _options() -> Iterator[Hostile]:
         (plan, ("--time-limit", "nan"), "--time-limit"),
         (plan, ("--time-limit", "soon"), "--time-limit"),
         (plan, ("--pareto", "-1"), "--pareto"),
+        (plan, ("--token-slices", "9" * 5000 + "+1"), "--token-slices"),
+        (plan, ("--fix", "*=stage:" + "9" * 5000), "stage is a whole number"),
+        (plan, ("--solver", "\udcff"), "is not UTF-8"),
+        (plan, ("--ways", f"pipeline={10**17}"), "a way of pipeline"),
+        (plan, ("--micro-batch", str(10**23)), "--micro-batch"),
         (plan, ("--fix", "features"), "is not a rule"),
         (plan, ("--fix", "*=stage:x"), "stage is a whole number"),
         (plan, ("--fix", "*=colour:red"), "no rule is about 'colour'"),
@@ -118,6 +123,8 @@ def _options() -> Iterator[Hostile]:
         (explain, ("--what-if", "n0/cpu0.colour=red"), "colour"),
         (explain, ("--what-if", "devices=-1"), "devices"),
         (explain, ("--what-if", "devices=1000000"), "devices"),
+        (explain, ("--what-if", f"global-batch={10**17}"), "global-batch"),
+        (explain, ("--why-not", f"micro-batch={10**17}"), "micro-batch"),
         (explain, ("--what-if", "n0/cpu0.memory=much"), "much"),
         (explain, ("--why-not", "dp=4", "--what-if", "devices=4"), "are asked at once"),
         (explain, ("profile.json", "--profile", "profile.json"), "two profiles are given"),
@@ -158,6 +165,7 @@ def _options() -> Iterator[Hostile]:
         (("profile", "x:y"), ("--arg", "a"), "--arg 'a' is not key=value"),
         (("profile", "x:y"), ("--arg", "a=1", "--arg", "a=2"), "--arg a is given twice"),
         (("profile", "x:y"), ("--arg", "a-b=1"), "is not key=value"),
+        (("profile", "x:y"), ("--local-loss", "9" * 5000), "--local-loss"),
         (("profile", "x:y"), ("--workers", "-1"), "--workers"),
         (("profile", "x:y"), ("--processes", "-1"), "--processes"),
     )  # fmt: skip
@@ -165,6 +173,34 @@ def _options() -> Iterator[Hostile]:
         words = (*command, *options)
         name = " ".join(word if len(word) < 40 else f"{word[:9]}..." for word in words)
         yield Hostile(f"command: {name!r}", words, says, USAGE)
+
+
+_NEEDED: Mapping[str, tuple[str, ...]] = {
+    "plan": ("profile.json",),
+    "explain": ("plan.json",),
+    "compare": ("plan.json", "profile.json"),
+    "run": ("plan.json",),
+    "serve": ("plan.json",),
+    "profile": ("x:y",),
+    "checkpoint": ("saved",),
+    "import": ("graph.txt",),
+    "report": ("plan.json",),
+    "ways": ("llama2-7b", "--on", "a100-dgx", "--gpus", "8", "--global-batch", "8"),
+}
+"""What a command line needs beside a number, by verb; a verb that takes numbers and is not here is missed."""
+
+
+def _numbers() -> Iterator[Hostile]:
+    """Every option of every verb that takes a number, with one that none has use for; exit code 2 throughout."""
+    for verb, command in sorted(_Loaded().items()):
+        numeric = [each for each in command.params if each.type_descriptor.annotation in (int, float, list[int])]
+        for param in numeric:
+            name = max(param.opts, key=len)
+            needed = list(_NEEDED[verb])
+            if name in needed:
+                del needed[needed.index(name) : needed.index(name) + 2]
+            for what, value in (("23 digits", 10**23), ("-23 digits", -(10**23)), ("5,000 digits", "9" * 5000)):
+                yield Hostile(f"number: {verb} {name} of {what}", (verb, *needed, f"{name}={value}"), name, USAGE)
 
 
 def _environments() -> Iterator[Hostile]:

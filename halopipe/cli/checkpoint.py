@@ -9,6 +9,7 @@ import typer
 
 from halopipe.cli import completion
 from halopipe.cli.options import Json
+from halopipe.run_spec.schema import MOST_WHOLE
 from halopipe.terminal import console
 from halopipe.terminal.output_files import claimed, made
 from planner.ir.errors import UsageError
@@ -26,7 +27,10 @@ def checkpoint(
         ),
     ],
     folder: Annotated[Path | None, typer.Argument(metavar="FOLDER", help="The folder, behind a verb.")] = None,
-    step: Annotated[int | None, typer.Option(metavar="N", help="The one of step N; the newest if not given.")] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, max=MOST_WHOLE, help="The one of step N; the newest if not given."),
+    ] = None,
     to: Annotated[
         Path | None,
         typer.Option(

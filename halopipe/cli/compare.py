@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from halopipe.cli.options import ClusterOption, Json, ProfileOption
+from halopipe.run_spec.schema import MOST_JOBS
 from halopipe.terminal import console
 from halopipe.terminal.output_files import require_once
 from planner.ir.errors import UsageError
@@ -22,7 +23,10 @@ def compare(
         bool, typer.Option("--baselines", help="Beside the published strategies, which are solved from the profile.")
     ] = False,
     jobs: Annotated[
-        int, typer.Option("--jobs", metavar="N", min=1, help="Processes that share out the strategies of --baselines.")
+        int,
+        typer.Option(
+            "--jobs", metavar="N", min=1, max=MOST_JOBS, help="Processes that share out the strategies of --baselines."
+        ),
     ] = 1,
     profile: ProfileOption = None,
     cluster: ClusterOption = None,

@@ -243,9 +243,7 @@ class _Attempts:
         if steps and isinstance(error, WorkerError):
             by_itself = "" if self.options.restarts else "; --restarts N does so by itself"
             remedy = f"--resume, to go on from step {steps[-1]}{by_itself}"
-            if isinstance(
-                error, (StageFailedError, CheckpointError)
-            ):  # that comes again
+            if isinstance(error, (StageFailedError, CheckpointError)):  # that comes again
                 remedy = f"once that is mended: --resume, to go on from step {steps[-1]}"
             error.remedies = (*(error.remedies or error.usual), remedy)
 

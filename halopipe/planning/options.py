@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from halopipe.run_spec.options import DTYPES, GLOO, OPTIMIZERS, SHARED
-from halopipe.run_spec.schema import INTEGERS, NAMES, SIZE, SUM, flag, option
+from halopipe.run_spec.schema import INTEGERS, MOST_JOBS, MOST_PLANS, NAMES, SIZE, SUM, flag, option
 from planner.ir.extras import hooks
 from planner.ir.problem import (
     CHANNEL_DIMS,
@@ -60,6 +60,7 @@ class SearchOptions:
         "N",
         SEARCH,
         least=0,
+        most=MOST_PLANS,
     )
     jobs: int = option(
         1,
@@ -67,6 +68,7 @@ class SearchOptions:
         "N",
         SEARCH,
         least=1,
+        most=MOST_JOBS,
     )
     measure_missing: bool = option(
         False,
@@ -334,6 +336,7 @@ class ProfileOptions:
         EFFORT,
         flag="--processes",
         least=0,
+        most=MOST_JOBS,
     )
     transport: str = option(
         "",

@@ -7,7 +7,6 @@ verb may be asked stands in one of them, and nowhere else.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,12 @@ NAMES, INTEGERS, SUM = "names", "integers", "sum"
 
 MOST_WHOLE = 2**31 - 1
 """Of what is counted, and no option limits otherwise: steps, samples, ranks, processes."""
+
+MOST_JOBS = 1024
+"""Processes that share out work on this machine."""
+
+MOST_PLANS = 10_000
+"""Of a front of step and memory."""
 
 _OPTION = "option"
 
@@ -81,13 +86,11 @@ def flag(field: dataclasses.Field[Any]) -> str:
 
 def limits(field: dataclasses.Field[Any], kind: type) -> tuple[float, float]:
     """Least and most of a number that the field may be, as its option says, else by its name and ``kind``."""
-    option, known = spec(field), limits_of(field.name)[1]
+    option, highest = spec(field), limits_of(field.name)[1]
     if kind is int and not field.name.endswith("_bytes"):
-        known = min(MOST_WHOLE, int(known))
-    return (
-        -math.inf if option.least is None else option.least,
-        known if option.most is None else option.most,
-    )
+        highest = min(MOST_WHOLE, int(highest))
+    most = highest if option.most is None else option.most
+    return -most if option.least is None else option.least, most
 
 
 def limit_faults(group: Any) -> Iterator[UsageError]:

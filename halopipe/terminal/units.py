@@ -102,7 +102,7 @@ def rate(per_s: float) -> str:
     return _three_digits(per_s) if per_s < 100 else f"{per_s:,.0f}"
 
 
-def number(value: float) -> str:
+def number(value: int | float) -> str:
     """As one would type it; of a whole number that nobody would, how long it is."""
     if isinstance(value, float):
         return f"{value:g}"

@@ -28,7 +28,7 @@ Modules:
     schedule      Pipeline schedules as data: what each rank does, in order, and the one rule of what must precede what
     scratch       Folders for temporary files that are gone with their process; after one that was killed, with the
                   next that is made
-    strict_yaml   YAML as strictly as JSON: no key twice, no alias inside of what it names
+    strict_yaml   YAML as strictly as JSON: no key twice, no tag, no alias inside of what it names
     timeline      When every action ran: predicted by the simulator or measured by the runtime, in one type
     validation    Whether a file of the right types makes sense: one list of faults, each with its path inside the file
 """

@@ -7,12 +7,9 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from planner.ir.errors import CorruptFileError
-
-if TYPE_CHECKING:
-    import yaml
 
 MOST_YAML_BYTES = 2**18
 MOST_YAML_NODES = 50_000
@@ -82,7 +79,7 @@ def _loader_class() -> Any:
     return Loader
 
 
-def _require_plain(loader: Any, root: yaml.Node, source: str) -> None:
+def _require_plain(loader: Any, root: Any, source: str) -> None:
     """Of a composed document: few enough values, aliases spelled out, none inside itself, and each as in JSON.
 
     Raises:
@@ -90,7 +87,7 @@ def _require_plain(loader: Any, root: yaml.Node, source: str) -> None:
     """
     sizes: dict[int, int] = {}
 
-    def size(node: yaml.Node) -> int:
+    def size(node: Any) -> int:
         key = id(node)
         if key not in sizes:
             sizes[key] = -1
@@ -107,14 +104,14 @@ def _require_plain(loader: Any, root: yaml.Node, source: str) -> None:
         raise CorruptFileError(f"{source} is too large", [text], ["write it without aliases, with 'count'"])
 
 
-def _parts(node: yaml.Node) -> Iterator[yaml.Node]:
+def _parts(node: Any) -> Iterator[Any]:
     """What a node holds: the entries of a list, the keys and values of a mapping."""
     if isinstance(node.value, list):
         for item in node.value:
             yield from item if isinstance(item, tuple) else (item,)
 
 
-def _fault(loader: Any, node: yaml.Node) -> str:
+def _fault(loader: Any, node: Any) -> str:
     """What of the node alone JSON does not have; empty: nothing."""
     is_word = node.id == "scalar"
     if node.tag != loader.resolve(type(node), node.value, (is_word and node.style is None, False)):
@@ -133,7 +130,7 @@ def _fault(loader: Any, node: yaml.Node) -> str:
     return ""
 
 
-def _words(root: yaml.Node) -> Words:
+def _words(root: Any) -> Words:
     """Of a document that was made of: what was merged into it comes first, and is replaced by what it says itself."""
     pairs = root.value if root.id == "mapping" else ()
     return {key.value: (key.start_mark.line + 1, value.value if value.id == "scalar" else "") for key, value in pairs}

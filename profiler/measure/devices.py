@@ -123,7 +123,7 @@ def chosen(name: str, num_workers: int = 0) -> tuple[Backend, int]:
         raise RankCountError(
             f"{num_workers} workers are asked for, at most {most} can be measured on this host",
             [f"{cores} cores; so many as {_MOST_TURNS} processes take turns on one"],
-            [f"--workers {most}", "a cluster file of so many devices: halopipe plan PROFILE --cluster FILE"],
+            [f"--workers {most}"],
         )
     return kind, num_workers or (kind.count() if kind.is_accelerator else NUM_WORKERS)
 

@@ -272,7 +272,7 @@ class SavedPart:
         remedies = [_SHARE] if isinstance(error, FileNotFoundError) else []
         if isinstance(error, OSError) and not remedies:
             remedies = [f"free space, or another folder than {self._folder}"]
-            remedies += ["--keep 2: older checkpoints are deleted"] * (error.errno in _FULL)
+            remedies += ["--keep 2: older checkpoints are deleted"] * (error.errno in _FULL and older != "none")
         return CheckpointError(title, [str(error), f"complete checkpoints there: steps {older}"], remedies)
 
 

@@ -86,6 +86,15 @@ def _require_files(one: int) -> None:
             os.close(file)
 
 
+def _require_route(host: str) -> None:
+    """Raises ``OSError`` where this host cannot reach itself there, as with the loopback interface down.
+
+    One can listen even so, and torch would try to connect for minutes.  Nothing is sent.
+    """
+    with socket.socket(_family(host), socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 1))
+
+
 def host_store(host: str = LOOPBACK, port: int = 0) -> TCPStore:
     """A store at one address of this host, by default for it alone; by itself torch listens on every interface.
 
@@ -93,10 +102,11 @@ def host_store(host: str = LOOPBACK, port: int = 0) -> TCPStore:
         port: that others were told of; 0: a free one.
 
     Raises:
-        TransportError: the port is not to be had, or ``host`` is not this one.
+        TransportError: the port is not to be had, ``host`` is not this one, or no message gets there.
         OSError: it needs more files than may be opened.
     """
     try:
+        _require_route(host)
         listener = socket.create_server((host, port), family=_family(host))
         _require_files(listener.fileno())
     except (OSError, UnicodeError) as error:  # UnicodeError: a..b
@@ -105,6 +115,10 @@ def host_store(host: str = LOOPBACK, port: int = 0) -> TCPStore:
             return join_store(host, port)
         if number in (errno.EMFILE, errno.ENFILE):
             raise
+        if number == errno.ENETUNREACH:
+            raise TransportError(
+                f"this host cannot reach itself at {host}", [str(error)], ["bring it up: ip link set lo up"]
+            ) from error
         raise TransportError(
             f"rank 0 cannot listen at {host}, port {port}",
             [str(error)],

@@ -44,9 +44,10 @@ def test_the_remedies_of_a_refusal_to_run_work(row: Refusal, tmp_path: Path) -> 
     assert verdict(row, tmp_path) == ""
 
 
-@pytest.mark.parametrize(("what", "number"), [("plan", 30), ("profile", 12)])
+@pytest.mark.parametrize(("what", "number"), [("plan", 30), ("profile", 12), ("text", 200)])
 def test_spoilt_files_are_refused_or_hold(what: str, number: int) -> None:
-    found = {"plan": fuzzing.fuzz_plans, "profile": fuzzing.fuzz_profiles}[what](number, seed=7)
+    fuzz = {"plan": fuzzing.fuzz_plans, "profile": fuzzing.fuzz_profiles, "text": fuzzing.fuzz_texts}[what]
+    found = fuzz(number, seed=7)
     assert found.is_good, found.examples
     assert 0 < found.refused < found.tried == number
 

@@ -19,6 +19,8 @@ from halopipe.api.arguments import checked
 from halopipe.planning.options import ProfileOptions
 from halopipe.planning.problem import make_problem
 from halopipe.planning.solve import solve
+from halopipe.run_spec.options import RunOptions
+from halopipe.training.check_options import require_consistent
 from planner.ir.codec import dump
 from planner.ir.errors import CorruptFileError, StaleFileError, UsageError
 from planner.ir.plan import Plan
@@ -188,6 +190,24 @@ def test_errors_that_the_command_line_shares_name_arguments_here() -> None:
         "batch_statistics='micro'",
         "halopipe plan --schedule x",
     )
+
+
+@pytest.mark.parametrize("number", [10**23, -(10**23), 10**5000], ids=["23 digits", "-23 digits", "5,000 digits"])
+def test_numbers_that_nobody_means_are_refused_with_their_limit(number: int) -> None:
+    profile = chain_profile(3)
+    with pytest.raises(UsageError, match="global_batch is ") as caught:
+        hp.plan(profile, global_batch=number)
+    assert any(line.startswith("the ") for line in caught.value.details)
+    with pytest.raises(UsageError, match="micro_batch is "):
+        hp.plan(profile, micro_batch=[number])
+    with pytest.raises(UsageError, match="--seed is "):
+        require_consistent(plan_of(profile, chain_decision(profile, (2,))), RunOptions(seed=number))
+
+
+def test_a_remedy_is_no_number_that_is_refused_next() -> None:
+    with pytest.raises(UsageError, match="is larger than the global batch") as caught:
+        hp.plan(chain_profile(3), micro_batch=[2**30])
+    assert [remedy for remedy in caught.value.remedies if "global_batch" in remedy] == []
 
 
 def test_plans_and_profiles_are_shown_in_a_line() -> None:

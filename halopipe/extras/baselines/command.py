@@ -13,7 +13,8 @@ from halopipe.terminal.output_files import claimed
 from halopipe.terminal.units import require_known
 from planner.ir.cluster import Cluster, DeviceSpec
 from planner.ir.errors import FormatError, UsageError
-from planner.ir.validation import faults
+from planner.ir.problem import MOST_BATCH
+from planner.ir.validation import MOST_DEVICES, faults
 
 _FORMATS = ("pipedream", "sailor")
 
@@ -33,7 +34,9 @@ def import_(
             autocompletion=completion.offered(_FORMATS),
         ),
     ] = "pipedream",
-    samples: Annotated[int, typer.Option(min=1, help="Samples of the mini-batch that the file is of.")] = 1,
+    samples: Annotated[
+        int, typer.Option(min=1, max=MOST_BATCH, help="Samples of the mini-batch that the file is of.")
+    ] = 1,
     device: Annotated[
         str,
         typer.Option(
@@ -43,7 +46,9 @@ def import_(
         ),
     ] = "V100-16GB",
     model: Annotated[str, typer.Option(metavar="NAME", help="Of sailor: whose times, such as OPT-350.")] = "",
-    tensor: Annotated[int, typer.Option(min=1, help="Of sailor: GPUs that a device of the cluster is.")] = 1,
+    tensor: Annotated[
+        int, typer.Option(min=1, max=MOST_DEVICES, help="Of sailor: GPUs that a device of the cluster is.")
+    ] = 1,
     cluster: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Of sailor: cluster file of the devices, of unlike kinds.")
     ] = None,

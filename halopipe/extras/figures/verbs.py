@@ -9,6 +9,7 @@ import typer
 
 from halopipe.cli.options import ClusterOption, ProfileOption
 from halopipe.extras.figures import notebook as notebooks
+from halopipe.run_spec.schema import MOST_PLANS
 from halopipe.terminal import console, units
 from halopipe.terminal.output_files import claimed, require_once
 from planner.ir.errors import UsageError, WorkerError
@@ -28,7 +29,8 @@ def report(
     profile: ProfileOption = None,
     cluster: ClusterOption = None,
     pareto: Annotated[
-        int, typer.Option(min=0, help="Search the Pareto front of step and memory for about so many plans.")
+        int,
+        typer.Option(min=0, max=MOST_PLANS, help="Search the Pareto front of step and memory for about so many plans."),
     ] = 0,
     output: Annotated[Path, typer.Option("-o", "--output", help="Page to write.")] = Path("report.html"),
 ) -> None:

@@ -12,6 +12,7 @@ from halopipe.extras.transformers.options import WaysOptions
 from halopipe.terminal import console
 from halopipe.terminal.output_files import claimed
 from planner.extras.transformers.shape import MOST_DEGREE
+from planner.ir.problem import MOST_BATCH
 
 
 @with_options
@@ -27,7 +28,7 @@ def ways(
         str, typer.Option("--on", metavar="NAME", help="a100-dgx, h100-dgx, p3.16xlarge, ...; or a cluster file.")
     ],
     gpus: Annotated[int, typer.Option(min=1, max=MOST_DEGREE, help="Devices.")],
-    global_batch: Annotated[int, typer.Option(min=1, help="Samples a step.")],
+    global_batch: Annotated[int, typer.Option(min=1, max=MOST_BATCH, help="Samples a step.")],
     *,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write: the best way, as JSON.")] = None,
     options: WaysOptions,

@@ -14,7 +14,7 @@ from halopipe.planning import solve
 from halopipe.terminal import console
 from planner.ir.codec import dump, load
 from planner.ir.plan import Plan
-from tests.halopipe.commands import PROFILE, call, good, require_said
+from tests.halopipe.commands import HOME, PROFILE, call, good, require_said
 
 
 def test_a_plan_is_made_explained_checked_and_compared(folder: Path) -> None:
@@ -32,6 +32,16 @@ def test_a_plan_is_made_explained_checked_and_compared(folder: Path) -> None:
     rival = call("plan", "profile.json", "--global-batch", "8", "--solver", "even-split", "-o", "rival.json")
     assert "even-split took " in rival.stderr
     assert "of 60.0 s that it may take" in rival.stderr
+
+
+def test_a_plan_that_leaves_the_larger_device_idle_is_good_whatever_other_plans_hold_there(folder: Path) -> None:
+    profile = HOME / "tests/data/checker/idle.json"
+    good("plan", str(profile), "--global-batch", "3", "--schedule", "naive", "--confidence", "0", "-o", "idle.json")
+    plan = load("idle.json", Plan)
+    limits = [rank.memory_limit_bytes for rank in plan.prediction.ranks]
+    assert max(other.peak_bytes or 0 for other in plan.alternatives) > max(limits)
+    good("check", "idle.json", "--profile", str(profile))
+    good("check", "idle.json")
 
 
 def test_a_tie_is_called_one_by_plan_explain_compare_and_why_not(folder: Path) -> None:

@@ -276,6 +276,9 @@ def test_when_no_restart_is_left_the_last_loss_is_told_with_those_before_and_how
     with pytest.raises(errors.StageFailedError) as failed:
         job((3, errors.StageFailedError("layer fc raised")), restarts=0)
     assert failed.value.remedies[-1].startswith("once that is mended: --resume, to go on from step ")
+    with pytest.raises(errors.CheckpointError) as unsaved:  # --restarts would not help
+        job((3, errors.CheckpointError("the disk is full")), restarts=0)
+    assert unsaved.value.remedies[-1].startswith("once that is mended: --resume, to go on from step ")
 
 
 def test_what_a_rank_names_twice_at_the_same_step_is_not_tried_again(job: Run) -> None:

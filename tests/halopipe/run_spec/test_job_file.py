@@ -40,6 +40,13 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[RunOptions]:
     return found
 
 
+def test_what_is_merged_counts_unless_the_file_says_otherwise(asked: list[RunOptions]) -> None:
+    merged = "<<: {steps: 3, clip-norm: 1e-3, plan: other.json}\ndevice: cpu\nseed: 7\n"
+    Path("jobs/a.yaml").write_text(HEAD + merged)
+    assert call("run", "jobs/a.yaml").exit_code == 0
+    assert asked == [RunOptions(3, clip_norm=1e-3, device="cpu", seed=7)]
+
+
 def test_flags_override_a_job_file_whose_paths_are_its_own(asked: list[RunOptions], tmp_path: Path) -> None:
     text = "steps: 7\nclip-norm: 1e-2\ndata: mine.py:photos\neval-data: pkg.data:test\nmemory-limit: 1GiB\n"
     text += "check-first-step: false\nmetrics: tb:logs\nprofile-steps: 3:5\noutput: out.json\ncheckpoint: ../saved\n"

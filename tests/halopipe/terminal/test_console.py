@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import errno
+import io
+import json
 import os
 import re
 import sys
@@ -14,6 +16,7 @@ from typer.testing import CliRunner
 from halopipe.terminal import console
 from halopipe.terminal.console import Reporter
 from planner.ir.errors import InfeasibleError, MissingFileError, UsageError
+from tests.halopipe.commands import process
 
 
 class Clock:
@@ -186,6 +189,23 @@ def test_the_share_never_falls_nor_exceeds_the_whole(clock: Clock, capsys: pytes
     assert shown == ["running 50 %", "running 50 %", "running 51 %", "running 100 %"]
 
 
+def test_what_stdout_cannot_write_is_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    console.emit("30 µs – F0░·· é 😀")
+    console.emit_json({"é": "µ😀"})
+    line, _, rest = written.getvalue().decode("ascii").partition("\n")
+    assert line == "30 us - F0-.. \\u00e9 \\ud83d\\ude00"
+    assert json.loads(rest) == {"é": "µ😀"}
+
+
+def test_a_verb_ends_well_where_stdout_is_for_ascii(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    told = process("devices", cwd=tmp_path)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "A100" in told.stdout
+
+
 @pytest.mark.parametrize("text", ["a result", ""])
 def test_a_full_disk_behind_standard_output_is_said(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with open("/dev/full", "w", encoding="utf-8") as full:
@@ -198,9 +218,10 @@ def test_a_full_disk_behind_standard_output_is_said(text: str, monkeypatch: pyte
     ("error", "said", "remedy"),
     [
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "x.json"), "error[H301] cannot write x.json\n  No space", ""),
+        (OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), "x" * 999), "error[H301] cannot use xxx", ""),
         (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "error[H3", "ulimit -n"),
     ],
-    ids=["a full disk", "too few files"],
+    ids=["a full disk", "a name too long", "too few files"],
 )  # fmt: skip
 def test_what_the_machine_has_too_little_of_is_no_bug(
     error: OSError, said: str, remedy: str, capsys: pytest.CaptureFixture[str]

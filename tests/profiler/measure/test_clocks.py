@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cuda_ops.device.gpus import GpuDescription
-from planner.ir.errors import MissingDeviceError, UsageError
+from planner.ir.errors import MissingDeviceError, RankCountError, UsageError
 from profiler.measure import devices, noise
 from profiler.measure.devices import BACKENDS, CPU, CUDA, chosen, describe, described
 from profiler.measure.host_time import with_calls
@@ -214,6 +214,8 @@ def test_a_gpu_that_is_not_there_cannot_be_profiled(monkeypatch: pytest.MonkeyPa
     assert caught.value.details == ("torch finds no NVIDIA GPU",)
     with pytest.raises(UsageError, match="device 'tpu' is not known"):
         chosen("tpu")
+    with pytest.raises(RankCountError, match="5000 workers are asked for, at most "):
+        chosen("cpu", 5000)
 
 
 def test_no_more_gpus_are_planned_for_than_there_are() -> None:

@@ -242,9 +242,9 @@ def test_a_disk_without_room_is_not_filled(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=1000, used=900, free=100))
     errors = [str(error) for error in try_save(tmp_path, 2, of_two_ranks(seed=2))]
     room = f"are free on the disk of {next(path for path in tmp_path.parents if os.path.ismount(path))}"
-    # 12 numbers and 5 of the moment; 5 numbers and 7 of the moment
-    assert f"No space left on device: rank 0 needs 68 bytes, 100 {room}" in errors[0]
-    assert f"No space left on device: rank 1 needs 48 bytes, 100 {room}" in errors[1]
+    # 12 numbers and 5 of the moment; 5 numbers and 7 of the moment; 64 KiB for what is written beside them
+    assert f"No space left on device: rank 0 needs {2**16 + 68} bytes, 100 {room}" in errors[0]
+    assert f"No space left on device: rank 1 needs {2**16 + 48} bytes, 100 {room}" in errors[1]
     assert "try: --keep 2" in errors[1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1"]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=0, used=0, free=0))  # it does not say

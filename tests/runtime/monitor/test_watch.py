@@ -48,6 +48,15 @@ def run(folder: Path, *scripts: str, store: dist.TCPStore | None = None, **optio
         assert writing_into(folder) == []
 
 
+def test_a_host_that_cannot_reach_itself_is_no_meeting_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_route(*address: object) -> None:
+        raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+
+    monkeypatch.setattr(watch, "_require_route", no_route)
+    with pytest.raises(TransportError, match=r"(?s)cannot reach itself at 127.0.0.1.*unreachable.*ip link set lo up"):
+        host_store()
+
+
 def test_all_results_are_waited_for(tmp_path: Path) -> None:
     assert run(tmp_path, FINE, "import time; time.sleep(0.2); " + FINE) == {0: "yes", 1: "yes"}
 
