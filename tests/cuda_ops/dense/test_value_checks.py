@@ -9,6 +9,12 @@ from torch import Tensor, distributions, fx, nn
 from cuda_ops.dense.value_checks import VALID, ValueChecks, look_at_values
 
 
+@pytest.fixture(autouse=True)
+def validating() -> None:
+    """As torch has it by default, which a test before that compiles turns off."""
+    distributions.Distribution.set_default_validate_args(True)
+
+
 def looking(module: nn.Module, *inputs: Tensor) -> fx.GraphModule:
     """The graph of ``module``, which looks at values itself; its parameters are the module's own."""
     with ValueChecks():
