@@ -346,8 +346,8 @@ def _run(rank: Rank, model: LoadedModel, captured: CapturedModule, items: Sequen
         draw.step = step
         rows = rows_of(item, decision.micro_batches, specs)
         if whole and not isinstance(item, list):
-            batch = (model.cast(tensors) for tensors in item)
-            losses.append(serial_step(loss_of, optimizer, *batch, rows, answers=answers, whole=True))
+            inputs, targets = map(model.cast, item)
+            losses.append(serial_step(loss_of, optimizer, inputs, targets, rows, answers=answers, whole=True))
         else:
             parts = [(model.cast(inputs), model.cast(targets)) for inputs, targets in parts_of(item, rows, specs)]
             weights = () if isinstance(item, list) else _weights(captured, parts, rows)
