@@ -131,6 +131,11 @@ def judging_layer(graph: Graph) -> Layer:
     return of_classes[0] if len(of_classes) == 1 else graph.by_name()[producer(graph.loss)]
 
 
+def compares(layer: Layer) -> bool:
+    """Whether it is an operator that compares predictions with targets, rather than one that is made of such."""
+    return len(layer.inputs) > 1 and (layer.kind == "loss" or layer.attributes.get("op") in _OF_CLASSES)
+
+
 def judged_values(graph: Graph) -> tuple[str, ...]:
     """The values that layers make and that are compared with the targets."""
     return tuple(value for value in judging_layer(graph).inputs if value not in graph.inputs)

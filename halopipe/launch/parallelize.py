@@ -66,7 +66,7 @@ from runtime.monitor.failure import read_error, write_error
 from runtime.monitor.watch import SETUP_S
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer_state import give_back
-from runtime.optim.schedules import SteppedElsewhere
+from runtime.optim.schedules import Settings, SteppedElsewhere
 from runtime.optim.whole_state import WholeState
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ class Parallel:
 
     def optimizer_state_dict(self) -> dict[str, Any]:
         """What the ranks' optimisers keep; see :meth:`halopipe.training.session.Execution.optimizer_state_dict`."""
-        return cast("dict[str, Any]", self._written(Execution.optimizer_state_dict, **self._kept))
+        return cast("dict[str, Any]", self._written(Execution.optimizer_state_dict, self._kept))
 
     def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with what :meth:`optimizer_state_dict` gave; an optimiser object of the script gets its settings."""
@@ -208,19 +208,16 @@ class Parallel:
         """What the ranks have loaded for an optimiser object and its schedules."""
         self._kept_of = -1
         if self._followed is not None:
-            self._followed.settings, numbers = self._written(script_rank.loaded)
-            if self._followed.schedules is not None:
-                self._followed.schedules.load(numbers)
+            self._followed.take(self._written(script_rank.loaded))
 
     @property
-    def _settings(self) -> list[dict[str, Any]] | None:
-        return None if self._followed is None else self._followed.settings
+    def _settings(self) -> Settings | None:
+        return None if self._followed is None else (self._followed.settings, None)
 
     @property
-    def _kept(self) -> dict[str, Any]:
-        """What the ranks are told before they say or save what the optimiser and its schedules keep."""
-        schedules = None if self._followed is None else self._followed.schedules
-        return {"settings": self._settings, "schedules": schedules and schedules.numbers()}
+    def _kept(self) -> Settings | None:
+        """The same with what schedules keep, for ranks that are to say or save it."""
+        return None if self._followed is None else self._followed.kept
 
     def _require_alike(self) -> None:
         """Raises :class:`UsageError` where the script's module or modes are others than the ranks'."""
@@ -230,10 +227,10 @@ class Parallel:
         if self._values is not None:
             self._values.require_same()
 
-    def _written(self, do: Callable[[Execution], Any], **kept: Any) -> Any:
-        """What rank 0 writes to a file; ``kept`` is told before."""
+    def _written(self, do: Callable[[Execution], Any], settings: Settings | None = None) -> Any:
+        """What rank 0 writes to a file."""
         path = self.ranks.folder / STATE
-        self.ranks.call(do, **kept, is_written=True)
+        self.ranks.call(do, settings=settings, is_written=True)
         written = torch.load(path, weights_only=False)
         path.unlink()
         return written
@@ -267,7 +264,7 @@ class Parallel:
         if self._followed is None or self._kept_of == self.num_steps or not self.ranks.is_alive:
             return
         try:
-            kept = self._written(Execution.last_optimizer_state, settings=self._settings)
+            kept = self._written(Execution.last_optimizer_state, self._settings)
         except UsageError as error:  # one of the user's own, that keeps what only its process can have
             self._followed.leave_with_ranks(f"{error.title}: {', '.join(error.details)}")
         else:
@@ -277,7 +274,7 @@ class Parallel:
     def save(self, folder: str | Path, *, keep: int = 0) -> None:
         """Save a checkpoint; see :meth:`halopipe.training.session.Execution.save`."""
         self._require_alike()
-        self.ranks.call(Execution.save, str(Path(folder).absolute()), keep=keep, **self._kept)
+        self.ranks.call(Execution.save, str(Path(folder).absolute()), keep=keep, settings=self._kept)
 
     def load(self, folder: str | Path, *, step: int | str | None = None) -> int:
         """Go on from a checkpoint; see :meth:`halopipe.training.session.Execution.load`."""
@@ -398,8 +395,7 @@ class ScriptRanks:
         self,
         do: Callable[..., Any],
         *arguments: Any,
-        settings: Any = None,
-        schedules: Any = None,
+        settings: Settings | None = None,
         is_written: bool = False,
         **options: Any,
     ) -> None:
@@ -408,8 +404,7 @@ class ScriptRanks:
             why = [self._failure.title] if self._failure is not None else ["it was closed"]
             raise UsageError("this run is over", why, ["hp.parallelize(...) again, and run.load(folder)"])
         self._number, self._do = self._number + 1, do
-        call = ScriptCall(do, arguments, options, settings, is_written, schedules)
-        write(self.folder / f"call-{self._number}.pt", call)
+        write(self.folder / f"call-{self._number}.pt", ScriptCall(do, arguments, options, settings, is_written))
         self._store.set(f"call/{self._number}", do.__name__)
 
     def answers(self) -> dict[str, Any]:

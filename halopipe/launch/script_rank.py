@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,7 +34,7 @@ from profiler.source.structure import alone, is_part
 from runtime.monitor.failure import write_error
 from runtime.monitor.watch import SETUP_S
 from runtime.optim.followed import Described
-from runtime.optim.schedules import Numbers
+from runtime.optim.schedules import Settings as OptimizerSettings
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
@@ -111,23 +111,19 @@ class ScriptCall:
 
     Attributes:
         settings: of the script's optimiser object, which the ranks' own gets before; None: as they are.
-        schedules: what its schedules keep, which the ranks are to save; None: they save nothing.
         is_written: whether what ``do`` gives on rank 0 is written to a file; else it is in the answer.
     """
 
     do: Callable[..., Any]
     arguments: tuple[Any, ...]
     options: Mapping[str, Any]
-    settings: Sequence[Mapping[str, Any]] | None
+    settings: OptimizerSettings | None
     is_written: bool
-    schedules: Numbers | None = None
 
     def done(self, execution: Execution, file: Path) -> dict[str, Any]:
         """The answer of a rank that has done it."""
         if self.settings is not None and execution.followed is not None:
-            execution.followed.settings = self.settings
-        if self.schedules is not None and execution.followed is not None and execution.followed.schedules is not None:
-            execution.followed.schedules.load(self.schedules)
+            execution.followed.take(self.settings)
         outcome = self.do(execution, *self.arguments, **self.options)
         if self.is_written and execution.rank == 0:
             write(file, outcome)
@@ -144,8 +140,7 @@ def step(execution: Execution, *batches: Any) -> float | None:
 
 def loaded(execution: Execution) -> Any:
     """The settings of the script's optimiser object and what its schedules keep, where they were loaded."""
-    followed = execution.followed
-    return None if followed is None else (followed.settings, followed.schedules and followed.schedules.numbers())
+    return None if execution.followed is None else execution.followed.kept
 
 
 def _next(store: Store, number: int) -> str:

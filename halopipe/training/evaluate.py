@@ -25,15 +25,12 @@ from planner.ir.box import Box, Interval, hull, whole
 from planner.ir.errors import FactoryError, HalopipeError, UsageError
 from planner.ir.graph import INTERLEAVES_SAMPLES, SAMPLE, Graph, TensorSpec, producer
 from profiler.source.source import find_factory
-from runtime.captured import LossCall, judging_layer
+from runtime.captured import LossCall, compares, judging_layer
 from runtime.engine import Engine, EvaluationResult
 from runtime.optim.whole_state import united
 from runtime.pipeline.microbatches import Batch, MicroBatches, WholeBatch, part_in
 from runtime.pipeline.routing import Piece, assemble
 from runtime.rank import RankContext
-
-LOSS = "loss"
-"""The kind of layers that compare predictions with targets."""
 
 IGNORED = -100
 """Targets that ``cross_entropy`` leaves out."""
@@ -180,9 +177,9 @@ def metric_call(context: RankContext, outputs: Sequence[str] = ()) -> LossCall:
 
 
 def _call_of_loss(context: RankContext) -> LossCall:
-    """How the loss function is called; of a module that makes its loss itself, what the layer of the loss compares."""
+    """How the loss function is called; of a module whose output is not known, what the layer of the loss compares."""
     call, judging = context.loss_call, judging_layer(context.graph)
-    if call is None and judging.kind == LOSS and len(judging.inputs) > 1:
+    if call is None and compares(judging):
         return LossCall(judging.inputs, tuple)
     if call is None:
         raise UsageError(
@@ -200,6 +197,8 @@ def _call_of_loss(context: RankContext) -> LossCall:
 
 
 def _named_instead(context: RankContext) -> list[str]:
+    if not context.outputs:
+        return ["a module whose output is a tensor, or holds tensors in tuples, lists and dicts"]
     names = ",".join([*context.outputs, *([] if context.preparation is not None else context.graph.inputs)])
     return [f"name what metrics are to be given, in order, of {names} (--eval-outputs; outputs= in a script)"]
 

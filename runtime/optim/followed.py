@@ -31,7 +31,7 @@ from cuda_ops._torch import (
     tree_leaves,
 )
 from planner.ir.errors import UsageError
-from runtime.optim.schedules import Schedules, SteppedElsewhere
+from runtime.optim.schedules import Schedules, Settings, SteppedElsewhere
 from runtime.optim.sharding import STEP
 
 if TYPE_CHECKING:
@@ -152,6 +152,17 @@ class Followed:
     def settings(self, settings: Sequence[Mapping[str, Any]]) -> None:
         for group, own in zip(self.optimizer.param_groups, settings, strict=True):
             group.update(own)
+
+    @property
+    def kept(self) -> Settings:
+        """Settings, and what schedules keep: to be told to another process."""
+        return self.settings, None if self.schedules is None else self.schedules.numbers()
+
+    def take(self, kept: Settings) -> None:
+        """What another process told: settings, and what schedules keep where that is told too."""
+        self.settings, numbers = kept
+        if self.schedules is not None and numbers is not None:
+            self.schedules.load(numbers)
 
     def described(self) -> Described:
         """For another process, once parameters were recognised."""

@@ -25,6 +25,9 @@ from runtime.checkpoint.state import Number
 Numbers = Sequence[Mapping[str, Number]]
 """By group, then by place."""
 
+Settings = tuple[list[dict[str, Any]], Numbers | None]
+"""Of an optimiser's groups, all but their parameters; and what its schedules keep, None where it is not told."""
+
 ReadNumber = Callable[[str, int | None], Number]
 """The number at a place; the other is the group, of lists with an element for each."""
 

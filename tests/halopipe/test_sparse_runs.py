@@ -189,3 +189,29 @@ def test_features_keep_a_dtype_of_their_own(tmp_path: Path) -> None:
     x = SparseTensor(torch.cat([feats for feats, _ in valid]), torch.cat(rows))
     own = loss(module(x), torch.cat([target for _, target in valid])[x.order])
     assert result.losses[0] == pytest.approx(own.item(), rel=1e-5)
+
+
+class Compared:
+    """A metric that tells how much it was given."""
+
+    def __init__(self) -> None:
+        self.sums = torch.zeros(3, dtype=torch.float64)
+
+    def update(self, prediction: torch.Tensor, target: torch.Tensor) -> None:
+        assert len(prediction) == len(target)
+        self.sums += torch.tensor([target.numel(), prediction.double().abs().sum(), 1])
+
+    def compute(self) -> dict[str, float]:
+        return dict(zip(("points", "sum", "calls"), self.sums.tolist(), strict=True))
+
+
+def test_a_metric_is_given_what_the_loss_of_clouds_compares_under_every_plan() -> None:
+    """Their output is a SparseTensor."""
+    samples = [cloudy.cloud_sample(n) for n in range(4)]
+    padded = [torch.stack([sample[0][place] for sample in samples]) for place in range(2)]
+    counts = torch.tensor([sample[0][2] for sample in samples])
+    raw = (padded[0], padded[1].double(), counts), torch.stack([targets for _, targets in samples])
+    plans = cloudy.plan(cuts=[]), cloudy.plan(**SHARED)
+    one, other = (together(plan, lambda run: run.evaluate(raw, metric=Compared).metrics)[0] for plan in plans)
+    assert one == pytest.approx(other, rel=1e-10)
+    assert one["points"] == sum(counts.tolist())
