@@ -139,8 +139,6 @@ def test_a_run_is_stopped_and_goes_on_under_another_plan(plans: Path) -> None:
     evaluation = f"--eval-data {DATA} --eval-every 2"
     kept = f"{SAVED} {evaluation} --data-from share --update --resume auto"
     begun = typed(f"run two.json --steps 4 {RECIPE} {kept} --details")
-        f"run two.json --steps 4 {RECIPE} {SAVED} {evaluation} --data-from share --update --details --resume auto"
-    )
     assert begun.exit_code == 0, begun.stderr
     assert "evaluation after step 2: loss " in begun.stdout
     call_text = f"data: {DATA}(global_batch=6, input_shape=(4, 5), seed=0) gave a Dataset of 19 samples"
