@@ -95,6 +95,7 @@ class Parallel:
     """
 
     _values: ScriptValues | None = None
+    _is_quiet: bool = False
     _hook: RemovableHandle | None = None
 
     def __init__(

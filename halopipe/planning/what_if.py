@@ -128,8 +128,9 @@ def why_not(plan: Plan, profile: Profile | None, question: str, progress: Progre
     if cut := cut_named(asked):
         along = [dims for each in plan.decision.layers.values() if (dims := _dims_of(cut, each.cuts))]
         if along:
-            dims = " or ".join(dict.fromkeys(itertools.chain(*along)))
-            return PlanAnswer(asked, plan, reasons=(f"the plan cuts {units.count(len(along), 'layer')} along {dims}",))
+            all_dims = " or ".join(dict.fromkeys(itertools.chain(*along)))
+            cut_layers = f"the plan cuts {units.count(len(along), 'layer')} along {all_dims}"
+            return PlanAnswer(asked, plan, reasons=(cut_layers,))
         if profile is not None:
             return _search(plan, profile, asked, _cutting(problem.problem_of(plan, profile), cut), progress)
     if profile is not None and "=" in asked:

@@ -131,8 +131,8 @@ class CutDegrees:
         """Those of a layout, given its cut points by dim."""
         parts = dict.fromkeys(FAMILY_OF, 1)
         for dim, points in cuts.items():
-            family = next((name for name, dims in FAMILIES.items() if dim in dims), None)
-            for name in {family, dim} & parts.keys():
+            named = {dim, *(family for family, dims in FAMILIES.items() if dim in dims)}
+            for name in named & parts.keys():
                 parts[name] *= len(points) - 1
         return cls(**parts)
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from halopipe.planning.problem import make_problem
 from halopipe.planning.solve import solve
 from halopipe.run_spec.options import RunOptions
 from halopipe.training.check_options import require_consistent
+from halopipe.terminal import console
 from planner.ir.codec import dump
 from planner.ir.errors import CorruptFileError, StaleFileError, UsageError
 from planner.ir.plan import Plan
@@ -213,7 +215,24 @@ def test_a_remedy_is_no_number_that_is_refused_next() -> None:
 def test_plans_and_profiles_are_shown_in_a_line() -> None:
     profile = SMALL
     assert re.fullmatch(r"Profile\(.*: \d+ layers, \d+ devices, \d+ costs\)", repr(profile))
-    found = hp.plan(profile, global_batch=2)
-    assert re.fullmatch(
-        r"Plan\(.*: \d stages on \d devices, .*, \d micro-batches of \d, .* ms a step, .*\)", str(found)
-    )
+    for shape, asked in (
+        ("data parallel on 2 devices", {"solver": "data-parallel"}),
+        ("a pipeline of 2 stages on 2 devices", {"solver": "even-split"}),
+        ("one device", {"num_ranks": 1}),
+    ):
+        shown = str(hp.plan(profile, global_batch=2, **asked))
+        assert re.fullmatch(rf"Plan\(.*: {shape}, .*, \d micro-batch(es)? of \d, .* ms a step, .*\)", shown)
+    cut = hp.plan(profile, global_batch=2, solver="data-parallel")
+    layers = {name: replace(each, cuts={"height": (0, 1, 2)}) for name, each in cut.decision.layers.items()}
+    assert replace(cut.decision, layers=layers).shape_text() == "layers cut along height on 2 devices"
+
+
+def test_a_search_shows_how_far_it_is_unless_it_is_told_not_to(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "_LINE_EVERY_S", 0.0)
+    hp.plan(SMALL, global_batch=2)
+    assert capsys.readouterr().err.startswith("searching ")
+    hp.plan(SMALL, global_batch=2, quiet=True)
+    hp.plan(SMALL, global_batch=2, progress=lambda at: None)
+    assert capsys.readouterr() == ("", "")

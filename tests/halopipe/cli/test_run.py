@@ -137,7 +137,8 @@ def test_a_run_is_stopped_and_goes_on_under_another_plan(plans: Path) -> None:
     """Takes 6 s: three jobs of processes, from the command line to the files that they leave."""
     whole = losses(typed(f"run one.json --steps 8 {RECIPE} --json"))
     evaluation = f"--eval-data {DATA} --eval-every 2"
-    begun = typed(f"run two.json --steps 4 {RECIPE} {SAVED} {evaluation} --data-from share --update --resume auto")
+    kept = f"{SAVED} {evaluation} --data-from share --update --resume auto"
+    begun = typed(f"run two.json --steps 4 {RECIPE} {kept} --details")
     assert begun.exit_code == 0, begun.stderr
     assert "evaluation after step 2: loss " in begun.stdout
     call_text = f"data: {DATA}(global_batch=6, input_shape=(4, 5), seed=0) gave a Dataset of 19 samples"

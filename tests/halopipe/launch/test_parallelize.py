@@ -28,6 +28,7 @@ from halopipe.training.optimizer_spec import spec_of
 from planner.ir.errors import InfeasibleError, MissingFileError, UsageError, WorkerError
 from planner.ir.profile import ModelSource, Optimizer
 from profiler.source.source import load_model
+from runtime.numerics.compare import NumericsReport
 from runtime.optim.followed import Followed
 from tests.halopipe import learners
 from tests.halopipe.plans import plan_of
@@ -180,7 +181,11 @@ def test_what_cannot_be_kept_is_refused_before_anything_is_started() -> None:
         parallelize.parallelize(module, None, None, "SGD", None, None, lambda: None, {}, JobRank(0, 2, num_hosts=2))
 
 
-def test_a_loop_that_looks_ahead_tells_the_ranks_the_batch_behind_the_one_they_train_on() -> None:
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_loop_that_looks_ahead_tells_the_ranks_the_batch_behind_the_one_they_train_on(
+    quiet: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what the comparison of the first step came to is said once, if at all."""
     run = object.__new__(parallelize.Parallel)
     done: list[tuple[object, ...]] = []
 
@@ -188,18 +193,22 @@ def test_a_loop_that_looks_ahead_tells_the_ranks_the_batch_behind_the_one_they_t
         done.append(batches)
         return SimpleNamespace(loss=0.5)
 
-    execution = SimpleNamespace(train_before=train_before, has_updated=True, num_steps=1, followed=None)
+    numerics = NumericsReport("float64", 1, 3, {})
+    execution = SimpleNamespace(
+        train_before=train_before, has_updated=True, num_steps=1, followed=None, numerics=numerics
+    )
 
     def call(do: Callable[..., object], *given: object, settings: None) -> dict[str, object]:
         return ScriptCall(do, given, {}, settings, is_written=False).done(execution, Path())
 
-    run._followed, run._upcoming, run._own = None, Upcoming(True), None
+    run._followed, run._upcoming, run._own, run._is_quiet = None, Upcoming(True), None, quiet
     run.plan = SimpleNamespace(inputs=SimpleNamespace(model=SOURCE))
     run.ranks = SimpleNamespace(call=call)
     assert [run.step(batch) for batch in run.ahead("abc")] == [0.5] * 3
     assert done == [("a", "b"), ("b", "c"), ("c",)]
     assert run.step("d") == 0.5
     assert done[-1] == ("d",)
+    assert capsys.readouterr().err.count("numerics: as one device over the first step in float64\n") == (not quiet)
 
 
 def test_an_optimiser_whose_state_no_process_can_tell_another_is_refused_in_a_second_run() -> None:
@@ -246,18 +255,19 @@ def test_a_plan_is_made_of_what_is_given(monkeypatch: pytest.MonkeyPatch) -> Non
         asked.update(others, example=example)
         return profile
 
-    def started(*given: object) -> object:
+    def started(*given: object, quiet: bool) -> object:
+        asked["told quiet"] = quiet
         return given[6]()
 
     monkeypatch.setattr("halopipe.api.plans.profile", measured)
     monkeypatch.setattr(
-        "halopipe.api.plans.plan", lambda found, global_batch, batch_statistics: (found, global_batch, plan)[-1]
+        "halopipe.api.plans.plan", lambda found, global_batch, batch_statistics, quiet: (found, quiet, plan)[-1]
     )
     monkeypatch.setattr("halopipe.launch.parallelize.parallelize", started)
     module = nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.25, betas=(0.5, 0.75))
     assert hp.parallelize(module, batch(0), devices=2, optimizer=optimizer, global_batch=6) == (profile, plan)
-    assert (asked["cluster"], asked["quick"]) == (2, True)
+    assert (asked["cluster"], asked["quick"], asked["quiet"], asked["told quiet"]) == (2, True, False, False)
     assert asked["optimizer"] == Optimizer("AdamW", {"lr": 0.25, "betas": (0.5, 0.75)}, 2.0)
 
 
