@@ -1,6 +1,6 @@
 """Whether halopipe is right, or says before the first step what it cannot keep.
 
-    python -m benchmarks.robustness [--quick] [--json] [--part networks|files|hostile|refusals|checker] [--only TEXT]
+    python -m benchmarks.robustness [--quick] [--json] [--part networks|files|hostile|...] [--only TEXT]
 
 * **Networks.** Each of :mod:`tests.zoo` (habits of real code: own autograd functions, hooks, frozen parts, modules
   called twice, losses of every reduction, draws, in-place writes, choices by data) is trained for two steps by a
@@ -15,6 +15,8 @@
 * **Files.** Mutations of valid plans and profiles through load, check, predict, explain, plan and all that a run looks
   at first (:mod:`benchmarks.robustness.fuzzing`); hostile files, a class a row
   (:mod:`benchmarks.robustness.hostile_inputs`).
+* **Habits.** What people do in training scripts with the objects that they bring beside the module, a habit a row: each
+  in a plain loop and by halopipe (:mod:`benchmarks.robustness.habits`).
 * **The checker.** Mutations of what plans state, each of which it must notice
   (:mod:`benchmarks.robustness.checker_mutations`).
 
@@ -24,6 +26,7 @@ mutations.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 import tempfile
@@ -35,6 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchmarks.report import Row, run
+from benchmarks.robustness.habits import SILENT
 
 if TYPE_CHECKING:
     from benchmarks.robustness.hostile_files import Hostile
@@ -168,6 +172,25 @@ def checker(quick: bool) -> Iterator[Row]:
     yield _none("mutations that end in an untyped error of the checker", len(found.raised), "mutations")
 
 
+SUBJECTS = ("optimizers",)
+"""Modules beside this one, each with ``habits()``."""
+
+
+def habits(quick: bool, only: str = "") -> Iterator[Row]:
+    """What becomes of habits of training scripts, of those whose name has ``only``."""
+    from benchmarks.robustness.habits import counted
+
+    for subject in SUBJECTS:
+        of_subject = importlib.import_module(f"benchmarks.robustness.{subject}").habits()
+        some = [habit for habit in of_subject[:: EVERY_FIFTH if quick else 1] if only in habit.name]
+        kinds, bad = counted(some)
+        _say(bad)
+        yield _all(
+            f"habits with {subject}: equal, or refused before the first step", len(some) - len(bad), len(some), "habits"
+        )
+        yield _none(f"habits with {subject} that go wrong in silence", kinds[SILENT], "habits")
+
+
 def _none(name: str, value: int, unit: str) -> Row:
     return Row(name, value, unit, "= 0", value == 0)
 
@@ -182,16 +205,21 @@ PARTS: Mapping[str, Callable[..., Iterator[Row]]] = {
     "hostile": hostile,
     "refusals": remedies,
     "checker": checker,
+    "habits": habits,
 }
 OWN: Mapping[str, Mapping[str, Any]] = {
     "--part": {"choices": list(PARTS), "default": "", "help": "one of them"},
-    "--only": {"default": "", "metavar": "TEXT", "help": "of hostile inputs and refusals, those of such a name"},
+    "--only": {
+        "default": "",
+        "metavar": "TEXT",
+        "help": "of hostile inputs, refusals and habits, those of such a name",
+    },
 }
 
 
 def measure(quick: bool, part: str = "", only: str = "") -> list[Row]:
     """All rows, or those of a part; ``only`` asks for no other parts than those that have such rows."""
-    wanted = [part] if part else ["hostile", "refusals"] if only else list(PARTS)
+    wanted = [part] if part else ["hostile", "refusals", "habits"] if only else list(PARTS)
     return [row for name in wanted for row in (PARTS[name](quick, only) if only else PARTS[name](quick))]
 
 
