@@ -64,7 +64,7 @@ from profiler import load_model
 from profiler.source.model import load_state, named_parameters, owners, state_of
 from runtime.monitor.failure import read_error, write_error
 from runtime.monitor.watch import SETUP_S
-from runtime.optim.followed import Followed
+from runtime.optim.followed import Followed, Settings
 from runtime.optim.optimizer_state import give_back
 from runtime.optim.whole_state import WholeState
 
@@ -136,7 +136,7 @@ class Parallel:
                     ["give the module", "an optimiser by text or function"],
                 )
             self._followed.recognise(named_parameters(owners(module, loss_fn)))
-            optimizer = self._followed.described()
+            optimizer = self._followed.packed()
             rank_options.pop("scheduler", None)  # it stays here
             self._hook = self._followed.before_state_dict(self._fetch_kept)
         state = None if module is None or not has_state else state_of(owners(module, loss_fn))
@@ -171,6 +171,7 @@ class Parallel:
             self._own.require_settings()
         if self._followed is not None:
             self._followed.require_state()
+            self._followed.require_values()
         with unbroken():
             answer = self.ranks.call(script_rank.step, batch, *self._upcoming.take(), settings=self._settings)
             self.num_steps = answer["num_steps"]
@@ -204,7 +205,7 @@ class Parallel:
             self._followed.settings = self._written(script_rank.settings)
 
     @property
-    def _settings(self) -> list[dict[str, Any]] | None:
+    def _settings(self) -> Settings | None:
         return None if self._followed is None else self._followed.settings
 
     def _require_alike(self) -> None:

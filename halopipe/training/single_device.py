@@ -113,7 +113,7 @@ class KeptModel:
 
     Attributes:
         model: a copy; None where it could not be kept, for the ``reason``.
-        optimizer: makes its optimiser as it was; None: the rank's own does.
+        optimizer: the user's object as it was; None: the rank's own makes one.
         items: what the steps so far read.
     """
 
@@ -131,7 +131,7 @@ class KeptModel:
             return cls(rank, reason=reason)
         try:
             kept = made.as_it_is() if isinstance(made, Followed) else None
-            return cls(rank, copy.deepcopy(rank.model), optimizer=kept)
+            return cls(rank, _copied(rank.model), optimizer=kept)
         except Exception as error:  # noqa: BLE001 - the user's module may refuse in any way
             return cls(rank, reason=f"the model cannot be copied: {type(error).__name__}: {error}")
 
@@ -148,13 +148,25 @@ class KeptModel:
 
     def _run(self, model: LoadedModel) -> Reference:
         try:
-            context = replace(self.rank.context, optimizer=self.optimizer or self.rank.context.optimizer)
+            made = self.rank.context.optimizer
+            if self.optimizer is not None and isinstance(made, Followed):
+                self.optimizer.settings = made.settings  # as the ranks' are led by for their first update
+            context = replace(self.rank.context, optimizer=self.optimizer or made)
             own = Rank(self.rank.plan, context)
-            return reference_of(own, copy.deepcopy(model), self.items, context.device or CPU)
+            return reference_of(own, _copied(model), self.items, context.device or CPU)
         except UnsupportedModelError as error:
             return Reference(error=write_error(error))
         except Exception as error:  # noqa: BLE001 - whatever the user's module raises, and memory that runs out
             return Reference(skipped=f"one device could not run it: {type(error).__name__}: {error}")
+
+
+def _copied(model: LoadedModel) -> LoadedModel:
+    """With what people put on parameters, which torch's own copies of them lack."""
+    twin = copy.deepcopy(model)
+    originals = named_parameters(model.owners)
+    for name, parameter in named_parameters(twin.owners).items():
+        vars(parameter).update(copy.deepcopy(vars(originals[name])))
+    return twin
 
 
 def _needed_bytes(plan: Plan, micro_batches: int) -> int:
@@ -377,14 +389,21 @@ def _evaluated(rank: Rank, model: LoadedModel, items: Sequence[Item]) -> Referen
 
 
 class _Optimizer:
-    """The run's optimiser on one device, as :func:`runtime.numerics.single_device.serial_step` uses it."""
+    """The run's optimiser on one device, as :func:`runtime.numerics.single_device.serial_step` uses it.
+
+    An object of the user's own is copied whole with its parameters, and steps itself.
+    """
 
     def __init__(self, context: RankContext, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = {name: each for name, each in _once(parameters).items() if each.requires_grad}
-        own = cast("dict[str, torch.nn.Parameter]", self._parameters)  # parameters all, which are tensors elsewhere
-        self._optimizer = StageOptimizer(own, context.optimizer)
-        if context.scheduler is not None:
-            self._optimizer.schedule(context.scheduler)
+        own = cast("dict[str, torch.nn.Parameter]", parameters)  # parameters all, which are tensors elsewhere
+        if isinstance(context.optimizer, Followed):
+            self._step = context.optimizer.whole(own).step
+        else:
+            optimizer = StageOptimizer({name: own[name] for name in self._parameters}, context.optimizer)
+            if context.scheduler is not None:
+                optimizer.schedule(context.scheduler)
+            self._step = optimizer.step
         self._clip_norm, self._accumulate, self._number = context.clip_norm, context.accumulate, 0
 
     def zero_grad(self, set_to_none: bool) -> None:
@@ -397,7 +416,7 @@ class _Optimizer:
         if self._number % self._accumulate == 0:
             if self._clip_norm:
                 torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._clip_norm)
-            self._optimizer.step()
+            self._step()
 
 
 def _shared(loss_of: LossOf, accumulate: int) -> LossOf:
@@ -418,7 +437,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 def _twin(model: LoadedModel) -> tuple[LoadedModel | None, str]:
     """The same in float64, with the values that it has; None, and why, where it cannot be copied."""
     try:
-        twin = copy.deepcopy(model)
+        twin = _copied(model)
     except Exception as error:  # noqa: BLE001 - the user's module may refuse in any way
         return None, f"it cannot be copied: {error}"
     for module in twin.owners.values():
