@@ -43,6 +43,7 @@ from halopipe.launch import script_rank
 from halopipe.launch.execute import joined, loaded_of_script, rank_of_script, require_optimizer
 from halopipe.launch.job_environment import JobRank
 from halopipe.launch.job_stores import job_stores
+from halopipe.launch.packed_optimizer import Packed
 from halopipe.launch.processes import warm_workers, workers_of
 from halopipe.launch.script_module import ScriptModule, require_no_autocast
 from halopipe.launch.script_rank import CLOSE, SCRIPT, STATE, Script, ScriptCall, until, write
@@ -64,7 +65,7 @@ from profiler import load_model
 from profiler.source.model import load_state, named_parameters, owners, state_of
 from runtime.monitor.failure import read_error, write_error
 from runtime.monitor.watch import SETUP_S
-from runtime.optim.followed import Followed, Settings
+from runtime.optim.followed import Followed, FollowedSettings
 from runtime.optim.optimizer_state import give_back
 from runtime.optim.whole_state import WholeState
 
@@ -136,7 +137,7 @@ class Parallel:
                     ["give the module", "an optimiser by text or function"],
                 )
             self._followed.recognise(named_parameters(owners(module, loss_fn)))
-            optimizer = self._followed.packed()
+            optimizer = Packed.of(optimizer, self._followed.names)
             rank_options.pop("scheduler", None)  # it stays here
             self._hook = self._followed.before_state_dict(self._fetch_kept)
         state = None if module is None or not has_state else state_of(owners(module, loss_fn))
@@ -205,7 +206,7 @@ class Parallel:
             self._followed.settings = self._written(script_rank.settings)
 
     @property
-    def _settings(self) -> Settings | None:
+    def _settings(self) -> FollowedSettings | None:
         return None if self._followed is None else self._followed.settings
 
     def _require_alike(self) -> None:

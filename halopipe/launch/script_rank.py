@@ -19,6 +19,7 @@ from torch import Tensor
 
 from halopipe.launch.execute import joined, rank_of_script
 from halopipe.launch.job_environment import JobRank
+from halopipe.launch.packed_optimizer import Packed
 from halopipe.launch.script_module import Settings, require_planned
 from halopipe.run_spec.options import ScriptOptions
 from halopipe.training.checkpoint_folders import load_weights
@@ -33,8 +34,7 @@ from profiler.source.model import named_parameters
 from profiler.source.structure import alone, is_part
 from runtime.monitor.failure import write_error
 from runtime.monitor.watch import SETUP_S
-from runtime.optim.followed import Settings as OptimizerSettings
-from runtime.optim.user_object import Packed
+from runtime.optim.followed import FollowedSettings
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
@@ -120,7 +120,7 @@ class ScriptCall:
     do: Callable[..., Any]
     arguments: tuple[Any, ...]
     options: Mapping[str, Any]
-    settings: OptimizerSettings | None
+    settings: FollowedSettings | None
     is_written: bool
 
     def done(self, execution: Execution, file: Path) -> dict[str, Any]:

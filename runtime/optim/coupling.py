@@ -162,7 +162,7 @@ class _Trial:
             louder: whether the gradients of the others are other ones, and larger.
             alone: whether the others are not there.
         """
-        found: _Updates = {}
+        by_number: _Updates = {}
         for count in _COUNTS:
             copy_of, parameters = self._copy([parity] if alone else [0, 1])
             watched = {number: each for number, each in parameters.items() if number % 2 == parity}
@@ -178,8 +178,8 @@ class _Trial:
                 if step < _FIRST_STEPS:
                     history.append({path: value for path, _, _, value in _numbers(copy_of)})
                 for number, parameter in watched.items():
-                    found.setdefault(number, []).append(parameter.detach().clone())
-        return found
+                    by_number.setdefault(number, []).append(parameter.detach().clone())
+        return by_number
 
     def is_alike(self, one: _Updates, other: _Updates) -> bool:
         """Whether the two are the same, but for rounding."""

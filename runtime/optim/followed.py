@@ -26,7 +26,6 @@ from cuda_ops._torch import note_step, times_written
 from planner.ir.errors import UsageError
 from runtime.optim.sharding import STEP
 from runtime.optim.user_object import (
-    Packed,
     Twin,
     copied,
     named_state,
@@ -45,7 +44,7 @@ _Writes = dict[tuple[Any, str], tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class FollowedSettings:
     """What a script may change between steps.
 
     Attributes:
@@ -71,8 +70,8 @@ class _Led:
 
     twins: list[tuple[str, Twin]]
     stand_ins: dict[int, nn.Parameter]
-    last: Settings
-    stand_in_state: dict[nn.Parameter, Any] = field(default_factory=dict)
+    last: FollowedSettings
+    stand_in_state: dict[torch.Tensor, Any] = field(default_factory=dict)
 
 
 class Followed:
@@ -183,24 +182,20 @@ class Followed:
                     led.stand_in_state[parameter] = kept
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> FollowedSettings:
         """As they are now."""
         of_parameters = {name: vars(parameter) for name, parameter in self.names.items() if vars(parameter)}
         own = {key: _snapshot(value) for key, value in own_attributes(self.optimizer).items() if _is_plain(value)}
         groups = [_snapshot(settings_of(group)) for group in self.optimizer.param_groups]
-        return Settings(groups, own, _snapshot(of_parameters))
+        return FollowedSettings(groups, own, _snapshot(of_parameters))
 
     @settings.setter
-    def settings(self, settings: Settings) -> None:
+    def settings(self, settings: FollowedSettings) -> None:
         vars(self.optimizer).update(settings.own)
         for group, own in zip(self.optimizer.param_groups, settings.groups, strict=True):
             group.update(own)
         for name, of_parameter in settings.of_parameters.items():
             vars(self.names[name]).update(of_parameter)
-
-    def packed(self) -> Packed:
-        """For another process, once parameters were recognised; raises :class:`UsageError` where that cannot be."""
-        return Packed.of(self.optimizer, self.names)
 
     def lead(self, follower: torch.optim.Optimizer) -> None:
         """Gives ``follower`` the settings of the user's that changed since it got them last.
@@ -323,7 +318,8 @@ def _snapshot(value: Any) -> Any:
 def _differ(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one.shape != other.shape or not torch.equal(one, other)
-    if type(one) is type(other) and type(one).__eq__ is object.__eq__ and hasattr(one, "__dict__"):
+    is_compared = type(one) is not type(other) or "__eq__" in vars(type(one)) or not hasattr(one, "__dict__")
+    if not is_compared:
         return one is not other and _differ(vars(one), vars(other))  # another process has a copy
     return one is not other and bool(one != other)
 

@@ -224,7 +224,7 @@ def _counts(value: Any) -> bool:
 def _fill_object(optimizer: torch.optim.Optimizer, source: StateSource, name: str) -> None:
     """Puts back the numbers that the object keeps, as they were saved with the parameter ``name``."""
     numbers = source.numbers()
-    places = {"attribute": vars(optimizer), "state": optimizer.state}
+    places: dict[str, Any] = {"attribute": vars(optimizer), "state": optimizer.state}
     for kind, values in _of_object(optimizer).items():
         for key, value in values.items():
             paths = {"/".join(("object", name, kind, str(key), *path)) for path, _ in _leaves(value, (), 0)}

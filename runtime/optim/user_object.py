@@ -2,7 +2,6 @@
 
     object        groups and state by parameter; attributes; numbers under names in its state; attributes of parameters
     copied        the same of other parameters: all of them (one device), or those of a stage, whole or in part
-    packed        the same for another process, where parameters are known by name
     refused       by name: what would still be of the first object or of its parameters after that
 
 Torch's own ``copy.deepcopy`` leaves out all but groups and state, and the attributes of parameters.
@@ -12,9 +11,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-import io
 import os
-import pickle
 import sys
 import sysconfig
 from collections import defaultdict, deque
@@ -24,7 +21,6 @@ from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol
 
-import cloudpickle
 import torch
 from torch import nn
 
@@ -38,11 +34,9 @@ NO_SETTINGS = ("params", "param_names")
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", sysconfig.get_path("stdlib"))
 _NOT_FOLLOWED = frozenset({"torch", "numpy", *sys.stdlib_module_names} - {"__main__"})
 _MOST_FOLLOWED = 10_000
-_ITSELF = 0
-"""In place of a parameter's name: the optimiser."""
 
 
-class Cut(Protocol):
+class ParameterCut(Protocol):
     """A part of a parameter."""
 
     def cut(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -59,7 +53,7 @@ class Twin:
     """
 
     parameter: nn.Parameter
-    part: Cut | None = None
+    part: ParameterCut | None = None
 
     def attributes(self, original: nn.Parameter) -> dict[str, Any]:
         """What people put on ``original``, for what there is of it here."""
@@ -131,83 +125,6 @@ def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 _TORCHS = ("_zero_grad_profile_name", "_warned_capturable", "_need_device_dtype_check")
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    def __init__(self, file: io.BytesIO, names: Mapping[int, Any]) -> None:
-        super().__init__(file)
-        self._names = names
-
-    def persistent_id(self, obj: Any) -> Any:
-        return self._names.get(id(obj))
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, objects: Mapping[Any, Any]) -> None:
-        super().__init__(file)
-        self._objects = objects
-
-    def persistent_load(self, pid: Any) -> Any:
-        return self._objects[pid]
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """An optimiser object for another process, without its parameters, which are named instead.
-
-    Attributes:
-        cls: its class, pickled.
-        content: the rest of it, pickled.
-        values: that its code reads in the script.
-    """
-
-    cls: bytes
-    content: bytes
-    values: Sequence[tuple[str, str]]
-
-    @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -> Packed:
-        """``optimizer``, whose parameters have these names.
-
-        Raises:
-            UsageError: it, or its class, cannot be pickled.
-        """
-        name_of: dict[int, Any] = {id(parameter): name for name, parameter in names.items()} | {id(optimizer): _ITSELF}
-        content = (
-            optimizer_attributes(optimizer),
-            [{**settings_of(group), "params": group["params"]} for group in optimizer.param_groups],
-            dict(optimizer.state),
-            {name: vars(parameter) for name, parameter in names.items() if vars(parameter)},
-        )
-        try:
-            return cls(_pickled(type(optimizer), {}), _pickled(content, name_of), values_read(optimizer))
-        except Exception as error:
-            raise UsageError(
-                f"this {type(optimizer).__name__} cannot be given to the ranks, which are processes of their own",
-                [f"{type(error).__name__}: {error}"],
-                [
-                    "define its class in a module that is imported, and keep what cannot be pickled out of it",
-                    "torchrun, and hp.execute: each rank makes its own",
-                ],
-            ) from error
-
-    def made(self, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
-        """The same object of these parameters."""
-        cls = pickle.loads(self.cls)
-        optimizer: torch.optim.Optimizer = cls.__new__(cls)
-        objects: dict[Any, Any] = {**parameters, _ITSELF: optimizer}
-        attributes, groups, state, of_parameters = _Unpickler(io.BytesIO(self.content), objects).load()
-        for name, own in of_parameters.items():
-            vars(parameters[name]).update(own)
-        optimizer_like(optimizer, attributes, groups, defaultdict(dict, state))
-        require_same_values(type(optimizer).__name__, values_read(optimizer), self.values)
-        return optimizer
-
-
-def _pickled(value: Any, names: Mapping[int, Any]) -> bytes:
-    file = io.BytesIO()
-    _Pickler(file, names).dump(value)
-    return file.getvalue()
 
 
 def require_copies_alike(optimizer: torch.optim.Optimizer) -> None:
@@ -392,9 +309,9 @@ def _inside(each: _Reached) -> list[_Reached]:
         return [each.inner(name, own) for own in (value.func, *value.args, *value.keywords.values())]
     if isinstance(value, FunctionType):
         return [each.inner(place, own, is_code=True) for place, own in _held_by(_root(value))]
-    own = getattr(value, "__dict__", None)
-    is_followed = type(value).__module__.partition(".")[0] not in _NOT_FOLLOWED and isinstance(own, dict)
-    return [each.inner(f"{name}.{key}", one, in_object=True) for key, one in own.items()] if is_followed else []
+    is_followed = type(value).__module__.partition(".")[0] not in _NOT_FOLLOWED
+    own = getattr(value, "__dict__", {}) if is_followed else {}
+    return [each.inner(f"{name}.{key}", one, in_object=True) for key, one in own.items()]
 
 
 def _held_by(function: Any) -> Iterator[tuple[str, Any]]:

@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 
 from planner.ir.errors import UsageError
 from runtime.optim.followed import Followed
-from runtime.optim.user_object import Packed, Twin, copied, require_copies_alike, values_read
+from runtime.optim.user_object import Twin, copied, require_copies_alike, values_read
 
 RATES: dict[int, float] = {}
 FACTOR = 1.0
@@ -72,17 +72,12 @@ def test_a_copy_does_what_the_object_does_and_leaves_it_alone() -> None:
     module = network()
     optimizer = Own(module.parameters())
     stepped(optimizer, 1)
-    others = [network(), network()]
-    for other in others:
-        other.load_state_dict(module.state_dict())
-    packed = Packed.of(optimizer, dict(module.named_parameters()))
-    by_copy = stepped(copied(optimizer, twins(module, others[0])))
-    by_name = stepped(packed.made(dict(others[1].named_parameters())))
+    other = network()
+    other.load_state_dict(module.state_dict())
+    by_copy = stepped(copied(optimizer, twins(module, other)))
     assert optimizer.counts == {"steps": 1}
     assert [len(each["seen"]) for each in optimizer.state.values()] == [1] * 4
-    for found, too, expected in zip(by_copy, by_name, stepped(optimizer), strict=True):
-        assert torch.equal(found, expected)
-        assert torch.equal(too, expected)
+    assert all(map(torch.equal, by_copy, stepped(optimizer)))
 
 
 def replaced(optimizer: Own) -> None:
@@ -168,26 +163,17 @@ def test_ids_in_a_global_variable_and_a_class_that_was_patched_are_refused(monke
         require_copies_alike(torch.optim.SGD(module.parameters()))
 
 
-def test_what_cannot_be_pickled_or_copied_is_refused_with_the_reason() -> None:
-    module = network()
-    optimizer = Own(module.parameters())
+def test_what_cannot_be_copied_is_refused_with_the_reason() -> None:
+    optimizer = Own(network().parameters())
     optimizer.lock = threading.Lock()
-    with pytest.raises(UsageError, match=r"cannot be given to the ranks[\s\S]*cannot pickle '_thread.lock'"):
-        Packed.of(optimizer, dict(module.named_parameters()))
     with pytest.raises(UsageError, match=r"this Own cannot be copied[\s\S]*cannot pickle '_thread.lock'"):
         copied(optimizer, {})
 
 
-def test_values_that_the_code_reads_are_those_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = network()
-    optimizer = Own(module.parameters())
-    followed = Followed(optimizer)
-    followed.recognise(dict(module.named_parameters()))
-    assert ("Own.scale", "1.0") in values_read(optimizer)
-    packed = followed.packed()
+def test_a_value_that_its_code_reads_is_noticed_when_the_script_changes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    followed = Followed(Own(network().parameters()))
+    assert {("Own.scale", "1.0"), ("FACTOR, which Own._rate reads", "1.0")} <= set(values_read(followed.optimizer))
     followed.require_values()
     monkeypatch.setattr(Own, "scale", 0.25)
     with pytest.raises(UsageError, match=r"Own\.scale: 0\.25 in the script, 1\.0 in the ranks"):
         followed.require_values()
-    with pytest.raises(UsageError, match="reads values that the script has changed"):
-        packed.made(dict(module.named_parameters()))
