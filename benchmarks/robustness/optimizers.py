@@ -43,6 +43,7 @@ def habits() -> list[Habit]:
         _habit("rates: none, which the step finds by itself", partial(_of, Relative)),
         _habit("rates: by an attribute of each parameter", _scaled),
         _habit("rates: by an attribute that the script changes between steps", _scaled, between=_rescale),
+        _habit("rates: by a mask on each parameter", _masked),
         _habit("rates: by the parameters' ids", _by_id, "ids of parameters"),
         _habit("rates: by the parameters' ids, in a global variable", _by_global_id, "ids of parameters"),
         _habit("rates: by the place in the list", partial(_of, ByPlace), "place"),
@@ -54,6 +55,12 @@ def habits() -> list[Habit]:
         _habit("step: adds noise", partial(_of, Noisy), "random numbers"),
         _habit("step: hooks around it", _hooked, "hooks around its steps"),
         _habit("state: a counter on the object, then a loop of one's own", partial(_of, Counts), goes_on=True),
+        _habit(
+            "state: a list that grows, and a dict that the script writes to",
+            partial(_of, KeepsLists),
+            between=_temper,
+            goes_on=True,
+        ),
         _habit("state: a tensor under a name", partial(_of, KeepsNamed), goes_on=True),
         _habit("state: tensors beside that of the parameters", partial(_of, KeepsBeside), "cannot be divided"),
         _habit("class: defined in a function", _local),
@@ -109,6 +116,16 @@ class ByAttribute(OwnSGD):
 
     def rate(self, group: dict[str, Any], parameter: Tensor) -> float:
         return float(group["lr"]) * getattr(parameter, "lr_scale", 1.0)
+
+
+class ByMask(OwnSGD):
+    """Leaves out elements, by a tensor that is an attribute of each parameter."""
+
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.mul_(parameter.mask)
+        super().step()
 
 
 class ById(OwnSGD):
@@ -224,6 +241,22 @@ class Counts(OwnSGD):
 
     def rate(self, group: dict[str, Any], parameter: Tensor) -> float:
         return float(group["lr"]) / self.num_steps
+
+
+class KeepsLists(OwnSGD):
+    """Keeps its history, and settings of its own."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters)
+        self.seen: list[float] = []
+        self.own = {"temperature": 1.0}
+
+    def step(self, closure: None = None) -> None:
+        self.seen.append(float(self.param_groups[0]["lr"]))
+        super().step()
+
+    def rate(self, group: dict[str, Any], parameter: Tensor) -> float:
+        return sum(self.seen) / len(self.seen) ** 2 * self.own["temperature"]
 
 
 class KeepsNamed(OwnSGD):
@@ -355,6 +388,13 @@ def _scaled(module: nn.Module) -> Optimizer:
     return ByAttribute(module.parameters())
 
 
+def _masked(module: nn.Module) -> Optimizer:
+    for place, parameter in enumerate(module.parameters()):
+        kept = torch.arange(parameter.numel()).view(parameter.shape) % (place + 2) > 0
+        parameter.mask = kept.double()  # type: ignore[attr-defined]  # as people do
+    return ByMask(module.parameters())
+
+
 def _by_id(module: nn.Module) -> Optimizer:
     optimizer = ById(module.parameters())
     optimizer.scales = {id(parameter): 0.5**place for place, parameter in enumerate(module.parameters())}
@@ -405,6 +445,10 @@ def _divide_rates(optimizer: Optimizer, module: nn.Module, step: int) -> None:
 def _rescale(optimizer: Optimizer, module: nn.Module, step: int) -> None:
     for parameter in module.parameters():
         parameter.lr_scale *= 0.5  # type: ignore[attr-defined]  # as people do
+
+
+def _temper(optimizer: Optimizer, module: nn.Module, step: int) -> None:
+    optimizer.own["temperature"] *= 0.5  # type: ignore[attr-defined]  # of KeepsLists
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from runtime.optim.sharding import STEP
 from runtime.optim.user_object import (
     Twin,
     copied,
+    is_plain,
     named_state,
     once,
     own_attributes,
@@ -185,7 +186,7 @@ class Followed:
     def settings(self) -> FollowedSettings:
         """As they are now."""
         of_parameters = {name: vars(parameter) for name, parameter in self.names.items() if vars(parameter)}
-        own = {key: _snapshot(value) for key, value in own_attributes(self.optimizer).items() if _is_plain(value)}
+        own = {key: _snapshot(value) for key, value in own_attributes(self.optimizer).items() if is_plain(value)}
         groups = [_snapshot(settings_of(group)) for group in self.optimizer.param_groups]
         return FollowedSettings(groups, own, _snapshot(of_parameters))
 
@@ -223,7 +224,8 @@ class Followed:
 
     def take(self, follower: torch.optim.Optimizer, has_names: Iterable[bool]) -> None:
         """Gets back its own settings, and those of the groups of which ``follower`` has parameters."""
-        vars(self.optimizer).update({key: each for key, each in own_attributes(follower).items() if _is_plain(each)})
+        plain = {key: _snapshot(each) for key, each in own_attributes(follower).items() if is_plain(each)}
+        vars(self.optimizer).update(plain)
         for group, own, is_there in zip(self.optimizer.param_groups, follower.param_groups, has_names, strict=True):
             if is_there:
                 group.update(settings_of(own))
@@ -294,12 +296,6 @@ def _writes(optimizer: torch.optim.Optimizer) -> _Writes:
         for number, kept in (*of_parameters, ("", named_state(optimizer)))
         for key, value in kept.items()
     }
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list | tuple | dict):
-        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, int | float | complex | str | None)
 
 
 def _changed(now: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:

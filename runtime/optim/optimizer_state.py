@@ -2,7 +2,7 @@
 
     optimizer/NAME/exp_avg     a tensor, or the slice or box of it that this rank has
     group/NAME/lr              a number of NAME's group; the numbers of a tuple as group/NAME/betas/0
-    object/NAME/...            a number that the optimiser keeps as an attribute, or under a name in its state
+    object/NAME/attribute/k    a number or text that the optimiser keeps as an attribute, or under a name in its state
     scheduler/NAME/last_epoch  a number of the schedule of NAME's stage; of a list with a number for each group, the one
                                of NAME's group: scheduler/NAME/base_lrs
 
@@ -11,8 +11,8 @@ Another plan has other stages and groups, so groups and schedules are saved with
 
 from __future__ import annotations
 
+import ast
 import copy
-import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -25,7 +25,7 @@ from runtime.checkpoint.state import BoxOf, Number, RankState, Slice
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer import StageOptimizer
 from runtime.optim.sharding import STEP
-from runtime.optim.user_object import named_state, own_attributes
+from runtime.optim.user_object import is_plain, named_state, own_attributes
 
 _Path = tuple[str, ...]
 
@@ -134,7 +134,7 @@ def load_state(stage: StageOptimizer, source: StateSource) -> None:
                 value, torch.Tensor
             ):  # it was moved to the right device, but also cast to the parameter's dtype
                 optimizer.state[tensor][entry] = optimizer.state[tensor][entry].to(value.dtype)
-    _fill_object(optimizer, source, next(itertools.chain.from_iterable(stage.group_names), ""))
+    _fill_object(optimizer, source)
     stage.loaded()
     if stage.scheduler is not None and any(stage.group_names):
         fresh = stage.scheduler.state_dict()  # says what there is to read
@@ -155,7 +155,7 @@ def give_back(followed: Followed, source: StateSource) -> None:
         name = next((name_of[id(each)] for each in group["params"] if id(each) in name_of), "")
         if name:
             group.update(_filled(_settings(group), (), partial(_read, source, "group", [name])))
-    _fill_object(followed.optimizer, source, next(iter(trained), ""))
+    _fill_object(followed.optimizer, source)
     followed.write(
         {
             name: {
@@ -196,40 +196,44 @@ def _entry(stage: StageOptimizer, name: str, entry: str, source: StateSource) ->
 
 
 def _numbers(stage: StageOptimizer) -> Iterator[tuple[str, str, Number]]:
-    """(name, key, number) of everything that is kept of groups and schedules, for each parameter."""
+    """(name, key, number) of all that is kept: of groups and schedules for each parameter, of the object for one."""
     schedule = {} if stage.scheduler is None else stage.scheduler.state_dict()
-    groups, of_object = stage.optimizer.param_groups, _of_object(stage.optimizer)
+    groups = stage.optimizer.param_groups
     for index, (group, names) in enumerate(zip(groups, stage.group_names, strict=True)):
         kept = [("group", *each) for each in _leaves(_settings(group), (), index)]
         kept += [("scheduler", *each) for each in _leaves(schedule, (), index)]
-        kept += [("object", *each) for each in _leaves(of_object, (), index)]
         for name in names:
             yield from ((name, "/".join((head, name, *path)), number) for head, path, number in kept)
+    for name in [name for names in stage.group_names for name in names][:1]:
+        yield from ((name, f"object/{name}/{key}", each) for key, each in _of_object(stage.optimizer).items())
 
 
-def _of_object(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The numbers that it keeps beside groups and the state of parameters."""
-    attributes, named = own_attributes(optimizer), named_state(optimizer)
-    return {
-        kind: own
-        for kind, values in (("attribute", attributes), ("state", named))
-        if (own := {key: value for key, value in values.items() if _counts(value)})
-    }
+def _of_object(optimizer: torch.optim.Optimizer) -> dict[str, Number]:
+    """What it keeps beside groups and the state of parameters: numbers, and anything else as text."""
+    attributes = {f"attribute/{key}": value for key, value in own_attributes(optimizer).items() if is_plain(value)}
+    named = {f"state/{key}": value for key, value in named_state(optimizer).items() if _is_leaf(value)}
+    return {key: _written(value) for key, value in {**attributes, **named}.items()}
 
 
-def _counts(value: Any) -> bool:
-    return all(map(_counts, value.values())) if isinstance(value, Mapping) else _is_setting(value)
+def _written(value: Any) -> Number:
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    return value if isinstance(value, int | float | None) else repr(value)
 
 
-def _fill_object(optimizer: torch.optim.Optimizer, source: StateSource, name: str) -> None:
-    """Puts back the numbers that the object keeps, as they were saved with the parameter ``name``."""
-    numbers = source.numbers()
-    places: dict[str, Any] = {"attribute": vars(optimizer), "state": optimizer.state}
-    for kind, values in _of_object(optimizer).items():
-        for key, value in values.items():
-            paths = {"/".join(("object", name, kind, str(key), *path)) for path, _ in _leaves(value, (), 0)}
-            if paths <= set(numbers):  # else it was saved by another optimiser, or before it was kept
-                places[kind][key] = _filled(value, (kind, str(key)), partial(_read, source, "object", [name]))
+def _fill_object(optimizer: torch.optim.Optimizer, source: StateSource) -> None:
+    """Puts back what the object kept, which a parameter of each stage was saved with."""
+    attributes, named = vars(optimizer), {str(key): key for key in named_state(optimizer)}
+    of_object = _of_object(optimizer)
+    for key in (key for key in source.numbers() if key.startswith("object/")):
+        _, _, kind, entry = key.split("/", 3)
+        number = source.number(key)
+        if f"{kind}/{entry}" not in of_object:
+            continue
+        if kind == "attribute":
+            attributes[entry] = ast.literal_eval(number) if isinstance(number, str) else number
+        else:
+            optimizer.state[named[entry]] = _like(optimizer.state[named[entry]], number)
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -124,7 +124,16 @@ def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {key: value for key, value in attributes.items() if key != "defaults" and not key.startswith(_TORCHS)}
 
 
-_TORCHS = ("_zero_grad_profile_name", "_warned_capturable", "_need_device_dtype_check")
+def is_plain(value: Any) -> bool:
+    """Whether it is numbers and texts, which can be written down."""
+    if isinstance(value, dict):
+        return all(is_plain(key) and is_plain(each) for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
+    return isinstance(value, int | float | complex | str | None)
+
+
+_TORCHS = ("_zero_grad_profile_name", "_warned_capturable", "_need_device_dtype_check", "_step_supports_amp")
 
 
 def require_copies_alike(optimizer: torch.optim.Optimizer) -> None:

@@ -123,16 +123,17 @@ class Counts(torch.optim.Optimizer):
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         super().__init__(parameters, {"lr": 0.1})
-        self.counts, self.state["k"] = {"steps": 0}, torch.zeros(())
+        self.counts, self.seen, self.state["k"] = {"steps": 0}, [], torch.zeros(())
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
         self.counts["steps"] += 1
+        self.seen.append((self.counts["steps"], "seen"))
         self.state["k"] += 1
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    rate = group["lr"] / self.counts["steps"] / float(self.state["k"])
+                    rate = group["lr"] / self.counts["steps"] / len(self.seen) / float(self.state["k"])
                     parameter.add_(parameter.grad, alpha=-rate)
 
 
@@ -295,6 +296,7 @@ def test_the_users_own_object_gets_back_what_it_counts() -> None:
         train(optimizer, each, 0, 3)
     give_back(followed, Saved(*(state_of(each, frozenset(each.tensors)) for each in optimizers)))
     assert (user.counts, user.state["k"]) == ({"steps": 3}, 3)
+    assert user.seen == [(1, "seen"), (2, "seen"), (3, "seen")]
     for step in range(5):
         gradients(alone, step)
         own.step()
