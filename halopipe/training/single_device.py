@@ -18,7 +18,7 @@ import copy
 import logging
 import math
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -397,6 +397,7 @@ class _Optimizer:
     def __init__(self, context: RankContext, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = {name: each for name, each in _once(parameters).items() if each.requires_grad}
         own = cast("dict[str, torch.nn.Parameter]", parameters)  # parameters all, which are tensors elsewhere
+        self._step: Callable[[], object]
         if isinstance(context.optimizer, Followed):
             self._step = context.optimizer.whole(own).step
         else:

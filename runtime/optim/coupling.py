@@ -99,9 +99,11 @@ def _fault(trial: _Trial, *, is_alone: bool) -> UsageError | None:
             )
         for parity, watched in enumerate(() if is_alone else beside):
             if not trial.is_alike(watched, trial.updates(parity, louder=True)):
-                clips = "clip_norm=... (--clip-norm), which is of all gradients, instead of clipping in its step"
-                title = f"{name} makes the update of one parameter of others as well"
-                return UsageError(title, [_SEVERAL], [clips, _ONE_STAGE])
+                return UsageError(
+                    f"{name} makes the update of one parameter of others as well",
+                    [_SEVERAL],
+                    ["clip_norm=... (--clip-norm), which is of all gradients, instead of clipping there", _ONE_STAGE],
+                )
             if not trial.is_alike(watched, trial.updates(parity, alone=True)):
                 return UsageError(
                     f"{name} makes the update of a parameter of its place among the others, or of how many there are",
