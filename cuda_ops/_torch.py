@@ -288,17 +288,15 @@ def optimizer_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def optimizer_like(
-    cls: type[torch.optim.Optimizer],
+    twin: torch.optim.Optimizer,
     attributes: Mapping[str, Any],
     groups: list[dict[str, Any]],
-    state: MutableMapping[Tensor, Any],
-) -> torch.optim.Optimizer:
-    """An optimiser of a class with these attributes, groups and state, made as copying would."""
-    twin = cls.__new__(cls)
+    state: MutableMapping[Any, Any],
+) -> None:
+    """Fills an optimiser that was made without its constructor (``cls.__new__(cls)``), as copying would."""
     vars(twin).update(attributes)
     defaults = dict(attributes.get("defaults", {}))
     twin.__setstate__({"defaults": defaults, "state": state, "param_groups": groups})
-    return twin
 
 
 @needs_private_names

@@ -14,6 +14,7 @@ Besides:
 
     ahead           What several processes would do alike, done once before them: they are forked from the process that
                     did it
+    packed_optimizer  An optimiser object of a script's for its ranks: pickled whole, its parameters by name
     parallelize     A module trained on the devices of this host from a plain script or a notebook cell
     profile_hosts   A profile of several hosts: every process that torchrun starts measures, and rank 0 makes one
                     profile of it all

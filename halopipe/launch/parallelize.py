@@ -43,6 +43,7 @@ from halopipe.launch import script_rank
 from halopipe.launch.execute import joined, loaded_of_script, rank_of_script, require_optimizer
 from halopipe.launch.job_environment import JobRank
 from halopipe.launch.job_stores import job_stores
+from halopipe.launch.packed_optimizer import Packed
 from halopipe.launch.processes import warm_workers, workers_of
 from halopipe.launch.script_module import ScriptModule, require_no_autocast
 from halopipe.launch.script_rank import CLOSE, SCRIPT, STATE, Script, ScriptCall, until, write
@@ -64,9 +65,9 @@ from profiler import load_model
 from profiler.source.model import load_state, named_parameters, owners, state_of
 from runtime.monitor.failure import read_error, write_error
 from runtime.monitor.watch import SETUP_S
-from runtime.optim.followed import Followed
+from runtime.optim.followed import Followed, Settings
 from runtime.optim.optimizer_state import give_back
-from runtime.optim.schedules import Settings, SteppedElsewhere
+from runtime.optim.schedules import SteppedElsewhere
 from runtime.optim.whole_state import WholeState
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class Parallel:
                     ["give the module", "an optimiser by text or function"],
                 )
             self._followed.recognise(named_parameters(owners(module, loss_fn)))
-            optimizer = self._followed.described()
+            optimizer = Packed.of(optimizer, self._followed.names)
             rank_options["scheduler"] = self._followed.schedules and SteppedElsewhere()
             self._hook = self._followed.before_state_dict(self._fetch_kept)
         state = None if module is None or not has_state else state_of(owners(module, loss_fn))
@@ -176,6 +177,7 @@ class Parallel:
             self._own.require_settings()
         if self._followed is not None:
             self._followed.require_state()
+            self._followed.require_values()
         with unbroken():
             answer = self.ranks.call(script_rank.step, batch, *self._upcoming.take(), settings=self._settings)
             self.num_steps = answer["num_steps"]

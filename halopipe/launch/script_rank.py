@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from halopipe.launch.execute import joined, rank_of_script
 from halopipe.launch.job_environment import JobRank
+from halopipe.launch.packed_optimizer import Packed
 from halopipe.launch.script_module import Settings, require_planned
 from halopipe.run_spec.options import ScriptOptions
 from halopipe.training.checkpoint_folders import load_weights
@@ -33,8 +34,7 @@ from profiler.source.model import named_parameters
 from profiler.source.structure import alone, is_part
 from runtime.monitor.failure import write_error
 from runtime.monitor.watch import SETUP_S
-from runtime.optim.followed import Described
-from runtime.optim.schedules import Settings as OptimizerSettings
+from runtime.optim.followed import Settings as OptimizerSettings
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
@@ -57,6 +57,7 @@ class Script:
         has_state: whether the ranks begin with other weights than the model is loaded with.
         answers: whether they are to answer a stream.
         settings: of the script's module, which is to be as it was planned; None: there is none.
+        default_dtype: of the script, in which torch makes scalars.
     """
 
     plan: Plan
@@ -65,11 +66,13 @@ class Script:
     has_state: bool
     answers: bool = False
     settings: Settings | None = None
+    default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
 
 
 def serve(folder: Path, job: JobRank, store: Store, board: StatusStore) -> None:
     """Be a rank until the script closes the run."""
     script: Script = torch.load(folder / SCRIPT, weights_only=False)
+    torch.set_default_dtype(script.default_dtype)
     model = load_model(script.plan.inputs.model, script.options.get("seed", 0))
     if script.settings is not None:
         require_planned(Settings.of(model.owners), script.settings)
@@ -78,7 +81,7 @@ def serve(folder: Path, job: JobRank, store: Store, board: StatusStore) -> None:
         is_with_loss = any(name.startswith(LOSS_PREFIX) for name in state)  # else the script left it to the plan
         load_weights(model, state, whole_loss=is_with_loss)
     optimizer = script.optimizer
-    if isinstance(optimizer, Described):
+    if isinstance(optimizer, Packed):
         optimizer = optimizer.made(named_parameters(model.owners))
     own, check = rank_of_script(script.plan, optimizer, script.options, job.rank)
     own.context.answers = script.answers

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import math
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -115,7 +115,7 @@ class KeptModel:
 
     Attributes:
         model: a copy; None where it could not be kept, for the ``reason``.
-        optimizer: makes its optimiser as it was; None: the rank's own does.
+        optimizer: the user's object as it was; None: the rank's own makes one.
         items: what the steps so far read.
     """
 
@@ -150,7 +150,10 @@ class KeptModel:
 
     def _run(self, model: LoadedModel) -> Reference:
         try:
-            context = replace(self.rank.context, optimizer=self.optimizer or self.rank.context.optimizer)
+            made = self.rank.context.optimizer
+            if self.optimizer is not None and isinstance(made, Followed):
+                self.optimizer.settings = made.settings  # as the ranks' are led by for their first update
+            context = replace(self.rank.context, optimizer=self.optimizer or made)
             own = Rank(self.rank.plan, context)
             return reference_of(own, copied(model), self.items, context.device or CPU)
         except UnsupportedModelError as error:
@@ -389,14 +392,22 @@ def _evaluated(rank: Rank, model: LoadedModel, specs: InputSpecs, items: Sequenc
 
 
 class _Optimizer:
-    """The run's optimiser on one device, as :func:`runtime.numerics.single_device.serial_step` uses it."""
+    """The run's optimiser on one device, as :func:`runtime.numerics.single_device.serial_step` uses it.
+
+    An object of the user's own is copied whole with its parameters, and steps itself.
+    """
 
     def __init__(self, context: RankContext, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = {name: each for name, each in _once(parameters).items() if each.requires_grad}
-        own = cast("dict[str, torch.nn.Parameter]", self._parameters)  # parameters all, which are tensors elsewhere
-        self._optimizer = StageOptimizer(own, context.optimizer)
-        if context.scheduler is not None:
-            self._optimizer.schedule(context.scheduler)
+        own = cast("dict[str, torch.nn.Parameter]", parameters)  # parameters all, which are tensors elsewhere
+        self._step: Callable[[], object]
+        if isinstance(context.optimizer, Followed):
+            self._step = context.optimizer.whole(own).step
+        else:
+            optimizer = StageOptimizer({name: own[name] for name in self._parameters}, context.optimizer)
+            if context.scheduler is not None:
+                optimizer.schedule(context.scheduler)
+            self._step = optimizer.step
         self._clip_norm, self._accumulate, self._number = context.clip_norm, context.accumulate, 0
 
     def zero_grad(self, set_to_none: bool) -> None:
@@ -409,7 +420,7 @@ class _Optimizer:
         if self._number % self._accumulate == 0:
             if self._clip_norm:
                 torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._clip_norm)
-            self._optimizer.step()
+            self._step()
 
 
 def _shared(loss_of: LossOf, accumulate: int) -> LossOf:

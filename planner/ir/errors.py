@@ -233,7 +233,7 @@ class StageFailedError(WorkerError):
 
     code = "H502"
     usual = (
-        "mend the module, or that step's data; the same error comes on one device: halopipe plan --solver one-device",
+        "mend the module, the optimiser or that step's data; halopipe plan --solver one-device: whether it comes there",
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from profiler.capture.user_state import INSTALLED, names_in
-from profiler.source.model import LoadedModel
+from profiler.source.model import LoadedModel, named_parameters
 
 _MOST_FOLLOWED = 10_000
 """Of a container: larger ones are data."""
@@ -25,28 +25,34 @@ _LEAVES = (type, ModuleType, Tensor, str, bytes, int, float, complex, type(None)
 def copied(model: LoadedModel) -> LoadedModel:
     """A copy that shares no part with ``model``; what its functions hold beside parts of it they share.
 
+    It has what people put on parameters, which torch's own copies of them lack.
+
     Raises:
         Exception: whatever an object of the user's raises that cannot be copied.
     """
     holders = _holders(model)
     functions = [each for each in holders.values() if isinstance(each, FunctionType)]
     spaces = {id(each.__globals__): dict(each.__globals__) for each in functions if _globals_held(each, holders)}
-    twins = [_unfilled(each, spaces) for each in functions]
-    memo: dict[int, Any] = {id(each): twin for each, twin in zip(functions, twins, strict=True)}
+    unfilled = [_unfilled(each, spaces) for each in functions]
+    memo: dict[int, Any] = {id(each): other for each, other in zip(functions, unfilled, strict=True)}
 
     def own(value: Any) -> Any:
         return copy.deepcopy(value, memo) if id(value) in holders else value
 
-    for function, twin in zip(functions, twins, strict=True):
-        for cell, other in zip(function.__closure__ or (), twin.__closure__ or (), strict=True):
+    for function, other in zip(functions, unfilled, strict=True):
+        for cell, copied_cell in zip(function.__closure__ or (), other.__closure__ or (), strict=True):
             for content in _contents(cell):
-                other.cell_contents = own(content)
+                copied_cell.cell_contents = own(content)
         for name in _globals_held(function, holders):
-            twin.__globals__[name] = own(function.__globals__[name])
-        twin.__defaults__ = function.__defaults__ and tuple(map(own, function.__defaults__))
-        twin.__kwdefaults__ = function.__kwdefaults__ and {k: own(v) for k, v in function.__kwdefaults__.items()}
-        twin.__dict__.update({name: own(value) for name, value in function.__dict__.items()})
-    return copy.deepcopy(model, memo)
+            other.__globals__[name] = own(function.__globals__[name])
+        other.__defaults__ = function.__defaults__ and tuple(map(own, function.__defaults__))
+        other.__kwdefaults__ = function.__kwdefaults__ and {k: own(v) for k, v in function.__kwdefaults__.items()}
+        other.__dict__.update({name: own(value) for name, value in function.__dict__.items()})
+    twin = copy.deepcopy(model, memo)
+    originals = named_parameters(model.owners)
+    for name, parameter in named_parameters(twin.owners).items():
+        vars(parameter).update(copy.deepcopy(vars(originals[name]), memo))
+    return twin
 
 
 def _holders(model: LoadedModel) -> dict[int, Any]:

@@ -10,10 +10,9 @@ user's object                               state by parameter, once the run is 
 from __future__ import annotations
 
 import copy
-import inspect
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakMethod
@@ -22,57 +21,73 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from cuda_ops._torch import (
-    has_step_hooks,
-    note_step,
-    optimizer_attributes,
-    optimizer_like,
-    times_written,
-    tree_leaves,
-)
+from cuda_ops._torch import note_step, times_written
 from planner.ir.errors import UsageError
 from runtime.optim.schedules import Schedules, Settings, SteppedElsewhere
 from runtime.optim.sharding import STEP
+from runtime.optim.user_object import (
+    Twin,
+    copied,
+    is_plain,
+    named_state,
+    once,
+    own_attributes,
+    require_copies_alike,
+    require_same_values,
+    settings_of,
+    values_read,
+)
 
 if TYPE_CHECKING:
-    from runtime.spatial.parameters import ParameterPart, Parts
+    from runtime.spatial.parameters import Parts
 
-_NO_SETTINGS = ("params", "param_names")
-
-_Writes = dict[tuple[int, str], tuple[int, int]]
+_Writes = dict[tuple[Any, str], tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
-    """An optimiser without its parameters, which are named instead.
+class FollowedSettings:
+    """What a script may change between steps.
 
     Attributes:
-        attributes: what it has beside groups and state.
-        groups: ``params`` are names.
-        state: by name.
+        groups: of each group.
+        own: numbers and texts that are attributes of the optimiser.
+        of_parameters: attributes of parameters, by the name of each that has some.
     """
 
-    cls: type[torch.optim.Optimizer]
-    attributes: Mapping[str, Any]
-    groups: Sequence[Mapping[str, Any]]
-    state: Mapping[str, Any]
+    groups: list[dict[str, Any]]
+    own: dict[str, Any]
+    of_parameters: dict[str, dict[str, Any]]
 
-    def made(self, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
-        """The same optimiser of these parameters."""
-        groups = [{**group, "params": [parameters[name] for name in group["params"]]} for group in self.groups]
-        state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
-        state.update((parameters[name], kept) for name, kept in self.state.items())
-        return optimizer_like(self.cls, self.attributes, groups, state)
+
+Settings = tuple[FollowedSettings, Numbers | None]
+"""And what schedules keep, None where it is not told."""
+
+
+@dataclass(slots=True)
+class _Led:
+    """What is known of a follower.
+
+    Attributes:
+        twins: of the user's parameters, by name.
+        stand_ins: by the number of a group of which it has no parameter.
+        last: what it was given last.
+    """
+
+    twins: list[tuple[str, Twin]]
+    stand_ins: dict[int, nn.Parameter]
+    last: FollowedSettings
+    stand_in_state: dict[torch.Tensor, Any] = field(default_factory=dict)
 
 
 class Followed:
     """An optimiser object of the user's, which those of all stages follow; makes them.
 
-    Each is of its class, with its attributes and all of its groups, of which it has the stage's own parameters, with
-    what was kept for them so far.  Before each update it takes over what changed in the user's groups: whatever the
-    script or a schedule did to them (learning rates) holds, and what its own steps write there, such as a number of
-    steps, stays.  The user's object itself never steps; what the stages keep is written back into it
-    (:func:`runtime.optim.optimizer_state.give_back`), so that another run or a loop of the user's own goes on with it.
+    Each is a copy of the object (:mod:`runtime.optim.user_object`) with all of its groups, of which it has the stage's
+    own parameters, with what was kept for them so far.  Before each update it takes over what changed in the user's
+    settings: whatever the script or a schedule did to them (learning rates) holds, and what its own steps write there,
+    such as a number of steps, stays.  The user's object itself never steps; what the stages keep is written back into
+    it (:func:`runtime.optim.optimizer_state.give_back`), so that another run or a loop of the user's own goes on with
+    it.
 
     Args:
         schedules: made on ``optimizer``; stepped once an update (:meth:`updated`).
@@ -81,17 +96,17 @@ class Followed:
         names: the model's parameters by all their names, once :meth:`recognise` was called.
 
     Raises:
-        UsageError: it keeps more than groups and state by parameter, or hooks; or a schedule is another's; or the ranks
-            of an earlier run still have its state.
+        UsageError: copies of it would do something else; or a schedule is another's; or the ranks of an earlier run
+            still have its state.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, schedules: Schedules | SteppedElsewhere | None = None) -> None:
         self.optimizer, self.schedules = optimizer, schedules
         self.names: Mapping[str, nn.Parameter] = {}
-        self._kept: dict[torch.Tensor, Any] | None = None
-        self._led: WeakKeyDictionary[torch.optim.Optimizer, list[dict[str, Any]]] = WeakKeyDictionary()
+        self._led: WeakKeyDictionary[torch.optim.Optimizer, _Led] = WeakKeyDictionary()
         self._state_was = _writes(optimizer)
-        _require_divisible(optimizer)
+        require_copies_alike(optimizer)
+        self._values = values_read(optimizer)
         reason, state_was = _LEFT_WITH_RANKS.get(optimizer, ("", None))
         if state_was == self._state_was:
             raise UsageError(
@@ -119,39 +134,68 @@ class Followed:
             )
 
     def as_it_is(self) -> Followed:
-        """The same with a copy of what it keeps for each parameter, which later steps leave alone."""
+        """The same with a copy of the object, which later steps leave alone."""
         snapshot = copy.copy(self)
-        snapshot._kept = {parameter: copy.deepcopy(state) for parameter, state in self.optimizer.state.items()}
+        snapshot.optimizer = copied(self.optimizer, once(self.names.values()))
         return snapshot
+
+    def whole(self, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+        """The user's object itself, copied with all of its parameters, which are these: what one device steps."""
+        name_of = {id(parameter): name for name, parameter in self.names.items() if name in parameters}
+        return copied(self.optimizer, {number: (Twin(parameters[name]),) for number, name in name_of.items()})
 
     def __call__(
         self, named_parameters: Iterable[tuple[str, nn.Parameter]], parts: Parts = MappingProxyType({})
     ) -> torch.optim.Optimizer:
         """The optimiser of a stage, which has ``parts`` of some parameters."""
-        here: dict[int, list[tuple[nn.Parameter, ParameterPart | None]]] = {}
-        for name, parameter in named_parameters:
-            here.setdefault(id(self.names.get(name)), []).append((parameter, parts.get(name)))
-        state: dict[torch.Tensor, Any] = {}
-        groups = []
-        for group in self.optimizer.param_groups:
-            own = [(original, *each) for original in group["params"] for each in here.get(id(original), ())]
-            state.update((parameter, self._state(original, parameter, part)) for original, parameter, part in own)
-            groups.append({**_without_parameters(group), "params": [parameter for _, parameter, _ in own]})
-        kept: defaultdict[torch.Tensor, Any] = defaultdict(dict)
-        kept.update((parameter, each) for parameter, each in state.items() if each)
-        follower = optimizer_like(type(self.optimizer), optimizer_attributes(self.optimizer), groups, kept)
-        self._led[follower] = _copied(self.settings)
+        twins = [(name, Twin(parameter, parts.get(name))) for name, parameter in named_parameters]
+        by_original: dict[int, list[Twin]] = {}
+        for name, twin in twins:
+            by_original.setdefault(id(self.names.get(name)), []).append(twin)
+        follower = copied(self.optimizer, by_original)
+        pairs = enumerate(zip(self.optimizer.param_groups, follower.param_groups, strict=True))
+        stand_ins = {
+            number: _stand_in(group["params"][0], twins)
+            for number, (group, own) in pairs
+            if group["params"] and twins and not own["params"]
+        }
+        self._led[follower] = _Led(twins, stand_ins, self.settings)
         return follower
 
+    @contextmanager
+    def filled(self, follower: torch.optim.Optimizer) -> Iterator[None]:
+        """While ``follower`` steps, its groups that have no parameter of the stage have one of a single zero.
+
+        The user's object has no empty groups, so its step may read the first parameter of each.
+        """
+        led = self._led[follower]
+        for number, parameter in led.stand_ins.items():
+            parameter.grad = torch.zeros_like(parameter)
+            follower.param_groups[number]["params"].append(parameter)
+        follower.state.update(led.stand_in_state)
+        try:
+            yield
+        finally:
+            for number, parameter in led.stand_ins.items():
+                follower.param_groups[number]["params"].clear()
+                if (kept := follower.state.pop(parameter, None)) is not None:
+                    led.stand_in_state[parameter] = kept
+
     @property
-    def settings(self) -> list[dict[str, Any]]:
-        """Of each group."""
-        return [_without_parameters(group) for group in self.optimizer.param_groups]
+    def settings(self) -> FollowedSettings:
+        """As they are now."""
+        of_parameters = {name: vars(parameter) for name, parameter in self.names.items() if vars(parameter)}
+        own = {key: _snapshot(value) for key, value in own_attributes(self.optimizer).items() if is_plain(value)}
+        groups = [_snapshot(settings_of(group)) for group in self.optimizer.param_groups]
+        return FollowedSettings(groups, own, _snapshot(of_parameters))
 
     @settings.setter
-    def settings(self, settings: Sequence[Mapping[str, Any]]) -> None:
-        for group, own in zip(self.optimizer.param_groups, settings, strict=True):
+    def settings(self, settings: FollowedSettings) -> None:
+        vars(self.optimizer).update(settings.own)
+        for group, own in zip(self.optimizer.param_groups, settings.groups, strict=True):
             group.update(own)
+        for name, of_parameter in settings.of_parameters.items():
+            vars(self.names[name]).update(of_parameter)
 
     @property
     def kept(self) -> Settings:
@@ -164,21 +208,8 @@ class Followed:
         if self.schedules is not None and numbers is not None:
             self.schedules.load(numbers)
 
-    def described(self) -> Described:
-        """For another process, once parameters were recognised."""
-        name_of = {id(parameter): name for name, parameter in self.names.items()}
-        return Described(
-            type(self.optimizer),
-            optimizer_attributes(self.optimizer),
-            [
-                {**settings, "params": [name_of[id(parameter)] for parameter in group["params"]]}
-                for settings, group in zip(self.settings, self.optimizer.param_groups, strict=True)
-            ],
-            {name_of[id(parameter)]: dict(state) for parameter, state in self.optimizer.state.items()},
-        )
-
     def lead(self, follower: torch.optim.Optimizer) -> None:
-        """Gives ``follower`` the settings of the user's groups that changed since it got them last.
+        """Gives ``follower`` the settings of the user's that changed since it got them last.
 
         Raises:
             UsageError: there are others by now.
@@ -190,21 +221,31 @@ class Followed:
                 [f"it had {len(follower.param_groups)} when the stages were made"],
                 ["add all groups before"],
             )
-        now = self.settings
-        before = self._led.get(follower, [{}] * len(now))
-        for settings, last, own in zip(now, before, follower.param_groups, strict=True):
-            own.update({key: value for key, value in settings.items() if key not in last or _differ(value, last[key])})
-        self._led[follower] = _copied(now)
+        led, now = self._led[follower], self.settings
+        vars(follower).update(_changed(now.own, led.last.own))
+        for settings, last, own in zip(now.groups, led.last.groups, follower.param_groups, strict=True):
+            own.update(_changed(settings, last))
+        for name, twin in led.twins:
+            changed = _changed(now.of_parameters.get(name, {}), led.last.of_parameters.get(name, {}))
+            vars(twin.parameter).update(
+                {key: twin.moved(key, value, self.names[name]) for key, value in changed.items()}
+            )
+        led.last = now
 
     def forget(self, follower: torch.optim.Optimizer) -> None:
         """Call when the user's groups got other settings than ``follower`` was given: it is given all of them anew."""
-        self._led.pop(follower, None)
+        led = self._led[follower]
+        led.last = FollowedSettings([{} for _ in led.last.groups], {}, {})
 
     def updated(self) -> None:
         """Call once after each update, on every rank: steps the schedules."""
         note_step(self.optimizer)
         if self.schedules is not None:
             self.schedules.step()
+
+    def require_values(self) -> None:
+        """Raises :class:`UsageError` where what its code reads is another now than the ranks, elsewhere, were told."""
+        require_same_values(type(self.optimizer).__name__, self._values, values_read(self.optimizer))
 
     def require_state(self) -> None:
         """Raises :class:`UsageError` where the script wrote what its object keeps since the run began."""
@@ -246,15 +287,6 @@ class Followed:
         """Call where a run ends and its state cannot be written back: no other run begins with what it was before."""
         _LEFT_WITH_RANKS[self.optimizer] = reason, self._state_was
 
-    def _state(self, original: nn.Parameter, parameter: nn.Parameter, part: ParameterPart | None) -> dict[str, Any]:
-        """What was kept for ``original``, for what the stage has of it."""
-        kept = self.optimizer.state if self._kept is None else self._kept
-        state = dict(kept.get(original, {}))
-        for key, value in state.items():
-            if isinstance(value, torch.Tensor):
-                state[key] = _moved(key, value, original, parameter, part)
-        return state
-
 
 _LEFT_WITH_RANKS: WeakKeyDictionary[torch.optim.Optimizer, tuple[str, _Writes]] = WeakKeyDictionary()
 """Objects whose steps were made by ranks that have gone: why their state was not written back, and what they kept."""
@@ -262,67 +294,39 @@ _LEFT_WITH_RANKS: WeakKeyDictionary[torch.optim.Optimizer, tuple[str, _Writes]] 
 
 def _writes(optimizer: torch.optim.Optimizer) -> _Writes:
     """Which values an optimiser keeps, and how often they were written."""
+    of_parameters = [
+        (id(parameter), kept) for parameter, kept in optimizer.state.items() if isinstance(parameter, torch.Tensor)
+    ]
     return {
-        (id(parameter), key): (id(value), times_written(value) if isinstance(value, torch.Tensor) else 0)
-        for parameter, kept in optimizer.state.items()
+        (number, key): (id(value), times_written(value) if isinstance(value, torch.Tensor) else 0)
+        for number, kept in (*of_parameters, ("", named_state(optimizer)))
         for key, value in kept.items()
     }
 
 
-def _moved(
-    key: str, value: torch.Tensor, original: nn.Parameter, parameter: nn.Parameter, part: ParameterPart | None
-) -> torch.Tensor:
-    """What was kept for ``original``, for what a stage has of it."""
-    if value.shape != original.shape or key == STEP:
-        return value.clone()
-    own = value if part is None else part.cut(value)
-    return own.to(parameter.device, parameter.dtype if value.dtype == original.dtype else None, copy=True)
+def _changed(now: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: copy.deepcopy(each) for key, each in now.items() if key not in last or _differ(each, last[key])}
 
 
-def _without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key not in _NO_SETTINGS}
-
-
-def _copied(settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """As they are now: a schedule writes into a learning rate that is a tensor."""
-    return [
-        {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in group.items()}
-        for group in settings
-    ]
+def _snapshot(value: Any) -> Any:
+    """What later writes leave alone; objects of the user's are themselves."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _snapshot(each) for key, each in value.items()}
+    return [_snapshot(each) for each in value] if isinstance(value, list) else value
 
 
 def _differ(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return not torch.equal(one, other)
+        return one.shape != other.shape or not torch.equal(one, other)
+    is_compared = type(one) is not type(other) or "__eq__" in vars(type(one)) or not hasattr(one, "__dict__")
+    if not is_compared:
+        return one is not other and _differ(vars(one), vars(other))  # another process has a copy
     return one is not other and bool(one != other)
 
 
-def _require_divisible(optimizer: torch.optim.Optimizer) -> None:
-    name, ours = type(optimizer).__name__, ("param_groups", "state", "defaults")
-    beside = [
-        key
-        for key, value in vars(optimizer).items()
-        if key not in ours
-        and any(isinstance(each, torch.Tensor | nn.Module | torch.optim.Optimizer) for each in tree_leaves(value))
-    ]
-    if beside and not asks_for_closure(optimizer):
-        raise UsageError(
-            f"this {name} cannot be divided over stages",
-            [f"it keeps {', '.join(beside)} beside its groups and the state of each parameter"],
-            ["give a function that makes one of a stage's parameters: lambda parameters: ..."],
-        )
-    if has_step_hooks(optimizer):
-        raise UsageError(
-            f"this {name} has hooks around its steps, and each stage makes a step of its own",
-            [],
-            [
-                "take the hooks off, and do after run.step(batch) what they do",
-                f"what is to happen to gradients: a subclass of {name} whose step does it, then super().step()",
-            ],
-        )
-
-
-def asks_for_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its step cannot do without a function that computes the loss again."""
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
+def _stand_in(original: nn.Parameter, twins: Iterable[tuple[str, Twin]]) -> nn.Parameter:
+    """A single zero of as many dims, where the stage computes."""
+    device = next(twin.parameter.device for _, twin in twins)
+    return nn.Parameter(torch.zeros((1,) * original.ndim, dtype=original.dtype, device=device))

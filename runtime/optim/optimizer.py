@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -21,15 +22,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from planner.ir.errors import FactoryError, UnknownNameError, UsageError
 from planner.ir.profile import Optimizer, spelled
-from runtime.optim.followed import Followed, asks_for_closure
+from runtime.optim.coupling import require_apart
+from runtime.optim.followed import Followed
 from runtime.optim.schedules import Schedules, SteppedElsewhere, schedules_of
-from runtime.optim.sharding import (
-    ParameterSlice,
-    ShardedParameters,
-    give_slices,
-    require_apart,
-    require_elementwise,
-)
+from runtime.optim.sharding import ParameterSlice, ShardedParameters, give_slices, require_elementwise
+from runtime.optim.user_object import asks_for_closure
 
 if TYPE_CHECKING:
     from runtime.spatial import ParameterPart, Parts
@@ -85,8 +82,8 @@ class StageOptimizer:
         self._sharded = sharded
         names = {parameter: name for name, parameter in parameters.items()}
         _require_usable(self.optimizer, names)
-        if not is_alone:
-            require_apart(self.optimizer)
+        whole = self.optimizer if self.followed is None else self.followed.optimizer
+        require_apart(whole, next(iter(parameters.values())).device, is_alone=is_alone)
         groups = self.optimizer.param_groups
         self.group_names = tuple(tuple(names[parameter] for parameter in group["params"]) for group in groups)
         if self.parts:
@@ -117,7 +114,8 @@ class StageOptimizer:
         if self._sharded is not None:
             self._sharded.follow()
         self.follow()
-        self.optimizer.step()
+        with nullcontext() if self.followed is None else self.followed.filled(self.optimizer):
+            self.optimizer.step()
         if self._sharded is not None:
             self._sharded.gather()
         if self.schedules is not None and self.followed is None:
@@ -134,9 +132,10 @@ class StageOptimizer:
             self.followed.forget(self.optimizer)
 
     def learning_rates(self) -> tuple[float, ...]:
-        """Of each group, for the next step; groups may have none."""
+        """Of each group, for the next step; groups may have none, or one that each step finds by itself."""
         self.follow()
-        return tuple(float(group["lr"]) for group in self.optimizer.param_groups if "lr" in group)
+        rates = (group.get("lr") for group in self.optimizer.param_groups)
+        return tuple(float(rate) for rate in rates if rate is not None)
 
 
 def maker_of(spec: Optimizer) -> MakeOptimizer:

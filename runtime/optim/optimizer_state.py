@@ -4,12 +4,14 @@
     group/NAME/lr              a number of NAME's group; the numbers of a tuple as group/NAME/betas/0
     scheduler/NAME/last_epoch  a number of the schedule of NAME's optimiser; of a list with a number for each group, the
                                one of NAME's group: scheduler/NAME/base_lrs; of several scheduler/NAME/1/last_epoch
+    object/NAME/attribute/k    a number or text that the optimiser keeps as an attribute, or under a name in its state
 
 Another plan has other stages and groups, so groups and schedules are saved with each of their parameters.
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, cast
@@ -21,8 +23,9 @@ from planner.ir.errors import UsageError
 from runtime.checkpoint.state import BoxOf, Number, RankState, Slice
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer import StageOptimizer
-from runtime.optim.schedules import Numbers, filled, is_leaf, leaves
+from runtime.optim.schedules import Numbers, filled, is_leaf, leaves, number_like
 from runtime.optim.sharding import STEP
+from runtime.optim.user_object import is_plain, named_state, own_attributes
 
 
 class StateSource(Protocol):
@@ -119,13 +122,14 @@ def load_state(stage: StageOptimizer, source: StateSource) -> None:
     for group, names in zip(groups, stage.group_names, strict=True):
         if names:
             group.update(_saved_settings(group, names[0], source))
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    optimizer.load_state_dict({"state": {**state, **named_state(optimizer)}, "param_groups": groups})
     for tensor, place in places.items():
         for entry, value in state.get(place, {}).items():
             if isinstance(
                 value, torch.Tensor
             ):  # it was moved to the right device, but also cast to the parameter's dtype
                 optimizer.state[tensor][entry] = optimizer.state[tensor][entry].to(value.dtype)
+    _fill_object(optimizer, source)
     stage.loaded()
     is_own = stage.followed is None  # else see :func:`load_followed`
     if is_own and stage.schedules is not None and any(stage.group_names):
@@ -162,7 +166,7 @@ def give_back(followed: Followed, source: StateSource) -> None:
 
 
 def _load_settings(followed: Followed, source: StateSource) -> list[str]:
-    """Those of the user's groups; returns the name of a parameter of each, empty where none of it is trained."""
+    """Those of the user's object; returns the name of a parameter of each group, empty where none of it is trained."""
     trained = {key.removeprefix("group/").split("/")[0] for key in source.numbers() if key.startswith("group/")}
     name_of = {id(parameter): name for name, parameter in followed.names.items() if name in trained}
     groups = followed.optimizer.param_groups
@@ -170,6 +174,7 @@ def _load_settings(followed: Followed, source: StateSource) -> list[str]:
     for group, name in zip(groups, names, strict=True):
         if name:
             group.update(_saved_settings(group, name, source))
+    _fill_object(followed.optimizer, source)
     return names
 
 
@@ -217,7 +222,7 @@ def _entry(stage: StageOptimizer, name: str, entry: str, source: StateSource) ->
 
 
 def _numbers(stage: StageOptimizer) -> Iterator[tuple[str, str, Number]]:
-    """(name, key, number) of everything that is kept of groups and schedules, for each parameter."""
+    """(name, key, number) of all that is kept: of groups and schedules for each parameter, of the object for one."""
     groups = stage.optimizer.param_groups
     none: Numbers = [{}] * len(groups)
     schedules = none if stage.schedules is None else stage.schedules.numbers() or none
@@ -226,6 +231,36 @@ def _numbers(stage: StageOptimizer) -> Iterator[tuple[str, str, Number]]:
         kept += [("scheduler", *each) for each in numbers.items()]
         for name in names:
             yield from ((name, "/".join((head, name, place)), number) for head, place, number in kept)
+    for name in [name for names in stage.group_names for name in names][:1]:
+        yield from ((name, f"object/{name}/{key}", each) for key, each in _of_object(stage.optimizer).items())
+
+
+def _of_object(optimizer: torch.optim.Optimizer) -> dict[str, Number]:
+    """What it keeps beside groups and the state of parameters: numbers, and anything else as text."""
+    attributes = {f"attribute/{key}": value for key, value in own_attributes(optimizer).items() if is_plain(value)}
+    named = {f"state/{key}": value for key, value in named_state(optimizer).items() if is_leaf(value)}
+    return {key: _written(value) for key, value in {**attributes, **named}.items()}
+
+
+def _written(value: Any) -> Number:
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    return value if isinstance(value, int | float | None) else repr(value)
+
+
+def _fill_object(optimizer: torch.optim.Optimizer, source: StateSource) -> None:
+    """Puts back what the object kept, which a parameter of each stage was saved with."""
+    attributes, named = vars(optimizer), {str(key): key for key in named_state(optimizer)}
+    of_object = _of_object(optimizer)
+    for key in (key for key in source.numbers() if key.startswith("object/")):
+        _, _, kind, entry = key.split("/", 3)
+        number = source.number(key)
+        if f"{kind}/{entry}" not in of_object:
+            continue
+        if kind == "attribute":
+            attributes[entry] = ast.literal_eval(number) if isinstance(number, str) else number
+        else:
+            optimizer.state[named[entry]] = number_like(optimizer.state[named[entry]], number)
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,9 +25,6 @@ from runtime.checkpoint.state import Number
 Numbers = Sequence[Mapping[str, Number]]
 """By group, then by place."""
 
-Settings = tuple[list[dict[str, Any]], Numbers | None]
-"""Of an optimiser's groups, all but their parameters; and what its schedules keep, None where it is not told."""
-
 ReadNumber = Callable[[str, int | None], Number]
 """The number at a place; the other is the group, of lists with an element for each."""
 
@@ -204,7 +201,7 @@ def filled(fresh: Any, path: tuple[str, ...], read: ReadNumber, group: int | Non
     if path and path[-1] in _BY_GROUP and isinstance(fresh, list) and group is None:
         return [filled(each, path, read, index) for index, each in enumerate(fresh)]
     if is_leaf(fresh):
-        return _like(fresh, read("/".join(path), group))
+        return number_like(fresh, read("/".join(path), group))
     if isinstance(fresh, LRScheduler):
         fresh.load_state_dict(filled(fresh.state_dict(), path, read, group))
     if isinstance(fresh, Mapping):
@@ -244,7 +241,12 @@ def _listed(made: Any) -> list[Any]:
     return list(made) if isinstance(made, list | tuple) else [made]
 
 
-def _like(fresh: Any, number: Number) -> Any:
+def number_like(fresh: Any, number: Number) -> Any:
+    """``number``, as a tensor where ``fresh`` is one.
+
+    Raises:
+        UsageError: ``fresh`` is of another sort.
+    """
     if not isinstance(fresh, torch.Tensor):
         if isinstance(fresh, int | float) and isinstance(number, str):
             raise UsageError(
@@ -259,4 +261,4 @@ def _like(fresh: Any, number: Number) -> Any:
             ["it was saved by an optimiser with other options"],
             ["give the options that it was saved with"],
         )
-    return torch.full_like(fresh, number)
+    return torch.fullnumber_like(fresh, number)

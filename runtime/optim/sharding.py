@@ -25,8 +25,6 @@ two groups start them in the same order, and no circle of ranks waits for one an
 
 from __future__ import annotations
 
-import copy
-from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +33,6 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from cuda_ops._torch import optimizer_attributes, optimizer_like, tree_leaves
 from planner.ir.errors import UsageError
 from planner.ir.program import BUCKET_BYTES
 from planner.ir.program import in_buckets as places_in_buckets
@@ -215,57 +212,6 @@ def require_elementwise(optimizer: torch.optim.Optimizer, remedy: str) -> None:
             [f"known to treat each element by itself: {', '.join(ELEMENTWISE)}"],
             ["another optimiser", remedy],
         )
-
-
-def require_apart(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimiser that makes one parameter's update of others', which are another stage's.
-
-    One of the user's own is tried, on a copy without state: some steps of a small parameter beside another one, and the
-    same alone.  Those of torch look at each parameter by itself.
-
-    Raises:
-        UsageError: the two differ: it clips by the norm of all gradients, say, or finds one step size for all.
-    """
-    cls = type(optimizer)
-    if getattr(torch.optim, cls.__name__, None) is cls or not optimizer.param_groups:
-        return
-    attributes = optimizer_attributes(optimizer)
-    if any(isinstance(each, torch.Tensor | nn.Module | torch.optim.Optimizer) for each in tree_leaves(attributes)):
-        return  # what it keeps besides may belong to parameters of the stage
-    try:
-        beside, alone = (_stepped(optimizer, attributes, count) for count in (2, 1))
-    except Exception:  # noqa: BLE001 - it may want what these parameters are not
-        return
-    if not torch.allclose(beside, alone, rtol=1e-9, atol=1e-12):
-        raise UsageError(
-            f"{cls.__name__} makes the update of one parameter of others as well",
-            ["the plan has several stages, each with an optimiser that has the stage's own parameters alone"],
-            [
-                "clip_norm=... (--clip-norm), which is of all gradients, instead of clipping in its step",
-                "a plan of one stage: halopipe plan --solver data-parallel, or --solver one-device",
-            ],
-        )
-
-
-def _stepped(optimizer: torch.optim.Optimizer, attributes: Mapping[str, Any], count: int) -> torch.Tensor:
-    """The first of ``count`` parameters after some steps of an optimiser with the settings of the first group."""
-    parameters = [nn.Parameter(torch.linspace(-1, 1, 12, dtype=torch.float64).view(3, 4) * 10**k) for k in range(count)]
-    settings = {key: value for key, value in optimizer.param_groups[0].items() if key not in ("params", "param_names")}
-    if isinstance(settings.get("lr"), float):
-        settings["lr"] = 0.01  # a warm-up may begin with 0
-    group = {**copy.deepcopy(settings), "params": parameters}
-    twin = optimizer_like(type(optimizer), copy.deepcopy(dict(attributes)), [group], defaultdict(dict))
-    with torch.random.fork_rng(devices=[]):
-        for step in range(_TRIED):
-            torch.manual_seed(step)  # noise is drawn for the first parameter first
-            for k, parameter in enumerate(parameters):
-                parameter.grad = torch.sin(torch.arange(12, dtype=torch.float64).view(3, 4) + step + k) * 3
-            twin.step()
-    return parameters[0].detach()
-
-
-_TRIED = 4
-"""Steps."""
 
 
 def give_slices(

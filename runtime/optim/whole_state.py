@@ -3,6 +3,7 @@
     {"state": {"fc.weight": {"step": ..., "exp_avg": a whole tensor}},     as torch.distributed.checkpoint has it
      "param_groups": [{"params": ["fc.weight", ...], "lr": 0.1, "betas": (0.9, 0.999)}],
      "scheduler": {"fc.weight/last_epoch": 3},                             of the schedules that were given
+     "object": {"fc.weight/attribute/k": 3},                               of an optimiser that keeps numbers besides
      "num_steps": 3}
 
 It is nothing of the plan: another plan of the model goes on from it.
@@ -29,8 +30,8 @@ from runtime.transport import Transport
 if TYPE_CHECKING:
     from runtime.spatial.parameters import ParameterPart
 
-OPTIMIZER, GROUP, SCHEDULER = "optimizer/", "group/", "scheduler/"
-STATE, GROUPS, SCHEDULES, STEPS = "state", "param_groups", "scheduler", "num_steps"
+OPTIMIZER, GROUP, SCHEDULER, OBJECT = "optimizer/", "group/", "scheduler/", "object/"
+STATE, GROUPS, SCHEDULES, OBJECTS, STEPS = "state", "param_groups", "scheduler", "object", "num_steps"
 _NUMBERS = "numbers"
 _BYTES = torch.uint8
 
@@ -75,8 +76,13 @@ def whole_of(pieces: Mapping[str, Tensor], num_steps: int) -> dict[str, Any]:
     for key, value in sorted(kept.items()):
         name, _, entry = key.removeprefix(OPTIMIZER).rpartition("/")
         states.setdefault(name, {})[entry] = value
-    schedules = {key.removeprefix(SCHEDULER): each for key, each in numbers.items() if key.startswith(SCHEDULER)}
-    return {STATE: states, GROUPS: _groups(numbers), SCHEDULES: schedules, STEPS: num_steps}
+    schedules = _under(SCHEDULER, numbers)
+    objects = {OBJECTS: own} if (own := _under(OBJECT, numbers)) else {}
+    return {STATE: states, GROUPS: _groups(numbers), SCHEDULES: schedules, **objects, STEPS: num_steps}
+
+
+def _under(head: str, numbers: Mapping[str, Number]) -> dict[str, Number]:
+    return {key.removeprefix(head): each for key, each in numbers.items() if key.startswith(head)}
 
 
 def _groups(numbers: Mapping[str, Number]) -> list[dict[str, Any]]:
@@ -111,7 +117,8 @@ class WholeState:
                     places = {f"{setting}/{place}": each for place, each in several} or {setting: value}
                     for name in group["params"] if setting != "params" else ():
                         self._numbers.update((f"{GROUP}{name}/{place}", each) for place, each in places.items())
-            self._numbers.update((SCHEDULER + key, value) for key, value in state.get(SCHEDULES, {}).items())
+            for head, name in ((SCHEDULER, SCHEDULES), (OBJECT, OBJECTS)):
+                self._numbers.update((head + key, value) for key, value in state.get(name, {}).items())
             self.num_steps = int(state[STEPS])
         except (KeyError, TypeError, AttributeError) as error:
             raise UsageError(

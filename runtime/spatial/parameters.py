@@ -243,7 +243,11 @@ def _sliced(tensor: Tensor, part: ParameterPart | None) -> Tensor:
     if part is None or part.is_whole:
         return tensor
     own = part.cut(tensor).clone(memory_format=torch.contiguous_format)
-    return nn.Parameter(own, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else own
+    if not isinstance(tensor, nn.Parameter):
+        return own
+    parameter = nn.Parameter(own, tensor.requires_grad)
+    vars(parameter).update(vars(tensor))  # what people put on it, which optimisers' factories read
+    return parameter
 
 
 def _agreed(name: str, shape: tuple[int, ...], uses: Iterable[Use], stage: int) -> Boxes:

@@ -124,7 +124,8 @@ class StateDict:
             held += [] if shards is None else [part.view for part in shards.slices.values()]
             held += local_stage.buffers.values()
             states = local_stage.optimizer.state.values() if local_stage.optimizer is not None else ()
-            held += [value for state in states for value in state.values() if isinstance(value, Tensor)]
+            kept = (value for state in states if isinstance(state, Mapping) for value in state.values())
+            held += [value for value in kept if isinstance(value, Tensor)]
         return held
 
     @property

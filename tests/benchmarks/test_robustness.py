@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.robustness import __main__ as robustness
-from benchmarks.robustness import fuzzing, hostile_inputs, metrics, remedies, schedules
-from benchmarks.robustness.habits import Habit, judge
+from benchmarks.robustness import fuzzing, habits, hostile_inputs, metrics, optimizers, remedies, schedules
 from benchmarks.robustness.hostile_files import Hostile
 from benchmarks.robustness.refusals import Refusal, alternatives, commands_of, rows, verdict
 from planner.ir.errors import UsageError
@@ -42,6 +41,32 @@ def test_the_remedies_of_a_refusal_work(row: Refusal, tmp_path: Path) -> None:
 @pytest.mark.parametrize("row", DEAR, ids=lambda row: row.name)
 def test_the_remedies_of_a_refusal_to_run_work(row: Refusal, tmp_path: Path) -> None:
     assert verdict(row, tmp_path) == ""
+
+
+def test_a_habit_that_goes_wrong_is_told_from_one_that_is_refused() -> None:
+    def noted(*numbers: float, error: Exception | None = None) -> habits.Script:
+        def script(notes: habits.Notes) -> None:
+            notes.numbers += numbers
+            if error is not None:
+                raise error
+
+        return script
+
+    kinds = {
+        habits.EQUAL: noted(1.0, 2.0),
+        habits.SILENT: noted(1.0, 2.1),
+        habits.REFUSED: noted(error=UsageError("not so")),
+        habits.LATE: noted(1.0, error=UsageError("not so")),
+        habits.UNTYPED: noted(error=KeyError("lr")),
+    }
+    several = [habits.Habit(kind, noted(1.0, 2.0), ours) for kind, ours in kinds.items()]
+    assert [habits.judge(habit).kind for habit in several] == list(kinds)
+    counts, faults = habits.counted(several)
+    assert counts == dict.fromkeys(kinds, 1)
+    assert list(faults) == list(kinds)[1:]
+    assert "number 1: 2.1 for 2.0" in faults[habits.SILENT]
+    assert habits.fault(habits.Habit("refused", noted(1.0), kinds[habits.REFUSED], "not so")) == ""
+    assert "is not said" in habits.fault(habits.Habit("refused", noted(1.0), kinds[habits.REFUSED], "other words"))
 
 
 @pytest.mark.parametrize(("what", "number"), [("plan", 30), ("profile", 12), ("text", 200)])
@@ -220,15 +245,15 @@ def test_the_quick_run_prints_rows(capsys: pytest.CaptureFixture[str], monkeypat
     assert [row["name"] for row in rows if row["goal"] and not row["holds"]] == []
 
 
-@pytest.mark.cases(3)
-@pytest.mark.parametrize("habit", [*schedules.habits(), *metrics.habits()], ids=lambda habit: habit.name)
-def test_a_habit_with_schedules_or_metrics_is_equal_to_a_plain_loop_or_refused_before_the_first_step(
-    habit: Habit,
-) -> None:
-    """Starts two processes once or twice: 2 to 4 s."""
-    assert judge(habit).fault(habit) == ""
+HABITS = {each.__name__: each.habits() for each in (optimizers, schedules, metrics)}
 
 
-def test_the_tables_of_habits_have_the_rows_that_were_asked_for() -> None:
-    assert len({habit.name for habit in schedules.habits()}) == len(schedules.habits()) >= 8
-    assert len({habit.name for habit in metrics.habits()}) == len(metrics.habits()) >= 6
+@pytest.mark.cases(5)  # each starts two processes once or twice: 2 to 4 s
+@pytest.mark.parametrize("habit", [each for own in HABITS.values() for each in own], ids=lambda habit: habit.name)
+def test_a_habit_is_equal_to_a_plain_loop_or_refused_before_the_first_step(habit: habits.Habit) -> None:
+    assert habits.fault(habit) == ""
+
+
+@pytest.mark.parametrize(("subject", "least"), zip(HABITS, (20, 8, 6), strict=True))
+def test_the_tables_of_habits_have_the_rows_that_were_asked_for(subject: str, least: int) -> None:
+    assert len({habit.name for habit in HABITS[subject]}) == len(HABITS[subject]) >= least

@@ -262,7 +262,8 @@ def test_an_optimiser_is_made_like_another_and_schedules_know_of_its_steps() -> 
     _torch.note_step(given)
     schedule.step()  # else it warns
     attributes, groups = _torch.optimizer_attributes(given), [{**given.param_groups[0], "params": weights[1:]}]
-    twin = _torch.optimizer_like(torch.optim.AdamW, attributes, groups, defaultdict(dict))
+    twin = torch.optim.AdamW.__new__(torch.optim.AdamW)
+    _torch.optimizer_like(twin, attributes, groups, defaultdict(dict))
     weights[1].grad = torch.ones(2)
     twin.step()
     assert isinstance(twin, torch.optim.AdamW)

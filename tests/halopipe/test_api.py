@@ -21,8 +21,8 @@ from halopipe.planning.options import ProfileOptions
 from halopipe.planning.problem import make_problem
 from halopipe.planning.solve import solve
 from halopipe.run_spec.options import RunOptions
-from halopipe.training.check_options import require_consistent
 from halopipe.terminal import console
+from halopipe.training.check_options import require_consistent
 from planner.ir.codec import dump
 from planner.ir.errors import CorruptFileError, StaleFileError, UsageError
 from planner.ir.plan import Plan

@@ -166,13 +166,11 @@ class Counting(torch.optim.Optimizer):
 
 
 class Clipping(Counting):
-    """Clips each value, and adds noise."""
+    """Clips each value; reads the first parameter of each group."""
 
     def step(self, closure: object = None) -> None:
-        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        torch.nn.utils.clip_grad_value_(parameters, 0.5)
-        for parameter in parameters:
-            parameter.grad.add_(torch.randn_like(parameter), alpha=1e-3)
+        for group in self.param_groups:
+            torch.nn.utils.clip_grad_value_(group["params"], 0.5 if group["params"][0].is_floating_point() else 1.0)
         super().step()
 
 
@@ -204,5 +202,47 @@ def test_an_optimiser_that_joins_parameters_is_refused_where_other_stages_have_s
     assert all(map(torch.equal, stepped(joins, 0), stepped(joins, 1)))
     with pytest.raises(UsageError, match=r"Counting makes the update of one parameter of others[\s\S]*clip_norm"):
         stepped(joins, 2)
-    assert len(stepped(Clipping, 2)) == 2  # each value and each draw by itself
+    assert all(map(torch.equal, stepped(Clipping, 0), stepped(Clipping, 2)))  # each value by itself
     assert len(stepped(torch.optim.AdamW, 2)) == 2
+
+
+def test_a_group_of_which_a_stage_has_no_parameter_is_not_empty_while_it_steps() -> None:
+    by_name = named("a", "b")
+    grouped = lambda made: Clipping([{"params": [each]} for each in made], lr=0.1)  # noqa: E731
+    followed = Followed(grouped(by_name.values()))
+    followed.recognise(by_name)
+    stage = StageOptimizer({"b": by_name["b"]}, followed, is_alone=False)
+    by_name["b"].grad = torch.ones(2, dtype=torch.float64)
+    stage.step()
+    assert by_name["b"].tolist() == [1 - 0.1 * 0.5] * 2
+    assert (stage.group_names, list(stage.tensors)) == (((), ("b",)), ["b"])
+    assert [len(group["params"]) for group in stage.optimizer.param_groups] == [0, 1]
+    assert [group["k"] for group in stage.optimizer.param_groups] == [1, 1]
+
+
+def test_stages_of_one_rank_keep_apart_what_the_object_counts_and_follow_what_the_script_sets() -> None:
+    parameters = named("a", "b")
+    user = Counting(parameters.values())
+    user.seen, user.alpha, parameters["b"].lr_scale = [], 0.5, 0.5
+    followed = Followed(user)
+    followed.recognise(parameters)
+    stages = [StageOptimizer({name: each}, followed, is_alone=False) for name, each in parameters.items()]
+    stages[0].optimizer.seen.append(1)
+    stages[0].optimizer.alpha = 0.25  # as its own step does
+    assert (stages[1].optimizer.seen, stages[1].optimizer.alpha, user.seen) == ([], 0.5, [])
+    stages[0].follow()
+    assert stages[0].optimizer.alpha == 0.25
+    user.alpha, parameters["b"].lr_scale = 1.5, 0.125
+    for stage in stages:
+        stage.follow()
+    assert [stage.optimizer.alpha for stage in stages] == [1.5, 1.5]
+    assert followed.settings.of_parameters == {"b": {"lr_scale": 0.125}}
+    twin = named("a", "b")
+    whole = followed.as_it_is().whole(twin)
+    assert (vars(twin["b"]), whole.alpha) == ({"lr_scale": 0.125}, 1.5)
+    assert whole.param_groups[0]["params"] == list(twin.values())
+
+
+def test_a_rate_that_each_step_finds_by_itself_is_none_of_the_learning_rates() -> None:
+    made = StageOptimizer(named("a"), lambda parameters: Counting(parameters, lr=None))
+    assert made.learning_rates() == ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import chain
 
@@ -126,8 +126,28 @@ NAMES = list(SHAPES)
 CUTS = [(NAMES[:2], NAMES[2:]), (NAMES[:4], NAMES[4:])]
 
 
+class Counts(torch.optim.Optimizer):
+    """Descent of its own, which counts its steps on the object and under a name of its state."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.counts, self.seen, self.state["k"] = {"steps": 0}, [], torch.zeros(())
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        self.counts["steps"] += 1
+        self.seen.append((self.counts["steps"], "seen"))
+        self.state["k"] += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    rate = group["lr"] / self.counts["steps"] / len(self.seen) / float(self.state["k"])
+                    parameter.add_(parameter.grad, alpha=-rate)
+
+
 CASES = {f"schedule: {name}": (by_shape, schedule) for name, schedule in SCHEDULES.items()}
 CASES |= {name: (partial(getattr(torch.optim, name), lr=0.1), None) for name in sorted({*ELEMENTWISE, "Adafactor"})}
+CASES["counts on the object"] = Counts, None
 
 
 @pytest.mark.cases(24)
@@ -270,6 +290,27 @@ def test_the_users_own_object_goes_on_in_parts_and_gets_back_what_they_keep(name
             parameters[key].copy_(value)
     give_back(followed, Saved(*states))
     loop(5)
+    assert_same(parameters, alone)
+
+
+def test_the_users_own_object_gets_back_what_it_counts() -> None:
+    parameters, alone = new(), new()
+    user, own = Counts(parameters.values()), Counts(alone.values())
+    followed = Followed(user)
+    followed.recognise(parameters)
+    stages = [{name: parameters[name] for name in names} for names in CUTS[0]]
+    optimizers = [StageOptimizer(each, followed, is_alone=False) for each in stages]
+    for optimizer, each in zip(optimizers, stages, strict=True):
+        train(optimizer, each, 0, 3)
+    give_back(followed, Saved(*(state_of(each, frozenset(each.tensors)) for each in optimizers)))
+    assert (user.counts, user.state["k"]) == ({"steps": 3}, 3)
+    assert user.seen == [(1, "seen"), (2, "seen"), (3, "seen")]
+    for step in range(5):
+        gradients(alone, step)
+        own.step()
+        gradients(parameters, step)
+        if step > 2:
+            user.step()
     assert_same(parameters, alone)
 
 
