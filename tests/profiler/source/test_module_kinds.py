@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.ao.quantization:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.quantize_per_tensor:UserWarning"),
 ]
-BATCH = torch.randn(4, 3), torch.randn(4, 3)
+BATCH = torch.linspace(2.0, 0.5, 12).view(4, 3), torch.randn(4, 3)
 KINDS = """
 import torch
 from torch import nn
