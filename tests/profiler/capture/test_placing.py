@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from profiler.capture.graph import capture_for
 from profiler.capture.kinds import Rules
 from profiler.measure.noise import ThreadClock
 from profiler.measure.timing import SegmentedPass, segments
-from profiler.source.model import example_of
+from profiler.source.model import LoadedModel, example_of
 from tests.profiler.capture.test_graph import captured, loaded
 from tests.profiler.test_models import TINY
 from tests.without_memory import META, on_meta
@@ -75,14 +76,19 @@ def test_what_a_rank_does_not_need_stays_on_the_processor(monkeypatch: pytest.Mo
     monkeypatch.setattr(graph, "move", lambda tensors, device: pytest.fail("moved"))
     given = loaded(DENSE[0], 2)
     model, found = capture_for(given, META, whole=False)
-    assert model is given
+    assert model == replace(given, rows=model.rows)
     assert {tensor.device.type for tensor in found.graph_module.parameters()} == {"cpu"}
 
 
 def test_under_autocast_a_model_is_captured_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     monkeypatch.setattr(graph, "move", lambda tensors, device: events.append("moved"))
-    monkeypatch.setattr(graph, "capture", lambda model, rules: events.append(f"captured on {model.inputs[0].device}"))
+
+    def noted(model: LoadedModel, rules: object) -> object:
+        events.append(f"captured on {model.inputs[0].device}")
+        return SimpleNamespace(graph=SimpleNamespace(inputs={}, samples=2))
+
+    monkeypatch.setattr(graph, "capture", noted)
     capture_for(replace(loaded(DENSE[0], 2), autocast=torch.bfloat16), META, whole=False)
     assert events[0] == "moved"
     assert events[-1] == "captured on meta"
