@@ -13,6 +13,7 @@ Modules:
     optimizer_state   What an optimiser and its schedule keep, by the names of the model's parameters: saved, and read
                       under another plan
     pass_shards       ZeRO-2 and ZeRO-3: gradients, and parameters, that ranks have in parts while passes run
+    schedules         Schedules of learning rates: several of an optimiser, and what they keep as numbers
     sharding          Gradients summed in buckets behind the backward; an optimiser's state divided over ranks (ZeRO-1)
     ties              Parameters that layers of several stages use: an embedding that is the output's weight as well
     user_object       An optimiser object of the user's as a whole: what goes along into copies, what is refused
