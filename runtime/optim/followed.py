@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from cuda_ops._torch import note_step, times_written
 from planner.ir.errors import UsageError
-from runtime.optim.schedules import Schedules, Settings, SteppedElsewhere
+from runtime.optim.schedules import Numbers, Schedules, SteppedElsewhere
 from runtime.optim.sharding import STEP
 from runtime.optim.user_object import (
     Twin,

@@ -261,4 +261,4 @@ def number_like(fresh: Any, number: Number) -> Any:
             ["it was saved by an optimiser with other options"],
             ["give the options that it was saved with"],
         )
-    return torch.fullnumber_like(fresh, number)
+    return torch.full_like(fresh, number)
