@@ -57,8 +57,9 @@ from planner.solvers.best_first.device_groups import Counts
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.hybrid_shapes import Shape, placed, shapes
 from planner.solvers.best_first.leaf_bound import CAPS, Leaves, windows_of
-from planner.solvers.best_first.message_bound import HandoverBound, HandoverBounds
-from planner.solvers.best_first.pace_table import paced
+from planner.solvers.best_first.message_bound import HandoverBounds
+from planner.solvers.best_first.pace_table import MOST_TABLES, Boundary, PaceTable
+from planner.solvers.best_first.pace_table import placed as columns_placed
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import CALL_S, NUMBER_S, Budget
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -118,7 +119,7 @@ def hybrids(evaluator: Evaluator, spaces: Sequence[HybridSpace]) -> Iterator[Eva
         spaces: one for every way to cut the batch.
     """
     budget = evaluator.budget
-    paced_stages = paced(spaces, budget)
+    paced_stages = _paced_stages(spaces, budget)
     best_s = float("inf")
     looks = (
         (paced_stages[:_FIRST], _FIRST_BALANCED),
@@ -161,6 +162,16 @@ def _simulated(evaluator: Evaluator, promising: Sequence[Hybrid], best_s: float)
 
 Stages = tuple["HybridSpace", tuple[Counts, ...]]
 """A way to cut the batch, and the devices of each stage by pool."""
+
+
+def _paced_stages(spaces: Sequence[HybridSpace], budget: Budget) -> list[Stages]:
+    """The pipelines of the most promising tables of paces, the shortest steps first."""
+    tables = [(PaceTable(space.prices, space.chain, space.boundary, budget), space) for space in spaces]
+    tables = sorted((one for one in tables if one[0].choices), key=lambda one: one[0].choices[0].alike_s)
+    pipelines = [(pipeline, space) for table, space in tables[:MOST_TABLES] for pipeline in table.pipelines()]
+    pipelines.sort(key=lambda one: one[0].step_s)
+    stages = ((space, columns_placed(pipeline.columns, space.prices.pools)) for pipeline, space in pipelines)
+    return list({(id(space), counts): (space, counts) for space, counts in stages if counts is not None}.values())
 
 
 def _rough_stages(spaces: Sequence[HybridSpace], budget: Budget) -> Iterator[Stages]:
@@ -217,21 +228,6 @@ def most_promising(balanced: Sequence[Hybrid], budget: Budget) -> list[Hybrid]:
 def balancing_s(space: HybridSpace, num_stages: int) -> float:
     """The work of finding a pipeline's cuts, about."""
     return _BALANCED_TAKES * NUMBER_S * len(space.chain) ** 2 + _STAGE_S * num_stages
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Boundary:
-    """What goes from a group to the next.
-
-    Attributes:
-        link: hand-overs, by row of ``HandoverColumns``.
-        outputs, gradients: by network card (of each host what it sends, then what it receives), seconds for each byte
-            of a sample.
-    """
-
-    link: HandoverBound
-    outputs: Array
-    gradients: Array
 
 
 @dataclass(eq=False)

@@ -25,10 +25,9 @@ of b / 2 stages from i to k, and that from k to j.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -36,12 +35,10 @@ from planner.costs.layers.cost_table import Array
 from planner.costs.stages.stage_bound import BoundedStages
 from planner.solvers.best_first.device_groups import Counts
 from planner.solvers.best_first.graph_cuts import Numbers
+from planner.solvers.best_first.message_bound import HandoverBound
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import CALL_S, NUMBER_S, Budget
 from planner.solvers.candidates.candidate import DevicePool
-
-if TYPE_CHECKING:
-    from planner.solvers.best_first.hybrids import HybridSpace
 
 MOST_UNITS = 32
 """Of one kind of device."""
@@ -67,6 +64,21 @@ MOST_COLUMNS = 8
 _FURTHEST = 3.0  # in times of the most promising one
 _NUMBERS_OF_A_STAGE = 40  # that are looked at for a column between two cuts
 _NUMBERS_OF_AN_ENTRY = 4  # for one in a table
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Boundary:
+    """What goes from a group to the next.
+
+    Attributes:
+        link: hand-overs, by row of ``HandoverColumns``.
+        outputs, gradients: by network card (of each host what it sends, then what it receives), seconds for each byte
+            of a sample.
+    """
+
+    link: HandoverBound
+    outputs: Array
+    gradients: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +143,6 @@ def units_of(counts: Sequence[int], host: int) -> tuple[int, ...]:
     return tuple(units)
 
 
-def paced(spaces: Sequence[HybridSpace], budget: Budget) -> list[tuple[HybridSpace, tuple[Counts, ...]]]:
-    """The devices of each stage by pool, of the pipelines of the most promising tables; the shortest steps first."""
-    tables = [PaceTable(space, budget) for space in spaces]
-    tables = sorted((table for table in tables if table.choices), key=lambda table: table.choices[0].alike_s)
-    pipelines = [(pipeline, table.space) for table in tables[:MOST_TABLES] for pipeline in table.pipelines()]
-    pipelines.sort(key=lambda one: one[0].step_s)
-    stages = ((space, placed(pipeline.columns, space.prices.pools)) for pipeline, space in pipelines)
-    return list({(id(space), counts): (space, counts) for space, counts in stages if counts is not None}.values())
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Choice:
     """Devices of a column, and the group of its first stage; see ``PaceTable._alike_s``."""
@@ -191,25 +193,29 @@ class PaceTable:
     """The table of one way to cut the batch.
 
     Attributes:
-        chain: cuts that follow one another, spread as evenly as those of ``space``; places are numbers of these.
+        cuts: that follow one another.
+        boundary: between two stages on such groups.
+        chain: some of ``cuts``, spread as evenly; places are numbers of these.
         units: devices of each kind that are told apart at a time.
         limits: units of each kind; then stages, where these are limited.
     """
 
-    space: HybridSpace
+    prices: GroupPrices
+    cuts: Numbers
+    boundary: Callable[[PricedGroup, PricedGroup], Boundary]
     budget: Budget
     chain: Numbers = field(init=False)
     units: tuple[int, ...] = field(init=False)
     limits: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        places = np.linspace(0, len(self.space.chain) - 1, min(MOST_PLACES, len(self.space.chain)))
-        self.chain = self.space.chain[np.round(places).astype(np.int64)]
-        counts = tuple(self._prices.devices_by_kind().values())
+        places = np.linspace(0, len(self.cuts) - 1, min(MOST_PLACES, len(self.cuts)))
+        self.chain = self.cuts[np.round(places).astype(np.int64)]
+        counts = tuple(self.prices.devices_by_kind().values())
         self.units = units_of(counts, self._host)
         self.limits = tuple(count // unit for count, unit in zip(counts, self.units, strict=True))
-        if self._prices.freedom.max_stages:
-            self.limits = (*self.limits, self._prices.freedom.max_stages)
+        if self.prices.freedom.max_stages:
+            self.limits = (*self.limits, self.prices.freedom.max_stages)
 
     @cached_property
     def choices(self) -> list[_Choice]:
@@ -243,31 +249,27 @@ class PaceTable:
 
     def _alike_s(self, places: Places, group: PricedGroup) -> float:
         """The step of a pipeline of such columns alone, were all of its stages alike."""
-        whole = group.stage(np.array([0]), np.array([self._prices.cuts.last]))
-        counts = self._prices.devices_by_kind().values()
+        whole = group.stage(np.array([0]), np.array([self.prices.cuts.last]))
+        counts = self.prices.devices_by_kind().values()
         num_columns = min(count // size for count, size in zip(counts, places.devices, strict=True) if size)
-        depth = min(num_columns * places.stages, self._prices.cuts.last)
-        work_s, count = float(whole.all_work[0]), len(self._prices.micro_batches)
+        depth = min(num_columns * places.stages, self.prices.cuts.last)
+        work_s, count = float(whole.all_work[0]), len(self.prices.micro_batches)
         return work_s / depth * (1 + (depth - 1) / count) + float(whole.tail[0]) / depth
 
     @property
-    def _prices(self) -> GroupPrices:
-        return self.space.prices
-
-    @property
     def _host(self) -> int:
-        return max(len(pool.ranks) for pool in self._prices.pools)
+        return max(len(pool.ranks) for pool in self.prices.pools)
 
     def least_pace_s(self) -> float:
         """Of all devices together."""
-        seconds = self._prices.capacity_s().sum(axis=1)
-        counts = self._prices.devices_by_kind().values()
+        seconds = self.prices.capacity_s().sum(axis=1)
+        counts = self.prices.devices_by_kind().values()
         speed = sum(count / each for count, each in zip(counts, seconds, strict=True) if 0 < each < np.inf)
-        return 1 / (speed * len(self._prices.micro_batches)) if speed else 0.0
+        return 1 / (speed * len(self.prices.micro_batches)) if speed else 0.0
 
     def _places(self) -> Iterator[Places]:
-        counts = tuple(self._prices.devices_by_kind().values())
-        if not self._prices.freedom.may_replicate:
+        counts = tuple(self.prices.devices_by_kind().values())
+        if not self.prices.freedom.may_replicate:
             for kind in range(len(counts)):
                 yield Places(tuple(int(other == kind) for other in range(len(counts))))
             return
@@ -287,27 +289,27 @@ class PaceTable:
 
     def _groups(self, places: Places) -> dict[object, PricedGroup]:
         """A column's stage, by version; none where it cannot be priced."""
-        if sum(places.devices) > places.stages * self._prices.micro_batches[0] and not self._prices.throughout.any():
+        if sum(places.devices) > places.stages * self.prices.micro_batches[0] and not self.prices.throughout.any():
             return {}
-        stages = placed((places,), self._prices.pools)
-        return _by_version(self._prices.versions(stages[0])) if stages else {}
+        stages = placed((places,), self.prices.pools)
+        return _by_version(self.prices.versions(stages[0])) if stages else {}
 
     def _behind(self, choice: _Choice) -> PricedGroup:
         """A stage like those of a column, behind it; on the same devices where there are no others."""
-        stages = placed((choice.places, choice.places), self._prices.pools)
-        behind = _by_version(self._prices.versions(stages[-1])) if stages else {}
+        stages = placed((choice.places, choice.places), self.prices.pools)
+        behind = _by_version(self.prices.versions(stages[-1])) if stages else {}
         return behind.get(choice.version, choice.group)
 
     def _column(self, choice: _Choice) -> Column:
         """The column of stages on a group and others like it."""
-        places, group, count = choice.places, choice.group, len(self._prices.micro_batches)
+        places, group, count = choice.places, choice.group, len(self.prices.micro_batches)
         table = self._table(group)
         outside = self._crossings(group, self._behind(choice))
         inside = self._crossings(group, group) if places.stages > 1 else outside
         part = self._parts[places.stages]
         here = np.arange(len(self.chain))[:, None]
         window = table.window[here, part]
-        is_stage = self._prices.cuts.inside[np.ix_(self.chain, self.chain)] & (window > 0)
+        is_stage = self.prices.cuts.inside[np.ix_(self.chain, self.chain)] & (window > 0)
         busy_s = np.maximum(table.all_work / places.stages, table.all_work[here, part]) / count
         on_card_s = outside.outputs_s[None, :] + outside.gradients_s[:, None]
         takes = [size // unit for size, unit in zip(places.devices, self.units, strict=True)]
@@ -328,18 +330,18 @@ class PaceTable:
     @cached_property
     def _parts(self) -> dict[int, Numbers]:
         """By stages of a block, between two places: where its first stage ends, were all as much work."""
-        work_s = self._prices.cuts.sums(self._prices.capacity_s().min(axis=0))[self.chain]
+        work_s = self.prices.cuts.sums(self.prices.capacity_s().min(axis=0))[self.chain]
         before_s, after_s = work_s[:, None], work_s[None, :]
         each = {stages: before_s + (after_s - before_s) / stages for stages in (1, *BLOCKS)}
         return {stages: np.clip(np.searchsorted(work_s, ends_s), 0, len(work_s) - 1) for stages, ends_s in each.items()}
 
     def _crossings(self, source: PricedGroup, destination: PricedGroup) -> _Crossings:
         """Of the boundary between two stages, wherever the first of them begins."""
-        cuts, columns = self._prices.cuts, self._prices.cuts.columns
+        cuts, columns = self.prices.cuts, self.prices.cuts.columns
         row = cuts.column[cuts.content[self.chain, cuts.last], 0, self.chain]
         is_handed = row >= 0
-        returns = is_handed & columns.has_gradient[row] & self._prices.freedom.trains
-        boundary = self.space.boundary(source, destination)
+        returns = is_handed & columns.has_gradient[row] & self.prices.freedom.trains
+        boundary = self.boundary(source, destination)
         outputs_s = boundary.outputs.max() * np.where(is_handed, columns.forward_bytes[row], 0.0)
         gradients_s = boundary.gradients.max() * np.where(returns, columns.backward_bytes[row], 0.0)
         there_s = np.maximum(np.where(is_handed, boundary.link.there[row], 0.0), outputs_s)
@@ -348,7 +350,7 @@ class PaceTable:
 
     def _paced(self, columns: Sequence[Column]) -> Iterator[PacedPipeline]:
         least_s = self.least_pace_s()
-        table = Entries.of(columns, self.limits, PACES[-1] * least_s, len(self._prices.micro_batches))
+        table = Entries.of(columns, self.limits, PACES[-1] * least_s, len(self.prices.micro_batches))
         for pace in PACES:
             self.budget.spend(NUMBER_S * _NUMBERS_OF_AN_ENTRY * len(table.trip_s) * len(table.counts))
             pipeline = table.pipeline(pace * least_s)
@@ -472,8 +474,8 @@ def _by_version(groups: Sequence[PricedGroup]) -> dict[object, PricedGroup]:
     """By what is recomputed, and whether members share sites; of several shares those of least work."""
     quickest: dict[object, PricedGroup] = {}
     for group in groups:
-        known = quickest.get(group.version[:2])
-        if known is None or _whole_work_s(group) < _whole_work_s(known):
+        other = quickest.get(group.version[:2])
+        if other is None or _whole_work_s(group) < _whole_work_s(other):
             quickest[group.version[:2]] = group
     return quickest
 

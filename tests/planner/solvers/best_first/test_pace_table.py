@@ -13,7 +13,7 @@ from planner.costs.cost_model import CostModel
 from planner.ir.problem import Problem
 from planner.solvers.best_first.graph_cuts import cuts_of
 from planner.solvers.best_first.hybrids import HybridSpace
-from planner.solvers.best_first.pace_table import MOST_STATES, Column, Entries, Places, paced, placed, units_of
+from planner.solvers.best_first.pace_table import MOST_STATES, Column, Entries, PaceTable, Places, placed, units_of
 from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
 from planner.solvers.budget import Budget
 from planner.solvers.candidates.candidate import DevicePool, micro_batches, pools
@@ -98,9 +98,11 @@ def test_pipelines_of_the_table_are_as_asked_for(asked: dict[str, object]) -> No
     prices = GroupPrices(
         problem, cost_model, pools(problem), cuts_of(cost_model), micro_batches(problem, 8), Freedom.of(problem)
     )
-    stages = [counts for _, counts in paced([HybridSpace(prices)], Budget(60.0))]
-    assert stages
-    for counts in stages:
+    space = HybridSpace(prices)
+    pipelines = [*PaceTable(prices, space.chain, space.boundary, Budget(60.0)).pipelines()]
+    assert pipelines
+    for counts in (placed(pipeline.columns, prices.pools) for pipeline in pipelines):
+        assert counts is not None
         assert len(counts) <= (problem.max_stages or 16)
         assert all(sum(own) == 1 for own in counts) or problem.allow
         assert (np.sum(counts, axis=0) <= [len(pool.ranks) for pool in prices.pools]).all()
