@@ -34,7 +34,7 @@ class LossCall:
     """
 
     values: tuple[str, ...]
-    arguments: Callable[[Sequence[Tensor]], tuple[Any, ...]]
+    arguments: Callable[[Sequence[Tensor]], tuple[Any, ...]] = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class CapturedModule:
             f"plans can train this model, not evaluate it: {self.evaluation}": bool(self.evaluation),
             f"the example has 1 sample, which is repeated to {samples} (export takes 1 for a constant); "
             f"a plan has {samples} samples a step unless its global batch says otherwise": self.doubled,
-            f"a sample has {several}; --global-batch and --micro-batch count samples": bool(several),
+            f"a sample has {several}; halopipe plan --global-batch and --micro-batch count samples": bool(several),
             f"micro-batches have {samples} samples, no other number: the model's code fixes it"
             + (f" {self.fixed}" if self.fixed else ""): not self.polymorphic,
             f"{', '.join(square)}: of {samples} along several dims, as many as the example has samples; where "

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 from halopipe.launch.processes import workers_of
 from halopipe.launch.spawn import supervisor_of
 from halopipe.launch.worker import leave_outcome
-from halopipe.run_spec.job import JOB, Job, job_folder
+from halopipe.run_spec.job import JOB, Job
 from halopipe.run_spec.options import NEVER, RunOptions
 from planner.ir.errors import OutOfMemoryError
 from planner.ir.plan import Plan
+from planner.ir.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
@@ -77,7 +78,7 @@ def steps_within(plan: Plan, transport: str, limits: Sequence[Limits]) -> Counte
         deadline_s=_DEADLINE_S,
     )
     ranks, ran_out = range(plan.decision.num_ranks), False
-    with job_folder() as folder:
+    with scratch_folder("job") as folder:
         Job(plan, options, folder).write(folder / JOB)
         (folder / _LIMITS).write_text(json.dumps([list(of_ranks) for of_ranks in limits]), encoding="utf-8")
         workers, store = workers_of(folder, len(ranks), call=f"{__name__}:rank")

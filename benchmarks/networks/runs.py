@@ -22,7 +22,7 @@ from benchmarks.devices import ranks
 from cuda_ops.device.host import core_of, prepare_process
 from halopipe import api
 from halopipe.launch.combine import combine
-from halopipe.run_spec.job import REFERENCE, Job, RankResult, job_folder
+from halopipe.run_spec.job import REFERENCE, Job, RankResult
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
 from halopipe.training import rank as rank_of_job
@@ -34,6 +34,7 @@ from planner.ir.errors import HalopipeError, NumericsError
 from planner.ir.graph import Graph
 from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource, Optimizer, Profile, Provenance
+from planner.ir.scratch import scratch_folder
 from planner.layers import batch_wide_layers
 from planner.solvers.candidates.feasibility import mixing_layers
 from profiler.capture.graph import capture
@@ -260,7 +261,7 @@ def _plan(profile: Profile, strategy: str, needs_whole: bool) -> Plan:
 
 def _run(plan: Plan, options: RunOptions) -> RunResult:
     """The plan's ranks, after one device."""
-    with job_folder() as folder:
+    with scratch_folder("job") as folder:
         job = Job(plan, options, folder)
         (reference,) = forked([lambda: make_reference(job).to_text()])
         numbers = range(plan.decision.num_ranks)

@@ -103,7 +103,7 @@ def _ways(line: Mapping[str, str]) -> ParallelDegrees:
         tensor=int(line["tensor_parallel"]),
         pipeline=int(line["pipeline"]),
         data=int(line["data_parallel"]),
-        micro_batch=int(line["micro_batch"] or 0),
+        micro_batch=int(line["micro_batch"] or 1),
         sequence_parallel=line["sequence_parallel"] == "True",
         interleave=int(line["schedule"].rpartition("x")[2]) if "interleaved" in line["schedule"] else 1,
         recompute=Recompute(line["recompute"]),

@@ -107,10 +107,11 @@ def field_faults(field: dataclasses.Field[Any], value: Any) -> Iterator[UsageErr
         least, most = limits(field, type(number))
         if not least <= number <= most:
             word, bound = ("most", most) if number > most else ("least", least)
+            is_stated = number <= most or spec(field).most is not None  # else the bound is what no machine does
             yield UsageError(
                 f"{flag(field)} is {units.number(number)}",
                 [f"the {word} is {units.number(bound)}"],
-                [f"{flag(field)} {units.number(bound)}"],
+                [f"{flag(field)} {units.number(bound)}" if is_stated else f"leave {flag(field)} out"],
             )
 
 

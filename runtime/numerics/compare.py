@@ -245,7 +245,10 @@ def report(differences: Iterable[Difference], dtype: str, *, witness: str = "", 
         raise NumericsError(
             "one device's own numbers are not finite, so nothing can be compared with them",
             [*_worst_lines(wrong), f"{dtype} holds numbers up to {torch.finfo(getattr(torch, dtype)).max:.3g}"],
-            ["--dtype float32, with --autocast bfloat16 if memory is short", "an example without such numbers"],
+            [
+                "profile again with --dtype float32, and --autocast bfloat16 if memory is short",
+                "an example without such numbers",
+            ],
         )
     if wrong:
         raise NumericsError(

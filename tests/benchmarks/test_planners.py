@@ -120,7 +120,7 @@ def test_networks_are_as_much_work_however_many_layers_the_same_each_time_and_pl
     work_s = [sum(m.forward_s for m in profile.measurements[kinds[0]] if m.samples == 1) for profile in (few, many)]
     assert work_s[1] == pytest.approx(work_s[0], rel=0.2)
     every = list(scale.cases(quick=False))
-    assert len(every) == len(set(map(str, every))) == 3 * 5 * 2 * 3 + 6
+    assert len(every) == len(set(map(str, every))) == 3 * 5 * 2 * 4 + 6
     assert set(scale.cases(quick=True)) <= set(every)
     result = scale.planned(scale.Case(4, 8, 1, 20.0))
     assert (result.status, result.bound_s) == ("proven", pytest.approx(result.step_s))

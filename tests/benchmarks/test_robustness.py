@@ -254,6 +254,6 @@ def test_a_habit_is_equal_to_a_plain_loop_or_refused_before_the_first_step(habit
     assert habits.fault(habit) == ""
 
 
-@pytest.mark.parametrize(("subject", "least"), zip(HABITS, (20, 8, 6), strict=True))
+@pytest.mark.parametrize(("subject", "least"), [*zip(HABITS, (20, 8, 6), strict=True)])
 def test_the_tables_of_habits_have_the_rows_that_were_asked_for(subject: str, least: int) -> None:
     assert len({habit.name for habit in HABITS[subject]}) == len(HABITS[subject]) >= least

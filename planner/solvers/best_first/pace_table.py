@@ -294,11 +294,18 @@ class PaceTable:
         stages = placed((places,), self.prices.pools)
         return _by_version(self.prices.versions(stages[0])) if stages else {}
 
-    def _behind(self, choice: _Choice) -> PricedGroup:
-        """A stage like those of a column, behind it; on the same devices where there are no others."""
-        stages = placed((choice.places, choice.places), self.prices.pools)
-        behind = _by_version(self.prices.versions(stages[-1])) if stages else {}
-        return behind.get(choice.version, choice.group)
+    def _behind(self, choice: _Choice) -> PricedGroup | None:
+        """A stage behind a column: one like its own, else the first device that is left; None: there is none."""
+        pools = self.prices.pools
+        stages = placed((choice.places, choice.places), pools)
+        if stages is None:
+            own = placed((choice.places,), pools) or ()
+            used = [sum(counts) for counts in zip(*own, strict=True)]
+            left = [len(pool.ranks) > count for pool, count in zip(pools, used, strict=True)]
+            if not any(left):
+                return None
+            stages = (tuple(int(number == left.index(True)) for number in range(len(pools))),)
+        return _by_version(self.prices.versions(stages[-1])).get(choice.version)
 
     def _column(self, choice: _Choice) -> Column:
         """The column of stages on a group and others like it."""
@@ -335,8 +342,11 @@ class PaceTable:
         each = {stages: before_s + (after_s - before_s) / stages for stages in (1, *BLOCKS)}
         return {stages: np.clip(np.searchsorted(work_s, ends_s), 0, len(work_s) - 1) for stages, ends_s in each.items()}
 
-    def _crossings(self, source: PricedGroup, destination: PricedGroup) -> _Crossings:
-        """Of the boundary between two stages, wherever the first of them begins."""
+    def _crossings(self, source: PricedGroup, destination: PricedGroup | None) -> _Crossings:
+        """Of the boundary between two stages, wherever the first of them begins; nothing where there is no other."""
+        if destination is None:
+            nothing = np.zeros(len(self.chain))
+            return _Crossings(nothing, nothing, nothing)
         cuts, columns = self.prices.cuts, self.prices.cuts.columns
         row = cuts.column[cuts.content[self.chain, cuts.last], 0, self.chain]
         is_handed = row >= 0
@@ -449,7 +459,10 @@ class Entries:
         """E by state if an entry comes first: [states, entries]."""
         behind_s = trips_s[self.rest[states][:, self.column[own]], self.last[own]]
         through_s = self.trip_s[own] + behind_s
-        return np.where(through_s <= self.window[own] * pace_s, through_s, np.inf)
+        window = self.window[own]
+        limits_s = np.full(len(own), np.inf)
+        np.multiply(window, pace_s, out=limits_s, where=np.isfinite(window))
+        return np.where(through_s <= limits_s, through_s, np.inf)
 
     def _traced(self, own: Numbers, pace_s: float, trips_s: Array) -> list[int]:
         """The entries of the pipeline of least trip, along it; of equal ones on the fewest devices."""

@@ -336,7 +336,7 @@ def test_a_search_shows_best_bound_and_gap_every_ten_seconds_off_a_terminal(
     monkeypatch.setattr(solve, "solve", searched)
     assert search_progress.solve(problems.make_problem(PROFILE), "best-first") is PLAN
     assert capsys.readouterr().err.splitlines() == [
-        "searching 17 %: no plan yet, bound 300 ms, 100 simulated (10.0 s, at most 50.0 s left)",
-        "searching 33 %: best 400 ms, gap 33 %, bound 300 ms, 200 simulated (20.0 s, at most 40.0 s left)",
-        "searching 50 %: best 400 ms, gap 33 %, bound 300 ms, 300 simulated (30.0 s, at most 30.0 s left)",
+        "searching 17 %: no plan yet, bound 300 ms (10.0 s, at most 50.0 s left)",
+        "searching 33 %: best 400 ms, gap 33 % (20.0 s, at most 40.0 s left)",
+        "searching 50 %: best 400 ms, gap 33 % (30.0 s, at most 30.0 s left)",
     ]

@@ -138,6 +138,7 @@ def test_who_compiles_next_removes_what_a_compiler_that_was_killed_has_left(
     monkeypatch.setattr(compiling, "_fill", lambda library, toolchain, sources: library.touch())
     (tmp_path / "halopipe").mkdir(mode=0o700)
     (tmp_path / "halopipe" / "compiling-x").mkdir()
-    sources = compiling.LibrarySources("x", Path(compiling.__file__).parent)
+    (tmp_path / "sources").mkdir()
+    sources = compiling.LibrarySources("x", tmp_path / "sources")
     library = compiling.compiled({"XDG_CACHE_HOME": str(tmp_path), "PATH": os.environ["PATH"]}, sources)
     assert list((tmp_path / "halopipe").iterdir()) == [library]

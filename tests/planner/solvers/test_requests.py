@@ -181,14 +181,8 @@ def test_what_costs_nothing_is_planned_too(zero: str, num_layers: int) -> None:
 
 ASKED: Mapping[str, Mapping[str, Any]] = {
     "a gap of 1": {"gap": 1.0},
-    "a confidence of 1": {"confidence": 1.0},
-    "a time limit of -1 s": {"time_limit_s": -1.0},
-    "a rate of -1 samples/s": {"rate_per_s": -1.0, "objective": "latency"},
     "a rate goes with latency or throughput": {"rate_per_s": 5.0, "objective": "memory"},
-    "-1 stages": {"max_stages": -1},
-    "-1 devices": {"num_ranks": -1},
     "-1 bytes of memory": {"memory_bytes": -1},
-    "-1 rows of halo": {"halo_depth": -1},
     "even-split knows no rate of a stream": {"rate_per_s": 5.0, "objective": "latency", "solver": "even-split"},
     "span-ilp cannot minimise memory": {"objective": "memory", "solver": "span-ilp"},
     "--global-batch is 16777217": {"global_batch": 2**24 + 1},
@@ -199,6 +193,16 @@ ASKED: Mapping[str, Mapping[str, Any]] = {
     "--recompute selective: no attention": {"recompute": "selective"},
 }
 """By the beginning of the title of what is said."""
+
+NUMBERS: Mapping[str, Mapping[str, Any]] = {
+    "a confidence of 1": {"confidence": 1.0},
+    "a time limit of -1 s": {"time_limit_s": -1.0},
+    "a rate of -1 samples/s": {"rate_per_s": -1.0, "objective": "latency"},
+    "-1 stages": {"max_stages": -1},
+    "-1 devices": {"num_ranks": -1},
+    "-1 rows of halo": {"halo_depth": -1},
+}
+"""Of problems that are put without the bounds of options."""
 
 
 def profile() -> Profile:
@@ -221,11 +225,20 @@ def test_it_is_refused_with_its_code_and_a_remedy_or_a_reason(title: str) -> Non
     assert [*caught.value.details, *caught.value.remedies]
 
 
+@pytest.mark.every_case
+@pytest.mark.parametrize("title", NUMBERS)
+def test_a_number_that_no_plan_can_have_is_refused(title: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        solver("best-first")(replace(Problem(profile(), 4), **NUMBERS[title]), None)
+    assert caught.value.title.startswith(title)
+    assert (caught.value.code, caught.value.exit_code) == ("H200", 2)
+
+
 def test_no_row_of_the_tables_is_left_out() -> None:
     problem = Problem(profile(), 4)
     rows = (*requests.of_search(problem, "best-first"), *requests.of_numbers(problem), *requests.of_pairs(problem))
     added = [row for rows_of in hooks("planner", "refusals").values() for row in rows_of(problem)]
-    assert len(rows) == len(ASKED) + len(added)
+    assert len(rows) == len(ASKED) + len(NUMBERS) + len(added)
     assert not any(applies for applies, _ in rows)
 
 

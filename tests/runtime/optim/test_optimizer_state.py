@@ -19,7 +19,7 @@ from runtime.checkpoint.state import RankState
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer import StageOptimizer
 from runtime.optim.optimizer_state import give_back, load_state, state_of
-from runtime.optim.schedules import _like
+from runtime.optim.schedules import number_like
 from runtime.optim.sharding import ELEMENTWISE
 from runtime.spatial.parameters import ParameterPart
 from runtime.transport import InProcessTransport
@@ -323,7 +323,7 @@ def test_an_optimiser_of_whole_tensors_may_not_have_parts() -> None:
 
 @pytest.mark.parametrize("saved", ["fast", None])
 def test_no_number_where_the_optimiser_keeps_a_tensor_is_refused(saved: str | None) -> None:
-    assert _like("slow", saved) == saved
-    assert torch.equal(_like(torch.zeros(2), 3), torch.full((2,), 3.0))
+    assert number_like("slow", saved) == saved
+    assert torch.equal(number_like(torch.zeros(2), 3), torch.full((2,), 3.0))
     with pytest.raises(UsageError, match=f"has {saved!r} where this optimiser keeps a tensor"):
-        _like(torch.zeros(()), saved)
+        number_like(torch.zeros(()), saved)
