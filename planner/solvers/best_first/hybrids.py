@@ -112,24 +112,31 @@ class Hybrid:
         return self.space.prices.pipeline(self.groups, self.cuts, self.schedule, self.windows)
 
 
-def hybrids(evaluator: Evaluator, spaces: Sequence[HybridSpace]) -> Iterator[Evaluation]:
-    """The most promising hybrids that fit, simulated; those of least step in the table of paces before all others.
+def first_answers(evaluator: Evaluator, spaces: Sequence[HybridSpace]) -> Iterator[Evaluation]:
+    """A few pipelines of least step in the table of paces, simulated: soon there, whatever else there is.
 
     Args:
         spaces: one for every way to cut the batch.
     """
-    budget = evaluator.budget
-    paced_stages = _paced_stages(spaces, budget)
-    best_s = float("inf")
-    looks = (
-        (paced_stages[:_FIRST], _FIRST_BALANCED),
-        ((*paced_stages[_FIRST:MOST_PACED], *islice(_rough_stages(spaces, budget), MOST_ROUGH)), MOST_BALANCED),
-    )
-    for stages, most in looks:
-        balanced = [hybrid for one in _closest(stages, budget)[:most] for hybrid in one.space.on(one.counts)]
-        for evaluation in _simulated(evaluator, most_promising(balanced, budget), best_s):
-            best_s = min(best_s, evaluation.step_s)
-            yield evaluation
+    stages = _paced_stages(spaces, evaluator.budget)[:_FIRST]
+    return _answers(evaluator, stages, _FIRST_BALANCED, float("inf"))
+
+
+def hybrids(evaluator: Evaluator, spaces: Sequence[HybridSpace], best_s: float = float("inf")) -> Iterator[Evaluation]:
+    """The most promising of all others that fit, simulated if they may take no longer than ``best_s``."""
+    paced_stages = _paced_stages(spaces, evaluator.budget)[_FIRST:MOST_PACED]
+    rough_stages = islice(_rough_stages(spaces, evaluator.budget), MOST_ROUGH)
+    return _answers(evaluator, (*paced_stages, *rough_stages), MOST_BALANCED, best_s)
+
+
+def _answers(evaluator: Evaluator, stages: Iterable[Stages], most: int, best_s: float) -> Iterator[Evaluation]:
+    """Those of shortest closed form under every schedule, simulated."""
+    balanced, budget = list[Hybrid](), evaluator.budget
+    for closest in _closest(stages, budget)[:most]:
+        if budget.ends(balancing_s(closest.space, len(closest.groups))):
+            break
+        balanced += closest.space.on(closest.counts)
+    return _simulated(evaluator, most_promising(balanced, budget), best_s)
 
 
 def _simulated(evaluator: Evaluator, promising: Sequence[Hybrid], best_s: float) -> Iterator[Evaluation]:
@@ -166,9 +173,9 @@ Stages = tuple["HybridSpace", tuple[Counts, ...]]
 
 def _paced_stages(spaces: Sequence[HybridSpace], budget: Budget) -> list[Stages]:
     """The pipelines of the most promising tables of paces, the shortest steps first."""
-    tables = [(PaceTable(space.prices, space.chain, space.boundary, budget), space) for space in spaces]
+    tables = [(space.pace_table(budget), space) for space in spaces]
     tables = sorted((one for one in tables if one[0].choices), key=lambda one: one[0].choices[0].alike_s)
-    pipelines = [(pipeline, space) for table, space in tables[:MOST_TABLES] for pipeline in table.pipelines()]
+    pipelines = [(pipeline, space) for table, space in tables[:MOST_TABLES] for pipeline in table.pipelines]
     pipelines.sort(key=lambda one: one[0].step_s)
     stages = ((space, columns_placed(pipeline.columns, space.prices.pools)) for pipeline, space in pipelines)
     return list({(id(space), counts): (space, counts) for space, counts in stages if counts is not None}.values())
@@ -257,6 +264,11 @@ class HybridSpace:
         if len(self.prices.pools) > 1:
             moved = columns.forward_bytes + self.prices.freedom.trains * columns.backward_bytes
             self._sample_s = float(moved.mean()) / rate
+
+    @once_by(lambda _, budget: ())
+    def pace_table(self, budget: Budget) -> PaceTable:
+        """Whose work is counted by ``budget``."""
+        return PaceTable(self.prices, self.chain, self.boundary, budget)
 
     def rough_s(self, shape: Shape) -> float:
         """The step of ``shape``, roughly; infinity where a size was not measured."""

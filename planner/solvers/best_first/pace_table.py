@@ -227,15 +227,18 @@ class PaceTable:
                 choices.append(_Choice(self._alike_s(places, group), places, version, group))
         return sorted(choices, key=lambda choice: choice.alike_s)
 
-    def pipelines(self) -> Iterator[PacedPipeline]:
-        """For each pace the pipeline of least trip on all devices: of stages and blocks of each size, and of all."""
+    @cached_property
+    def pipelines(self) -> list[PacedPipeline]:
+        """For each pace the pipelines of least trip on all devices: of stages alone, and of blocks of each size."""
         chosen: dict[object, list[Column]] = {}
         for choice in self._promising():
             self.budget.spend(NUMBER_S * _NUMBERS_OF_A_STAGE * len(self.chain) ** 2)
             chosen.setdefault(choice.version, []).append(self._column(choice))
+        pipelines = list[PacedPipeline]()
         for columns in chosen.values():
             for stages in sorted({column.places.stages for column in columns}):
-                yield from self._paced([column for column in columns if column.places.stages == stages])
+                pipelines += self._paced([column for column in columns if column.places.stages == stages])
+        return pipelines
 
     def _promising(self) -> Iterator[_Choice]:
         """The most promising columns, as many of each kind of device and of every kind together."""

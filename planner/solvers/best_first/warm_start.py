@@ -18,7 +18,7 @@ from planner.solvers.best_first.bound import Suffixes
 from planner.solvers.best_first.device_bound import Capacity, capacity, least_step_s
 from planner.solvers.best_first.device_groups import DeviceStates
 from planner.solvers.best_first.graph_cuts import GraphCuts, cuts_of, may_part_free, thinned
-from planner.solvers.best_first.hybrids import HybridSpace, hybrids
+from planner.solvers.best_first.hybrids import HybridSpace, first_answers, hybrids
 from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, strategies
 from planner.solvers.best_first.leaf_bound import CAPS
 from planner.solvers.best_first.message_bound import HandoverBounds
@@ -93,9 +93,12 @@ class SearchStart:
         spaces = list(self._spaces(devices, cuts))
         if freedom.schedules:
             self._hybrids = [HybridSpace(space.prices) for space in spaces]
-            yield from self._noted(hybrids(self.evaluator, self._hybrids))
+            yield from self._noted(first_answers(self.evaluator, self._hybrids))
         spaces = self._bounded(spaces)
         self.whole_s = min((space.bound_s for space in spaces), default=0.0)
+        if freedom.schedules:
+            known_s = float("inf") if self.best is None else self.best.step_s
+            yield from self._noted(hybrids(self.evaluator, self._hybrids, known_s))
         if not self.is_part:
             for plans_of in hooks("planner", "incumbents").values():
                 yield from self._noted(plans_of(self.evaluator))

@@ -33,7 +33,7 @@ _ROUNDING = 1e-9
 _BOUND_TAKES = 0.1
 """What it takes to see that a candidate is not wanted, in times of one evaluation."""
 
-_FORECAST_TAKES, _WRITTEN_TAKES = 2.0, 0.03
+_FORECAST_TAKES, _WRITTEN_TAKES = 2.0, 0.07
 """What it takes to forecast a plan (``costs.predict``), in times of one evaluation, and of one of each of its ranks."""
 
 _LAYER_S, _PART_S = 6e-4, 5e-7

@@ -18,7 +18,7 @@ from planner.ir.profile import Profile
 from planner.solvers import solver
 from planner.solvers.best_first.graph_cuts import cuts_of
 from planner.solvers.best_first.hybrid_shapes import Shape, placed
-from planner.solvers.best_first.hybrids import HybridSpace, balanced_places, hybrids
+from planner.solvers.best_first.hybrids import HybridSpace, balanced_places, first_answers, hybrids
 from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
 from planner.solvers.budget import Budget, under
 from planner.solvers.candidates.candidate import DevicePool, micro_batches, pools
@@ -89,7 +89,8 @@ def hybrids_of(problem: Problem) -> list[Evaluation]:
         GroupPrices(problem, cost_model, pools(problem), cuts_of(cost_model), micro_batches(problem, size), freedom)
         for size in micro_batch_sizes(problem, cost_model)
     ]
-    return list(hybrids(evaluator, [HybridSpace(prices) for prices in spaces]))
+    own = [HybridSpace(prices) for prices in spaces]
+    return [*first_answers(evaluator, own), *hybrids(evaluator, own)]
 
 
 def test_fifty_layers_on_sixty_four_devices_start_from_no_worse_a_plan_than_anybody_would_write_down() -> None:

@@ -99,7 +99,7 @@ def test_pipelines_of_the_table_are_as_asked_for(asked: dict[str, object]) -> No
         problem, cost_model, pools(problem), cuts_of(cost_model), micro_batches(problem, 8), Freedom.of(problem)
     )
     space = HybridSpace(prices)
-    pipelines = [*PaceTable(prices, space.chain, space.boundary, Budget(60.0)).pipelines()]
+    pipelines = PaceTable(prices, space.chain, space.boundary, Budget(60.0)).pipelines
     assert pipelines
     for counts in (placed(pipeline.columns, prices.pools) for pipeline in pipelines):
         assert counts is not None
