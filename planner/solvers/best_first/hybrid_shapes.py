@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import permutations, product
 
 from planner.solvers.best_first.device_groups import Counts
+from planner.solvers.best_first.pace_table import Places
+from planner.solvers.best_first.pace_table import placed as columns_placed
 from planner.solvers.best_first.priced_groups import GroupPrices
 from planner.solvers.candidates.candidate import DevicePool
 
@@ -85,23 +87,12 @@ def placed(shape: Shape, pools: Sequence[DevicePool]) -> tuple[Counts, ...] | No
     """The devices of each stage by pool, hosts whole where a stage is larger than one; None if there are too few."""
     if shape.beside > 1:
         return _placed_beside(shape, pools)
-    left = [len(pool.ranks) for pool in pools]
-    by_stage: list[Counts] = []
+    columns: list[Places] = []
     for kinds, stages, sizes in shape.segments:
-        for _ in range(stages):
-            counts = [0] * len(pools)
-            for kind, size in zip(kinds, sizes, strict=True):
-                members = [number for number, pool in enumerate(pools) if pool.kind == kind]
-                whole = [number for number in members if left[number] >= size]
-                for number in whole[:1] or members:
-                    count = min(left[number], size)
-                    counts[number] += count
-                    left[number] -= count
-                    size -= count
-                if size:
-                    return None
-            by_stage.append(tuple(counts))
-    return tuple(by_stage)
+        of_kind = dict(zip(kinds, sizes, strict=True))
+        every = dict.fromkeys(pool.kind for pool in pools)
+        columns += [Places(tuple(of_kind.get(kind, 0) for kind in every))] * stages
+    return columns_placed(columns, pools)
 
 
 def _placed_beside(shape: Shape, pools: Sequence[DevicePool]) -> tuple[Counts, ...] | None:

@@ -84,6 +84,7 @@ MOST_CUTS = 128
 _FIRST, _FIRST_BALANCED = 6, 2  # of the pipelines of the table, before all else
 _ROUNDS = 12  # of moved cuts
 _BALANCED_TAKES, _STAGE_S = 64, 1e-3  # numbers for each pair of cuts; seconds for each stage
+_ONE_SCHEDULE_TAKES = 0.2  # of that, where the first schedule alone is looked at
 _RANK_S = 1e-6  # of a candidate that is made: for each rank
 
 
@@ -198,7 +199,7 @@ def _closest(stages: Iterable[Stages], budget: Budget) -> list[Hybrid]:
     """Those that fit, each with the cuts that are best where stages keep most, the shortest first."""
     closest = []
     for space, counts in stages:
-        if budget.ends(balancing_s(space, len(counts))):
+        if budget.ends(_ONE_SCHEDULE_TAKES * balancing_s(space, len(counts))):
             break
         hybrid = next(space.on(counts, keeps_most=True), None)
         if hybrid is not None:
@@ -316,18 +317,10 @@ class HybridSpace:
         Args:
             keeps_most: under the schedules that keep most in flight first.
         """
-        versions = [self.prices.versions(each) for each in stages]
-        if not versions or not all(versions):
-            return
-        for recompute, by_parts in dict.fromkeys(group.version[:2] for group in versions[0]):
-            alike = [[group for group in each if group.version[:2] == (recompute, by_parts)] for each in versions]
-            if all(alike):
-                yield from self._scheduled(tuple(map(self._quickest, alike)), keeps_most)
-
-    def _quickest(self, groups: Sequence[PricedGroup]) -> PricedGroup:
-        """Of a group with several shares of the samples the one whose slowest member has the whole network first."""
-        ends = np.array([0]), np.array([self.prices.cuts.last])
-        return min(groups, key=lambda group: float(group.largest_work_s(*ends)[0])) if len(groups) > 1 else groups[0]
+        by_version = [self.prices.quickest(each) for each in stages]
+        for version in by_version[0] if by_version else ():
+            if all(version in groups for groups in by_version):
+                yield from self._scheduled(tuple(groups[version] for groups in by_version), keeps_most)
 
     def _scheduled(self, groups: tuple[PricedGroup, ...], keeps_most: bool) -> Iterator[Hybrid]:
         """The groups as a pipeline under every schedule: the best cuts where least is kept, and where most is."""

@@ -25,12 +25,13 @@ of b / 2 stages from i to k, and that from k to j.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
+from planner.costs.candidate import Recomputes
 from planner.costs.layers.cost_table import Array
 from planner.costs.stages.stage_bound import BoundedStages
 from planner.solvers.best_first.device_groups import Counts
@@ -149,7 +150,7 @@ class _Choice:
 
     alike_s: float
     places: Places
-    version: object
+    version: tuple[Recomputes, bool]
     group: PricedGroup
 
 
@@ -230,7 +231,7 @@ class PaceTable:
     @cached_property
     def pipelines(self) -> list[PacedPipeline]:
         """For each pace the pipelines of least trip on all devices: of stages alone, and of blocks of each size."""
-        chosen: dict[object, list[Column]] = {}
+        chosen: dict[tuple[Recomputes, bool], list[Column]] = {}
         for choice in self._promising():
             self.budget.spend(NUMBER_S * _NUMBERS_OF_A_STAGE * len(self.chain) ** 2)
             chosen.setdefault(choice.version, []).append(self._column(choice))
@@ -290,12 +291,12 @@ class PaceTable:
                     tuple(unit * (limit // part) for unit, limit in zip(self.units, self.limits, strict=False))
                 )
 
-    def _groups(self, places: Places) -> dict[object, PricedGroup]:
+    def _groups(self, places: Places) -> Mapping[tuple[Recomputes, bool], PricedGroup]:
         """A column's stage, by version; none where it cannot be priced."""
         if sum(places.devices) > places.stages * self.prices.micro_batches[0] and not self.prices.throughout.any():
             return {}
         stages = placed((places,), self.prices.pools)
-        return _by_version(self.prices.versions(stages[0])) if stages else {}
+        return self.prices.quickest(stages[0]) if stages else {}
 
     def _behind(self, choice: _Choice) -> PricedGroup | None:
         """A stage behind a column: one like its own, else the first device that is left; None: there is none."""
@@ -308,7 +309,7 @@ class PaceTable:
             if not any(left):
                 return None
             stages = (tuple(int(number == left.index(True)) for number in range(len(pools))),)
-        return _by_version(self.prices.versions(stages[-1])).get(choice.version)
+        return self.prices.quickest(stages[-1]).get(choice.version)
 
     def _column(self, choice: _Choice) -> Column:
         """The column of stages on a group and others like it."""
@@ -484,17 +485,3 @@ def _numbers(most: int) -> list[int]:
     """1 to 8, and powers of two and three times such, up to ``most`` and that itself."""
     powers = [1 << power for power in range(most.bit_length())]
     return sorted({n for n in (*range(1, 9), *powers, *(3 * power for power in powers), most) if 0 < n <= most})
-
-
-def _by_version(groups: Sequence[PricedGroup]) -> dict[object, PricedGroup]:
-    """By what is recomputed, and whether members share sites; of several shares those of least work."""
-    quickest: dict[object, PricedGroup] = {}
-    for group in groups:
-        other = quickest.get(group.version[:2])
-        if other is None or _whole_work_s(group) < _whole_work_s(other):
-            quickest[group.version[:2]] = group
-    return quickest
-
-
-def _whole_work_s(group: PricedGroup) -> float:
-    return float(group.largest_work_s(np.array([0]), np.array([group.owner.cuts.last]))[0])

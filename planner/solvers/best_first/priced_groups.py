@@ -248,6 +248,20 @@ class GroupPrices:
                     groups.append(self._made(counts, (recompute, *way)))
         return tuple(group for group in groups if group is not None)
 
+    def quickest(self, counts: Counts) -> dict[tuple[Recomputes, bool], PricedGroup]:
+        """Of each version without its shares that whose slowest member has the whole network done first."""
+        first = np.array([0])
+        last = np.array([self.cuts.last])
+        quickest: dict[tuple[Recomputes, bool], PricedGroup] = {}
+        least_s: dict[tuple[Recomputes, bool], float] = {}
+        for group in self.versions(counts):
+            version = group.version[:2]
+            work_s = float(group.largest_work_s(first, last)[0])
+            if version not in quickest or work_s < least_s[version]:
+                quickest[version] = group
+                least_s[version] = work_s
+        return quickest
+
     def pipeline(
         self, groups: Sequence[PricedGroup], cuts: tuple[int, ...], schedule: str, windows: tuple[int, ...] = ()
     ) -> Candidate:
