@@ -11,7 +11,7 @@ The device time that a step takes at least, however layers are cut: what work ov
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -24,8 +24,9 @@ from planner.ir.errors import MissingMeasurementError
 from planner.ir.lazy import once, once_by
 from planner.solvers.best_first.device_groups import Counts, DeviceStates, GroupOption
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
-from planner.solvers.best_first.message_bound import HandoverBounds
+from planner.solvers.best_first.message_bound import HandoverBound, HandoverBounds
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup, Version
+from planner.solvers.best_first.recurrence import Labels, across, alone, prepend, rounds_of
 from planner.solvers.budget import NUMBER_S, Budget
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.layouts.stage import NONE, WHOLE
@@ -37,32 +38,6 @@ SORTS = ("trip", "end", "total", "free", "sums")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Labels:
-    """Bounds of pipelines, elementwise, in seconds.
-
-    Attributes:
-        trip: E: one micro-batch, from its F on the first stage to its B there.
-        end: G: from the first F of the first stage to its last B.
-        total: V: from the first F of the first stage to the end of the step.
-        free: the step, whenever the first stage starts: stages that read nothing from it need not wait for it.
-        sums: from the first F of the first stage until network cards have carried the sums of gradients, of stages
-            that have to wait for one another.
-    """
-
-    trip: Array
-    end: Array
-    total: Array
-    free: Array
-    sums: Array
-
-    @classmethod
-    def of(cls, stacked: Array) -> Labels:
-        """Of an array with an index for their sorts first; the last one may be left out where there is one host."""
-        trip, end, total, free, *sums = stacked
-        return cls(trip, end, total, free, *(sums or [end]))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class GroupChoice:
     """A group that may come first, with what is left for the others."""
 
@@ -70,13 +45,7 @@ class GroupChoice:
     option: GroupOption
 
 
-_OF_A_LINK = ("there", "path", "back", "load_there", "load_back", "load_both")
 _NUMBERS_AT_ONCE = 20_000  # of a table, for all choices that may follow: more do not fit into a cache
-
-
-def rounds_of(num_microbatches: int, window: Numbers) -> Array:
-    """How often a micro-batch has to go there and back, one after another, if a stage holds so many: ceil(M / W)."""
-    return np.asarray(-(-num_microbatches // np.maximum(window, 1)))
 
 
 @dataclass(eq=False)
@@ -178,10 +147,8 @@ class Suffixes:
         fits = cuts.inside[first, last] & (window >= least)
         fits &= is_end if not may_follow else True
         rounds = rounds_of(self.prices.num_counted, window)
-        trip = stage.head + stage.back
-        end = np.maximum(stage.work, rounds * trip)
-        total = np.maximum(end, stage.all_work) + stage.tail
-        labels = np.stack([trip, end, total, total, end + self.card_s(choice, stage)][: len(self.sorts)])
+        card_s = self.card_s(choice, stage)
+        labels = self._stacked(alone(stage, rounds, card_s))
         if may_follow and not is_end.all():
             behind = self._best_after(choice)
             by_sort = [
@@ -193,7 +160,16 @@ class Suffixes:
             labels = np.where(is_end, labels, followed)
         if group.any_shares is not None:
             labels[3] = np.maximum(labels[3], group.any_shares.alone_s(first, last))
-        return stage, Labels.of(np.where(fits, labels, np.inf))
+        return stage, self._labels(np.where(fits, labels, np.inf))
+
+    def _stacked(self, labels: Labels) -> Array:
+        """By sort of label, of those that differ."""
+        return np.stack(np.broadcast_arrays(*(getattr(labels, sort) for sort in self.sorts)))
+
+    def _labels(self, stacked: Array) -> Labels:
+        """The same the other way round."""
+        trip, end, total, free, *sums = stacked
+        return Labels(trip, end, total, free, *(sums or [end]))
 
     def card_s(self, choice: GroupChoice, stage: BoundedStages) -> Array:
         """How long sums of gradients keep network cards busy, in the mean of all hosts."""
@@ -206,23 +182,14 @@ class Suffixes:
     ) -> Array:
         """The labels of stages with the best of one sort of stage behind: (sort of label, first, last)."""
         columns, prices = self.prices.cuts.columns, self.prices
-        linked, returns = columns.linked[column], columns.has_gradient[column]
-        if not prices.freedom.trains:
-            returns = np.zeros_like(returns)
-        work = stage.work + len(prices.micro_batches) * choice.group.prices.overhead_s * returns
-        trip = stage.head + np.where(returns, behind.trip[column], 0.0) + stage.back
-        after = np.where(returns, stage.head + behind.end[column] + stage.back, 0.0)
-        end = np.maximum.reduce([work, after, rounds * trip])
-        rest = np.where(linked, stage.head + behind.total[column], 0.0)
-        total = np.maximum(np.maximum(end, stage.all_work) + stage.tail, rest)
-        labels = [trip, end, total, total]
-        if self.links.has_cards:  # where gradients come back, the last B (or I) follows those behind
-            sums = np.maximum(end, np.where(returns, stage.head + behind.sums[column], 0.0))
-            sums += self.card_s(choice, stage)
-            labels = [trip, end, np.maximum(total, sums), total, sums]
-        labels[3] = np.maximum(labels[2], behind.free[column])
-        possible = (column >= 0) & np.isfinite(behind.total[column])
-        return np.where(possible, np.stack(labels), np.inf)
+        reads = columns.linked[column]
+        returns = columns.has_gradient[column] & prices.freedom.trains
+        overhead_s = len(prices.micro_batches) * choice.group.prices.overhead_s * returns
+        waiting = replace(stage, work=stage.work + overhead_s)
+        best = Labels(*(getattr(behind, sort)[column] for sort in SORTS))
+        labels = self._stacked(prepend(waiting, best, rounds, self.card_s(choice, stage), reads, returns))
+        possible = (column >= 0) & np.isfinite(best.total)
+        return np.where(possible, labels, np.inf)
 
     def pairs(self, choice: GroupChoice, firsts: Numbers) -> tuple[Numbers, Numbers]:
         """The stages that the choice may have in time: first cuts, each of ``firsts``, in order, and last cuts."""
@@ -273,18 +240,14 @@ class Suffixes:
         possible = np.flatnonzero(np.isfinite(labels[2]).any(axis=1))
         some = max(1, _NUMBERS_AT_ONCE // max(1, len(slots)))
         for numbers in (possible[start : start + some] for start in range(0, len(possible), some)):
-            trip, end, total, free, *sums = labels[:, numbers].take(slots, axis=2)
+            firsts = self._labels(labels[:, numbers].take(slots, axis=2))
             links = [self.links.between(source, others[number].group) for number in numbers]
-            there, path, back, load_there, load_back, load_both = (
-                np.array([getattr(link, name) for link in links]) for name in _OF_A_LINK
+            link = HandoverBound(
+                *(np.array([getattr(each, one.name) for each in links]) for one in fields(HandoverBound))
             )
-            ends = np.maximum(there + (end + back), trip + np.maximum(load_there + back, there + load_back))
-            if load_both.any():
-                ends = np.maximum(ends, np.where(np.isfinite(trip), load_both, np.inf))
-            every = path + trip + back, ends, there + total, free, *(there + own for own in sums)
-            least = [each.min(axis=0) for each in every]
+            least = self._stacked(across(firsts, link)).min(axis=1)
             np.minimum(best, least, out=best)
-        return Labels.of(best)
+        return self._labels(best)
 
     def renamed(self, choice: GroupChoice) -> PricedGroup:
         """The group with its hosts called as in what is left."""

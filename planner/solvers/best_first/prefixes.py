@@ -11,11 +11,12 @@ from planner.costs.candidate import Candidate
 from planner.costs.layers.cost_table import Array
 from planner.costs.stages.stage_bound import BoundedStages
 from planner.ir.lazy import once
-from planner.solvers.best_first.bound import GroupChoice, Labels, Suffixes, rounds_of
+from planner.solvers.best_first.bound import GroupChoice, Suffixes
 from planner.solvers.best_first.device_groups import Counts, at_pools
-from planner.solvers.best_first.graph_cuts import Numbers
+from planner.solvers.best_first.graph_cuts import Flags, Numbers
 from planner.solvers.best_first.message_bound import HandoverBound
 from planner.solvers.best_first.priced_groups import PricedGroup
+from planner.solvers.best_first.recurrence import Before, Labels, joined, rounds_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,35 +124,17 @@ class Frontier:
         """What may follow ``prefix`` in less than ``upper_s``."""
         table, prices = self._table(prefix.state, prefix.cuts[-1]), self.suffixes.prices
         stage, labels, nothing = table.stage, table.labels, np.zeros(len(table.choice))
-        # by row: when the first F may start, when the last input can be there, the step if inputs and gradients share a
-        # wire, what follows upstream after the last B and after the first gradient, and sums that follow the last B
-        start, all_there, both, upstream, all_back, sums = (nothing,) * 6
+        before = Before(*(nothing,) * len(fields(Before)))
         most = np.full(len(nothing), len(prices.micro_batches))
         if prefix.choices and len(nothing):
-            (*_, before, begin), columns = prefix.cuts, prices.cuts.columns
-            column = prices.cuts.column[prices.cuts.content[begin, table.last], before, begin]
-            linked, returns = columns.linked[column], columns.has_gradient[column] & prices.freedom.trains
-            link = self._handovers(prefix, table, column)
-            begun, after = prefix.started_s, prefix.returns_s
-            start, all_there = (np.where(linked, begun + link[way], 0.0) for way in ("there", "load_there"))
-            upstream, all_back = (np.where(returns, link[way] + after, 0.0) for way in ("back", "load_back"))
-            both = np.where(returns, begun + link["load_both"] + after, 0.0)
-            most, sums = np.where(returns, prefix.max_in_flight, most), np.where(returns, prefix.sums_s, 0.0)
+            (*_, ahead, begin), columns = prefix.cuts, prices.cuts.columns
+            column = prices.cuts.column[prices.cuts.content[begin, table.last], ahead, begin]
+            reads, returns = columns.linked[column], columns.has_gradient[column] & prices.freedom.trains
+            before = self._before(prefix, self._handovers(prefix, table, column), reads, returns)
+            most = np.where(returns, prefix.max_in_flight, most)
         max_in_flight = np.minimum(stage.window, most)
         rounds = rounds_of(prices.num_counted, max_in_flight)
-        end = np.maximum(labels.end, rounds * labels.trip)
-        tail = np.maximum(stage.tail, upstream)
-        bound = np.maximum.reduce(
-            [
-                np.full(len(end), prefix.bound_s),
-                start + np.maximum(end + tail, labels.total),
-                labels.free,
-                all_there + labels.trip + upstream,
-                start + labels.trip + all_back,
-                both,
-                start + labels.sums + sums,
-            ]
-        )
+        bound = np.maximum(prefix.bound_s, joined(before, stage, labels, rounds))
         cuts, limit = prices.cuts, prices.freedom.max_stages
         if prefix.choices and cuts.merges_orders:
             bound = np.where(cuts.disorder(prefix.cuts[-2], prefix.cuts[-1], table.last), np.inf, bound)
@@ -159,17 +142,30 @@ class Frontier:
             bound = np.where(table.last == cuts.last, bound, np.inf)
         rows = np.flatnonzero(bound < upper_s)
         rows = rows[np.argsort(bound[rows], kind="stable")]
-        own = np.maximum(prefix.bound_s, start + np.maximum(stage.work + tail, stage.all_work + stage.tail))
+        tail = np.maximum(stage.tail, before.back)
+        own = np.maximum(prefix.bound_s, before.start + np.maximum(stage.work + tail, stage.all_work + stage.tail))
         return Expansion(
             prefix,
             table,
             bound[rows],
             rows,
-            (start + stage.head)[rows],
+            (before.start + stage.head)[rows],
             (stage.back + tail)[rows],
             own[rows],
             max_in_flight[rows],
-            (sums + table.card_s)[rows],
+            (before.sums + table.card_s)[rows],
+        )
+
+    def _before(self, prefix: PipelinePrefix, link: HandoverBound, reads: Flags, returns: Flags) -> Before:
+        """``prefix`` as the stage behind sees it, by row of a table."""
+        started_s, returns_s = prefix.started_s, prefix.returns_s
+        return Before(
+            start=np.where(reads, started_s + link.there, 0.0),
+            all_there=np.where(reads, started_s + link.load_there, 0.0),
+            back=np.where(returns, link.back + returns_s, 0.0),
+            all_back=np.where(returns, link.load_back + returns_s, 0.0),
+            both=np.where(returns, started_s + link.load_both + returns_s, 0.0),
+            sums=np.where(returns, prefix.sums_s, 0.0),
         )
 
     def candidate(self, prefix: PipelinePrefix, schedule: str) -> Candidate:
@@ -231,7 +227,7 @@ class Frontier:
             np.concatenate(cards),
         )
 
-    def _handovers(self, prefix: PipelinePrefix, table: StageTable, column: Numbers) -> dict[str, Array]:
+    def _handovers(self, prefix: PipelinePrefix, table: StageTable, column: Numbers) -> HandoverBound:
         """Messages from the last stage of ``prefix`` to each row of ``table``, given its row of ``HandoverColumns``."""
         source = self.suffixes.renamed(prefix.choices[-1])
         names = [one.name for one in fields(HandoverBound)]
@@ -241,4 +237,4 @@ class Frontier:
             mine = table.choice == number
             for name in names:
                 seconds[name][mine] = getattr(link, name)[column[mine]]
-        return seconds
+        return HandoverBound(**seconds)

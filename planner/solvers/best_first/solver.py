@@ -14,19 +14,8 @@ Subject to  memory on every rank, with the micro-batches in flight              
             a sample of every micro-batch on every rank of a stage                      ``feasibility.usable``
             side constraints                                                      ``candidates.constraints``
 
-The bound.  f_s, b_s are the shortest F and B of stage s, w_s all its work, u_s its reduction and update, c_s a message
-to the next stage, C_s all M of them on the channel where most goes, W_s the most micro-batches that memory lets it
-keep.  An F of stage s + 1 follows an F of s, a B of s follows one of s + 1, a channel carries one message at a time,
-and micro-batch m + W_s enters when m has left, so
-
-    E(s) = f_s + c_s + E(s + 1) + c_s + b_s                                      one micro-batch there and back
-    H(s) = max(c_s + G(s + 1) + c_s, C_s + E(s + 1) + c_s, c_s + E(s + 1) + C_s)
-    G(s) = max(w_s, f_s + H(s) + b_s, ceil(M / W_s) E(s))                        from the first F of s to its last B
-    S(s) = x_s + max(G(s), f_s + c_s + S(s + 1))                                 ... until cards have carried the sums
-    V(s) = max(G(s) + u_s, S(s), f_s + c_s + V(s + 1))                           from the first F of s to the end
-
-hold for every synchronous schedule (with backwards in two halves, b is the first and w without the second).  (For
-u = 0, c alike and no limits V(0) is max_s [R_s + M (f_s + b_s)], R_s the f, b and 2 c of the stages before.)
+The bound.  What a pipeline takes at least is a fold over its stages, from the last to the first: E, G, S and V of
+                                                                                              ``recurrence``
 
 Network cards.  No card ever carries more than r bytes a second, the most of what cards can and of what any message or
 sum does alone (``NetworkPrices.most_card_bytes_per_s``), however flows share it (``costs.simulator.prices``).  So what

@@ -1,0 +1,190 @@
+"""What the step of a pipeline takes at least: a fold over its stages, from the last to the first.
+
+    f_s, b_s   the shortest F and B of stage s;  w_s all its work;  u_s its reduction and update
+    c_s        a message to the next stage, and C_s all M of them, on the channel or network card where most goes
+    W_s        the most micro-batches that memory lets it keep
+    x_s        what its sum of gradients keeps a network card busy
+
+An F of stage s + 1 follows an F of s, a B of s follows one of s + 1, a channel carries one message at a time, and
+micro-batch m + W_s enters when m has left, so
+
+    E(s) = f_s + c_s + E(s + 1) + c_s + b_s                                      one micro-batch there and back
+    H(s) = max(c_s + G(s + 1) + c_s, C_s + E(s + 1) + c_s, c_s + E(s + 1) + C_s)
+    G(s) = max(w_s, f_s + H(s) + b_s, ceil(M / W_s) E(s))                        from the first F of s to its last B
+    S(s) = x_s + max(G(s), f_s + c_s + S(s + 1))                                 ... until cards have carried the sums
+    V(s) = max(G(s) + u_s, S(s), f_s + c_s + V(s + 1))                           from the first F of s to the end
+
+hold for every synchronous schedule (with backwards in two halves, b is the first and w without the second).  (For
+u = 0, c alike and no limits V(0) is max_s [R_s + M (f_s + b_s)], R_s the f, b and 2 c of the stages before.)  Where
+stage s + 1 need not read from s, the step as a whole is bounded alone                             ``Labels.free``
+
+All is elementwise, on arrays that broadcast: a table fills one entry for each stage that may come first and whatever it
+tells apart behind it.  What a table tells apart, and which numbers it puts in, is its own matter: exact ones, or the
+least over groups of devices, over shares of samples, over hosts (``bound``, ``share_bound``, ``counts_table``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from planner.costs.layers.cost_table import Array
+from planner.solvers.best_first.graph_cuts import Flags, Numbers
+
+
+class Stage(Protocol):
+    """Numbers of stages, in seconds, as of ``stage_bound.BoundedStages``."""
+
+    @property
+    def head(self) -> Array:
+        """f: the shortest F."""
+
+    @property
+    def back(self) -> Array:
+        """b: the shortest B, or I."""
+
+    @property
+    def work(self) -> Array:
+        """w: of the slowest member from its first F to its last B, or I."""
+
+    @property
+    def all_work(self) -> Array:
+        """The same with the W that may come later."""
+
+    @property
+    def tail(self) -> Array:
+        """u: reduction and update."""
+
+
+class Message(Protocol):
+    """Messages between a stage and the next one, in seconds, as of ``message_bound.HandoverBound``."""
+
+    @property
+    def there(self) -> Array:
+        """c: from the end of an F to the start of the F behind."""
+
+    @property
+    def path(self) -> Array:
+        """The same for the quickest piece of a micro-batch."""
+
+    @property
+    def back(self) -> Array:
+        """From a B to a B before."""
+
+    @property
+    def load_there(self) -> Array:
+        """C: all messages of a step, one after another."""
+
+    @property
+    def load_back(self) -> Array:
+        """The same of gradients."""
+
+    @property
+    def load_both(self) -> Array:
+        """Both, where they share a wire or a card; else 0."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Labels:
+    """Bounds of pipelines, elementwise, in seconds; infinite where there is none.
+
+    Attributes:
+        trip: E: one micro-batch, from its F on the first stage to its B there.
+        end: G: from the first F of the first stage to its last B.
+        total: V: from the first F of the first stage to the end of the step.
+        free: the step, whenever the first stage starts: stages that read nothing from it need not wait for it.
+        sums: S: from the first F of the first stage until network cards have carried the sums of gradients, of stages
+            that have to wait for one another.
+    """
+
+    trip: Array
+    end: Array
+    total: Array
+    free: Array
+    sums: Array
+
+
+def rounds_of(num_microbatches: int, window: Numbers) -> Array:
+    """How often a micro-batch has to go there and back, one after another, if a stage holds so many: ceil(M / W)."""
+    return np.asarray(-(-num_microbatches // np.maximum(window, 1)))
+
+
+def alone(stage: Stage, rounds: ArrayLike, card_s: ArrayLike) -> Labels:
+    """The last stage of a pipeline.
+
+    Args:
+        rounds: :func:`rounds_of` its window.
+        card_s: x: what its sum of gradients keeps a network card busy.
+    """
+    trip = stage.head + stage.back
+    end = np.maximum(stage.work, rounds * trip)
+    total = np.maximum(end, stage.all_work) + stage.tail
+    return Labels(trip, end, total, total, end + card_s)
+
+
+def across(labels: Labels, message: Message) -> Labels:
+    """Pipelines as the stage before sees them: from the end of its F to the start of its B."""
+    trip = message.path + labels.trip + message.back
+    one_way = np.maximum(message.load_there + message.back, message.there + message.load_back)
+    end = np.maximum(message.there + (labels.end + message.back), labels.trip + one_way)
+    end = np.maximum(end, np.where(np.isfinite(labels.trip), message.load_both, np.inf))
+    return Labels(trip, end, message.there + labels.total, labels.free, message.there + labels.sums)
+
+
+def prepend(stage: Stage, behind: Labels, rounds: ArrayLike, card_s: ArrayLike, reads: Flags, returns: Flags) -> Labels:
+    """A stage and the pipelines behind it, as it sees them (:func:`across`).
+
+    Args:
+        rounds, card_s: as of :func:`alone`.
+        reads: whether the stage behind certainly reads from this one; returns: and a gradient comes back.
+    """
+    trip = stage.head + np.where(returns, behind.trip, 0.0) + stage.back
+    waits = np.where(returns, stage.head + behind.end + stage.back, 0.0)
+    end = np.maximum.reduce([*np.broadcast_arrays(stage.work, waits, rounds * trip)])
+    total = np.maximum(end, stage.all_work) + stage.tail
+    total = np.maximum(total, np.where(reads, stage.head + behind.total, 0.0))
+    sums = np.maximum(end, np.where(returns, stage.head + behind.sums, 0.0)) + card_s
+    total = np.maximum(total, sums)
+    return Labels(trip, end, total, np.maximum(total, behind.free), sums)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Before:
+    """The first stages of a pipeline, as the stage behind them sees them, in seconds.
+
+    Attributes:
+        start: before its first F; all_there: until its last input can be there.
+        back: behind its last B, the rest of the way back; all_back: behind its first.
+        both: the whole step, where inputs and gradients share a wire.
+        sums: that cards are busy with sums of gradients which wait for it.
+    """
+
+    start: Array
+    all_there: Array
+    back: Array
+    all_back: Array
+    both: Array
+    sums: Array
+
+
+def joined(before: Before, stage: Stage, labels: Labels, rounds: ArrayLike) -> Array:
+    """What pipelines take whose stages are ``before``, a stage, and those behind it with it: ``labels``.
+
+    Args:
+        rounds: of the windows that those before leave it.
+    """
+    end = np.maximum(labels.end, rounds * labels.trip)
+    tail = np.maximum(stage.tail, before.back)
+    return np.maximum.reduce(
+        [
+            before.start + np.maximum(end + tail, labels.total),
+            labels.free,
+            before.all_there + labels.trip + before.back,
+            before.start + labels.trip + before.all_back,
+            before.both,
+            before.start + labels.sums + before.sums,
+        ]
+    )
