@@ -176,11 +176,8 @@ def planned(case: Case) -> Result:
     seconds = time.monotonic() - start
     search = plan.search
     is_coarse = any(each.what.startswith("groups of other sizes") for each in search.rejected)
-    bound_s = (
-        search.bound_s
-        if not is_coarse
-        else min(search.bound_s, search.bounds_s.get("every group of devices", search.bound_s))
-    )
+    of_every_group = [bound_s for what, bound_s in search.bounds_s.items() if what.startswith("every group")]
+    bound_s = min([search.bound_s, *of_every_group]) if is_coarse else search.bound_s
     peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return Result(case, plan.prediction.step_s, bound_s, search.status, seconds, peak_bytes)
 

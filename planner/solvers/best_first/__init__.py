@@ -3,12 +3,14 @@
 Read ``solver`` (the program it solves), ``search`` (when it ends, and whether as proven) and ``prefixes``; what they
 ask: ``graph_cuts``, ``device_groups`` and what the problem leaves open (``priced_groups.Freedom``); the bounds:
 ``bound`` over suffixes, made of ``priced_groups`` (with the prices of ``planner.costs.stages.stage_bound``) and
-``message_bound``, and ``leaf_bound`` over complete pipelines. ``device_bound`` needs no groups. ``hybrids`` (of
+``message_bound``, ``counts_table`` by counts of devices (with ``counts_columns``), both by the ``recurrence`` of all
+pipelines, and ``leaf_bound`` over complete ones. ``hybrids`` (of
 ``pace_table`` and ``hybrid_shapes``), ``incumbents`` and ``warm_start`` are what it starts from, ``objectives`` what is
 asked beside the step, and said where nothing fits, ``layout_search`` with ``layout_bound`` the search beyond samples.
 
 Besides:
 
+    capacity            What devices of unlike kinds can do together: no step is shorter
     continued           Searches that go on where this one ended, among plans that are not in its space; extras add them
     layout_chains       Pipelines of stretches of layers on groups of ranks, whatever their layouts: by their bounds,
                         the least first

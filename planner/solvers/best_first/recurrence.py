@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from planner.costs.layers.cost_table import Array
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
@@ -112,7 +111,7 @@ def rounds_of(num_microbatches: int, window: Numbers) -> Array:
     return np.asarray(-(-num_microbatches // np.maximum(window, 1)))
 
 
-def alone(stage: Stage, rounds: ArrayLike, card_s: ArrayLike) -> Labels:
+def alone(stage: Stage, rounds: Array, card_s: Array | float) -> Labels:
     """The last stage of a pipeline.
 
     Args:
@@ -134,7 +133,7 @@ def across(labels: Labels, message: Message) -> Labels:
     return Labels(trip, end, message.there + labels.total, labels.free, message.there + labels.sums)
 
 
-def prepend(stage: Stage, behind: Labels, rounds: ArrayLike, card_s: ArrayLike, reads: Flags, returns: Flags) -> Labels:
+def prepend(stage: Stage, behind: Labels, rounds: Array, card_s: Array | float, reads: Flags, returns: Flags) -> Labels:
     """A stage and the pipelines behind it, as it sees them (:func:`across`).
 
     Args:
@@ -143,7 +142,7 @@ def prepend(stage: Stage, behind: Labels, rounds: ArrayLike, card_s: ArrayLike, 
     """
     trip = stage.head + np.where(returns, behind.trip, 0.0) + stage.back
     waits = np.where(returns, stage.head + behind.end + stage.back, 0.0)
-    end = np.maximum.reduce([*np.broadcast_arrays(stage.work, waits, rounds * trip)])
+    end = np.maximum(np.maximum(stage.work, waits), rounds * trip)
     total = np.maximum(end, stage.all_work) + stage.tail
     total = np.maximum(total, np.where(reads, stage.head + behind.total, 0.0))
     sums = np.maximum(end, np.where(returns, stage.head + behind.sums, 0.0)) + card_s
@@ -170,7 +169,7 @@ class Before:
     sums: Array
 
 
-def joined(before: Before, stage: Stage, labels: Labels, rounds: ArrayLike) -> Array:
+def joined(before: Before, stage: Stage, labels: Labels, rounds: Array) -> Array:
     """What pipelines take whose stages are ``before``, a stage, and those behind it with it: ``labels``.
 
     Args:
@@ -178,7 +177,7 @@ def joined(before: Before, stage: Stage, labels: Labels, rounds: ArrayLike) -> A
     """
     end = np.maximum(labels.end, rounds * labels.trip)
     tail = np.maximum(stage.tail, before.back)
-    return np.maximum.reduce(
+    bounds: Array = np.maximum.reduce(
         [
             before.start + np.maximum(end + tail, labels.total),
             labels.free,
@@ -188,3 +187,4 @@ def joined(before: Before, stage: Stage, labels: Labels, rounds: ArrayLike) -> A
             before.start + labels.sums + before.sums,
         ]
     )
+    return bounds

@@ -30,6 +30,7 @@ begins at t or later is on a card until t + its bytes / r at least:
 
 The least values over all continuations, for each cut, devices left and first group, are a
 DP over suffixes                                                                                   ``bound``
+and for each cut and worth of devices left, whichever they are, a table over counts                ``counts_table``
 Where stage s + 1 need not read from s, only the step as a whole is bounded                  ``Labels.free``
 Stages that do not depend on one another are bounded in one order and simulated in each   ``GraphCuts.disorder``
 
@@ -144,7 +145,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         bounds_s={
             "frontier of the search": bound_s,
             "suffix DP": min(outcome.root_s, bound_s),
-            **({"every group of devices": min(start.whole_s, bound_s)} if not beyond_samples(limited) else {}),
+            **({_whole(start): min(start.whole_s, bound_s)} if not beyond_samples(limited) else {}),
             "work over capacity": min(start.capacity_s, bound_s),
         },
         binding=certainty + binding(decision.stages, predicted),
@@ -157,6 +158,11 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     for continued in continued_searches(problem):
         plan = continued.plan(evaluator, plan)
     return plan
+
+
+def _whole(start: SearchStart) -> str:
+    """What the bound counts that knows counts of devices alone."""
+    return "every group of devices" + " of one kind" * (not start.mixes_kinds)
 
 
 def _nothing_found(evaluator: Evaluator, outcome: Outcome) -> Exception:

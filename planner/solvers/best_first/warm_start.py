@@ -15,7 +15,8 @@ from planner.ir.plan import STOPPED, Rejected
 from planner.ir.problem import Problem
 from planner.schedules import traits
 from planner.solvers.best_first.bound import Suffixes
-from planner.solvers.best_first.device_bound import Capacity, capacity, least_step_s
+from planner.solvers.best_first.capacity import Capacity, capacity
+from planner.solvers.best_first.counts_table import rising_bounds
 from planner.solvers.best_first.device_groups import DeviceStates
 from planner.solvers.best_first.graph_cuts import GraphCuts, cuts_of, may_part_free, thinned
 from planner.solvers.best_first.hybrids import HybridSpace, first_answers, hybrids
@@ -28,7 +29,7 @@ from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
 from planner.solvers.best_first.search import BatchSpace, BestFirstSearch, Outcome
 from planner.solvers.best_first.share_bound import has_open_shares
 from planner.solvers.best_first.virtual_pipelines import PipelineFamilies, families, not_searched
-from planner.solvers.budget import Budget, OutOfTimeError, made_within, under
+from planner.solvers.budget import Budget, made_within
 from planner.solvers.candidates.candidate import ends_of_hosts, micro_batches, pools
 from planner.solvers.candidates.choose import Selection, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -60,7 +61,8 @@ class SearchStart:
         choices: the everyday strategies, by name.
         rejected: what the search need not look at, or does not.
         capacity_s: all work over all devices.
-        whole_s: bound of every pipeline, of coarser groups of devices or not (``device_bound``).
+        whole_s: bound of every pipeline, of coarser groups of devices or not (``counts_table``).
+        mixes_kinds: whether that counts stages on several kinds of devices, too.
         least_work_s: bound of what there was no time to price, if there is any.
         is_restricted: whether plans of other planners may lie outside the space.
         best: of the plans that were made so far and may be an answer.
@@ -73,6 +75,7 @@ class SearchStart:
     rejected: list[Rejected] = field(init=False, default_factory=list)
     capacity_s: float = field(init=False, default=0.0)
     whole_s: float = field(init=False, default=0.0)
+    mixes_kinds: bool = field(init=False, default=True)
     least_work_s: float = field(init=False, default=float("inf"))
     is_restricted: bool = field(init=False, default=False)
     best: Evaluation | None = field(init=False, default=None)
@@ -207,14 +210,14 @@ class SearchStart:
         self.capacity_s = min((space.bound_s for space in spaces), default=0.0)
         if self.is_part or len(self.evaluator.problem.ranks) <= _FEW_RANKS:  # the DP knows more as soon
             return spaces
-        bounded = []
         within = self.evaluator.budget.part(_SHARE_OF_BOUNDS * self.evaluator.budget.left_s)
-        for space in spaces:
-            bound_s = space.bound_s
-            with suppress(OutOfTimeError), under(within):
-                bound_s = max(bound_s, least_step_s(space.prices, _capacity(space.prices)))
-            bounded.append(replace(space, bound_s=bound_s))
-        return bounded
+        known_s = float("inf") if self.best is None else self.best.step_s
+        bounds = [space.bound_s for space in spaces]
+        ways = [(space.prices, _capacity(space.prices)) for space in spaces]
+        self.mixes_kinds = all(space.devices.mixes_kinds or len(space.prices.devices_by_kind()) < 2 for space in spaces)
+        for better_bounds in made_within(within, rising_bounds(ways, known_s, self.mixes_kinds)):
+            bounds = bounds if better_bounds is None else list(better_bounds)
+        return [replace(space, bound_s=bound_s) for space, bound_s in zip(spaces, bounds, strict=True)]
 
     def _quick_look(
         self, spaces: list[BatchSpace], devices: DeviceStates, best: Evaluation | None

@@ -27,7 +27,8 @@ from planner.ir.profile import Profile
 from planner.ir.program import BUCKET_BYTES
 from planner.solvers import solver
 from planner.solvers.best_first.bound import Suffixes
-from planner.solvers.best_first.device_bound import Capacity, capacity, least_step_s
+from planner.solvers.best_first.capacity import Capacity, capacity
+from planner.solvers.best_first.counts_table import least_step_s
 from planner.solvers.best_first.graph_cuts import cuts_of
 from planner.solvers.best_first.leaf_bound import Leaf, Leaves
 from planner.solvers.best_first.prefixes import Expansion, Frontier, PipelinePrefix
@@ -238,10 +239,17 @@ def test_so_few_devices_are_not_enough_for_a_shorter_step(make: Callable[[int], 
         bounds[prices.micro_batches] = least_step_s(prices, capacity)
         assert capacity.work_s <= bounds[prices.micro_batches]
         assert least_step_s(prices, capacity, capacity.work_s) == capacity.work_s
+    least_s = dict.fromkeys(bounds, float("inf"))
     for candidate in plans(problem, every_share=True):
         found = evaluator.evaluate(candidate)
         if found.fits and candidate.micro_batches in bounds:
-            assert bounds[candidate.micro_batches] <= found.step_s * (1 + 1e-9)
+            least_s[candidate.micro_batches] = min(least_s[candidate.micro_batches], found.step_s)
+    for frontier in spaces(evaluator):
+        prices = frontier.suffixes.prices
+        best_s = least_s[prices.micro_batches]
+        assert bounds[prices.micro_batches] <= best_s * (1 + 1e-9)
+        if np.isfinite(best_s):  # an upper bound just above the best leaves it in
+            assert least_step_s(prices, capacity_of(prices), best_s * (1 + 1e-6)) <= best_s * (1 + 1e-9)
 
 
 def on_several_hosts(seed: int) -> Problem:

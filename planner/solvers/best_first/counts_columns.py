@@ -1,0 +1,422 @@
+"""Stages by what their devices are worth, whichever these are and wherever: the columns of ``counts_table``.
+
+A column is a stage whose fullest member, of a kind, has so many samples of a micro-batch (of like devices also whose
+leanest has so many).  What it takes is what it takes at least: on any hosts, and of any further ranks; memory counts
+where all devices of the kind have as much, and divide nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from planner.costs.layers.cost_table import Array
+from planner.costs.stages.gradient_overlap import least_sums_s
+from planner.costs.stages.stage_sums import LeastPasses
+from planner.ir.errors import MissingMeasurementError
+from planner.ir.problem import NEVER
+from planner.ir.program import BUCKET_BYTES
+from planner.solvers.best_first.graph_cuts import Numbers
+from planner.solvers.best_first.priced_groups import GroupPrices
+from planner.solvers.budget import NUMBER_S, check_time
+from planner.solvers.candidates.feasibility import is_covered
+
+MOST_CUTS = 256
+"""Cuts that are told apart."""
+
+_FEW_SAMPLES = 16  # up to this micro-batch every share of it is looked at on unlike devices
+_NUMBERS = ("first", "last", "worth", "window")  # beside seconds
+_FURTHER = 2.0  # than what is asked for are columns worked out
+_PASSES = 3  # times that a number of a column is looked at before it is known, about
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Places:
+    """Cuts that are told apart.
+
+    Attributes:
+        cuts: all of them, or some of a chain.
+        first, last: the cuts between which a stage surely has all layers that begins and ends at two places or behind.
+        outer: the cut that no stage goes beyond that ends there.
+    """
+
+    cuts: Numbers
+    first: Numbers
+    last: Numbers
+    outer: Numbers
+
+    @property
+    def are_all(self) -> bool:
+        """Whether each cut is a place."""
+        return bool(np.array_equal(self.cuts, self.outer))
+
+    @classmethod
+    def of(cls, prices: GroupPrices) -> Places | None:
+        """None where there are too many cuts that are no chain."""
+        cuts = prices.cuts
+        count = len(cuts.members)
+        every = np.arange(count)
+        if count <= MOST_CUTS:
+            return cls(every, every, every, every)
+        if not np.array_equal(cuts.inside, np.triu(np.ones((count, count), dtype=bool), 1)):
+            return None
+        least_s = prices.capacity_s().min(axis=0)
+        weight = cuts.sums(np.where(np.isfinite(least_s), least_s, 0.0))
+        wanted = np.searchsorted(weight, np.linspace(0.0, weight[-1], MOST_CUTS))
+        places = np.unique(np.concatenate(([0], np.minimum(wanted, count - 1), [count - 1])))
+        behind = np.append(places[1:], count - 1)
+        return cls(places, behind, places, behind)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ColumnStages:
+    """Stages of columns, flat, in seconds; see ``BoundedStages``.
+
+    Attributes:
+        first, last: numbers of places.
+        worth: of its devices, at least.
+        alone_s: the step, whatever is before and behind.
+    """
+
+    first: Numbers
+    last: Numbers
+    worth: Numbers
+    head: Array
+    back: Array
+    work: Array
+    all_work: Array
+    tail: Array
+    window: Numbers
+    alone_s: Array
+
+    @classmethod
+    def joined(cls, parts: Sequence[ColumnStages]) -> ColumnStages:
+        """All of them."""
+        columns: list[Any] = [np.zeros(0, dtype=np.int64 if one.name in _NUMBERS else float) for one in fields(cls)]
+        for number, one in enumerate(fields(cls)):
+            columns[number] = np.concatenate([columns[number], *(getattr(part, one.name) for part in parts)])
+        return cls(*columns)
+
+    def only(self, which: Numbers) -> ColumnStages:
+        """Some of them."""
+        return ColumnStages(*(getattr(self, one.name)[which] for one in fields(self)))
+
+    def by_way(self) -> ColumnStages:
+        """With a second index, for what is left behind each."""
+        return ColumnStages(*(getattr(self, one.name)[:, None] for one in fields(self)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pairs:
+    """Places where stages begin and end, flat."""
+
+    first: Numbers
+    last: Numbers
+
+    def only(self, which: Numbers) -> _Pairs:
+        """Some of them."""
+        return _Pairs(self.first[which], self.last[which])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sums:
+    """Running sums over layers, by place where a stage begins, and by place where it ends."""
+
+    before: Array
+    until: Array
+
+    def between(self, pairs: _Pairs) -> Array:
+        """Of stages."""
+        return np.maximum(self.until[pairs.last] - self.before[pairs.first], 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """Samples of a micro-batch that members of a stage have.
+
+    Attributes:
+        leanest: no member has fewer.
+        fullest, most: the fullest has so many, and no more than these.
+        ranks: there are so many members or more.
+    """
+
+    leanest: int
+    fullest: int
+    most: int
+    ranks: int
+
+
+@dataclass(eq=False)
+class Columns:
+    """The columns of one way to cut the batch.
+
+    Attributes:
+        worth: of a device of each kind.
+        mixes_kinds: whether a stage may have devices of several kinds.
+    """
+
+    prices: GroupPrices
+    places: Places
+    worth: tuple[int, ...]
+    mixes_kinds: bool
+    kinds: tuple[str, ...] = field(init=False)
+    is_mixed: bool = field(init=False)
+    is_open: bool = field(init=False)
+    _known_s: float = field(init=False, default=0.0, repr=False)
+    _known: ColumnStages = field(init=False, repr=False)  # that end in less than this
+
+    def __post_init__(self) -> None:
+        self.kinds = tuple(self.prices.devices_by_kind())
+        self.is_mixed = self.mixes_kinds and len(self.kinds) > 1
+        self.is_open = self.is_mixed or len({pool.sort for pool in self.prices.pools}) > len(self.kinds)
+
+    @property
+    def all_worth(self) -> int:
+        """Of all devices."""
+        counts = self.prices.devices_by_kind().values()
+        return sum(worth * count for worth, count in zip(self.worth, counts, strict=True))
+
+    @property
+    def size(self) -> int:
+        """Samples of a micro-batch."""
+        return self.prices.micro_batches[0]
+
+    @property
+    def layer_s(self) -> Array:
+        """By layer, seconds of all micro-batches times the worth of the device that does them, at least."""
+        seconds = self.prices.capacity_s()
+        least_s = np.min(np.array(self.worth)[:, None] * seconds, axis=0)
+        return np.where(np.isfinite(least_s), least_s, 0.0)
+
+    def stages(self, upper_s: float) -> ColumnStages:
+        """Those that end in less than this, by their first places."""
+        if upper_s > self._known_s:
+            self._known_s = _FURTHER * upper_s
+            columns = ((kind, share) for kind in self.kinds for share in self._shares(kind))
+            parts = (self._of_column(kind, share, self._known_s) for kind, share in columns)
+            every = ColumnStages.joined([part for part in parts if part is not None])
+            self._known = every.only(np.argsort(every.first, kind="stable"))
+        return self._known.only(np.flatnonzero(self._known.alone_s <= upper_s))
+
+    def _shares(self, kind: str) -> Iterator[_Share]:
+        """Of like devices all there are, of the fewest ranks; of unlike ones by what the fullest has."""
+        size = self.size
+        num_ranks = len(self.prices.problem.ranks) if self.is_mixed else self.prices.devices_by_kind()[kind]
+        counts = range(1, num_ranks + 1 if self.prices.freedom.may_replicate else 2)
+        if not self.is_open:
+            alike = dict[tuple[int, int], int]()
+            for count in counts:
+                alike.setdefault((size // count, -(-size // count)), count)
+            yield from (_Share(least, most, most, count) for (least, most), count in alike.items() if least)
+            return
+        every = range(1, size + 1) if size <= _FEW_SAMPLES else {-(-size // count) for count in counts}
+        samples = sorted(every)
+        for fullest, behind in zip(samples, [*samples[1:], size + 1], strict=True):
+            most = behind - 1
+            if self.is_mixed or -(-size // most) <= num_ranks:
+                yield _Share(1, fullest, most, -(-size // most))
+
+    def _of_column(self, kind: str, share: _Share, upper_s: float) -> ColumnStages | None:
+        """The stages of one column; None where it cannot be priced."""
+        check_time(_PASSES * NUMBER_S * len(self._pairs.first))
+        passes = self._passes(kind, share.fullest, share.most)
+        shortest = self._shortest(kind, share)
+        if passes is None or shortest is None:
+            return None
+        work, all_work = (self._sums(by_layer) for by_layer in passes.works_s(self._num_full))
+        head, back = (self._sums(by_layer) for by_layer in shortest)
+        before, behind = self._around
+        pairs = self._pairs
+        alone_s = before[pairs.first] + np.maximum(work.between(pairs) + behind[pairs.first], all_work.between(pairs))
+        pairs = pairs.only(np.flatnonzero(alone_s <= upper_s))
+        tail_s = self._tail_s(kind, share, pairs)
+        window = self._window(kind, share.ranks, pairs)
+        work_s = work.between(pairs)
+        all_work_s = all_work.between(pairs)
+        alone_s = before[pairs.first] + np.maximum(work_s + behind[pairs.first], all_work_s + tail_s)
+        every = ColumnStages(
+            first=pairs.first,
+            last=pairs.last,
+            worth=self._worths(kind, share, work_s, pairs),
+            head=head.between(pairs),
+            back=back.between(pairs),
+            work=work_s,
+            all_work=all_work_s,
+            tail=tail_s,
+            window=window,
+            alone_s=alone_s,
+        )
+        return every.only(np.flatnonzero((window > 0) & (alone_s <= upper_s)))
+
+    @cached_property
+    def _pairs(self) -> _Pairs:
+        """All places between which a stage may be."""
+        cuts = self.places.cuts
+        first, last = self.prices.cuts.inside[np.ix_(cuts, cuts)].nonzero()
+        return _Pairs(first, last)
+
+    def _sums(self, by_layer: Array) -> _Sums:
+        """Over the layers that surely are between two places."""
+        sums = self.prices.cuts.sums(by_layer)
+        return _Sums(sums[self.places.first], sums[self.places.last])
+
+    def _most_sums(self, by_layer: Array) -> _Sums:
+        """Over all layers that may be between them."""
+        sums = self.prices.cuts.sums(by_layer)
+        return _Sums(sums[self.places.cuts], sums[np.maximum(self.places.outer, self.places.cuts)])
+
+    def _worths(self, kind: str, share: _Share, work_s: Array, pairs: _Pairs) -> Numbers:
+        """What the devices of stages are worth, at least.
+
+        Args:
+            work_s: of the slowest member.
+        """
+        if not self.is_mixed:
+            return np.full(work_s.shape, share.ranks * self.worth[self.kinds.index(kind)])
+        least = np.full(work_s.shape, np.inf)  # for a sample
+        for worth, (most, levels) in zip(self.worth, self._levels, strict=True):
+            levels_met = np.zeros(work_s.shape, dtype=np.int64)
+            for level in levels:
+                levels_met += level.between(pairs) <= work_s
+            samples = most[levels_met]
+            least = np.minimum(least, np.divide(worth, samples, out=np.full(work_s.shape, np.inf), where=samples > 0))
+        return np.ceil(self.size * least * (1 - 1e-9)).astype(np.int64)
+
+    @cached_property
+    def _levels(self) -> list[tuple[Numbers, list[_Sums]]]:
+        """By kind: ``[levels + 1]`` samples that a member does, and by level no less than it takes for more."""
+        levels = []
+        for kind in self.kinds:
+            priced = [(share.most, self._passes(kind, share.fullest, self.size)) for share in self._shares(kind)]
+            known = [(most, passes.works_s(self._num_full)[0]) for most, passes in priced if passes is not None]
+            levels.append((np.array([0, *(most for most, _ in known)]), [self._sums(work_s) for _, work_s in known]))
+        return levels
+
+    @property
+    def _num_full(self) -> int:
+        """Micro-batches of the full size."""
+        batches = self.prices.micro_batches
+        return len(batches) - (batches[-1] != batches[0])
+
+    def _passes(self, kind: str, least: int, most: int) -> LeastPasses | None:
+        """By layer, what passes take at least of a number of samples between two; None: not known."""
+        prices = self.prices
+        if not is_covered(prices.problem, prices.cost_model, kind, least):
+            return None
+        by_size = []
+        for samples in self._sizes(kind, least, most):
+            for shared in (False, True):
+                with suppress(MissingMeasurementError):
+                    sums = prices.cost_model.sums(kind, samples, shared, recompute=False)
+                    by_size.append(np.diff(sums.least(prices.freedom.trains, prices.freedom.splits)))
+        return LeastPasses(*np.minimum.reduce(by_size)) if by_size else None
+
+    def _shortest(self, kind: str, share: _Share) -> tuple[Array, Array] | None:
+        """By layer, F and B of the quickest member of a stage, or of a smaller micro-batch."""
+        smallest = min(share.leanest, self.prices.micro_batches[-1])
+        kinds = self.kinds if self.is_mixed else (kind,)
+        sized = [self._passes(each, smallest, share.most) for each in kinds]
+        known = [passes for passes in sized if passes is not None]
+        if not known:
+            return None
+        forward_s = np.minimum.reduce([passes.forward_s for passes in known])
+        return forward_s, np.minimum.reduce([passes.back_s for passes in known])
+
+    def _sizes(self, kind: str, least: int, most: int) -> list[int]:
+        """Numbers of samples between which times rise or fall: the ends, and what was measured between."""
+        measured = {m.samples for m in self.prices.problem.profile.measurements.get(kind, ())}
+        return sorted({least, most} | {samples for samples in measured if least < samples < most})
+
+    def _tail_s(self, kind: str, share: _Share, pairs: _Pairs) -> Array:
+        """Reduction and update."""
+        prices = self.prices
+        divides = prices.problem.shard != NEVER
+        kinds = self.kinds if self.is_mixed else (kind,)
+        updates = [np.diff(prices.cost_model.tables.parameters(each).update_s) for each in kinds]
+        update_s = prices.freedom.trains * np.minimum.reduce(updates)
+        tail_s = self._sums(update_s).between(pairs) / (len(prices.problem.ranks) if divides else 1)
+        if self._sums_s is None or share.ranks < 2 or not prices.freedom.trains:
+            return tail_s
+        summed_s = self._sums(self._sums_s[2 if self.is_mixed else share.ranks]).between(pairs)
+        hidden_s = self._most_sums(self._longest_back_s(self.size if self.is_mixed else share.most)).between(pairs)
+        num_bytes = self._most_sums(np.diff(prices.cost_model.tables.graph.parameter_bytes)).between(pairs)
+        hidden_s = np.where(num_bytes <= BUCKET_BYTES, 0.0, hidden_s)  # one bucket is summed when the backward is over
+        return tail_s + np.maximum(summed_s - hidden_s, 0.0)
+
+    @cached_property
+    def _sums_s(self) -> Array | None:
+        """By number of ranks and layer, what so many or more take at least to sum its gradients; None: not known."""
+        cost_model, ranks = self.prices.cost_model, self.prices.problem.ranks
+        exchanges = any(sums.any() for sums in cost_model.exchanges_s(ranks[:2], self.size))
+        if self.prices.problem.shard != NEVER or exchanges:  # sums may take less, or hide behind more
+            return None
+        network = cost_model.network
+        return least_sums_s(cost_model.profile, lambda sizes: network.least_sums_s(tuple(sizes.tolist())))
+
+    def _longest_back_s(self, most: int) -> Array:
+        """By layer, the longest B of so many samples at most, on any kind."""
+        longest = np.zeros(len(self.prices.problem.profile.graph.layers))
+        for kind in self.kinds:
+            for samples in self._sizes(kind, 1, most):
+                for shared in (False, True):
+                    with suppress(MissingMeasurementError):
+                        sums = self.prices.cost_model.at(kind, samples, shared)
+                        longest = np.maximum(longest, np.diff(sums.backward_s))
+        return longest
+
+    def _window(self, kind: str, num_ranks: int, pairs: _Pairs) -> Numbers:
+        """The most micro-batches that memory lets stages keep; all of them where nobody looks."""
+        prices = self.prices
+        every = np.full(pairs.first.shape, len(prices.micro_batches))
+        counts = list[int]()
+        left = num_ranks
+        for pool in prices.pools:
+            counts.append(min(left, len(pool.ranks)) if pool.kind == kind else 0)
+            left -= counts[-1]
+        if self.is_open or prices.problem.shard != NEVER or left:
+            return every
+        groups = prices.versions(tuple(counts))
+        if not groups or any(group.allowed is not None for group in groups):
+            return every
+        first, last = self.places.first[pairs.first], self.places.last[pairs.last]
+        ends = first, np.maximum(first, last)
+        return np.asarray(np.maximum.reduce([group.stage(*ends).window for group in groups]))
+
+    @cached_property
+    def _around(self) -> tuple[Array, Array]:
+        """F before a stage that begins at each place or up to the next, and B behind it, at least.
+
+        On the longest path through the layers to what it reads, each in its shortest time.
+        """
+        cuts, count = self.prices.cuts, len(self.prices.problem.profile.graph.layers)
+        fewest = 1 if self.is_open else max(1, min(self.prices.micro_batches) // len(self.prices.problem.ranks))
+        sized = [self._passes(kind, fewest, self.size) for kind in self.kinds]
+        known = [(passes.forward_s, passes.back_s) for passes in sized if passes is not None]
+        if not known:
+            nothing = np.zeros(len(self.places.cuts))
+            return nothing, nothing
+        layer_s = np.minimum.reduce(known)
+        reads: list[list[tuple[int, bool]]] = [[] for _ in range(count)]
+        for value in cuts.values:
+            for reader, _ in value.readers:
+                reads[reader].append((value.maker, value.has_gradient))
+        check_time(NUMBER_S * count * len(cuts.members))
+        outside = np.array(cuts.members) == 0
+        begins = outside.copy()
+        longest = np.zeros((2, count))  # F, B: of the layers on the longest path to each layer, without its own
+        for layer, makers in enumerate(reads):
+            for maker, has_gradient in makers:
+                reached = longest[:, maker] + layer_s[:, maker]
+                longest[0, layer] = max(longest[0, layer], reached[0])
+                longest[1, layer] = max(longest[1, layer], reached[1] * has_gradient)
+                begins[:, layer] &= ~outside[:, maker]
+        least = np.zeros((2, len(cuts.members)))
+        least[:, :-1] = np.where(begins[:-1], longest[:, None], np.inf).min(axis=2)
+        if not self.places.are_all:  # the least up to the next place
+            least = np.minimum.reduceat(least, self.places.cuts, axis=1)
+        return least[0], least[1]

@@ -1,0 +1,263 @@
+"""A bound of every pipeline of one way to cut the batch, by counts of devices: whatever its groups, and their hosts.
+
+Given       M micro-batches of S samples; kinds k of D_k devices, a device of each worth v_k, a small whole number; all
+            together U = sum of v_k D_k                                                                    ``worths``
+Relaxed     which devices, and on which hosts: links between stages are the fastest there are, a piece of a micro-batch
+            is one sample, sums of gradients take what they take at least over so many ranks or more, on any hosts
+Columns     a stage from cut i to cut j whose fullest member, of kind k, has x samples of a micro-batch.  It is worth
+            n v_k where all n >= S / x of its members are of that kind; of several kinds, of which each does at most
+            x_k samples in the same time, S min v_k / x_k
+Minimise    over columns, behind every cut i, for every worth u of devices left, by the recurrence of all pipelines
+
+    V(i, u) = min over columns (i, j) of worth d of     prepend(column, across(V(j, u - d)))         ``recurrence``
+
+V(0, U) is below every step.  Columns that take longer than an upper bound T of the step are left out, and of all (i, u)
+those looked at where the layers before i can be done in T by what is used, and those behind by what is left.
+
+Where there are many cuts stages begin and end between ``counts_columns.MOST_CUTS`` of them, and of each only what is
+surely inside counts.  The bound holds for what coarser groups of ``DeviceStates`` leave out, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from math import inf
+
+import numpy as np
+
+from planner.costs.communication.collectives import transfer_s
+from planner.costs.communication.links import fastest
+from planner.costs.communication.stage_transfers import least_link, least_links, without_time
+from planner.costs.layers.cost_table import Array
+from planner.solvers.best_first.capacity import Capacity
+from planner.solvers.best_first.counts_columns import Columns, ColumnStages, Places
+from planner.solvers.best_first.graph_cuts import Flags, Numbers
+from planner.solvers.best_first.message_bound import HandoverBound
+from planner.solvers.best_first.priced_groups import GroupPrices
+from planner.solvers.best_first.recurrence import Labels, across, alone, prepend, rounds_of
+from planner.solvers.budget import MOST_BYTES, NUMBER_S, OutOfTimeError, check_time
+from planner.solvers.candidates.feasibility import may_stream
+
+MOST_WORTH = 4
+"""Of a device, where kinds are unlike."""
+
+_ROUNDING = 1e-9
+_NUMBERS_AT_ONCE = 30_000  # of a label: more do not fit into a cache
+_MANY_TIMES = 1e6  # the work over capacity
+_RISES, _NEAR = 1.25, 1.01  # how upper bounds of tables rise; what is near enough to one
+_SORTS = ("trip", "end", "total", "free")
+
+
+def least_step_s(prices: GroupPrices, capacity: Capacity, upper_s: float = inf, mixes_kinds: bool = True) -> float:
+    """No pipeline of one way to cut the batch takes less; where this would exceed ``upper_s``, that.
+
+    Args:
+        mixes_kinds: whether a stage may have devices of several kinds.
+
+    Raises:
+        OutOfTimeError: the budget that this runs under is over.
+    """
+    *_, (least_s,) = rising_bounds([(prices, capacity)], upper_s, mixes_kinds)
+    return least_s
+
+
+def rising_bounds(
+    ways: Sequence[tuple[GroupPrices, Capacity]], upper_s: float, mixes_kinds: bool
+) -> Iterator[tuple[float, ...]]:
+    """For each of several ways to cut the batch no pipeline takes less; better and better bounds, the least first.
+
+    Labels are the least of all pipelines one by one, so a table says the more the lower its upper bound is; and it is
+    the cheaper, too.  So upper bounds rise step by step, until one is found below which there may be a pipeline.
+
+    Args:
+        mixes_kinds: whether a stage may have devices of several kinds.
+
+    Raises:
+        OutOfTimeError: the budget that this runs under is over.
+    """
+    bounds = [min(upper_s, capacity.work_s) for _, capacity in ways]
+    columns = [_columns(prices, capacity, mixes_kinds) for prices, capacity in ways]
+    most_s = [min(upper_s, _MANY_TIMES * bound_s) for bound_s in bounds]
+    is_met = [False] * len(ways)  # whether there may be a pipeline below ``most_s``
+    yield tuple(bounds)
+    while True:
+        left = [number for number, own in enumerate(columns) if own is not None and bounds[number] < most_s[number]]
+        left = [number for number in left if not is_met[number] or _NEAR * bounds[number] < most_s[number]]
+        if not left:
+            return
+        number = min(left, key=lambda number: bounds[number])
+        rise = min(_RISES, most_s[number] / bounds[number])
+        tried_s = bounds[number] * (rise**0.5 if is_met[number] else rise)
+        own = columns[number]
+        least_s = CountsTable(own, tried_s).least_step_s() if own is not None else tried_s
+        bounds[number] = max(bounds[number], least_s)
+        if least_s < tried_s:
+            is_met[number] = True
+            most_s[number] = tried_s
+        yield tuple(bounds)
+
+
+def _columns(prices: GroupPrices, capacity: Capacity, mixes_kinds: bool) -> Columns | None:
+    """None where work over capacity is all that is known."""
+    places = Places.of(prices)
+    if prices.throughout.any() or places is None or not capacity.work_s:  # members may share sites, not samples
+        return None
+    return Columns(prices, places, worths(capacity.weights), mixes_kinds)
+
+
+def worths(weights: Sequence[float]) -> tuple[int, ...]:
+    """Small whole numbers in about the proportion of ``weights``."""
+    largest = max(weights)
+    most = MOST_WORTH if len(set(weights)) > 1 else 1
+    tried = [tuple(max(1, round(scale * weight / largest)) for weight in weights) for scale in range(1, most + 1)]
+
+    def error(worth: tuple[int, ...]) -> float:
+        return max(abs(own / max(worth) - weight / largest) for own, weight in zip(worth, weights, strict=True))
+
+    return min(tried, key=error)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ways:
+    """How stages go on, flat, by their first places: of each stage one for each sort of stage behind.
+
+    Attributes:
+        stage: its number.
+        slot, behind: where its labels are kept, and those of what follows; -1: nothing does.
+        reads, returns: whether what follows reads from it, and a gradient comes back.
+        there, back: messages of one sample, seconds.
+    """
+
+    stage: Numbers
+    slot: Numbers
+    behind: Numbers
+    reads: Flags
+    returns: Flags
+    there: Array
+    back: Array
+
+    def only(self, which: Numbers | slice) -> _Ways:
+        """Some of them."""
+        return _Ways(*(getattr(self, one.name)[which] for one in fields(self)))
+
+
+@dataclass(eq=False)
+class CountsTable:
+    """The table of one way to cut the batch.
+
+    Attributes:
+        upper_s: T: steps from here on are of no interest.
+    """
+
+    columns: Columns
+    upper_s: float
+
+    def least_step_s(self) -> float:
+        """No pipeline is faster, or none is faster than the upper bound."""
+        stages = self.columns.stages(self.upper_s)
+        if not len(stages.first):
+            return self.upper_s
+        return min(self.upper_s, self._folded(stages) * (1 - _ROUNDING))
+
+    def _folded(self, stages: ColumnStages) -> float:
+        """The step of the best pipeline of these stages, from the last place to the first."""
+        ways = self._ways(stages)
+        if not len(ways.stage):
+            return inf
+        all_worth = self.columns.all_worth
+        shape = (1 + int(max(ways.slot.max(), ways.behind.max())), all_worth + 1)
+        if 8 * len(_SORTS) * shape[0] * shape[1] > MOST_BYTES // 4:
+            raise OutOfTimeError
+        rounds = rounds_of(len(self.columns.prices.micro_batches), stages.window)
+        is_needed = {"trip": bool((rounds > 1).any()), "free": not ways.reads[ways.behind >= 0].all()}
+        table = {sort: np.full(shape, np.inf) for sort in _SORTS if is_needed.get(sort, True)}
+        fewest, most = self._reach()
+        starts = np.searchsorted(stages.first[ways.stage], np.arange(len(fewest)))
+        for place in reversed(range(len(fewest) - 1)):
+            left = np.arange(fewest[place], most[place] + 1)
+            some = max(1, _NUMBERS_AT_ONCE // max(1, len(left)))
+            for start in range(starts[place], starts[place + 1] if len(left) else 0, some):
+                part = ways.only(slice(start, min(start + some, starts[place + 1])))
+                check_time(NUMBER_S * len(part.stage) * len(left))
+                _fill(table, stages.only(part.stage), part, rounds[part.stage], left)
+        roots = np.unique(ways.slot[: starts[1]])
+        root = _looked_up(table, roots, np.full(len(roots), all_worth))
+        return float(np.maximum(root.total, root.free).min(initial=np.inf))
+
+    def _reach(self) -> tuple[Numbers, Numbers]:
+        """By place, how much may be left in time: what all layers behind it need, and what those before it leave."""
+        places, columns = self.columns.places, self.columns
+        weight = columns.prices.cuts.sums(columns.layer_s) / self.upper_s * (1 - _ROUNDING)
+        behind = np.ceil(weight[-1] - weight[places.first] - _ROUNDING)
+        before = np.ceil(weight[places.cuts] - _ROUNDING)
+        return np.maximum(behind, 0).astype(np.int64), columns.all_worth - before.astype(np.int64)
+
+    def _ways(self, stages: ColumnStages) -> _Ways:
+        """Every way on of each stage."""
+        places, cuts = self.columns.places, self.columns.prices.cuts
+        rows, trains = cuts.columns, self.columns.prices.freedom.trains
+        every = np.arange(len(stages.first))
+        is_end = stages.last == len(places.cuts) - 1
+        if not places.are_all:  # where it is cut is not known
+            reads = np.full(len(every), rows.linked.all())
+            returns = np.full(len(every), rows.has_gradient.all() and trains)
+            nothing = np.zeros(len(every))
+            return _Ways(every, stages.first, np.where(is_end, -1, stages.last), reads, returns, nothing, nothing)
+        slot = cuts.slots[stages.first, cuts.content[stages.first, stages.last]]
+        column = np.where(is_end, -1, cuts.column[:, stages.first, stages.last])
+        column[0, is_end] = 0  # one way for each of them
+        stage, sort = np.nonzero((column >= 0).T)
+        order = np.lexsort((slot[stage], stages.first[stage]))
+        stage, sort = stage[order], sort[order]
+        row = column[sort, stage]
+        behind = np.where(is_end[stage], -1, rows.slot[row])
+        there, back = self._messages_s()
+        returns = rows.has_gradient[row] & trains
+        return _Ways(stage, slot[stage], behind, rows.linked[row], returns, there[row], back[row])
+
+    def _messages_s(self) -> tuple[Array, Array]:
+        """A sample's outputs there, and its gradients back, between any two devices, by row of ``HandoverColumns``."""
+        prices = self.columns.prices
+        cluster = prices.cost_model.profile.cluster
+        if may_stream(prices.problem):
+            cluster = without_time(cluster)
+        rows, overhead_s = prices.cuts.columns, min(map(prices.cost_model.tables.overhead_s, self.columns.kinds))
+        links = list(least_links(cluster).values())
+        if not links:
+            return np.zeros(len(rows.slot)), np.zeros(len(rows.slot))
+        link = least_link(fastest(links))
+        sizes = rows.forward_bytes, rows.backward_bytes
+        return tuple(transfer_s(link, each) + overhead_s for each in sizes)  # type: ignore[return-value]
+
+
+def _looked_up(table: Mapping[str, Array], slots: Numbers, left: Numbers) -> Labels:
+    """Labels out of a table; where a sort is not in it what it is at least."""
+    found = {sort: of_sort[slots, left] for sort, of_sort in table.items()}
+    trip = found.get("trip", np.zeros(1))
+    return Labels(trip, found["end"], found["total"], found.get("free", found["total"]), found["end"])
+
+
+def _fill(table: Mapping[str, Array], stages: ColumnStages, ways: _Ways, rounds: Array, left: Numbers) -> None:
+    """Writes the labels of stages that go on in such ways, by what is left with them: those of one place.
+
+    Args:
+        stages, rounds: of each of ``ways``.
+    """
+    after = left[None, :] - stages.worth[:, None]  # [ways, left]
+    own = stages.by_way()
+    message = HandoverBound(ways.there[:, None], ways.there[:, None], *2 * [ways.back[:, None]], *3 * [np.zeros(1)])
+    behind = _looked_up(table, ways.behind[:, None], np.maximum(after, 0))
+    sees = across(behind, message)
+    goes_on = prepend(own, sees, rounds[:, None], 0.0, ways.reads[:, None], ways.returns[:, None])
+    ends = alone(own, rounds[:, None], 0.0)
+    is_end = ways.behind[:, None] < 0
+    slots = np.flatnonzero(np.concatenate(([True], ways.slot[1:] != ways.slot[:-1])))
+    for sort, of_sort in table.items():
+        labels = np.where(is_end, getattr(ends, sort), getattr(goes_on, sort))
+        if sort == "free":
+            labels = np.maximum(labels, stages.alone_s[:, None])
+        labels = np.where(after >= 0, labels, np.inf)
+        least = np.minimum.reduceat(labels, slots, axis=0)
+        cells = np.ix_(ways.slot[slots], left)
+        of_sort[cells] = np.minimum(of_sort[cells], least)
