@@ -1,8 +1,8 @@
 """Stages by what their devices are worth, whichever these are and wherever: the columns of ``counts_table``.
 
-A column is a stage whose fullest member, of a kind, has so many samples of a micro-batch (of like devices also whose
-leanest has so many).  What it takes is what it takes at least: on any hosts, and of any further ranks; memory counts
-where all devices of the kind have as much, and divide nothing.
+A column is a stage on devices of a kind whose fullest member has so many samples of a micro-batch (where all share
+alike also whose leanest has so many).  What it takes is what it takes at least: on any hosts, and of any further
+ranks; memory counts where all devices of the kind have as much, and divide nothing.
 """
 
 from __future__ import annotations
@@ -157,23 +157,20 @@ class Columns:
 
     Attributes:
         worth: of a device of each kind.
-        mixes_kinds: whether a stage may have devices of several kinds.
+        is_open: whether members of a kind may have unlike shares of the samples, as their memory differs.
     """
 
     prices: GroupPrices
     places: Places
     worth: tuple[int, ...]
-    mixes_kinds: bool
     kinds: tuple[str, ...] = field(init=False)
-    is_mixed: bool = field(init=False)
     is_open: bool = field(init=False)
     _known_s: float = field(init=False, default=0.0, repr=False)
     _known: ColumnStages = field(init=False, repr=False)  # that end in less than this
 
     def __post_init__(self) -> None:
         self.kinds = tuple(self.prices.devices_by_kind())
-        self.is_mixed = self.mixes_kinds and len(self.kinds) > 1
-        self.is_open = self.is_mixed or len({pool.sort for pool in self.prices.pools}) > len(self.kinds)
+        self.is_open = len({pool.sort for pool in self.prices.pools}) > len(self.kinds)
 
     @property
     def all_worth(self) -> int:
@@ -206,7 +203,7 @@ class Columns:
     def _shares(self, kind: str) -> Iterator[_Share]:
         """Of like devices all there are, of the fewest ranks; of unlike ones by what the fullest has."""
         size = self.size
-        num_ranks = len(self.prices.problem.ranks) if self.is_mixed else self.prices.devices_by_kind()[kind]
+        num_ranks = self.prices.devices_by_kind()[kind]
         counts = range(1, num_ranks + 1 if self.prices.freedom.may_replicate else 2)
         if not self.is_open:
             alike = dict[tuple[int, int], int]()
@@ -218,18 +215,19 @@ class Columns:
         samples = sorted(every)
         for fullest, behind in zip(samples, [*samples[1:], size + 1], strict=True):
             most = behind - 1
-            if self.is_mixed or -(-size // most) <= num_ranks:
+            if -(-size // most) <= num_ranks:
                 yield _Share(1, fullest, most, -(-size // most))
 
     def _of_column(self, kind: str, share: _Share, upper_s: float) -> ColumnStages | None:
         """The stages of one column; None where it cannot be priced."""
         check_time(_PASSES * NUMBER_S * len(self._pairs.first))
         passes = self._passes(kind, share.fullest, share.most)
-        shortest = self._shortest(kind, share)
+        shortest = self._passes(kind, min(share.leanest, self.prices.micro_batches[-1]), share.most)
         if passes is None or shortest is None:
             return None
         work, all_work = (self._sums(by_layer) for by_layer in passes.works_s(self._num_full))
-        head, back = (self._sums(by_layer) for by_layer in shortest)
+        head = self._sums(shortest.forward_s)
+        back = self._sums(shortest.back_s)
         before, behind = self._around
         pairs = self._pairs
         alone_s = before[pairs.first] + np.maximum(work.between(pairs) + behind[pairs.first], all_work.between(pairs))
@@ -242,7 +240,7 @@ class Columns:
         every = ColumnStages(
             first=pairs.first,
             last=pairs.last,
-            worth=self._worths(kind, share, work_s, pairs),
+            worth=np.full(len(work_s), share.ranks * self.worth[self.kinds.index(kind)]),
             head=head.between(pairs),
             back=back.between(pairs),
             work=work_s,
@@ -270,33 +268,6 @@ class Columns:
         sums = self.prices.cuts.sums(by_layer)
         return _Sums(sums[self.places.cuts], sums[np.maximum(self.places.outer, self.places.cuts)])
 
-    def _worths(self, kind: str, share: _Share, work_s: Array, pairs: _Pairs) -> Numbers:
-        """What the devices of stages are worth, at least.
-
-        Args:
-            work_s: of the slowest member.
-        """
-        if not self.is_mixed:
-            return np.full(work_s.shape, share.ranks * self.worth[self.kinds.index(kind)])
-        least = np.full(work_s.shape, np.inf)  # for a sample
-        for worth, (most, levels) in zip(self.worth, self._levels, strict=True):
-            levels_met = np.zeros(work_s.shape, dtype=np.int64)
-            for level in levels:
-                levels_met += level.between(pairs) <= work_s
-            samples = most[levels_met]
-            least = np.minimum(least, np.divide(worth, samples, out=np.full(work_s.shape, np.inf), where=samples > 0))
-        return np.ceil(self.size * least * (1 - 1e-9)).astype(np.int64)
-
-    @cached_property
-    def _levels(self) -> list[tuple[Numbers, list[_Sums]]]:
-        """By kind: ``[levels + 1]`` samples that a member does, and by level no less than it takes for more."""
-        levels = []
-        for kind in self.kinds:
-            priced = [(share.most, self._passes(kind, share.fullest, self.size)) for share in self._shares(kind)]
-            known = [(most, passes.works_s(self._num_full)[0]) for most, passes in priced if passes is not None]
-            levels.append((np.array([0, *(most for most, _ in known)]), [self._sums(work_s) for _, work_s in known]))
-        return levels
-
     @property
     def _num_full(self) -> int:
         """Micro-batches of the full size."""
@@ -316,17 +287,6 @@ class Columns:
                     by_size.append(np.diff(sums.least(prices.freedom.trains, prices.freedom.splits)))
         return LeastPasses(*np.minimum.reduce(by_size)) if by_size else None
 
-    def _shortest(self, kind: str, share: _Share) -> tuple[Array, Array] | None:
-        """By layer, F and B of the quickest member of a stage, or of a smaller micro-batch."""
-        smallest = min(share.leanest, self.prices.micro_batches[-1])
-        kinds = self.kinds if self.is_mixed else (kind,)
-        sized = [self._passes(each, smallest, share.most) for each in kinds]
-        known = [passes for passes in sized if passes is not None]
-        if not known:
-            return None
-        forward_s = np.minimum.reduce([passes.forward_s for passes in known])
-        return forward_s, np.minimum.reduce([passes.back_s for passes in known])
-
     def _sizes(self, kind: str, least: int, most: int) -> list[int]:
         """Numbers of samples between which times rise or fall: the ends, and what was measured between."""
         measured = {m.samples for m in self.prices.problem.profile.measurements.get(kind, ())}
@@ -336,14 +296,12 @@ class Columns:
         """Reduction and update."""
         prices = self.prices
         divides = prices.problem.shard != NEVER
-        kinds = self.kinds if self.is_mixed else (kind,)
-        updates = [np.diff(prices.cost_model.tables.parameters(each).update_s) for each in kinds]
-        update_s = prices.freedom.trains * np.minimum.reduce(updates)
+        update_s = prices.freedom.trains * np.diff(prices.cost_model.tables.parameters(kind).update_s)
         tail_s = self._sums(update_s).between(pairs) / (len(prices.problem.ranks) if divides else 1)
         if self._sums_s is None or share.ranks < 2 or not prices.freedom.trains:
             return tail_s
-        summed_s = self._sums(self._sums_s[2 if self.is_mixed else share.ranks]).between(pairs)
-        hidden_s = self._most_sums(self._longest_back_s(self.size if self.is_mixed else share.most)).between(pairs)
+        summed_s = self._sums(self._sums_s[share.ranks]).between(pairs)
+        hidden_s = self._most_sums(self._longest_back_s(share.most)).between(pairs)
         num_bytes = self._most_sums(np.diff(prices.cost_model.tables.graph.parameter_bytes)).between(pairs)
         hidden_s = np.where(num_bytes <= BUCKET_BYTES, 0.0, hidden_s)  # one bucket is summed when the backward is over
         return tail_s + np.maximum(summed_s - hidden_s, 0.0)
@@ -396,11 +354,11 @@ class Columns:
         cuts, count = self.prices.cuts, len(self.prices.problem.profile.graph.layers)
         fewest = 1 if self.is_open else max(1, min(self.prices.micro_batches) // len(self.prices.problem.ranks))
         sized = [self._passes(kind, fewest, self.size) for kind in self.kinds]
-        known = [(passes.forward_s, passes.back_s) for passes in sized if passes is not None]
-        if not known:
+        priced = [(passes.forward_s, passes.back_s) for passes in sized if passes is not None]
+        if not priced:
             nothing = np.zeros(len(self.places.cuts))
             return nothing, nothing
-        layer_s = np.minimum.reduce(known)
+        layer_s = np.minimum.reduce(priced)
         reads: list[list[tuple[int, bool]]] = [[] for _ in range(count)]
         for value in cuts.values:
             for reader, _ in value.readers:

@@ -4,9 +4,8 @@ Given       M micro-batches of S samples; kinds k of D_k devices, a device of ea
             together U = sum of v_k D_k                                                                    ``worths``
 Relaxed     which devices, and on which hosts: links between stages are the fastest there are, a piece of a micro-batch
             is one sample, sums of gradients take what they take at least over so many ranks or more, on any hosts
-Columns     a stage from cut i to cut j whose fullest member, of kind k, has x samples of a micro-batch.  It is worth
-            n v_k where all n >= S / x of its members are of that kind; of several kinds, of which each does at most
-            x_k samples in the same time, S min v_k / x_k
+Columns     a stage from cut i to cut j on n devices of kind k, of which the fullest has S / n samples of a micro-batch
+            or more; it is worth n v_k
 Minimise    over columns, behind every cut i, for every worth u of devices left, by the recurrence of all pipelines
 
     V(i, u) = min over columns (i, j) of worth d of     prepend(column, across(V(j, u - d)))         ``recurrence``
@@ -50,10 +49,7 @@ _SORTS = ("trip", "end", "total", "free")
 
 
 def least_step_s(prices: GroupPrices, capacity: Capacity, upper_s: float = inf, mixes_kinds: bool = True) -> float:
-    """No pipeline of one way to cut the batch takes less; where this would exceed ``upper_s``, that.
-
-    Args:
-        mixes_kinds: whether a stage may have devices of several kinds.
+    """No pipeline of one way to cut the batch takes less, see :func:`rising_bounds`.
 
     Raises:
         OutOfTimeError: the budget that this runs under is over.
@@ -71,7 +67,8 @@ def rising_bounds(
     the cheaper, too.  So upper bounds rise step by step, until one is found below which there may be a pipeline.
 
     Args:
-        mixes_kinds: whether a stage may have devices of several kinds.
+        mixes_kinds: whether a stage may have devices of several kinds: then no more is known than all work over all
+            devices, unless they are of one.
 
     Raises:
         OutOfTimeError: the budget that this runs under is over.
@@ -103,7 +100,9 @@ def _columns(prices: GroupPrices, capacity: Capacity, mixes_kinds: bool) -> Colu
     places = Places.of(prices)
     if prices.throughout.any() or places is None or not capacity.work_s:  # members may share sites, not samples
         return None
-    return Columns(prices, places, worths(capacity.weights), mixes_kinds)
+    if mixes_kinds and len(capacity.weights) > 1:
+        return None
+    return Columns(prices, places, worths(capacity.weights))
 
 
 def worths(weights: Sequence[float]) -> tuple[int, ...]:
@@ -233,9 +232,9 @@ class CountsTable:
 
 def _looked_up(table: Mapping[str, Array], slots: Numbers, left: Numbers) -> Labels:
     """Labels out of a table; where a sort is not in it what it is at least."""
-    found = {sort: of_sort[slots, left] for sort, of_sort in table.items()}
-    trip = found.get("trip", np.zeros(1))
-    return Labels(trip, found["end"], found["total"], found.get("free", found["total"]), found["end"])
+    labels = {sort: of_sort[slots, left] for sort, of_sort in table.items()}
+    trip = labels.get("trip", np.zeros(1))
+    return Labels(trip, labels["end"], labels["total"], labels.get("free", labels["total"]), labels["end"])
 
 
 def _fill(table: Mapping[str, Array], stages: ColumnStages, ways: _Ways, rounds: Array, left: Numbers) -> None:

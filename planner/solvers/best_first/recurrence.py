@@ -26,64 +26,16 @@ least over groups of devices, over shares of samples, over hosts (``bound``, ``s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from planner.costs.layers.cost_table import Array
+from planner.costs.stages.stage_bound import BoundedStages
+from planner.solvers.best_first.counts_columns import ColumnStages
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
+from planner.solvers.best_first.message_bound import HandoverBound
 
-
-class Stage(Protocol):
-    """Numbers of stages, in seconds, as of ``stage_bound.BoundedStages``."""
-
-    @property
-    def head(self) -> Array:
-        """f: the shortest F."""
-
-    @property
-    def back(self) -> Array:
-        """b: the shortest B, or I."""
-
-    @property
-    def work(self) -> Array:
-        """w: of the slowest member from its first F to its last B, or I."""
-
-    @property
-    def all_work(self) -> Array:
-        """The same with the W that may come later."""
-
-    @property
-    def tail(self) -> Array:
-        """u: reduction and update."""
-
-
-class Message(Protocol):
-    """Messages between a stage and the next one, in seconds, as of ``message_bound.HandoverBound``."""
-
-    @property
-    def there(self) -> Array:
-        """c: from the end of an F to the start of the F behind."""
-
-    @property
-    def path(self) -> Array:
-        """The same for the quickest piece of a micro-batch."""
-
-    @property
-    def back(self) -> Array:
-        """From a B to a B before."""
-
-    @property
-    def load_there(self) -> Array:
-        """C: all messages of a step, one after another."""
-
-    @property
-    def load_back(self) -> Array:
-        """The same of gradients."""
-
-    @property
-    def load_both(self) -> Array:
-        """Both, where they share a wire or a card; else 0."""
+Stage = BoundedStages | ColumnStages
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,7 +76,7 @@ def alone(stage: Stage, rounds: Array, card_s: Array | float) -> Labels:
     return Labels(trip, end, total, total, end + card_s)
 
 
-def across(labels: Labels, message: Message) -> Labels:
+def across(labels: Labels, message: HandoverBound) -> Labels:
     """Pipelines as the stage before sees them: from the end of its F to the start of its B."""
     trip = message.path + labels.trip + message.back
     one_way = np.maximum(message.load_there + message.back, message.there + message.load_back)

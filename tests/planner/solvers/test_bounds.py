@@ -227,29 +227,30 @@ def test_all_work_over_all_devices_is_a_bound(make: Callable[[int], Problem]) ->
 
 
 @MAKERS
+@pytest.mark.parametrize("mixes_kinds", [True, False])
 @pytest.mark.parametrize("seed", range(240, 260))
-def test_so_few_devices_are_not_enough_for_a_shorter_step(make: Callable[[int], Problem], seed: int) -> None:
-    """However samples are shared: the bound that knows no groups lies below every plan, and above all work over all."""
+def test_so_few_devices_are_not_enough_for_a_shorter_step(
+    make: Callable[[int], Problem], seed: int, mixes_kinds: bool
+) -> None:
+    """However samples are shared: the bound by counts of devices lies below every plan, and above all work over all."""
     problem = make(seed)
     evaluator = Evaluator(problem, CostModel(problem.profile))
-    bounds = {}
-    for frontier in spaces(evaluator):
-        prices = frontier.suffixes.prices
-        capacity = capacity_of(prices)
-        bounds[prices.micro_batches] = least_step_s(prices, capacity)
-        assert capacity.work_s <= bounds[prices.micro_batches]
-        assert least_step_s(prices, capacity, capacity.work_s) == capacity.work_s
-    least_s = dict.fromkeys(bounds, float("inf"))
+    spaces_of = {frontier.suffixes.prices.micro_batches: frontier.suffixes.prices for frontier in spaces(evaluator)}
+    least_s = dict.fromkeys(spaces_of, float("inf"))
+    devices = problem.profile.cluster.devices
     for candidate in plans(problem, every_share=True):
+        is_mixed = any(len({devices[rank].kind for rank in group}) > 1 for group in candidate.groups)
         found = evaluator.evaluate(candidate)
-        if found.fits and candidate.micro_batches in bounds:
+        if found.fits and candidate.micro_batches in spaces_of and (mixes_kinds or not is_mixed):
             least_s[candidate.micro_batches] = min(least_s[candidate.micro_batches], found.step_s)
-    for frontier in spaces(evaluator):
-        prices = frontier.suffixes.prices
-        best_s = least_s[prices.micro_batches]
-        assert bounds[prices.micro_batches] <= best_s * (1 + 1e-9)
+    for micro_batches, prices in spaces_of.items():
+        best_s, capacity = least_s[micro_batches], capacity_of(prices)
+        bound_s = least_step_s(prices, capacity, mixes_kinds=mixes_kinds)
+        assert capacity.work_s <= bound_s
+        assert least_step_s(prices, capacity, capacity.work_s, mixes_kinds) == capacity.work_s
+        assert bound_s <= best_s * (1 + 1e-9)
         if np.isfinite(best_s):  # an upper bound just above the best leaves it in
-            assert least_step_s(prices, capacity_of(prices), best_s * (1 + 1e-6)) <= best_s * (1 + 1e-9)
+            assert least_step_s(prices, capacity, best_s * (1 + 1e-6), mixes_kinds) <= best_s * (1 + 1e-9)
 
 
 def on_several_hosts(seed: int) -> Problem:
