@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from planner.ir.constraints import FAMILIES
 from planner.ir.graph import Graph
-from planner.ir.plan import PROVEN, Plan
+from planner.ir.plan import ANY_SETS_LAID_OUT, PROVEN, Plan
 from planner.ir.problem import CHANNEL_DIMS, MEMORY, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, TIME_DIMS
 from planner.ir.profile import Profile
 from planner.layers import over_sites
@@ -14,6 +14,8 @@ from planner.schedules import default_names, names, traits
 
 _WORDS = {SAMPLE_DIMS: "samples", SPATIAL_DIMS: "space", CHANNEL_DIMS: "channels", TIME_DIMS: "time"}
 """What layers and sequences are cut along, by family of dims."""
+
+_LAID_OUT = (_WORDS[SPATIAL_DIMS], _WORDS[CHANNEL_DIMS])
 
 _INTERLEAVED, _ZERO_BUBBLE = "interleaved", "zb-h1"
 """Best known of their kind."""
@@ -44,7 +46,7 @@ def not_tried(plan: Plan, profile: Profile | None = None) -> Iterator[str]:
     if not plan.search.bound_s or is_alone or request.num_ranks == 1:
         return
     graph = profile.graph if profile is not None else None
-    others = [name for name in (SPATIAL_DIMS, CHANNEL_DIMS) if name not in request.allow and _has_dims(graph, name)]
+    others = [name for name in (SPATIAL_DIMS, CHANNEL_DIMS) if name not in request.allow and has_dims(graph, name)]
     if others:
         yield f"{' and '.join(_WORDS[name] for name in others)} (--allow {','.join((*request.allow, *others))})"
     has_pipelines = plan.decision.global_batch > 1 and request.max_stages != 1
@@ -59,6 +61,8 @@ def space(plan: Plan) -> str:
     schedules = _schedules(plan)
     has_several = any(traits(name).stages_per_position != 1 for name in schedules if traits(name).trains)
     parts = [_WORDS.get(name, name) for name in plan.inputs.request.allow]
+    if any(rejected.what == ANY_SETS_LAID_OUT for rejected in plan.search.rejected):
+        parts = [f"{part} over stretches of layers" if part in _LAID_OUT else part for part in parts]
     parts.append("several stages a device" if has_several else "one stage a device")
     if any(traits(name).bidirectional for name in schedules):
         parts.append("equal shares of a micro-batch on like devices")
@@ -81,10 +85,12 @@ def _schedules(plan: Plan) -> tuple[str, ...]:
     return tuple(name for name in asked if name in names())
 
 
-def _has_dims(graph: Graph | None, family: str) -> bool:
+def has_dims(graph: Graph | None, family: str) -> bool:
+    """Whether a network may have layers that can be cut along a family of dims; one over sites has none."""
     if graph is None:
         return True
-    dims = {dim for layer in graph.layers for spec in layer.outputs for dim in spec.dims}
+    outputs = [spec for layer in graph.layers for spec in layer.outputs]
+    dims = {dim for spec in outputs for dim, extent in zip(spec.dims, spec.shape, strict=True) if extent > 1}
     return not dims.isdisjoint(FAMILIES[family]) and not over_sites(graph)
 
 

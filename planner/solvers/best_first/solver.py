@@ -159,7 +159,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
             "work over capacity": min(start.capacity_s, bound_s),
         },
         binding=certainty + binding(decision.stages, predicted),
-        rejected=(*start.rejected, *left_out(limited), *outcome.rejected),
+        rejected=(*start.rejected, *left_out(limited, start.cuts), *outcome.rejected),
         tie=tie,
     )
     fastest = outcome.best if tie is not None else None

@@ -275,7 +275,7 @@ def pictures() -> Profile:
 
 def test_what_plans_are_said_to_be_cut_along_is_what_one_may_ask_for() -> None:
     profile = pictures()
-    by_samples = solve.solve(make_problem(profile, global_batch=4))
+    by_samples = solve.solve(make_problem(profile, global_batch=4, allow=["sample"]))
     tall = what_if.why_not(by_samples, profile, "conv*=height:2").other
     assert tall is not None
     assert next(iter(tall.decision.layers.values())).cuts.keys() == {"height"}
