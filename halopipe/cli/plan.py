@@ -79,11 +79,12 @@ def _require_use(name: str, has_use: bool, needed: str) -> None:
 def _best(loaded: Profile, search: SearchOptions, options: PlanOptions, files: _Files) -> None:
     """The plan that a search finds, measured to the end where that is asked for."""
     from halopipe.planning import measure_missing, search_progress
-    from halopipe.planning.problem import problem_for
+    from halopipe.planning.problem import default_schedules, problem_for
     from planner.proof.prove import prove, require_provable
 
-    if files.proof is not None and not options.allow:  # no proof covers more
-        options = replace(options, allow=(SAMPLE_DIMS,))
+    if files.proof is not None:  # which covers no more
+        schedules = options.schedules or default_schedules()
+        options = replace(options, allow=options.allow or (SAMPLE_DIMS,), schedules=schedules)
     problem = problem_for(loaded, options)
     if files.proof is not None:
         require_provable(problem)

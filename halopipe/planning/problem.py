@@ -78,6 +78,7 @@ def problem_for(profile: Profile, options: PlanOptions) -> Problem:
         micro_batch_sizes=tuple(options.micro_batch),
         allow=_families(options, profile.graph),
         token_slices=tuple(options.token_slices),
+        chunks=NEVER if schedules else AUTO,
     )
     requests.require_none((*requests.of_numbers(asked), *requests.of_pairs(asked)))
     _require_devices(asked)
@@ -142,7 +143,8 @@ def problem_of(plan: Plan, profile: Profile) -> Problem:
     decision, asked = plan.decision, Problem.of(profile, plan.decision.global_batch, plan.inputs.request)
     has_recompute = asked.recompute == NEVER and any(stage.recompute or stage.recomputed for stage in decision.stages)
     schedules = asked.schedules
-    if decision.schedule in schedule_names() and decision.schedule not in (schedules or default_schedules()):
+    looked_at = schedules or default_schedules(asked.chunks == AUTO)
+    if decision.schedule in schedule_names() and decision.schedule not in looked_at:
         schedules = (*(schedules or default_schedules()), decision.schedule)
     return replace(
         asked,
@@ -254,8 +256,12 @@ def schedule_names() -> tuple[str, ...]:
     return tuple(schedules.names())
 
 
-def default_schedules() -> tuple[str, ...]:
-    """Names of the schedules that are searched where nobody names any."""
+def default_schedules(chunks: bool = False) -> tuple[str, ...]:
+    """Names of the schedules that are searched where nobody names any.
+
+    Args:
+        chunks: with those of several stages a position that are looked at besides.
+    """
     from planner import schedules
 
-    return tuple(schedules.default_names())
+    return (*schedules.default_names(), *(schedules.chunked_names() if chunks else ()))

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from planner.ir.constraints import FAMILIES
 from planner.ir.graph import Graph
-from planner.ir.plan import ANY_SETS_LAID_OUT, PROVEN, Plan
-from planner.ir.problem import CHANNEL_DIMS, MEMORY, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, TIME_DIMS
+from planner.ir.plan import ANY_SETS_LAID_OUT, PROVEN, SEVERAL_STAGES, Plan
+from planner.ir.problem import AUTO, CHANNEL_DIMS, MEMORY, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, TIME_DIMS
 from planner.ir.profile import Profile
 from planner.layers import over_sites
-from planner.schedules import default_names, names, traits
+from planner.schedules import chunked_names, default_names, names, traits
 
 _WORDS = {SAMPLE_DIMS: "samples", SPATIAL_DIMS: "space", CHANNEL_DIMS: "channels", TIME_DIMS: "time"}
 """What layers and sequences are cut along, by family of dims."""
@@ -59,11 +59,12 @@ def not_tried(plan: Plan, profile: Profile | None = None) -> Iterator[str]:
 def space(plan: Plan) -> str:
     """What was asked for, in a few words: ``samples, space, one stage a device``."""
     schedules = _schedules(plan)
-    has_several = any(traits(name).stages_per_position != 1 for name in schedules if traits(name).trains)
+    numbers = {traits(name).stages_per_position for name in schedules if traits(name).trains}
+    several = "one or several stages" if len(numbers) > 1 and 1 in numbers else "several stages"
     parts = [_WORDS.get(name, name) for name in plan.inputs.request.allow]
     if any(rejected.what == ANY_SETS_LAID_OUT for rejected in plan.search.rejected):
         parts = [f"{part} over stretches of layers" if part in _LAID_OUT else part for part in parts]
-    parts.append("several stages a device" if has_several else "one stage a device")
+    parts.append("one stage a device" if numbers <= {1} else f"{several} a device")
     if any(traits(name).bidirectional for name in schedules):
         parts.append("equal shares of a micro-batch on like devices")
     return ", ".join(parts)
@@ -81,7 +82,10 @@ def _other_schedules(schedules: tuple[str, ...]) -> Iterator[str]:
 
 
 def _schedules(plan: Plan) -> tuple[str, ...]:
-    asked = plan.inputs.request.schedules or default_names()
+    request = plan.inputs.request
+    are_known = request.chunks == AUTO and all(rejected.what != SEVERAL_STAGES for rejected in plan.search.rejected)
+    chunked = chunked_names() if are_known or plan.decision.schedule in chunked_names() else ()
+    asked = request.schedules or (*default_names(), *chunked)
     return tuple(name for name in asked if name in names())
 
 

@@ -60,6 +60,7 @@ same with forward passes alone, at a rate if one is asked for; ``memory`` the le
 which a plan is found, by bisection to 0.1 %, and the fastest plan under it                   ``objectives``
 
 Schedules for several stages a position, where they are named                 ``virtual_pipelines``, ``virtual_bound``
+or, where none is named and that is allowed, some of them for a part of the time                  ``chunked``
 
 Not in the space: windows other than those of ``leaf_bound.windows_to_try``, on large clusters what
 ``DeviceStates.restrictions`` says.
@@ -74,6 +75,7 @@ from planner.costs.sentences import binding
 from planner.ir.extras import addition
 from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, WITHIN_GAP, Plan, Search, status_of
 from planner.ir.problem import MEMORY, THROUGHPUT, TIME_DIMS, Problem
+from planner.solvers.best_first.chunked import with_chunks
 from planner.solvers.best_first.continued import continued_searches
 from planner.solvers.best_first.layout_search import beyond_samples, left_out, with_layouts
 from planner.solvers.best_first.moves import with_moved_shares
@@ -129,6 +131,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         outcome = replace(outcome, best=start.improved(outcome.best, evaluator.budget.part(evaluator.budget.clock_s)))
     if outcome.best is not None and outcome.status != STOPPED:
         outcome = replace(outcome, best=with_moved_shares(evaluator, outcome.best))
+    outcome = with_chunks(evaluator, outcome, start)
     first, evaluator.budget = outcome, budget
     outcome = with_layouts(evaluator, outcome, budget)
     for continued in continued_searches(limited):

@@ -1,0 +1,98 @@
+"""Pipelines of several stages a position beside those of one, where no schedule is named (``Problem.chunks``).
+
+They are looked at after the others, for a small part of the work that these took (``virtual_pipelines``).  Where that
+is enough to know that none is faster, or which is the fastest, the plan is the best of them too.  Where it is not, the
+best of those that were simulated is taken if it is faster, and what is left is named (``SEVERAL_STAGES``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain
+from math import inf
+
+from planner.costs.candidate import Candidate
+from planner.ir.plan import SEVERAL_STAGES, STOPPED, TIME_LIMIT, Rejected, status_of
+from planner.solvers.best_first.search import BestFirstSearch, Outcome
+from planner.solvers.best_first.virtual_pipelines import Family, PipelineFamilies
+from planner.solvers.best_first.warm_start import SearchStart
+from planner.solvers.budget import Budget
+from planner.solvers.candidates.choose import better
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.candidates.feasibility import chunked_schedule_names
+
+_SHARE, _LEAST_S = 0.15, 0.15
+"""Of the work that was done before, and seconds of work that they may take in any case."""
+
+_FEW = 2  # plans with several stages, on whose groups of devices they are tried first
+
+
+def with_chunks(evaluator: Evaluator, outcome: Outcome, start: SearchStart) -> Outcome:
+    """``outcome`` of the search with one stage a position, continued over several; as it is where none may be used."""
+    names = chunked_schedule_names(evaluator.problem)
+    if not names or outcome.best is None or outcome.status == STOPPED or start.cuts is None:
+        return outcome
+    within = evaluator.budget.part(max(_LEAST_S, _SHARE * evaluator.budget.work_s))
+    within.spend(start.chunked_takes_s())
+    left_out = Rejected(SEVERAL_STAGES, "there was no time for all of them, nor a bound that rules them out")
+    if within.is_over:
+        return replace(outcome, rejected=(*outcome.rejected, left_out))
+    with _spending(evaluator, within):
+        search = BestFirstSearch(evaluator, None)
+        search.best = outcome.best
+        every = tuple(start.chunked(names))
+        found = search.run(chain(_promising(evaluator, outcome, every), every))
+    is_complete = found.status not in (TIME_LIMIT, STOPPED) and start.cuts.are_in_order
+    rejected = tuple(start.chunked_left_out(names)) if is_complete else (left_out,)
+    outcome = replace(
+        outcome,
+        num_candidates=outcome.num_candidates + found.num_candidates,
+        rejected=(*outcome.rejected, *rejected),
+    )
+    is_better = found.best is not outcome.best
+    if is_complete or is_better:
+        bound_s = min(outcome.bound_s, found.bound_s if start.cuts.are_in_order else start.capacity_s)
+        outcome = replace(outcome, bound_s=bound_s)
+    if is_better and found.best is not None:
+        by_num_stages = dict(outcome.by_num_stages)
+        for number, plan in found.by_num_stages.items():
+            by_num_stages[number] = better(by_num_stages.get(number), plan)
+        ended = outcome.status if is_complete else TIME_LIMIT
+        status = status_of(ended, found.best.step_s, outcome.bound_s, evaluator.problem.gap)
+        outcome = replace(outcome, best=found.best, status=status, by_num_stages=by_num_stages)
+    return replace(outcome, status=STOPPED) if found.status == STOPPED else outcome
+
+
+def _promising(evaluator: Evaluator, outcome: Outcome, every: Sequence[PipelineFamilies]) -> Iterator[Evaluation]:
+    """Good pipelines on the groups of devices of the best plans that have several stages."""
+    upper_s = outcome.best.step_s if outcome.best is not None else inf
+    plans = [plan for number, plan in outcome.by_num_stages.items() if number > 1]
+    for plan in sorted(plans, key=lambda plan: plan.step_s)[:_FEW]:
+        for family in chain.from_iterable(families.members() for families in every):
+            if len(family.where) > len(family.groups) and _are_alike(family, plan.candidate):
+                good = family.good(evaluator, upper_s)
+                if good is not None:
+                    upper_s = min(upper_s, good.step_s)
+                    yield good
+
+
+def _are_alike(family: Family, candidate: Candidate) -> bool:
+    """Whether the positions of a family are the stages of a pipeline."""
+    prices = family.stage_prices.prices
+    if prices.micro_batches != candidate.micro_batches or len(family.groups) != candidate.num_stages:
+        return False
+    counts = [tuple(len({*pool.ranks}.intersection(own)) for pool in prices.pools) for own in candidate.groups]
+    return [group.counts for group in family.groups] == counts
+
+
+@contextmanager
+def _spending(evaluator: Evaluator, within: Budget) -> Iterator[None]:
+    """What the evaluator does inside is within a part of its budget."""
+    whole = evaluator.budget
+    evaluator.budget = within
+    try:
+        yield
+    finally:
+        evaluator.budget = whole
