@@ -16,16 +16,17 @@ from math import inf
 from planner.costs.candidate import Candidate
 from planner.ir.plan import SEVERAL_STAGES, STOPPED, TIME_LIMIT, Rejected, status_of
 from planner.solvers.best_first.search import BestFirstSearch, Outcome
-from planner.solvers.best_first.virtual_pipelines import Family, PipelineFamilies
+from planner.solvers.best_first.virtual_pipelines import WAYS, Family, PipelineFamilies
 from planner.solvers.best_first.warm_start import SearchStart
 from planner.solvers.budget import Budget
 from planner.solvers.candidates.choose import better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import chunked_schedule_names
 
-_SHARE, _LEAST_S = 0.15, 0.15
+_SHARE, _LEAST_S = 0.12, 0.1
 """Of the work that was done before, and seconds of work that they may take in any case."""
 
+_MEMBER_S = 5e-4  # of work, to price the groups of devices of one sort of pipeline and to bound it
 _FEW = 2  # plans with several stages, on whose groups of devices they are tried first
 
 
@@ -43,8 +44,11 @@ def with_chunks(evaluator: Evaluator, outcome: Outcome, start: SearchStart) -> O
         search = BestFirstSearch(evaluator, None)
         search.best = outcome.best
         every = tuple(start.chunked(names))
-        found = search.run(chain(_promising(evaluator, outcome, every), every))
-    is_complete = found.status not in (TIME_LIMIT, STOPPED) and start.cuts.are_in_order
+        takes_s = _MEMBER_S * len(WAYS) * sum(len(families.sequences) for families in every)
+        has_time = start.cuts.are_in_order and within.allows(takes_s)
+        within.spend(takes_s if has_time else 0.0)
+        found = search.run(chain(_promising(evaluator, outcome, every), every if has_time else ()))
+    is_complete = has_time and found.status not in (TIME_LIMIT, STOPPED)
     rejected = tuple(start.chunked_left_out(names)) if is_complete else (left_out,)
     outcome = replace(
         outcome,
@@ -53,7 +57,7 @@ def with_chunks(evaluator: Evaluator, outcome: Outcome, start: SearchStart) -> O
     )
     is_better = found.best is not outcome.best
     if is_complete or is_better:
-        bound_s = min(outcome.bound_s, found.bound_s if start.cuts.are_in_order else start.capacity_s)
+        bound_s = min(outcome.bound_s, found.bound_s if has_time else start.capacity_s)
         outcome = replace(outcome, bound_s=bound_s)
     if is_better and found.best is not None:
         by_num_stages = dict(outcome.by_num_stages)
@@ -70,21 +74,20 @@ def _promising(evaluator: Evaluator, outcome: Outcome, every: Sequence[PipelineF
     upper_s = outcome.best.step_s if outcome.best is not None else inf
     plans = [plan for number, plan in outcome.by_num_stages.items() if number > 1]
     for plan in sorted(plans, key=lambda plan: plan.step_s)[:_FEW]:
-        for family in chain.from_iterable(families.members() for families in every):
-            if len(family.where) > len(family.groups) and _are_alike(family, plan.candidate):
-                good = family.good(evaluator, upper_s)
-                if good is not None:
-                    upper_s = min(upper_s, good.step_s)
-                    yield good
+        for family in chain.from_iterable(_like(families, plan.candidate) for families in every):
+            good = family.good(evaluator, upper_s) if family.tables().bound_s < upper_s else None
+            if good is not None:
+                upper_s = min(upper_s, good.step_s)
+                yield good
 
 
-def _are_alike(family: Family, candidate: Candidate) -> bool:
-    """Whether the positions of a family are the stages of a pipeline."""
-    prices = family.stage_prices.prices
-    if prices.micro_batches != candidate.micro_batches or len(family.groups) != candidate.num_stages:
-        return False
-    counts = [tuple(len({*pool.ranks}.intersection(own)) for pool in prices.pools) for own in candidate.groups]
-    return [group.counts for group in family.groups] == counts
+def _like(families: PipelineFamilies, candidate: Candidate) -> Iterator[Family]:
+    """Those with several stages on each position that have a pipeline's groups of devices and micro-batches."""
+    prices = families.stage_prices.prices
+    if prices.micro_batches == candidate.micro_batches:
+        counts = tuple(tuple(len({*pool.ranks}.intersection(own)) for pool in prices.pools) for own in candidate.groups)
+        like = replace(families, sequences=[own for own in families.sequences if own == counts])
+        yield from (family for family in like.members() if len(family.where) > len(counts))
 
 
 @contextmanager

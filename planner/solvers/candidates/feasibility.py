@@ -85,8 +85,9 @@ def virtual_schedule_names(problem: Problem) -> tuple[str, ...]:
 def chunked_schedule_names(problem: Problem) -> tuple[str, ...]:
     """The schedules of several stages a position that are looked at besides, as none is named."""
     is_open = problem.chunks == AUTO and not problem.schedules and problem.objective == THROUGHPUT
-    may_chunk = is_open and not problem.rate_per_s and TIME_DIMS not in problem.allow and problem.max_stages != 1
-    return schedules.chunked_names() if may_chunk and len(problem.ranks) > 1 else ()
+    is_step = is_open and not problem.rate_per_s and TIME_DIMS not in problem.allow
+    has_pipelines = problem.global_batch > 1 and problem.max_stages != 1 and len(problem.ranks) > 1
+    return schedules.chunked_names() if is_step and has_pipelines else ()
 
 
 def may_stream(problem: Problem) -> bool:
