@@ -26,6 +26,11 @@ from planner.solvers.candidates.feasibility import chunked_schedule_names
 _SHARE, _LEAST_S = 0.12, 0.1
 """Of the work that was done before, and seconds of work that they may take in any case."""
 
+_SHARE_OF_BETTER, _LEAST_OF_BETTER_S = 0.5, 1.0
+"""The same, once more, where they have a faster plan that is not proven the best."""
+
+_LEFT_OUT = Rejected(SEVERAL_STAGES, "there was no time for all of them, nor a bound that rules them out")
+
 _MEMBER_S = 5e-4  # of work, to price the groups of devices of one sort of pipeline and to bound it
 _FEW = 2  # plans with several stages, on whose groups of devices they are tried first
 
@@ -35,38 +40,44 @@ def with_chunks(evaluator: Evaluator, outcome: Outcome, start: SearchStart) -> O
     names = chunked_schedule_names(evaluator.problem)
     if not names or outcome.best is None or outcome.status == STOPPED or start.cuts is None:
         return outcome
-    within = evaluator.budget.part(max(_LEAST_S, _SHARE * evaluator.budget.work_s))
+    of_several = _searched(evaluator, outcome, start, max(_LEAST_S, _SHARE * evaluator.budget.work_s))
+    if of_several.status == TIME_LIMIT and of_several.best is not outcome.best:  # worth a proof
+        work_s = max(_LEAST_OF_BETTER_S, _SHARE_OF_BETTER * evaluator.budget.work_s)
+        longer = _searched(evaluator, replace(outcome, best=of_several.best), start, work_s)
+        of_several = replace(longer, by_num_stages={**of_several.by_num_stages, **longer.by_num_stages})
+    is_complete = of_several.status not in (TIME_LIMIT, STOPPED)
+    rejected = tuple(start.chunked_left_out(names)) if is_complete else (_LEFT_OUT,)
+    num_candidates = outcome.num_candidates + of_several.num_candidates
+    continued = replace(outcome, num_candidates=num_candidates, rejected=(*outcome.rejected, *rejected))
+    if is_complete or of_several.best is not outcome.best:
+        continued = replace(continued, bound_s=min(outcome.bound_s, of_several.bound_s))
+    if of_several.best is not None and of_several.best is not outcome.best:
+        by_num_stages = dict(outcome.by_num_stages)
+        for number, plan in of_several.by_num_stages.items():
+            by_num_stages[number] = better(by_num_stages.get(number), plan)
+        ended = outcome.status if is_complete else TIME_LIMIT
+        status = status_of(ended, of_several.best.step_s, continued.bound_s, evaluator.problem.gap)
+        continued = replace(continued, best=of_several.best, status=status, by_num_stages=by_num_stages)
+    return replace(continued, status=STOPPED) if of_several.status == STOPPED else continued
+
+
+def _searched(evaluator: Evaluator, outcome: Outcome, start: SearchStart, work_s: float) -> Outcome:
+    """What is known of several stages a position after so much work; ``time limit`` where that is not all."""
+    within = evaluator.budget.part(work_s)
     within.spend(start.chunked_takes_s())
-    left_out = Rejected(SEVERAL_STAGES, "there was no time for all of them, nor a bound that rules them out")
-    if within.is_over:
-        return replace(outcome, rejected=(*outcome.rejected, left_out))
+    nothing = replace(outcome, status=TIME_LIMIT, bound_s=start.capacity_s, num_candidates=0, by_num_stages={})
+    if within.is_over or start.cuts is None:
+        return nothing
     with _spending(evaluator, within):
         search = BestFirstSearch(evaluator, None)
         search.best = outcome.best
-        every = tuple(start.chunked(names))
+        every = tuple(start.chunked(chunked_schedule_names(evaluator.problem)))
         takes_s = _MEMBER_S * len(WAYS) * sum(len(families.sequences) for families in every)
-        has_time = start.cuts.are_in_order and within.allows(takes_s)
-        within.spend(takes_s if has_time else 0.0)
-        found = search.run(chain(_promising(evaluator, outcome, every), every if has_time else ()))
-    is_complete = has_time and found.status not in (TIME_LIMIT, STOPPED)
-    rejected = tuple(start.chunked_left_out(names)) if is_complete else (left_out,)
-    outcome = replace(
-        outcome,
-        num_candidates=outcome.num_candidates + found.num_candidates,
-        rejected=(*outcome.rejected, *rejected),
-    )
-    is_better = found.best is not outcome.best
-    if is_complete or is_better:
-        bound_s = min(outcome.bound_s, found.bound_s if has_time else start.capacity_s)
-        outcome = replace(outcome, bound_s=bound_s)
-    if is_better and found.best is not None:
-        by_num_stages = dict(outcome.by_num_stages)
-        for number, plan in found.by_num_stages.items():
-            by_num_stages[number] = better(by_num_stages.get(number), plan)
-        ended = outcome.status if is_complete else TIME_LIMIT
-        status = status_of(ended, found.best.step_s, outcome.bound_s, evaluator.problem.gap)
-        outcome = replace(outcome, best=found.best, status=status, by_num_stages=by_num_stages)
-    return replace(outcome, status=STOPPED) if found.status == STOPPED else outcome
+        if start.cuts.are_in_order and within.allows(takes_s):
+            within.spend(takes_s)
+            return search.run(chain(_promising(evaluator, outcome, every), every))
+        few = search.run(_promising(evaluator, outcome, every))
+    return replace(few, status=STOPPED if few.status == STOPPED else TIME_LIMIT, bound_s=start.capacity_s)
 
 
 def _promising(evaluator: Evaluator, outcome: Outcome, every: Sequence[PipelineFamilies]) -> Iterator[Evaluation]:

@@ -89,7 +89,7 @@ def test_where_no_schedule_is_named_they_are_looked_at_after_the_others(num_laye
         latency_s=1e-5,
     )
     alone, beside = (solve(Problem(profile, 8, chunks=chunks)) for chunks in ("never", "auto"))
-    named = solve(Problem(profile, 8, chunked_names(), time_limit_s=2.0))
+    named = solve(Problem(profile, 8, chunked_names(), time_limit_s=0.5))
     assert beside.prediction.step_s <= alone.prediction.step_s
     assert (beside.decision.schedule in chunked_names()) is (num_layers > 6)
     assert beside.search.bound_s <= named.prediction.step_s
