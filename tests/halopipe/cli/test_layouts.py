@@ -56,6 +56,8 @@ def test_space_is_cut_where_nobody_says_anything_and_not_where_samples_alone_may
         assert code_and_output("check", plan, "--profile", profile) == (0, f"{plan} is good\n")
         assert code_and_output("compare", plan, "--profile", profile, "--baselines")[0] == 0
         steps_s[asked] = found.prediction.step_s
+    text = code_and_output("plan", profile, "--global-batch", 1, "--solver", "span-ilp", "-o", plan)[1]
+    assert "best of: samples, one stage a device" in text
     assert steps_s[()] < steps_s["--allow", "sample"]
     assert code_and_output("plan", profile, "--global-batch", 1, "-o", plan, "--proof", proof)[0] == 0
     assert load(plan, Plan).inputs.request.allow == ("sample",)
