@@ -33,7 +33,7 @@ from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.ir.errors import HalopipeError, MissingMeasurementError
 from planner.ir.lazy import once_by
 from planner.ir.plan import ANY_SETS_LAID_OUT, PROVEN, STOPPED, TIME_LIMIT, Rejected, status_of
-from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, Problem
+from planner.ir.problem import ALWAYS, CHANNEL_DIMS, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.layers import over_sites
 from planner.layers.recomputed import cores_by_index
 from planner.passes import in_flight
@@ -107,7 +107,8 @@ def left_out(problem: Problem, cuts: GraphCuts | None = None) -> tuple[Rejected,
     if not beyond_samples(problem):
         return ()
     rejected = []
-    if problem.max_stages != 1 and cuts is not None and not cuts.are_in_order:
+    lays_out = not {SPATIAL_DIMS, CHANNEL_DIMS}.isdisjoint(problem.allow)
+    if lays_out and problem.max_stages != 1 and cuts is not None and not cuts.are_in_order:
         rejected.append(Rejected(ANY_SETS_LAID_OUT, "they are stretches of its own order of layers"))
     is_covered = any(HALO_ROWS in search.covers for search in continued_searches(problem))
     if SPATIAL_DIMS in problem.allow and not problem.halo_depth and not is_covered:
