@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from planner.ir.constraints import FAMILIES
 from planner.ir.graph import Graph
 from planner.ir.plan import ANY_SETS_LAID_OUT, PROVEN, SEVERAL_STAGES, Plan
-from planner.ir.problem import AUTO, CHANNEL_DIMS, MEMORY, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, TIME_DIMS
+from planner.ir.problem import CHANNEL_DIMS, MEMORY, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, TIME_DIMS
 from planner.ir.profile import Profile
 from planner.layers import over_sites
 from planner.schedules import chunked_names, default_names, names, traits
@@ -83,7 +83,8 @@ def _other_schedules(schedules: tuple[str, ...]) -> Iterator[str]:
 
 def _schedules(plan: Plan) -> tuple[str, ...]:
     request = plan.inputs.request
-    are_known = request.chunks == AUTO and all(rejected.what != SEVERAL_STAGES for rejected in plan.search.rejected)
+    are_open = request.opens_chunks(plan.decision.global_batch)
+    are_known = are_open and all(rejected.what != SEVERAL_STAGES for rejected in plan.search.rejected)
     chunked = chunked_names() if are_known or plan.decision.schedule in chunked_names() else ()
     asked = request.schedules or (*default_names(), *chunked)
     return tuple(name for name in asked if name in names())

@@ -84,6 +84,12 @@ class Request:
     batch_statistics: str = field(default=MICRO, metadata={"added": "0.1"})
     chunks: str = field(default=NEVER, metadata={"added": "0.1"})
 
+    def opens_chunks(self, global_batch: int) -> bool:
+        """Whether several stages a position are looked at besides (``chunks``); with one sample none gains."""
+        is_step = self.objective == THROUGHPUT and not self.rate_per_s and TIME_DIMS not in self.allow
+        has_pipelines = global_batch > 1 and self.max_stages != 1
+        return self.chunks == AUTO and not self.schedules and is_step and has_pipelines
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:

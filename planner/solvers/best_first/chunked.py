@@ -38,8 +38,10 @@ _FEW = 2  # plans with several stages, on whose groups of devices they are tried
 def with_chunks(evaluator: Evaluator, outcome: Outcome, start: SearchStart) -> Outcome:
     """``outcome`` of the search with one stage a position, continued over several; as it is where none may be used."""
     names = chunked_schedule_names(evaluator.problem)
-    if not names or outcome.best is None or outcome.status == STOPPED or start.cuts is None:
+    if not names or outcome.best is None or start.cuts is None:
         return outcome
+    if outcome.status == STOPPED:
+        return replace(outcome, rejected=(*outcome.rejected, _LEFT_OUT))
     of_several = _searched(evaluator, outcome, start, max(_LEAST_S, _SHARE * evaluator.budget.work_s))
     if of_several.status == TIME_LIMIT and of_several.best is not outcome.best:  # worth a proof
         work_s = max(_LEAST_OF_BETTER_S, _SHARE_OF_BETTER * evaluator.budget.work_s)

@@ -131,7 +131,8 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         outcome = replace(outcome, best=start.improved(outcome.best, evaluator.budget.part(evaluator.budget.clock_s)))
     if outcome.best is not None and outcome.status != STOPPED:
         outcome = replace(outcome, best=with_moved_shares(evaluator, outcome.best))
-    outcome = with_chunks(evaluator, outcome, start)
+    if problem.objective == THROUGHPUT:
+        outcome = with_chunks(evaluator, outcome, start)
     first, evaluator.budget = outcome, budget
     outcome = with_layouts(evaluator, outcome, budget)
     for continued in continued_searches(limited):

@@ -44,8 +44,6 @@ from planner.ir.problem import (
     SAMPLE_DIMS,
     SELECTIVE,
     SPATIAL_DIMS,
-    THROUGHPUT,
-    TIME_DIMS,
     WHOLE,
     Problem,
 )
@@ -84,10 +82,8 @@ def virtual_schedule_names(problem: Problem) -> tuple[str, ...]:
 
 def chunked_schedule_names(problem: Problem) -> tuple[str, ...]:
     """The schedules of several stages a position that are looked at besides, as none is named."""
-    is_open = problem.chunks == AUTO and not problem.schedules and problem.objective == THROUGHPUT
-    is_step = is_open and not problem.rate_per_s and TIME_DIMS not in problem.allow
-    has_pipelines = problem.global_batch > 1 and problem.max_stages != 1 and len(problem.ranks) > 1
-    return schedules.chunked_names() if is_step and has_pipelines else ()
+    is_open = len(problem.ranks) > 1 and problem.request.opens_chunks(problem.global_batch)
+    return schedules.chunked_names() if is_open else ()
 
 
 def may_stream(problem: Problem) -> bool:
