@@ -52,6 +52,8 @@ def not_tried(plan: Plan, profile: Profile | None = None) -> Iterator[str]:
     has_pipelines = plan.decision.global_batch > 1 and request.max_stages != 1
     if has_pipelines and any(traits(name).trains for name in schedules):
         yield from _other_schedules(schedules)
+        if plan.decision.schedule in chunked_names() and not request.schedules and not _are_chunks_known(plan):
+            yield f"all pipelines of {SEVERAL_STAGES} (--schedule {plan.decision.schedule})"
     if request.recompute == NEVER and (request.objective == MEMORY or _is_memory_short(plan)):
         yield "activations computed again (--recompute auto)"
 
@@ -82,12 +84,15 @@ def _other_schedules(schedules: tuple[str, ...]) -> Iterator[str]:
 
 
 def _schedules(plan: Plan) -> tuple[str, ...]:
-    request = plan.inputs.request
-    are_open = request.opens_chunks(plan.decision.global_batch)
-    are_known = are_open and all(rejected.what != SEVERAL_STAGES for rejected in plan.search.rejected)
-    chunked = chunked_names() if are_known or plan.decision.schedule in chunked_names() else ()
-    asked = request.schedules or (*default_names(), *chunked)
+    chunked = chunked_names() if _are_chunks_known(plan) or plan.decision.schedule in chunked_names() else ()
+    asked = plan.inputs.request.schedules or (*default_names(), *chunked)
     return tuple(name for name in asked if name in names())
+
+
+def _are_chunks_known(plan: Plan) -> bool:
+    """Whether all pipelines of several stages a device were looked at, though no schedule was named."""
+    are_open = plan.inputs.request.opens_chunks(plan.decision.global_batch)
+    return are_open and all(rejected.what != SEVERAL_STAGES for rejected in plan.search.rejected)
 
 
 def has_dims(graph: Graph | None, family: str) -> bool:
