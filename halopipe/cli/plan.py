@@ -5,7 +5,7 @@ Its options are those of :mod:`halopipe.planning.options`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +18,7 @@ from halopipe.terminal.output_files import claimed
 from planner.ir.errors import UsageError
 from planner.ir.extras import addition
 from planner.ir.files import same_file
-from planner.ir.problem import SPATIAL_DIMS
+from planner.ir.problem import SAMPLE_DIMS
 
 if TYPE_CHECKING:
     from planner.ir.plan import Plan
@@ -56,7 +56,6 @@ def plan(
     if proof == output:
         raise UsageError(f"{proof} is to hold the plan and its proof", [], ["--proof another name"])
     _require_use("--quick", not search.quick or search.measure_missing, "--measure-missing")
-    _require_use("--halo-depth", not options.halo_depth or SPATIAL_DIMS in options.allow, "--allow sample,spatial")
     files = _Files(profile, cluster, output, json, proof)
     read = [profile, *([cluster] if cluster is not None else [])]
     points = [path for path in read if files.is_point(path)] if search.pareto is not None else []
@@ -80,9 +79,12 @@ def _require_use(name: str, has_use: bool, needed: str) -> None:
 def _best(loaded: Profile, search: SearchOptions, options: PlanOptions, files: _Files) -> None:
     """The plan that a search finds, measured to the end where that is asked for."""
     from halopipe.planning import measure_missing, search_progress
-    from halopipe.planning.problem import problem_for
+    from halopipe.planning.problem import default_schedules, problem_for
     from planner.proof.prove import prove, require_provable
 
+    if files.proof is not None:  # which covers no more
+        schedules = options.schedules or default_schedules()
+        options = replace(options, allow=options.allow or (SAMPLE_DIMS,), schedules=schedules)
     problem = problem_for(loaded, options)
     if files.proof is not None:
         require_provable(problem)

@@ -94,7 +94,7 @@ class PlanOptions:
         objective: of forward passes alone, throughput is that of a stream.
         rate_per_s: samples a second that a stream of forward passes must sustain, at the least latency; 0: any.
         allow: families of dims; along ``time`` sequences are cut into token slices that follow one another; empty:
-            samples.
+            samples, and space where the network has it and the shortest training step is asked for.
         recompute: ``selective``: attention's cores alone, on all stages.
         shard: ``auto``: if nothing else fits.
         halo_depth: most rows of space by which a device may work beyond its part, so that the next layers need no halo.
@@ -155,8 +155,9 @@ class PlanOptions:
         offers=STATISTICS,
     )
     allow: Sequence[str] = option(
-        (SAMPLE_DIMS,),
-        "Dims that may be cut: layers along sample, spatial, channel; sequences along time.",
+        (),
+        "Dims that may be cut: layers along sample, spatial, channel; sequences along time. If not given: samples, and "
+        "space where the network has it.",
         "DIM,...",
         SPACE,
         kind=NAMES,

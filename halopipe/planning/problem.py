@@ -14,7 +14,7 @@ from halopipe.terminal.units import require_known
 from planner.ir.cluster import Cluster
 from planner.ir.constraints import DEVICE, KIND, check_names, format_rule, matching, parse_rule
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, RankCountError, UsageError
-from planner.ir.graph import SAMPLE
+from planner.ir.graph import SAMPLE, Graph
 from planner.ir.plan import Decision, Plan
 from planner.ir.problem import (
     AUTO,
@@ -66,7 +66,6 @@ def problem_for(profile: Profile, options: PlanOptions) -> Problem:
     for fault in limit_faults(options):
         raise fault
     gone = dict.fromkeys(devices_named(options.without, profile.cluster), 0.0)
-    allowed = {*(options.allow or (SAMPLE_DIMS,)), *((TIME_DIMS,) if options.token_slices else ())}
     schedules = tuple(options.schedules)
     if not schedules and options.rate_per_s and options.objective == THROUGHPUT:
         schedules = ("forward",)
@@ -77,8 +76,9 @@ def problem_for(profile: Profile, options: PlanOptions) -> Problem:
         global_batch=options.global_batch or profile.graph.samples,
         schedules=schedules,
         micro_batch_sizes=tuple(options.micro_batch),
-        allow=tuple(name for name in FAMILIES if name in allowed),
+        allow=_families(options, profile.graph),
         token_slices=tuple(options.token_slices),
+        chunks=NEVER if schedules else AUTO,
     )
     requests.require_none((*requests.of_numbers(asked), *requests.of_pairs(asked)))
     _require_devices(asked)
@@ -89,6 +89,21 @@ def problem_for(profile: Profile, options: PlanOptions) -> Problem:
         forbid=rules_of(options.forbid, profile),
     )
     return standing(problem, gone) if gone else problem
+
+
+def _families(options: PlanOptions, graph: Graph) -> tuple[str, ...]:
+    """The families of dims that may be cut: those asked for, else samples and, of a step that trains, space."""
+    from halopipe.planning.searched_space import has_dims  # late, as it knows the schedules
+    from planner import schedules
+
+    asked = {*options.allow, *((TIME_DIMS,) if options.token_slices else ())}
+    if not options.allow:
+        asked.add(SAMPLE_DIMS)
+        is_step = options.objective == THROUGHPUT and not options.rate_per_s
+        trains = not options.schedules or any(schedules.traits(name).trains for name in options.schedules)
+        if is_step and trains and not options.token_slices and has_dims(graph, SPATIAL_DIMS):
+            asked.add(SPATIAL_DIMS)
+    return tuple(name for name in FAMILIES if name in asked)
 
 
 def _require_devices(asked: Problem) -> None:
@@ -128,7 +143,8 @@ def problem_of(plan: Plan, profile: Profile) -> Problem:
     decision, asked = plan.decision, Problem.of(profile, plan.decision.global_batch, plan.inputs.request)
     has_recompute = asked.recompute == NEVER and any(stage.recompute or stage.recomputed for stage in decision.stages)
     schedules = asked.schedules
-    if decision.schedule in schedule_names() and decision.schedule not in (schedules or default_schedules()):
+    looked_at = schedules or default_schedules(asked.chunks == AUTO)
+    if decision.schedule in schedule_names() and decision.schedule not in looked_at:
         schedules = (*(schedules or default_schedules()), decision.schedule)
     return replace(
         asked,
@@ -240,8 +256,12 @@ def schedule_names() -> tuple[str, ...]:
     return tuple(schedules.names())
 
 
-def default_schedules() -> tuple[str, ...]:
-    """Names of the schedules that are searched where nobody names any."""
+def default_schedules(chunks: bool = False) -> tuple[str, ...]:
+    """Names of the schedules that are searched where nobody names any.
+
+    Args:
+        chunks: with those of several stages a position that are looked at besides.
+    """
     from planner import schedules
 
-    return tuple(schedules.default_names())
+    return (*schedules.default_names(), *(schedules.chunked_names() if chunks else ()))

@@ -6,14 +6,16 @@ from collections.abc import Iterator
 
 from planner.ir.constraints import FAMILIES
 from planner.ir.graph import Graph
-from planner.ir.plan import PROVEN, Plan
+from planner.ir.plan import ANY_SETS_LAID_OUT, PROVEN, SEVERAL_STAGES, Plan
 from planner.ir.problem import CHANNEL_DIMS, MEMORY, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, TIME_DIMS
 from planner.ir.profile import Profile
 from planner.layers import over_sites
-from planner.schedules import default_names, names, traits
+from planner.schedules import chunked_names, default_names, names, traits
 
 _WORDS = {SAMPLE_DIMS: "samples", SPATIAL_DIMS: "space", CHANNEL_DIMS: "channels", TIME_DIMS: "time"}
 """What layers and sequences are cut along, by family of dims."""
+
+_LAID_OUT = (_WORDS[SPATIAL_DIMS], _WORDS[CHANNEL_DIMS])
 
 _INTERLEAVED, _ZERO_BUBBLE = "interleaved", "zb-h1"
 """Best known of their kind."""
@@ -44,12 +46,14 @@ def not_tried(plan: Plan, profile: Profile | None = None) -> Iterator[str]:
     if not plan.search.bound_s or is_alone or request.num_ranks == 1:
         return
     graph = profile.graph if profile is not None else None
-    others = [name for name in (SPATIAL_DIMS, CHANNEL_DIMS) if name not in request.allow and _has_dims(graph, name)]
+    others = [name for name in (SPATIAL_DIMS, CHANNEL_DIMS) if name not in request.allow and has_dims(graph, name)]
     if others:
         yield f"{' and '.join(_WORDS[name] for name in others)} (--allow {','.join((*request.allow, *others))})"
     has_pipelines = plan.decision.global_batch > 1 and request.max_stages != 1
     if has_pipelines and any(traits(name).trains for name in schedules):
         yield from _other_schedules(schedules)
+        if plan.decision.schedule in chunked_names() and not request.schedules and not _are_chunks_known(plan):
+            yield f"all pipelines of {SEVERAL_STAGES} (--schedule {plan.decision.schedule})"
     if request.recompute == NEVER and (request.objective == MEMORY or _is_memory_short(plan)):
         yield "activations computed again (--recompute auto)"
 
@@ -57,9 +61,12 @@ def not_tried(plan: Plan, profile: Profile | None = None) -> Iterator[str]:
 def space(plan: Plan) -> str:
     """What was asked for, in a few words: ``samples, space, one stage a device``."""
     schedules = _schedules(plan)
-    has_several = any(traits(name).stages_per_position != 1 for name in schedules if traits(name).trains)
+    numbers = {traits(name).stages_per_position for name in schedules if traits(name).trains}
+    several = "one or several stages" if len(numbers) > 1 and 1 in numbers else "several stages"
     parts = [_WORDS.get(name, name) for name in plan.inputs.request.allow]
-    parts.append("several stages a device" if has_several else "one stage a device")
+    if any(rejected.what == ANY_SETS_LAID_OUT for rejected in plan.search.rejected):
+        parts = [f"{part} over stretches of layers" if part in _LAID_OUT else part for part in parts]
+    parts.append("one stage a device" if numbers <= {1} else f"{several} a device")
     if any(traits(name).bidirectional for name in schedules):
         parts.append("equal shares of a micro-batch on like devices")
     return ", ".join(parts)
@@ -77,14 +84,23 @@ def _other_schedules(schedules: tuple[str, ...]) -> Iterator[str]:
 
 
 def _schedules(plan: Plan) -> tuple[str, ...]:
-    asked = plan.inputs.request.schedules or default_names()
+    chunked = chunked_names() if _are_chunks_known(plan) or plan.decision.schedule in chunked_names() else ()
+    asked = plan.inputs.request.schedules or (*default_names(), *chunked)
     return tuple(name for name in asked if name in names())
 
 
-def _has_dims(graph: Graph | None, family: str) -> bool:
+def _are_chunks_known(plan: Plan) -> bool:
+    """Whether all pipelines of several stages a device were looked at, though no schedule was named."""
+    are_open = plan.inputs.request.opens_chunks(plan.decision.global_batch)
+    return are_open and all(rejected.what != SEVERAL_STAGES for rejected in plan.search.rejected)
+
+
+def has_dims(graph: Graph | None, family: str) -> bool:
+    """Whether a network may have layers that can be cut along a family of dims; one over sites has none."""
     if graph is None:
         return True
-    dims = {dim for layer in graph.layers for spec in layer.outputs for dim in spec.dims}
+    outputs = [spec for layer in graph.layers for spec in layer.outputs]
+    dims = {dim for spec in outputs for dim, extent in zip(spec.dims, spec.shape, strict=True) if extent > 1}
     return not dims.isdisjoint(FAMILIES[family]) and not over_sites(graph)
 
 

@@ -75,6 +75,7 @@ ROWS: Mapping[str, Check] = {
     "inputs.request.batch_statistics": Check(
         PARTLY, "one of two", WHOLLY, "one micro-batch where a layer depends on it"
     ),
+    "inputs.request.chunks": _ASKED,
     "inputs.request.zero": _ASKED,
     "inputs.request.halo_depth": _ASKED_MOST,
     "inputs.request.fix[].pattern": _ASKED_MOST,

@@ -79,7 +79,8 @@ def _schedule_faults(plan: Plan, trains: bool) -> Iterator[str]:
         yield f"{_PATH}.objective: asked for {request.objective}, the program is {passes[trains]}"
         return
     streaming = (other for other in schedules.names() if schedules.traits(other).streams)  # where all devices do
-    allowed = request.schedules or ((*schedules.default_names(), *streaming) if trains else (name,))
+    chunked = schedules.chunked_names() if request.opens_chunks(plan.decision.global_batch) else ()
+    allowed = request.schedules or ((*schedules.default_names(), *chunked, *streaming) if trains else (name,))
     if name not in allowed:
         whose = "asked for" if request.schedules else "nobody named one; searched then:"
         yield f"decision.schedule: {name}, {whose} {', '.join(allowed)}"

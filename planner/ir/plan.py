@@ -328,6 +328,13 @@ class Rejected:
 UNCUT = "no cut between "
 """Begins what is said of layers that are kept in one stage: ``no cut between a and b``."""
 
+SEVERAL_STAGES = "several stages a device"
+"""Said where there was no time for all pipelines of several stages a position, and they were asked for
+(``Problem.chunks``)."""
+
+ANY_SETS_LAID_OUT = "stages of any set of layers that are cut along more than samples"
+"""Said where stages over samples may be of any set of layers, and these are of stretches of the network's own order."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tie:

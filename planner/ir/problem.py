@@ -21,6 +21,9 @@ SELECTIVE = "selective"
 RECOMPUTE = (NEVER, AUTO, SELECTIVE, ALWAYS)
 """Whether a stage drops its activations after the forward and computes them again before the backward."""
 
+CHUNKS = (NEVER, AUTO)
+"""Whether several stages a position are looked at besides, where no schedule is named."""
+
 DEFAULT_CONFIDENCE = 0.8
 """What people ask for who name none; the model's own optimum, whatever is uncertain, is a confidence of 0."""
 
@@ -79,6 +82,13 @@ class Request:
     token_slices: tuple[int, ...] = field(default=(), metadata={"added": "0.1"})
     zero: int = field(default=1, metadata={"added": "0.1"})
     batch_statistics: str = field(default=MICRO, metadata={"added": "0.1"})
+    chunks: str = field(default=NEVER, metadata={"added": "0.1"})
+
+    def opens_chunks(self, global_batch: int) -> bool:
+        """Whether several stages a position are looked at besides (``chunks``); with one sample none gains."""
+        is_step = self.objective == THROUGHPUT and not self.rate_per_s and TIME_DIMS not in self.allow
+        has_pipelines = global_batch > 1 and self.max_stages != 1
+        return self.chunks == AUTO and not self.schedules and is_step and has_pipelines
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +122,8 @@ class Problem:
             too, 3 parameters too (``Stage.zero``).
         batch_statistics: one of ``STATISTICS``; ``whole``: where a layer depends on its batch, the whole batch is the
             only micro-batch.
+        chunks: where no schedule is named, whether some with several stages a position (``schedules.chunked_names``)
+            are looked at besides, for a part of the time: ``never`` or ``auto``.
     """
 
     profile: Profile
@@ -137,6 +149,7 @@ class Problem:
     token_slices: tuple[int, ...] = ()
     zero: int = 1
     batch_statistics: str = MICRO
+    chunks: str = NEVER
 
     @classmethod
     def of(cls, profile: Profile, global_batch: int, request: Request) -> Problem:

@@ -21,7 +21,7 @@ from planner.ir.constraints import format_rule, parse_rule
 from planner.ir.errors import UsageError
 from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Graph, Layer, TensorSpec, value_name
 from planner.ir.plan import Decision, Placement, Plan
-from planner.ir.problem import OBJECTIVES, RECOMPUTE, SHARD, STATISTICS, ZERO
+from planner.ir.problem import CHUNKS, OBJECTIVES, RECOMPUTE, SHARD, STATISTICS, ZERO
 from planner.ir.profile import LEVEL_PAIRS, Measurement, PreparationCost, Profile
 from planner.ir.quantities import BYTES_LIMITS, SECONDS_LIMITS, Fault, out_of_limits
 from planner.ir.schedule import Action
@@ -328,6 +328,7 @@ def _request(plan: Plan) -> Iterator[Fault]:
         ("recompute", "way to recompute", RECOMPUTE),
         ("shard", "way to shard", SHARD),
         ("batch_statistics", "batch of statistics", STATISTICS),
+        ("chunks", "way to look at several stages a device", CHUNKS),
     ):
         yield from _known(f"{path}.{name}", what, getattr(request, name), allowed)
     yield from _zero(f"{path}.zero", request.zero)

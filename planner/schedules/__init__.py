@@ -32,6 +32,7 @@ from planner.schedules._registry import ENTRIES, Order, RegisteredSchedule
 __all__ = [
     "Order",
     "Traits",
+    "chunked_names",
     "default_names",
     "max_in_flight",
     "names",
@@ -52,6 +53,12 @@ def names() -> tuple[str, ...]:
 def default_names() -> tuple[str, ...]:
     """The schedules that are searched where nobody names any, sorted."""
     return tuple(name for name in names() if traits(name).by_default)
+
+
+@functools.cache
+def chunked_names() -> tuple[str, ...]:
+    """Those with any number of stages a position that may be looked at besides (``Problem.chunks``), sorted."""
+    return tuple(name for name in names() if traits(name) == Traits(stages_per_position=0))
 
 
 def schedule(name: str) -> Order:

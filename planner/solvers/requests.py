@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from planner.ir.errors import UsageError
 from planner.ir.extras import hooks
-from planner.ir.problem import MEMORY, MOST_BATCH, NEVER, SELECTIVE, THROUGHPUT, ZERO, Problem
+from planner.ir.problem import MEMORY, MOST_BATCH, NEVER, SELECTIVE, SPATIAL_DIMS, THROUGHPUT, ZERO, Problem
 from planner.layers.recomputed import attention_cores
 from planner.layers.stage_rules import why_gradients_stay_whole
 from planner.schedules import traits
@@ -126,6 +126,13 @@ def of_pairs(problem: Problem) -> tuple[Refusal, ...]:
     kept_whole = why_gradients_stay_whole(graph) if problem.zero > 1 else ""
     return (
         *(row for rows_of in hooks("planner", "refusals").values() for row in rows_of(problem)),
+        (
+            problem.halo_depth and SPATIAL_DIMS not in problem.allow,
+            UsageError(
+                "--halo-depth is of no use without --allow sample,spatial",
+                remedies=["add --allow sample,spatial", "leave out --halo-depth"],
+            ),
+        ),
         (
             is_stream and any(traits(name).trains for name in problem.schedules),
             UsageError(

@@ -11,6 +11,7 @@ asked beside the step, and said where nothing fits, ``layout_search`` with ``lay
 Besides:
 
     capacity            What devices of unlike kinds can do together: no step is shorter
+    chunked             Pipelines of several stages a position beside those of one, where no schedule is named
     continued           Searches that go on where this one ended, among plans that are not in its space; extras add them
     layout_chains       Pipelines of stretches of layers on groups of ranks, whatever their layouts: by their bounds,
                         the least first

@@ -119,6 +119,11 @@ class GraphCuts:
         """The number of the whole network."""
         return len(self.members) - 1
 
+    @property
+    def are_in_order(self) -> bool:
+        """Whether every one is inside all that come after it: the network has no branches."""
+        return self.complete and bool(np.triu(self.inside, 1).sum() == self.last * (self.last + 1) / 2)
+
     def handed(self, chain: tuple[int, ...]) -> tuple[Handed, ...]:
         """What the stages between the cuts of ``chain`` hand to one another."""
         stage_of = self.stage_of(chain)

@@ -32,14 +32,15 @@ from planner.costs.pricing import program_of
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.ir.errors import HalopipeError, MissingMeasurementError
 from planner.ir.lazy import once_by
-from planner.ir.plan import PROVEN, STOPPED, TIME_LIMIT, Rejected, status_of
-from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, Problem
+from planner.ir.plan import ANY_SETS_LAID_OUT, PROVEN, STOPPED, TIME_LIMIT, Rejected, status_of
+from planner.ir.problem import ALWAYS, CHANNEL_DIMS, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.layers import over_sites
 from planner.layers.recomputed import cores_by_index
 from planner.passes import in_flight
 from planner.schedules import traits
 from planner.solvers.best_first.bound import least_work_s
 from planner.solvers.best_first.continued import HALO_ROWS, continued_searches
+from planner.solvers.best_first.graph_cuts import GraphCuts
 from planner.solvers.best_first.layout_bound import GroupTable, TableMaker, open_options
 from planner.solvers.best_first.layout_chains import Chains, LayoutChain, OrderedPipelines, links_of
 from planner.solvers.best_first.search import Outcome
@@ -97,11 +98,18 @@ def with_layouts(evaluator: Evaluator, outcome: Outcome, within: Budget) -> Outc
     return _LayoutSearch(evaluator, outcome, within).run()
 
 
-def left_out(problem: Problem) -> tuple[Rejected, ...]:
-    """What the search over layouts does not look at; nothing where samples alone may be cut."""
+def left_out(problem: Problem, cuts: GraphCuts | None = None) -> tuple[Rejected, ...]:
+    """What the search over layouts does not look at; nothing where samples alone may be cut.
+
+    Args:
+        cuts: where stages over samples may begin and end, as far as that is known.
+    """
     if not beyond_samples(problem):
         return ()
     rejected = []
+    lays_out = not {SPATIAL_DIMS, CHANNEL_DIMS}.isdisjoint(problem.allow)
+    if lays_out and problem.max_stages != 1 and cuts is not None and not cuts.are_in_order:
+        rejected.append(Rejected(ANY_SETS_LAID_OUT, "they are stretches of its own order of layers"))
     is_covered = any(HALO_ROWS in search.covers for search in continued_searches(problem))
     if SPATIAL_DIMS in problem.allow and not problem.halo_depth and not is_covered:
         rejected.append(Rejected(HALO_ROWS, "not asked for (--halo-depth)"))

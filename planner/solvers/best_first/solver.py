@@ -50,6 +50,7 @@ same with forward passes alone, at a rate if one is asked for; ``memory`` the le
 which a plan is found, by bisection to 0.1 %, and the fastest plan under it                   ``objectives``
 
 Schedules for several stages a position, where they are named                 ``virtual_pipelines``, ``virtual_bound``
+or, where none is named and that is allowed, some of them for a part of the time                  ``chunked``
 
 Not in the space: windows other than those of ``leaf_bound.windows_to_try``, on large clusters what
 ``DeviceStates.restrictions`` says.
@@ -64,6 +65,7 @@ from planner.costs.sentences import binding
 from planner.ir.extras import addition
 from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, WITHIN_GAP, Plan, Search, status_of
 from planner.ir.problem import MEMORY, THROUGHPUT, TIME_DIMS, Problem
+from planner.solvers.best_first.chunked import with_chunks
 from planner.solvers.best_first.continued import continued_searches
 from planner.solvers.best_first.layout_search import beyond_samples, left_out, with_layouts
 from planner.solvers.best_first.moves import with_moved_shares
@@ -119,6 +121,8 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         outcome = replace(outcome, best=start.improved(outcome.best, evaluator.budget.part(evaluator.budget.clock_s)))
     if outcome.best is not None and outcome.status != STOPPED:
         outcome = replace(outcome, best=with_moved_shares(evaluator, outcome.best))
+    if problem.objective == THROUGHPUT:
+        outcome = with_chunks(evaluator, outcome, start)
     first, evaluator.budget = outcome, budget
     outcome = with_layouts(evaluator, outcome, budget)
     for continued in continued_searches(limited):
@@ -149,7 +153,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
             "work over capacity": min(start.capacity_s, bound_s),
         },
         binding=certainty + binding(decision.stages, predicted),
-        rejected=(*start.rejected, *left_out(limited), *outcome.rejected),
+        rejected=(*start.rejected, *left_out(limited, start.cuts), *outcome.rejected),
         tie=tie,
     )
     fastest = outcome.best if tie is not None else None

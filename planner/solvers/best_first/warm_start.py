@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -29,7 +29,7 @@ from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
 from planner.solvers.best_first.search import BatchSpace, BestFirstSearch, Outcome
 from planner.solvers.best_first.share_bound import has_open_shares
 from planner.solvers.best_first.virtual_pipelines import PipelineFamilies, families, not_searched
-from planner.solvers.budget import Budget, made_within
+from planner.solvers.budget import NUMBER_S, Budget, made_within
 from planner.solvers.candidates.candidate import ends_of_hosts, micro_batches, pools
 from planner.solvers.candidates.choose import Selection, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -124,6 +124,20 @@ class SearchStart:
         if not devices.mixes_kinds and not freedom.constraints.rules:
             sizes = micro_batch_sizes(problem, cost_model)
             yield from self._replicas(mixed_replicas(problem, cost_model, devices.pools, sizes))
+
+    def chunked(self, names: Sequence[str]) -> Iterator[PipelineFamilies]:
+        """All pipelines under schedules of several stages a position that are not among the items."""
+        devices = _devices(Freedom.of(self.evaluator.problem))
+        yield from families([space.prices for space in self._hybrids], devices, names)
+
+    def chunked_takes_s(self) -> float:
+        """The work before the first of them, about."""
+        return NUMBER_S * sum(space.prices.cuts.column.size for space in self._hybrids)
+
+    def chunked_left_out(self, names: Sequence[str]) -> Iterator[Rejected]:
+        """What they leave out, and why."""
+        problem = self.evaluator.problem
+        yield from not_searched(_devices(Freedom.of(problem)), names, problem.recompute)
 
     def _noted(self, plans: Iterable[Evaluation]) -> Iterator[Evaluation]:
         """The same; the best of them that may be an answer is remembered."""

@@ -36,7 +36,17 @@ from planner.ir.extras import hooks
 from planner.ir.graph import KEEPS_SAMPLES, Graph
 from planner.ir.layout import parts_of, samples_of
 from planner.ir.plan import UNCUT, Decision, Rejected
-from planner.ir.problem import ALWAYS, AUTO, LATENCY, NEVER, SAMPLE_DIMS, SELECTIVE, SPATIAL_DIMS, WHOLE, Problem
+from planner.ir.problem import (
+    ALWAYS,
+    AUTO,
+    LATENCY,
+    NEVER,
+    SAMPLE_DIMS,
+    SELECTIVE,
+    SPATIAL_DIMS,
+    WHOLE,
+    Problem,
+)
 from planner.layers import (
     batch_dependent_layers,
     batch_wide_layers,
@@ -68,6 +78,12 @@ def schedule_names(problem: Problem) -> tuple[str, ...]:
 def virtual_schedule_names(problem: Problem) -> tuple[str, ...]:
     """The schedules that may be used and are meant for several stages a position; raises as above."""
     return tuple(name for name in _schedules(problem) if _several_a_position(name))
+
+
+def chunked_schedule_names(problem: Problem) -> tuple[str, ...]:
+    """The schedules of several stages a position that are looked at besides, as none is named."""
+    is_open = len(problem.ranks) > 1 and problem.request.opens_chunks(problem.global_batch)
+    return schedules.chunked_names() if is_open else ()
 
 
 def may_stream(problem: Problem) -> bool:
@@ -361,7 +377,7 @@ def _batches(problem: Problem, candidate: Candidate) -> str:
 
 
 def _shape(problem: Problem, candidate: Candidate) -> str:
-    names = (*schedule_names(problem), *virtual_schedule_names(problem))
+    names = (*schedule_names(problem), *virtual_schedule_names(problem), *chunked_schedule_names(problem))
     if candidate.schedule not in names:
         return f"schedule {candidate.schedule}, asked: {', '.join(names)}"
     if 0 < problem.max_stages < candidate.num_stages:

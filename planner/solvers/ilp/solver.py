@@ -18,7 +18,7 @@ from planner.costs.sentences import binding
 from planner.ir.constraints import format_rule
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, UsageError
 from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, Plan, Rejected, Search, status_of
-from planner.ir.problem import SAMPLE_DIMS, Problem
+from planner.ir.problem import NEVER, SAMPLE_DIMS, Problem
 from planner.schedules import traits
 from planner.solvers import everyday
 from planner.solvers.best_first.device_groups import DeviceStates, ranks_apart
@@ -95,7 +95,8 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         binding=binding(decision.stages, predicted),
         rejected=tuple(Rejected(*row) for row in enumeration.rejected.items()),
     )
-    return plan_of(problem, decision, predicted.prediction, search)
+    looked_at = replace(problem, allow=tuple(name for name in problem.allow if name == SAMPLE_DIMS), chunks=NEVER)
+    return plan_of(looked_at, decision, predicted.prediction, search)
 
 
 @dataclass(frozen=True, slots=True)

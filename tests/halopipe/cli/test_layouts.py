@@ -42,6 +42,28 @@ def test_a_plan_with_layouts_from_end_to_end(tmp_path: Path, solver: str, allow:
     assert "height" in text or "width" in text
 
 
+def test_space_is_cut_where_nobody_says_anything_and_not_where_samples_alone_may_be(tmp_path: Path) -> None:
+    profile, plan, proof = (tmp_path / name for name in ("profile.json", "plan.json", "proof.json"))
+    dump(priced(*mesh_like(samples=1, height=256), speeds=(1.0, 1.0)), profile)
+    steps_s = {}
+    for asked in ((), ("--allow", "sample")):
+        code, text = code_and_output("plan", profile, "--global-batch", 1, *asked, "-o", plan)
+        assert code == 0, text
+        assert ("best of: samples, space" in text, "not tried space" in text) == (not asked, bool(asked))
+        found = load(plan, Plan)
+        cut = {dim for placed in found.decision.layers.values() for dim in placed.cuts}
+        assert bool(cut & {"height", "width"}) is (not asked)
+        assert code_and_output("check", plan, "--profile", profile) == (0, f"{plan} is good\n")
+        assert code_and_output("compare", plan, "--profile", profile, "--baselines")[0] == 0
+        steps_s[asked] = found.prediction.step_s
+    text = code_and_output("plan", profile, "--global-batch", 1, "--solver", "span-ilp", "-o", plan)[1]
+    assert "best of: samples, one stage a device" in text
+    assert steps_s[()] < steps_s["--allow", "sample"]
+    assert code_and_output("plan", profile, "--global-batch", 1, "-o", plan, "--proof", proof)[0] == 0
+    assert load(plan, Plan).inputs.request.allow == ("sample",)
+    assert code_and_output("check", plan, "--proof", proof)[0] == 0
+
+
 def test_shares_follow_the_speeds_of_devices(tmp_path: Path) -> None:
     profile, plan = tmp_path / "profile.json", tmp_path / "plan.json"
     dump(priced(*mesh_like(samples=1, height=512), speeds=(1.0, 3.0)), profile)

@@ -275,7 +275,7 @@ def pictures() -> Profile:
 
 def test_what_plans_are_said_to_be_cut_along_is_what_one_may_ask_for() -> None:
     profile = pictures()
-    by_samples = solve.solve(make_problem(profile, global_batch=4))
+    by_samples = solve.solve(make_problem(profile, global_batch=4, allow=["sample"]))
     tall = what_if.why_not(by_samples, profile, "conv*=height:2").other
     assert tall is not None
     assert next(iter(tall.decision.layers.values())).cuts.keys() == {"height"}
@@ -320,10 +320,11 @@ def test_every_kind_and_link_has_a_price_and_the_largest_saving_comes_first() ->
 
 def test_memory_that_binds_has_a_price() -> None:
     profile = chain_profile(4, parameter_bytes=2**26, memory_bytes=600 * 2**20, bandwidth_bytes_per_s=1e8)
-    plan = solved(profile)
+    plan = solve.solve(make_problem(profile, schedules=["1f1b-windowed"]))
     assert len(plan.decision.stages) == 2
     roomy = chain_profile(4, parameter_bytes=2**26, memory_bytes=600 * 2**20 + 2**30, bandwidth_bytes_per_s=1e8)
-    expected = plan.prediction.step_s - solved(roomy).prediction.step_s
+    with_room = solve.solve(make_problem(roomy, schedules=["1f1b-windowed"]))
+    expected = plan.prediction.step_s - with_room.prediction.step_s
     prices = {price.what: price for price in shadow_prices.prices(plan, profile).prices}
     assert prices["1 GiB on each kind-1"].saves_s == max(0.0, expected)
 

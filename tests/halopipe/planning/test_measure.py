@@ -193,7 +193,7 @@ def test_what_actions_take_longer_after_waits_is_measured_once() -> None:
 
     sums = [Collective(GRADIENT_SUMS, 1, WITHIN_HOST, ((1024, 1e-6),))]  # a rival's
     old = measure_missing.with_calls(replace(profile(), action_overhead_s={}), sums)
-    problem = make_problem(old, global_batch=8, micro_batch=[1, 8])
+    problem = make_problem(old, global_batch=8, micro_batch=[1, 8], allow=["sample"])
     found = plan_and_measure(problem, solver("even-split"), waits)
     assert len(found.plan.decision.stages) == 2
     assert "actions after waits on kind-1" in found.rounds[0]

@@ -33,6 +33,7 @@ from planner.ir.problem import AUTO, NEVER, SAMPLE_DIMS, Problem, Rule
 from planner.solvers import Progress, SearchProgress
 from tests.halopipe.commands import call
 from tests.planner.factories import chain_decision, plan_of
+from tests.planner.networks import plain, priced
 
 PROFILE = chain_profile(4, memory_bytes=2**30)
 PLAN = plan_of(PROFILE, chain_decision(PROFILE, cuts=(2,)))
@@ -107,6 +108,25 @@ def test_what_is_asked_for_goes_into_the_problem() -> None:
     assert (problem.objective, problem.allow, problem.recompute) == ("memory", ("sample", "channel"), "auto")
     assert problem.fix == (Rule("l*", "replicas", "2"), Rule("l1", "recompute", "yes"))
     assert problem.forbid == (Rule("loss", "device", "n0/cpu0"),)
+
+
+@pytest.mark.parametrize(
+    ("asked", "allow", "chunks"),
+    [
+        ({}, ("sample", "spatial"), AUTO),
+        ({"allow": ["sample"]}, ("sample",), AUTO),
+        ({"schedules": ["1f1b"]}, ("sample", "spatial"), NEVER),
+        ({"schedules": ["forward"]}, ("sample",), NEVER),
+        ({"objective": "memory"}, ("sample",), AUTO),
+    ],
+)
+def test_who_says_nothing_has_space_cut_as_well_and_several_stages_a_device_where_a_step_trains(
+    asked: dict[str, Any], allow: tuple[str, ...], chunks: str
+) -> None:
+    pictures = priced(*plain(samples=4, height=16), speeds=(1.0, 1.0))
+    problem = problems.make_problem(pictures, **asked)
+    assert (problem.allow, problem.chunks) == (allow, chunks)
+    assert problems.make_problem(PROFILE, **asked).allow == ("sample",)  # nothing of it has a height
 
 
 @pytest.mark.every_case

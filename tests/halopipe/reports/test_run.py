@@ -153,7 +153,14 @@ def test_the_first_lines_say_the_gap_and_what_ended_the_search() -> None:
     [
         ({}, "samples, one stage a device", ("--schedule interleaved;", "--schedule zb-h1;"), ("recompute", "spatial")),
         ({"allow": ("sample", "channel")}, "samples, channels, one stage a device", ("zb-h1",), ("--allow",)),
-        ({"schedules": ("interleaved", "zb-h1")}, "samples, several stages a device", ("--allow",), ("--schedule",)),
+        (
+            {"schedules": ("interleaved", "zb-h1")},
+            "samples, one or several stages a device",
+            ("--allow",),
+            ("--schedule",),
+        ),
+        ({"schedules": ("interleaved",)}, "samples, several stages a device", ("zb-h1",), ("--schedule interleaved",)),
+        ({"chunks": "auto"}, "samples, one or several stages a device", ("zb-h1",), ("--schedule interleaved",)),
         ({"schedules": ("chimera",)}, "equal shares of a micro-batch on like devices", ("zb-h1",), ("interleaved",)),
         ({"objective": "memory"}, "samples, one stage a device", ("--recompute auto",), ("spatial",)),
         ({"num_ranks": 1}, "proven", (), ("--",)),

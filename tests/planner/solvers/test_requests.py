@@ -190,6 +190,7 @@ ASKED: Mapping[str, Mapping[str, Any]] = {
     "micro-batch 8 is larger than the global batch 4": {"micro_batch": [2, 8]},
     "a rate is that of a stream": {"rate_per_s": 5.0, "schedules": ["1f1b"]},
     "--zero 2 divides gradients": {"zero": 2, "shard": "always"},
+    "--halo-depth is of no use": {"halo_depth": 2},
     "--recompute selective: no attention": {"recompute": "selective"},
 }
 """By the beginning of the title of what is said."""

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
+from halopipe.planning.searched_space import space
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import CostModel
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.constraints import CutDegrees, parse_rule
 from planner.ir.layout import equal_shares
-from planner.ir.plan import TIME_LIMIT
+from planner.ir.plan import ANY_SETS_LAID_OUT, TIME_LIMIT
 from planner.ir.problem import Problem
 from planner.schedules import default_names
 from planner.solvers.best_first.layout_search import beyond_samples, left_out, with_layouts
 from planner.solvers.best_first.search import BestFirstSearch, Outcome
+from planner.solvers.best_first.solver import solve
 from planner.solvers.best_first.warm_start import SearchStart
 from planner.solvers.budget import Budget
 from planner.solvers.candidates.candidate import micro_batches, with_options
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import gives_all_work, joins_all_ranks
 from tests.oracles.plans import check
-from tests.planner.networks import mesh_like, plain, priced, residual
+from tests.planner.networks import Network, mesh_like, plain, priced, residual
 from tests.planner.solvers.instances import with_memory
 from tests.planner.solvers.laid_out_plans import EVERYTHING, plan_of_candidate
 from tests.sampling import everything, some
@@ -167,6 +171,25 @@ def test_what_is_not_looked_at_is_said() -> None:
     profile = priced(*plain(), speeds=(1.0, 2.0))
     assert left_out(Problem(profile, 4)) == ()
     assert len(left_out(Problem(profile, 4, allow=EVERYTHING))) == 2
+
+
+@pytest.mark.parametrize(
+    ("network", "is_said"), [(plain, False), (mesh_like, False), (partial(residual, blocks=2), True)]
+)
+def test_that_layouts_are_of_stretches_of_layers_is_said_where_a_network_has_branches(
+    network: Callable[[], Network], is_said: bool
+) -> None:
+    profile = priced(*network(), speeds=(1.0, 1.0), latency_s=1e-6)
+    cases: tuple[tuple[Mapping[str, Any], bool], ...] = (
+        ({}, True),
+        ({"max_stages": 1}, False),
+        ({"allow": ("sample",)}, False),
+    )
+    for asked, may_matter in cases:
+        plan = solve(replace(Problem(profile, 4, allow=EVERYTHING), **asked))
+        said = [rejected.what == ANY_SETS_LAID_OUT for rejected in plan.search.rejected]
+        assert any(said) is (is_said and may_matter)
+        assert ("over stretches of layers" in space(plan)) is any(said)
 
 
 def test_layers_that_mix_samples_are_cut_along_space() -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
 from benchmarks.chains import chain_profile
+from planner.check.verdict import faults_of
 from planner.ir.constraints import parse_rule
 from planner.ir.errors import InfeasibleError
+from planner.ir.plan import SEVERAL_STAGES
 from planner.ir.problem import Problem
-from planner.schedules import names, traits
+from planner.schedules import chunked_names, names, traits
 from planner.solvers.best_first.solver import solve
+from tests.planner.solvers.instances import random_problem
 
 NAMES = tuple(name for name in names() if traits(name).trains and traits(name).stages_per_position != 1)
 
@@ -67,6 +73,49 @@ def test_beside_a_schedule_of_one_stage_a_device_both_are_proven() -> None:
     alone = [solve(Problem(profile, 8, (name,))) for name in ("1f1b", "zb-v")]
     assert both.search.status == "proven"
     assert both.prediction.step_s == pytest.approx(min(plan.prediction.step_s for plan in alone), rel=1e-9)
+
+
+@pytest.mark.parametrize(("num_layers", "devices"), [(24, 2), (24, 4), (6, 2)])
+def test_where_no_schedule_is_named_they_are_looked_at_after_the_others(num_layers: int, devices: int) -> None:
+    draw = random.Random(num_layers)
+    profile = chain_profile(
+        num_layers,
+        devices,
+        forward_s=[draw.uniform(1e-3, 4e-3) for _ in range(num_layers)],
+        backward_s=[draw.uniform(2e-3, 8e-3) for _ in range(num_layers)],
+        parameter_bytes=1 << 25,
+        activation_bytes=1 << 16,
+        memory_bytes=1 << 34,
+        latency_s=1e-5,
+    )
+    alone, beside = (solve(Problem(profile, 8, chunks=chunks)) for chunks in ("never", "auto"))
+    named = solve(Problem(profile, 8, chunked_names(), time_limit_s=0.5))
+    assert beside.prediction.step_s <= alone.prediction.step_s
+    assert (beside.decision.schedule in chunked_names()) is (num_layers > 6)
+    assert beside.search.bound_s <= named.prediction.step_s
+    assert faults_of(beside, profile) == ()
+    is_left_out = any(rejected.what == SEVERAL_STAGES for rejected in beside.search.rejected)
+    assert is_left_out or beside.prediction.step_s <= named.prediction.step_s * (1 + 1e-9)
+    rejected = faults_of(replace(beside, inputs=alone.inputs), profile)
+    assert bool(rejected) is (num_layers > 6)  # nobody asked for such a schedule
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_none_is_left_out_where_they_were_all_looked_at(seed: int) -> None:
+    problem = replace(random_problem(seed), schedules=(), chunks="auto")
+    try:
+        plan = solve(problem)
+    except InfeasibleError:
+        return
+    alone = solve(replace(problem, chunks="never"))
+    assert plan.prediction.step_s <= alone.prediction.step_s * (1 + 1e-9)
+    assert alone.search.status == "proven"
+    if any(rejected.what == SEVERAL_STAGES for rejected in plan.search.rejected):
+        return
+    with suppress(InfeasibleError):
+        named = solve(replace(problem, schedules=chunked_names()))
+        assert plan.prediction.step_s <= named.prediction.step_s * (1 + 1e-9)
+        assert plan.search.status == "proven"
 
 
 REASONS: Mapping[str, tuple[Problem, str]] = {
