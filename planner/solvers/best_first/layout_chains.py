@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import prod
@@ -200,12 +200,15 @@ class Chains:
         """Every device."""
         return tuple(sum(len(pool.ranks) for pool in like) for like in self.pools)
 
-    def bound_s(self) -> float:
-        """No pipeline is faster."""
-        return float(self._ahead[self.all_free][:, :, self.positions[0]].max(axis=0).min())
+    def bound_s(self, free: Free = ()) -> float:
+        """No pipeline is faster on the devices ``free``, by default every one."""
+        return float(self._ahead[free or self.all_free][:, :, self.positions[0]].max(axis=0).min())
 
-    def best_first(self, upper_s: Callable[[], float]) -> Iterator[LayoutChain]:
+    def best_first(self, upper_s: Callable[[], float], free: Free = ()) -> Iterator[LayoutChain]:
         """Pipelines by their bound, as long as it is below ``upper_s()``; of equal ones the longest first.
+
+        Args:
+            free: the devices that may be used; by default every one.
 
         Raises:
             OutOfTimeError: there are too many to keep.
@@ -218,7 +221,7 @@ class Chains:
             if prefix is not None:
                 heappush(heap, (prefix.bound_s, -prefix.at, next(number), prefixes, prefix))
 
-        push(iter([_Prefix(self.bound_s(), self.positions[0], self.all_free)]))
+        push(iter([_Prefix(self.bound_s(free), self.positions[0], free or self.all_free)]))
         while heap:
             bound_s, _, _, siblings, prefix = heappop(heap)
             if bound_s >= upper_s():
@@ -390,6 +393,11 @@ def _bytes_read(graph: Graph, at: int, value: str, values: Mapping[str, TensorSp
     return max(1.0, spec.num_bytes * prod(read) / max(1, prod(spec.shape)))
 
 
+def doubled(most: int) -> list[int]:
+    """1, 2, 4, ... and ``most``."""
+    return sorted({*(1 << power for power in range(most.bit_length())), most})
+
+
 _PARTS = (0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 96)
 """Paces that are tried: the least F and B of all layers, in so many parts."""
 
@@ -424,24 +432,27 @@ class OrderedPipelines:
         self._ends = tuple(end for end, (ranks, _) in zip(ends, pools, strict=True) for _ in ranks)
         self.crossing_bytes = _crossing_bytes(self.problem, self.size)[list(self.positions)]
 
-    def by_pace(self) -> Iterator[LayoutChain]:
-        """The best of each pace, the slowest first, each once; the estimate stands for the bound.
+    def by_pace(self) -> Iterator[tuple[int, LayoutChain]]:
+        """The best of each pace, the slowest first, on the last 1, 2, 4, ... pools and on all; each once.
+
+        With the number of ranks that it may use; the estimate stands for the bound.
 
         Raises:
             OutOfTimeError: the budget that this runs under is over.
         """
         once_s = min((float(table.once_s[0, -1]) for table in self.tables.values() if table is not None), default=0.0)
-        made = set[tuple[tuple[int, tuple[int, ...]], ...]]()
+        made = set[object]()
         num_groups = sum((self._sort_of[start], count) in self.tables for start, count in self._groups())
+        begins = sorted({0, *self._ends} - {len(self._ranks)}, reverse=True)
+        begins = [begins[number - 1] for number in doubled(len(begins))]
         for parts in _PARTS:
             check_time(_ENTRY_S * num_groups * len(self.positions) ** 2)
-            pipeline = self._least(once_s / parts)
-            if pipeline is None:
-                return
-            stages = tuple((first, ranks) for first, _, ranks, _ in pipeline.stages)
-            if stages not in made and len(stages) <= (self.problem.max_stages or len(stages)):
-                made.add(stages)
-                yield pipeline
+            for begin, pipeline in zip(begins, self._least(once_s / parts, begins), strict=True):
+                shape = begin, tuple((first, ranks) for first, _, ranks, _ in pipeline.stages)
+                if pipeline.stages and shape not in made:
+                    made.add(shape)
+                    if len(pipeline.stages) <= (self.problem.max_stages or len(pipeline.stages)):
+                        yield len(self._ranks) - begin, pipeline
 
     def _groups(self) -> Iterator[tuple[int, int]]:
         """(ranks used before, ranks), the last first."""
@@ -449,8 +460,8 @@ class OrderedPipelines:
             for count in range(1, self._ends[start] - start + 1):
                 yield start, count
 
-    def _least(self, pace_s: float) -> LayoutChain | None:
-        """The pipeline of least estimate at a pace; None if there is none."""
+    def _least(self, pace_s: float, begins: Sequence[int]) -> list[LayoutChain]:
+        """Those of least estimate at a pace on the ranks from each begin on; without stages where there is none."""
         positions, num = np.array(self.positions), self.problem.global_batch // self.size
         last, places = len(positions) - 1, np.arange(len(positions))
         trip_s = np.full((len(self._ranks), len(places)), np.inf)  # [ranks used, place]: from there on
@@ -480,21 +491,30 @@ class OrderedPipelines:
                     first_count[start, is_less] = count
                     stop_at[is_less], start_at[is_less] = stops[is_less], after
             choices[start] = stop_at, start_at
-        if not np.isfinite(trip_s[0, 0]):
-            return None
+        return [self._read(begin, trip_s[begin, 0], first_count, choices) for begin in begins]
+
+    def _read(
+        self,
+        start: int,
+        trip_s: float,
+        first_count: NDArray[np.intp],
+        choices: Mapping[int, tuple[NDArray[np.intp], NDArray[np.intp]]],
+    ) -> LayoutChain:
+        """The pipeline that begins on rank ``start``, by the DP's choices."""
+        if not np.isfinite(trip_s):
+            return LayoutChain(np.inf, ())
+        num, last = self.problem.global_batch // self.size, len(self.positions) - 1
         stages: list[Placed] = []
-        at = start = 0
-        slowest_s = 0.0
+        at, slowest_s = 0, 0.0
         while at < last:
             count, stop = int(first_count[start, at]), int(choices[start][0][at])
             table = self.tables.get((self._sort_of[start], count))
-            if table is None:
-                return None
-            begin, end = int(positions[at]), int(positions[stop])
+            assert table is not None, "choices are among tables"
+            begin, end = self.positions[at], self.positions[stop]
             slowest_s = max(slowest_s, float(table.step_s[begin, end]) / num)
             stages.append((begin, end, self._ranks[start : start + count], table))
             start, at = int(choices[start][1][at]), stop
-        return LayoutChain(float(trip_s[0, 0]) + (num - 1) * slowest_s, tuple(stages))
+        return LayoutChain(float(trip_s) + (num - 1) * slowest_s, tuple(stages))
 
     def _starts(self, end: int) -> tuple[int, ...]:
         """Where the stage behind one that ends before ``end`` may begin."""
