@@ -318,7 +318,8 @@ class Chains:
         message_s, card_s = np.where(round_s > 0, message_s, 0.0), np.where(round_s > 0, card_s, 0.0)
         both_s = self.links.ways * message_s
         loaded_s = (self.num_full - 1) * card_s + both_s + round_s
-        return np.stack([both_s + path_s, message_s + whole_s, both_s + round_s, loaded_s, behind_s]).min(axis=1)
+        onward_s = both_s + path_s, message_s + whole_s, both_s + round_s, loaded_s, behind_s
+        return np.asarray(np.min(onward_s, axis=1))
 
     def _with_stage(self, least: Array, after: Array) -> Array:
         """``[4, ...]``: A, V, E, T of a stage of ``least`` times, all ``after`` it (``_onward``)."""

@@ -5,6 +5,7 @@ layers (``layouts.stage``, exact for a stage alone).  And pipelines of stretches
 stages take under any layouts (``layout_bound``, ``layout_chains``), the one of least bound first, given the layouts of
 least time, and simulated; those that do not fit get layouts for the memory there is.  Where there are several pools one
 stage on all ranks, pipelines along the hosts (``OrderedPipelines``) and plans for a part of the hosts come before.
+Plans for 1, 2, 4, ... ranks of a host, and hosts, come from the tables of all, so that more are not worse.
 
 The searched space is that of samples, and beside it: stages of stretches of the graph's order, each on ranks of one
 pool, or all layers on all ranks; every option of each layer; every schedule with windows of its own.  The bound of the
@@ -160,6 +161,8 @@ class _LayoutSearch:
                     bounds[size] = max(work_s, min(whole[size], self._least_of_chains(size, work_s)))
                 self._look_at_fewer(works)
             self._refine()
+            if sum(map(len, self._sorts)) == 1:
+                self._look_at_fewer(works)
             for size, work_s in sorted(works.items(), key=lambda item: item[1]):
                 is_last = not any(work_s < other < self.upper_s for other in works.values())
                 own = self.budget.part(self.budget.left_s / (1 if is_last else 2))
@@ -182,13 +185,16 @@ class _LayoutSearch:
         return float("inf") if self.best is None else self.best.step_s / (1 + self.evaluator.problem.gap)
 
     def _look_at_fewer(self, works: Mapping[int, float]) -> None:
-        """Plans for the first 1, 2, 4, ... hosts, as if there were no others: theirs are plans for all of them."""
-        problem, ends = self.evaluator.problem, ends_of_hosts(self.evaluator.problem)
+        """Plans for the first 1, 2, 4, ... ranks of a host, and hosts, as if there were no others."""
+        problem = self.evaluator.problem
         is_cut_short, is_restricted = self.is_cut_short, self.is_restricted
-        for num_hosts in doubled(len(ends)) if ends else ():
-            ranks = problem.ranks[: ends[num_hosts - 1]]
-            few = {size: work_s * len(problem.ranks) / len(ranks) for size, work_s in works.items()}
-            if num_hosts > 1:
+        ends = (*ends_of_hosts(problem), len(problem.ranks))
+        for count in sorted({*doubled(ends[0]), *(ends[number - 1] for number in doubled(len(ends)))}):
+            ranks = problem.ranks[:count]
+            if ranks == problem.ranks:
+                break
+            few = {size: work_s * len(problem.ranks) / count for size, work_s in works.items()}
+            if count > ends[0]:
                 self._look_at_one_stage(ranks, few)
             free = tuple(sum(len({*pool.ranks} & {*ranks}) for pool in like) for like in self._sorts)
             within = self.budget.part(_SHARE_OF_FEWER * self.budget.left_s)

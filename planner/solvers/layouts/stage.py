@@ -335,11 +335,11 @@ class PricedOptions:
         nodes = tuple(_node_cost(question, *each) for each in by_layer)
         if not question.memory_limit_bytes:
             return LabelledGraph(nodes, edge_cost)
-        by_layer = zip(self.tables, self.places, self.recomputed, strict=True)
+        held = zip(self.tables, self.places, self.recomputed, strict=True)
         return LabelledGraph(
             nodes,
             edge_cost,
-            tuple(_node_memory(self.prices, question, *each) for each in by_layer),
+            tuple(_node_memory(self.prices, question, *each) for each in held),
             {edge: self._edge_memory(question, edge) for edge in self.crossings},
             np.array(question.memory_limit_bytes, dtype=np.float64),
             tuple(table.workspace_bytes[at] for table, at in zip(self.tables, self.places, strict=True)),
