@@ -79,8 +79,8 @@ _SHARE_OF_ONE_STAGE, _SHARE_IN_ORDER = 0.4, 0.6
 MOST_IN_ORDER = 8
 """Pipelines along the hosts that are simulated for each number of ranks."""
 
-MOST_CHAINS = 60
-"""Pipelines that are simulated for one size of the micro-batch."""
+MOST_CHAINS, MOST_OF_FEWER = 60, 4
+"""Pipelines that are simulated for one size of the micro-batch; and where they may use a part of the hosts alone."""
 
 _FAR = float("inf")
 
@@ -201,7 +201,9 @@ class _LayoutSearch:
             for size, work_s in sorted(few.items(), key=lambda item: item[1]):
                 if work_s < self.upper_s and not within.is_over:
                     with suppress(OutOfTimeError):
-                        self._look_at(self._maker(size, within), free)
+                        self._look_at(
+                            self._maker(size, within), free, MOST_CHAINS if count <= ends[0] else MOST_OF_FEWER
+                        )
         self.is_cut_short = is_cut_short  # no bound is about a part of the hosts
         self.is_restricted = is_restricted
 
@@ -343,11 +345,12 @@ class _LayoutSearch:
     def _positions(self) -> tuple[int, ...]:
         return cut_positions(self.evaluator.problem.profile.graph, parts_ties=False)
 
-    def _look_at(self, maker: TableMaker, free: tuple[int, ...] = ()) -> float:
+    def _look_at(self, maker: TableMaker, free: tuple[int, ...] = (), most: int = MOST_CHAINS) -> float:
         """Simulates chains by their bounds: what those that are open or could have been better take at least.
 
         Args:
             free: the devices that may be used, by sort of pool; by default every one.
+            most: chains that are simulated.
         """
         chains = self._chains(maker)
         chains.budget = maker.budget
@@ -355,7 +358,7 @@ class _LayoutSearch:
         try:
             for number, chain in enumerate(chains.best_first(self._upper_in_time, free)):
                 open_s, next_s = min(open_s, chain.bound_s), chain.bound_s
-                if number >= MOST_CHAINS:
+                if number >= most:
                     self.is_cut_short = True
                     break
                 self._simulate(maker.size, chain)
