@@ -36,6 +36,7 @@ from planner.solvers.layouts.stage import (
     LEAST,
     NONE,
     Options,
+    PricedOptions,
     Question,
     labelled_graph,
     most_options,
@@ -138,12 +139,13 @@ class TableMaker:
                 options, most = open_options(self.constraints, prices, question, self.work_s)
                 is_restricted = not most or any(len(prices.options(index)) > most for index in range(count))
                 if options and all(options):
-                    graph = self._graph(prices, options)
+                    priced = PricedOptions.of(prices, question.layers, options, self.budget)
+                    graph = self._graph(priced, options)
                     order = order_of(graph)
                     spans_s = np.full(least.shape, np.inf)
                     if of_stretches or not order.is_narrow:
-                        once = self._once(prices, options, INPUT if self.backward == LEAST else self.backward)
-                        forward = self._once(prices, options, NONE)
+                        once = self._once(priced, INPUT if self.backward == LEAST else self.backward)
+                        forward = self._once(priced, NONE)
                         graphs = graph, once, forward, _less(once, forward)
                         spans_s = np.stack([all_spans(each, self.budget) for each in graphs])
                     if order.is_narrow:  # of all layers the bound is exact
@@ -186,10 +188,10 @@ class TableMaker:
             return np.ones((count + 1, count + 1), dtype=bool)
         return self.constraints.mask(np.arange(count + 1), ranks, None, ways)
 
-    def _graph(self, prices: LayoutPrices, options: tuple[Options, ...]) -> LabelledGraph:
+    def _graph(self, priced: PricedOptions, options: tuple[Options, ...]) -> LabelledGraph:
         """A step of all layers: full micro-batches, then the rest of the batch at its own price."""
-        layers = tuple(range(len(prices.layers)))
-        full = labelled_graph(prices, Question(layers, self.num_full, backward=self.backward), options, self.budget)
+        prices, layers = priced.prices, priced.layers
+        full = priced.graph(Question(layers, self.num_full, backward=self.backward))
         if not self.rest:
             return full
         smaller = self.evaluator.layouts.prices(prices.ranks, self.rest)
@@ -205,10 +207,9 @@ class TableMaker:
             {edge: cost + rest.edge_cost[edge] for edge, cost in full.edge_cost.items()},
         )
 
-    def _once(self, prices: LayoutPrices, options: tuple[Options, ...], backward: str) -> LabelledGraph:
-        """One F and what ``backward`` says; what it needs is priced already."""
-        layers = tuple(range(len(prices.layers)))
-        return labelled_graph(prices, Question(layers, 1, backward=backward, once_a_step=False), options)
+    def _once(self, priced: PricedOptions, backward: str) -> LabelledGraph:
+        """One F and what ``backward`` says."""
+        return priced.graph(Question(priced.layers, 1, backward=backward, once_a_step=False))
 
     def _by_samples(self, ranks: tuple[int, ...]) -> Array:
         """Step, there and back, its parts, of stages cut along samples alone; infinity where there are none."""

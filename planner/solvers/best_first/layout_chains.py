@@ -1,29 +1,33 @@
 """Pipelines of stretches of layers on groups of ranks, whatever their layouts: by their bounds, the least first.
 
 Stretches are those of ``layout_bound``, each on a group of one pool; the bound holds whatever their layouts.  Of stages
-s = 0, 1, ... let W_s, o_s, f_s and b_s be the least of a step, of there and back, and of its parts as above, and c_s a
-message into stage s one way.  Stage s begins after the F of those it reads from, works M micro-batches off between the
-F of the first and the B of the last, which is before their B, and does none of its B before some micro-batch was behind
-it and came back, so that
+s = 0, 1, ... let W_s, o_s, f_s and b_s be the least of a step, of there and back, and of its parts as above, c_s a
+message from stage s one way, and k_s its bytes on a network card.  Stage s + 1 begins after the F of s, works M
+micro-batches off between the F of the first and the B of the last, which is before those of s, and does none of its B
+before some micro-batch was behind it and came back, so that from the first F of stage s to its last B, from there to
+the end of the step, and there and back with one micro-batch, it takes at least
 
-    step >= R_s + M o_s,                                   R_s = sum over earlier stages of (o + 2 c)
-    step >= R_s + max(f_s + M b_s, M f_s + b_s) + E_s,     E_s = sum over later stages of (o + 2 c)
-    step >= L_s + W_s,                                     L_s = sum over earlier stages of (f + c)
+    A_s = max(M o_s, f_s + M b_s + R_s, M f_s + b_s + R_s, o_s + (M - 1) k_s + R_s, o_s + 2 c_s + A_(s+1))
+    V_s = max(W_s, f_s + c_s + V_(s+1))
+    E_s = o_s + R_s,     R_s = 2 c_s + E_(s+1)
 
 Who waits for a stage that ends before layer i is the stage with the first reader of layer i - 1
-(``LayerLinks.reader``); what that one does before this layer counts for nothing. Where nobody reads it, R and L start
-anew. The least values over all ways to go on, A(i, free devices) of the first two without R, V of the third without L,
-E, and T, the least that any of the stages behind take, are a DP from the back; pipelines are then built from the front,
-the one of least bound first.
+(``LayerLinks.reader``); what that one does before this layer counts for nothing. Where nobody reads it, nothing is
+behind.  The least values over all ways to go on, by the ranks of the stage that reads, and T, the least that any of the
+stages behind take, are a DP from the back; pipelines are then built from the front, the one of least bound first.
+
+Groups that are larger than a host together are on two, and all that passes between them is on a card of either:
+c_s is not less than k_s then (``LayerLinks.messages_s``).  Samples that are shared unequally arrive unequally: the last
+byte need not be the slowest rank's, and nothing is known of cards.
 
 Like pools are folded: only how many of their devices are free counts, and a group has as many as one pool at most.  The
 bounds hold for all pipelines, and for some that fit into no pools: these are passed over when they are unfolded.
 
 ``OrderedPipelines`` are plans to begin with: those whose stages follow one another along the hosts, on the ranks behind
-those of the stage before, or the first of the next pool.  So neighbours are on one host unless it ends between them,
-and every message has a link of its own: where stages are put on any pool with room, as the folded bound may, most
-messages cross hosts.  With o_s an F and a B of stage s, w_s its step, c_s a message behind it one way, over the fewer
-of the ranks at both ends, M micro-batches,
+those of the stage before, or the first of the next pool.  So neighbours are on one host unless it ends between them:
+where stages are put on any pool with room, as the folded bound may, most messages cross hosts.  With o_s an F and a B
+of stage s, w_s its step, c_s a message behind it one way, over the fewer of the ranks at both ends and on the card, M
+micro-batches,
 
     minimise    sum over s of (o_s + 2 c_s)  +  (M - 1) x      subject to  w_s / M <= x,  c_s <= x
 
@@ -35,7 +39,8 @@ simulator.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import prod
@@ -45,13 +50,15 @@ from numpy.typing import NDArray
 
 from planner.costs.calibration.apply_corrections import corrected_cluster
 from planner.costs.communication.collectives import transfer_s
-from planner.costs.communication.links import without_pairs
+from planner.costs.communication.links import NetworkPrices, fastest, without_pairs
 from planner.costs.layers.cost_table import Array
+from planner.ir.box import Interval, whole
+from planner.ir.cluster import Link
 from planner.ir.graph import Graph, TensorSpec, producer
 from planner.ir.lazy import once
 from planner.ir.problem import Problem
-from planner.layers import kind
 from planner.layers.boundary import without_gradient
+from planner.layers.sized import SizedLayer
 from planner.solvers.best_first.layout_bound import GroupTable
 from planner.solvers.budget import NUMBER_S, Budget, OutOfTimeError, check_time
 from planner.solvers.candidates.candidate import DevicePool
@@ -88,13 +95,49 @@ class LayerLinks:
 
     Attributes:
         reader: the first layer behind that reads from the layer just before, and answers with gradients; -1: none.
-        message_s: F's way in, at least.
+        num_bytes: what F brings there, at least.
         ways: 2 where B comes back, else 1.
+        samples: of a micro-batch.
+        within, across: no link is faster; none between two hosts.
+        card_bytes_per_s: no network card carries more.
+        ranks_of_host: the most that a host has.
     """
 
     reader: NDArray[np.intp]
-    message_s: Array
+    num_bytes: Array
     ways: int
+    samples: int
+    within: Link | None
+    across: Link | None
+    card_bytes_per_s: float
+    ranks_of_host: int
+
+    def messages_s(self, maker: int, reader: int) -> tuple[Array, Array]:
+        """F's way between groups of so many ranks, by place; and how long all of it is on a network card."""
+        on_one_host = maker + reader <= self.ranks_of_host
+        link = self.within if on_one_host else self.across
+        is_even = {self.samples % count for count in (maker, reader)} <= {0, self.samples}
+        each_s = transfer_s(link, self.num_bytes / (maker * reader)) if link else np.zeros_like(self.num_bytes)
+        card_s = self.num_bytes / self.card_bytes_per_s * (is_even and not on_one_host)
+        return np.maximum(each_s, card_s), card_s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Arrival:
+    """What a stage hands on to a reader that is still to come.
+
+    Attributes:
+        place, maker: where the stage ends, and its number of ranks.
+        reader: the layer.
+        back_s, lead_s: of the first micro-batch, before its message leaves: the way to there and its B's way back; the
+            way there.
+    """
+
+    place: int
+    maker: int
+    reader: int
+    back_s: float
+    lead_s: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,15 +145,13 @@ class _Prefix:
     """The first stages of a pipeline, and what is known of it.
 
     Attributes:
-        arrivals: for ends of stages whose reader is still to come: that layer; of the first micro-batch the way to it
-            and its B's way back; its way there.
         stages: (first layer, last layer + 1, sort of pool, devices).
     """
 
     bound_s: float
     at: int
     free: Free
-    arrivals: tuple[tuple[int, float, float], ...] = ()
+    arrivals: tuple[_Arrival, ...] = ()
     stages: tuple[tuple[int, int, int, int], ...] = ()
 
 
@@ -133,6 +174,7 @@ class Chains:
     max_stages: int
     budget: Budget
     _ahead: dict[Free, Array] = field(init=False, default_factory=dict, repr=False)
+    _messages: dict[int, tuple[Array, Array]] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         """Solves the DP.
@@ -140,6 +182,11 @@ class Chains:
         Raises:
             OutOfTimeError: the budget is over, or it would be.
         """
+        counts = range(1, max(len(like[0].ranks) for like in self.pools) + 1)
+        for maker in counts:
+            of_readers = [self.links.messages_s(maker, reader) for reader in counts]
+            messages_s, cards_s = (np.stack(each) for each in zip(*of_readers, strict=True))
+            self._messages[maker] = messages_s, cards_s
         groups = sum(len(like[0].ranks) for like in self.pools)
         work_s = _ENTRY_S * groups * len(self.positions) ** 2
         if not self.budget.allows(work_s * prod(count + 1 for count in self.all_free)):
@@ -153,12 +200,15 @@ class Chains:
         """Every device."""
         return tuple(sum(len(pool.ranks) for pool in like) for like in self.pools)
 
-    def bound_s(self) -> float:
-        """No pipeline is faster."""
-        return float(self._ahead[self.all_free][:, self.positions[0]].max())
+    def bound_s(self, free: Free = ()) -> float:
+        """No pipeline is faster on the devices ``free``, by default every one."""
+        return float(self._ahead[free or self.all_free][:, :, self.positions[0]].max(axis=0).min())
 
-    def best_first(self, upper_s: Callable[[], float]) -> Iterator[LayoutChain]:
+    def best_first(self, upper_s: Callable[[], float], free: Free = ()) -> Iterator[LayoutChain]:
         """Pipelines by their bound, as long as it is below ``upper_s()``; of equal ones the longest first.
+
+        Args:
+            free: the devices that may be used; by default every one.
 
         Raises:
             OutOfTimeError: there are too many to keep.
@@ -171,7 +221,7 @@ class Chains:
             if prefix is not None:
                 heappush(heap, (prefix.bound_s, -prefix.at, next(number), prefixes, prefix))
 
-        push(iter([_Prefix(self.bound_s(), self.positions[0], self.all_free)]))
+        push(iter([_Prefix(self.bound_s(free), self.positions[0], free or self.all_free)]))
         while heap:
             bound_s, _, _, siblings, prefix = heappop(heap)
             if bound_s >= upper_s():
@@ -193,25 +243,31 @@ class Chains:
             return
         self.budget.spend(_ENTRY_S * len(groups) * len(stops))
         least = np.array([[getattr(g[2], name)[prefix.at, stops] for g in groups] for name in _LEAST])
-        after = np.stack([self._ahead[g[3]][:, stops] for g in groups], axis=1)
-        before_s, lead_s = np.zeros((2, len(stops)))
-        for reader, back_s, there_s in prefix.arrivals:
-            before_s = np.maximum(before_s, np.where(stops > reader, back_s, 0.0))
-            lead_s = np.maximum(lead_s, np.where(stops > reader, there_s, 0.0))
-        path_s, whole_s, _, behind_s = self._with_stage(least, after, stops)
-        bound_s = np.maximum(np.maximum(before_s + path_s, lead_s + whole_s), np.maximum(behind_s, prefix.bound_s))
-        before_s = before_s + least[1] + self.links.ways * self.links.message_s[stops]
-        lead_s = lead_s + least[2] + self.links.message_s[stops]
-        del least, after, path_s, whole_s, behind_s  # what waits is much
+        after = np.stack([self._onward(g[3], g[1], stops) for g in groups], axis=1)
+        path_s, whole_s, round_s, behind_s = self._with_stage(least, after)
+        bound_s = np.maximum(behind_s, prefix.bound_s)
+        before_s, lead_s = np.zeros((2, *bound_s.shape))
+        readers = np.array([g[1] for g in groups]) - 1
+        for arrival in prefix.arrivals:
+            message_s, card_s = (each[readers, arrival.place, None] for each in self._messages[arrival.maker])
+            reads = stops > arrival.reader
+            back_s = np.where(reads, arrival.back_s + self.links.ways * message_s, 0.0)
+            before_s = np.maximum(before_s, back_s)
+            lead_s = np.maximum(lead_s, np.where(reads, arrival.lead_s + message_s, 0.0))
+            bound_s = np.maximum(bound_s, np.where(reads, back_s + (self.num_full - 1) * card_s + round_s, 0.0))
+        bound_s = np.maximum(bound_s, np.maximum(before_s + path_s, lead_s + whole_s))
+        before_s, lead_s = before_s + least[1], lead_s + least[2]
+        del least, after, path_s, whole_s, round_s, behind_s  # what waits is much
         for place in np.argsort(bound_s, axis=None, kind="stable"):
             g, k = divmod(int(place), len(stops))
             if bound_s[g, k] >= upper_s:
                 return
             sort, count, _, rest = groups[g]
-            stages = (*prefix.stages, (prefix.at, int(stops[k]), sort, count))
-            arrival = (int(self.links.reader[stops[k]]), float(before_s[g, k]), float(lead_s[g, k]))
-            arrivals = tuple(each for each in (*prefix.arrivals, arrival) if each[0] >= stops[k])
-            yield _Prefix(float(bound_s[g, k]), int(stops[k]), rest, arrivals, stages)
+            stop = int(stops[k])
+            stages = (*prefix.stages, (prefix.at, stop, sort, count))
+            own = _Arrival(stop, count, int(self.links.reader[stop]), float(before_s[g, k]), float(lead_s[g, k]))
+            arrivals = tuple(each for each in (*prefix.arrivals, own) if each.reader >= stop)
+            yield _Prefix(float(bound_s[g, k]), stop, rest, arrivals, stages)
 
     def _groups(self, free: Free) -> Iterator[tuple[int, int, GroupTable, Free]]:
         """(sort of pool, number of ranks, their table, what is free afterwards)."""
@@ -235,29 +291,43 @@ class Chains:
         return tuple(placed[first] for first, *_ in prefix.stages)
 
     def _solved(self, free: Free) -> Array:
-        """A, V, E, T by layer, those of fewer free devices being known; 0 where nobody waits, and behind all layers."""
+        """``[4, ranks, layer]``: A, V, E, T, those of fewer free devices being known; 0 where nobody waits.
+
+        A, V and E are those of the stage with the layer's reader, by its number of ranks; T is of any stage behind.
+        """
         count, stops = self.positions[-1], np.array(self.positions)
         behind = stops[None, :] > np.arange(count)[:, None]
-        least_ahead = np.full((4, count + 1), np.inf)
-        for _, _, table, rest in self._groups(free):
+        ahead = np.full((4, len(self._messages), count + 1), np.inf)
+        for _, ranks, table, rest in self._groups(free):
             least = np.stack([getattr(table, name)[:count, stops] for name in _LEAST])
-            each_s = np.where(behind, self._with_stage(least, self._ahead[rest][:, None, stops], stops), np.inf)
-            least_ahead[:, :count] = np.minimum(least_ahead[:, :count], each_s.min(axis=-1))
-        least_ahead[:, count] = 0.0
-        least_ahead[:3] = np.where(self.links.reader >= 0, least_ahead[:3, self.links.reader], 0.0)
-        least_ahead[3] = least_ahead.max(axis=0)
-        return least_ahead
+            after = self._onward(rest, ranks, stops)[:, None, :]
+            each_s = np.where(behind, self._with_stage(least, after), np.inf).min(axis=-1)
+            ahead[:, ranks - 1, :count] = np.minimum(ahead[:, ranks - 1, :count], each_s)
+        ahead[..., count] = 0.0
+        ahead[:3] = np.where(self.links.reader >= 0, ahead[:3, :, self.links.reader], 0.0)
+        ahead[3] = ahead.min(axis=1).max(axis=0)
+        return ahead
 
-    def _with_stage(self, least: Array, after: Array, stops: NDArray[np.intp]) -> Array:
-        """``[4, ..., stops]``: A, V, E, T of a stage of ``least`` times that ends at ``stops``, all ``after`` it."""
-        (step_s, once_s, forward_s, back_s), (path_s, whole_s, round_s, behind_s) = least, after
-        message_s, num = self.links.message_s[stops], self.num_full
+    def _onward(self, free: Free, maker: int, stops: NDArray[np.intp]) -> Array:
+        """``[5, stops]``: of all behind a stage of ``maker`` ranks that ends there, the least whoever reads.
+
+        2 c + A;  c + V;  R = 2 c + E;  (M - 1) k + R;  T.
+        """
+        path_s, whole_s, round_s, behind_s = self._ahead[free][:, :, stops]
+        message_s, card_s = (each[:, stops] for each in self._messages[maker])
+        message_s, card_s = np.where(round_s > 0, message_s, 0.0), np.where(round_s > 0, card_s, 0.0)
         both_s = self.links.ways * message_s
-        round_s = np.where(round_s > 0, both_s + round_s, 0.0)
+        loaded_s = (self.num_full - 1) * card_s + both_s + round_s
+        onward_s = both_s + path_s, message_s + whole_s, both_s + round_s, loaded_s, behind_s
+        return np.asarray(np.min(onward_s, axis=1))
+
+    def _with_stage(self, least: Array, after: Array) -> Array:
+        """``[4, ...]``: A, V, E, T of a stage of ``least`` times, all ``after`` it (``_onward``)."""
+        (step_s, once_s, forward_s, back_s), (path_s, whole_s, round_s, loaded_s, behind_s) = least, after
+        num = self.num_full
         own_s = np.maximum(forward_s + num * back_s, num * forward_s + back_s) + round_s
-        path_s = np.where(path_s > 0, once_s + both_s + path_s, 0.0)
-        whole_s = np.where(whole_s > 0, forward_s + message_s + whole_s, 0.0)
-        path_s, whole_s = np.maximum(np.maximum(num * once_s, own_s), path_s), np.maximum(step_s, whole_s)
+        path_s = np.maximum(np.maximum(num * once_s, own_s), once_s + np.maximum(path_s, loaded_s))
+        whole_s = np.maximum(step_s, forward_s + whole_s)
         return np.stack([path_s, whole_s, once_s + round_s, np.maximum(step_s, behind_s)])
 
 
@@ -272,7 +342,7 @@ def links_of(problem: Problem, samples: int, backward: str) -> LayerLinks:
     graph = problem.profile.graph
     count, values, silent = len(graph.layers), graph.values(), without_gradient(graph)
     names = {layer.name: index for index, layer in enumerate(graph.layers)}
-    reader, message_s = np.full(count + 1, -1), np.zeros(count + 1)
+    reader, num_bytes = np.full(count + 1, -1), np.zeros(count + 1)
     reader[0] = 0
     for index in reversed(range(count)):
         for value in graph.layers[index].inputs:
@@ -281,28 +351,52 @@ def links_of(problem: Problem, samples: int, backward: str) -> LayerLinks:
             if at and answers:
                 is_same_reader = reader[at] == index
                 size = _bytes_read(graph, index, value, values, samples)
-                least_s = _least_message_s(problem, size)
-                reader[at], message_s[at] = index, max(least_s, message_s[at] if is_same_reader else 0.0)
-    return LayerLinks(reader, message_s, 1 if backward == NONE else 2)
+                reader[at], num_bytes[at] = index, max(size, num_bytes[at] if is_same_reader else 0.0)
+    if may_stream(problem):
+        num_bytes[:] = 0.0
+    cluster = without_pairs(corrected_cluster(problem.profile))
+    tiers = [tier.name for tier in cluster.nested_tiers]
+    inside = tiers[: tiers.index(cluster.host_tier) + 1]
+    hosts = Counter(cluster.devices[rank].host for rank in problem.ranks)
+    across = [link for name, link in cluster.links.items() if name not in inside]
+    return LayerLinks(
+        reader,
+        num_bytes,
+        1 if backward == NONE else 2,
+        samples,
+        fastest(list(cluster.links.values())) if cluster.links else None,
+        fastest(across) if across else None,
+        NetworkPrices(corrected_cluster(problem.profile)).most_card_bytes_per_s,
+        max(hosts.values()),
+    )
+
+
+_READ_IN_ORDER = ("pointwise", "conv", "transposed_conv", "pool", "batch_norm", "global_pool", "concat")
+"""Kinds whose windows all have one size and follow one another at one stride."""
 
 
 def _bytes_read(graph: Graph, at: int, value: str, values: Mapping[str, TensorSpec], samples: int) -> float:
-    """What is certainly read of the value, whatever the parts: all by layers that skip nothing, else something."""
+    """What is certainly read of the value, whatever the parts; of other kinds of layers a byte."""
     layer = graph.layers[at]
-    same = layer.kind == "pointwise" and layer.outputs[0].shape == values[value].shape
-    stride = layer.attributes.get("stride")
-    sliding = layer.kind == "conv" and isinstance(stride, tuple) and set(stride) == {1} and layer.inputs[0] == value
-    whole = same or sliding or kind(layer.kind).REDUCTION == "statistics"
-    return float(values[value].at(samples, graph.samples).num_bytes) if whole else 1.0
+    if layer.kind not in _READ_IN_ORDER:
+        return 1.0
+    sized = SizedLayer.of(graph, layer, values, samples, False)
+    position, box = layer.inputs.index(value), whole(sized.work.shape)
+    read = [interval.stop - interval.start for interval in sized.input_boxes(box)[position]]
+    for dim, extent in enumerate(sized.work.shape):
+        if extent > 1:
+            parts = ((*box[:dim], Interval(k, k + 1), *box[dim + 1 :]) for k in range(2))
+            first, second = (sized.input_boxes(part)[position] for part in parts)
+            for axis, (one, other) in enumerate(zip(first, second, strict=True)):
+                if other.start > one.stop:  # windows are apart: what lies between is not read
+                    read[axis] = min(read[axis], (extent - 1) * (other.stop - other.start))
+    spec = sized.inputs[position]
+    return max(1.0, spec.num_bytes * prod(read) / max(1, prod(spec.shape)))
 
 
-def _least_message_s(problem: Problem, num_bytes: float) -> float:
-    """The shortest that the longest of the messages between two groups may take: equal ones, on the fastest link."""
-    if may_stream(problem):
-        return 0.0
-    links = without_pairs(corrected_cluster(problem.profile)).links.values()
-    pairs = (len(problem.ranks) // 2) * (len(problem.ranks) - len(problem.ranks) // 2)
-    return min((float(transfer_s(link, num_bytes / max(1, pairs))) for link in links), default=0.0)
+def doubled(most: int) -> list[int]:
+    """1, 2, 4, ... and ``most``."""
+    return sorted({*(1 << power for power in range(most.bit_length())), most})
 
 
 _PARTS = (0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 96)
@@ -339,24 +433,27 @@ class OrderedPipelines:
         self._ends = tuple(end for end, (ranks, _) in zip(ends, pools, strict=True) for _ in ranks)
         self.crossing_bytes = _crossing_bytes(self.problem, self.size)[list(self.positions)]
 
-    def by_pace(self) -> Iterator[LayoutChain]:
-        """The best of each pace, the slowest first, each once; the estimate stands for the bound.
+    def by_pace(self) -> Iterator[tuple[int, LayoutChain]]:
+        """The best of each pace, the slowest first, on the last 1, 2, 4, ... pools and on all; each once.
+
+        With the number of ranks that it may use; the estimate stands for the bound.
 
         Raises:
             OutOfTimeError: the budget that this runs under is over.
         """
         once_s = min((float(table.once_s[0, -1]) for table in self.tables.values() if table is not None), default=0.0)
-        made = set[tuple[tuple[int, tuple[int, ...]], ...]]()
+        made = set[object]()
         num_groups = sum((self._sort_of[start], count) in self.tables for start, count in self._groups())
+        begins = sorted({0, *self._ends} - {len(self._ranks)}, reverse=True)
+        begins = [begins[number - 1] for number in doubled(len(begins))]
         for parts in _PARTS:
             check_time(_ENTRY_S * num_groups * len(self.positions) ** 2)
-            pipeline = self._least(once_s / parts)
-            if pipeline is None:
-                return
-            stages = tuple((first, ranks) for first, _, ranks, _ in pipeline.stages)
-            if stages not in made and len(stages) <= (self.problem.max_stages or len(stages)):
-                made.add(stages)
-                yield pipeline
+            for begin, pipeline in zip(begins, self._least(once_s / parts, begins), strict=True):
+                shape = begin, tuple((first, ranks) for first, _, ranks, _ in pipeline.stages)
+                if pipeline.stages and shape not in made:
+                    made.add(shape)
+                    if len(pipeline.stages) <= (self.problem.max_stages or len(pipeline.stages)):
+                        yield len(self._ranks) - begin, pipeline
 
     def _groups(self) -> Iterator[tuple[int, int]]:
         """(ranks used before, ranks), the last first."""
@@ -364,8 +461,8 @@ class OrderedPipelines:
             for count in range(1, self._ends[start] - start + 1):
                 yield start, count
 
-    def _least(self, pace_s: float) -> LayoutChain | None:
-        """The pipeline of least estimate at a pace; None if there is none."""
+    def _least(self, pace_s: float, begins: Sequence[int]) -> list[LayoutChain]:
+        """Those of least estimate at a pace on the ranks from each begin on; without stages where there is none."""
         positions, num = np.array(self.positions), self.problem.global_batch // self.size
         last, places = len(positions) - 1, np.arange(len(positions))
         trip_s = np.full((len(self._ranks), len(places)), np.inf)  # [ranks used, place]: from there on
@@ -395,21 +492,30 @@ class OrderedPipelines:
                     first_count[start, is_less] = count
                     stop_at[is_less], start_at[is_less] = stops[is_less], after
             choices[start] = stop_at, start_at
-        if not np.isfinite(trip_s[0, 0]):
-            return None
+        return [self._read(begin, trip_s[begin, 0], first_count, choices) for begin in begins]
+
+    def _read(
+        self,
+        start: int,
+        trip_s: float,
+        first_count: NDArray[np.intp],
+        choices: Mapping[int, tuple[NDArray[np.intp], NDArray[np.intp]]],
+    ) -> LayoutChain:
+        """The pipeline that begins on rank ``start``, by the DP's choices."""
+        if not np.isfinite(trip_s):
+            return LayoutChain(np.inf, ())
+        num, last = self.problem.global_batch // self.size, len(self.positions) - 1
         stages: list[Placed] = []
-        at = start = 0
-        slowest_s = 0.0
+        at, slowest_s = 0, 0.0
         while at < last:
             count, stop = int(first_count[start, at]), int(choices[start][0][at])
             table = self.tables.get((self._sort_of[start], count))
-            if table is None:
-                return None
-            begin, end = int(positions[at]), int(positions[stop])
+            assert table is not None, "choices are among tables"
+            begin, end = self.positions[at], self.positions[stop]
             slowest_s = max(slowest_s, float(table.step_s[begin, end]) / num)
             stages.append((begin, end, self._ranks[start : start + count], table))
             start, at = int(choices[start][1][at]), stop
-        return LayoutChain(float(trip_s[0, 0]) + (num - 1) * slowest_s, tuple(stages))
+        return LayoutChain(float(trip_s) + (num - 1) * slowest_s, tuple(stages))
 
     def _starts(self, end: int) -> tuple[int, ...]:
         """Where the stage behind one that ends before ``end`` may begin."""
@@ -421,9 +527,12 @@ class OrderedPipelines:
     @once
     def _message_s(self, src: int, dst: int, most: int) -> Array:
         """``[ranks - 1, places]``: one way between neighbours, over up to ``most`` ranks."""
-        link = self.problem.profile.cluster.link(self._ranks[src], self._ranks[dst])
+        cluster, ends = self.problem.profile.cluster, (self._ranks[src], self._ranks[dst])
         shares = self.crossing_bytes[None, :] / np.arange(1, most + 1)[:, None]
-        return np.where(shares > 0, transfer_s(link, shares), 0.0)
+        hosts = [cluster.devices[rank].host for rank in ends]
+        card_bytes_per_s = cluster.nic_bytes_per_s(hosts[0]) if hosts[0] != hosts[1] else None
+        card_s = self.crossing_bytes / card_bytes_per_s if card_bytes_per_s else 0.0
+        return np.maximum(transfer_s(cluster.link(*ends), shares), card_s)
 
 
 def _crossing_bytes(problem: Problem, samples: int) -> Array:

@@ -5,6 +5,7 @@ layers (``layouts.stage``, exact for a stage alone).  And pipelines of stretches
 stages take under any layouts (``layout_bound``, ``layout_chains``), the one of least bound first, given the layouts of
 least time, and simulated; those that do not fit get layouts for the memory there is.  Where there are several pools one
 stage on all ranks, pipelines along the hosts (``OrderedPipelines``) and plans for a part of the hosts come before.
+Plans for 1, 2, 4, ... ranks of a host, and hosts, come from the tables of all, so that more are not worse.
 
 The searched space is that of samples, and beside it: stages of stretches of the graph's order, each on ranks of one
 pool, or all layers on all ranks; every option of each layer; every schedule with windows of its own.  The bound of the
@@ -30,7 +31,7 @@ from planner.costs.candidate import Candidate
 from planner.costs.memory.table import What
 from planner.costs.pricing import program_of
 from planner.costs.shards.sharding_spec import ShardingSpec
-from planner.ir.errors import HalopipeError, MissingMeasurementError
+from planner.ir.errors import MissingMeasurementError
 from planner.ir.lazy import once_by
 from planner.ir.plan import ANY_SETS_LAID_OUT, PROVEN, STOPPED, TIME_LIMIT, Rejected, status_of
 from planner.ir.problem import ALWAYS, CHANNEL_DIMS, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, Problem
@@ -42,7 +43,7 @@ from planner.solvers.best_first.bound import least_work_s
 from planner.solvers.best_first.continued import HALO_ROWS, continued_searches
 from planner.solvers.best_first.graph_cuts import GraphCuts
 from planner.solvers.best_first.layout_bound import GroupTable, TableMaker, open_options
-from planner.solvers.best_first.layout_chains import Chains, LayoutChain, OrderedPipelines, links_of
+from planner.solvers.best_first.layout_chains import Chains, LayoutChain, OrderedPipelines, doubled, links_of
 from planner.solvers.best_first.search import Outcome
 from planner.solvers.budget import Budget, OutOfTimeError, made_within
 from planner.solvers.candidates.candidate import DevicePool, ends_of_hosts, micro_batches, pools, with_options
@@ -77,10 +78,10 @@ _SHARE_OF_ONE_STAGE, _SHARE_IN_ORDER = 0.4, 0.6
 """Of what is left where there are several pools: for one stage on all ranks, and for pipelines along the hosts."""
 
 MOST_IN_ORDER = 8
-"""Pipelines along the hosts that are simulated."""
+"""Pipelines along the hosts that are simulated for each number of ranks."""
 
-MOST_CHAINS = 60
-"""Pipelines that are simulated for one size of the micro-batch."""
+MOST_CHAINS, MOST_OF_FEWER = 60, 4
+"""Pipelines that are simulated for one size of the micro-batch; and where they may use a part of the hosts alone."""
 
 _FAR = float("inf")
 
@@ -162,12 +163,14 @@ class _LayoutSearch:
         try:
             whole = dict.fromkeys(works, _FAR)
             if sum(map(len, self._sorts)) > 1:
-                whole = self._look_at_one_stage(works)
+                whole = self._look_at_one_stage(problem.ranks, works)
                 self._look_in_order(works)
                 for size, work_s in sorted(works.items(), key=lambda item: item[1]):
                     bounds[size] = max(work_s, min(whole[size], self._least_of_chains(size, work_s)))
-                self._look_at_fewer()
+                self._look_at_fewer(works)
             self._refine()
+            if sum(map(len, self._sorts)) == 1:
+                self._look_at_fewer(works)
             for size, work_s in sorted(works.items(), key=lambda item: item[1]):
                 is_last = not any(work_s < other < self.upper_s for other in works.values())
                 own = self.budget.part(self.budget.left_s / (1 if is_last else 2))
@@ -189,16 +192,28 @@ class _LayoutSearch:
     def _wanted_s(self) -> float:
         return float("inf") if self.best is None else self.best.step_s / (1 + self.evaluator.problem.gap)
 
-    def _look_at_fewer(self) -> None:
-        """The best plan for some of the hosts is one for all of them, and found where all ask for too much."""
+    def _look_at_fewer(self, works: Mapping[int, float]) -> None:
+        """Plans for the first 1, 2, 4, ... ranks of a host, and hosts, as if there were no others."""
         problem = self.evaluator.problem
-        if ends := ends_of_hosts(problem):
-            num_ranks = ends[max(1, (len(ends) + 1) // 4) - 1]  # of a quarter of the hosts
+        is_cut_short, is_restricted = self.is_cut_short, self.is_restricted
+        ends = (*ends_of_hosts(problem), len(problem.ranks))
+        for count in sorted({*doubled(ends[0]), *(ends[number - 1] for number in doubled(len(ends)))}):
+            ranks = problem.ranks[:count]
+            if ranks == problem.ranks:
+                break
+            few = {size: work_s * len(problem.ranks) / count for size, work_s in works.items()}
+            if count > ends[0]:
+                self._look_at_one_stage(ranks, few)
+            free = tuple(sum(len({*pool.ranks} & {*ranks}) for pool in like) for like in self._sorts)
             within = self.budget.part(_SHARE_OF_FEWER * self.budget.left_s)
-            fewer = Evaluator(replace(problem, num_ranks=num_ranks), self.evaluator.cost_model, within=within)
-            with suppress(HalopipeError):  # rules about other devices
-                self._take(with_layouts(fewer, replace(self.outcome, best=None, by_num_stages={}), within).best)
-            self.evaluator.num_simulated += fewer.num_simulated
+            for size, work_s in sorted(few.items(), key=lambda item: item[1]):
+                if work_s < self.upper_s and not within.is_over:
+                    with suppress(OutOfTimeError):
+                        self._look_at(
+                            self._maker(size, within), free, MOST_CHAINS if count <= ends[0] else MOST_OF_FEWER
+                        )
+        self.is_cut_short = is_cut_short  # no bound is about a part of the hosts
+        self.is_restricted = is_restricted
 
     def _refine(self) -> None:
         """The best pipelines of the search over samples, with the best layouts of their stages."""
@@ -225,9 +240,8 @@ class _LayoutSearch:
             self.evaluator, self.plans.constraints, size, self.plans.backward, within, self.plans.options_work_s
         )
 
-    def _look_at_one_stage(self, works: Mapping[int, float]) -> dict[int, float]:
-        """One stage on all ranks, by size of the micro-batch: what it takes at least."""
-        ranks = self.evaluator.problem.ranks
+    def _look_at_one_stage(self, ranks: tuple[int, ...], works: Mapping[int, float]) -> dict[int, float]:
+        """One stage on all of ``ranks``, by size of the micro-batch: what it takes at least."""
         within = self.budget.part(_SHARE_OF_ONE_STAGE * self.budget.left_s)
         bounds = {}
         for size, work_s in sorted(works.items(), key=lambda item: item[1]):
@@ -235,17 +249,17 @@ class _LayoutSearch:
             bounds[size] = work_s + maker.least_statistics_s(ranks)
             if bounds[size] < self.upper_s and not within.is_over:
                 with suppress(OutOfTimeError):
-                    bounds[size] = max(bounds[size], self._one_stage(maker))
+                    bounds[size] = max(bounds[size], self._one_stage(maker, ranks))
                 self.evaluator.layouts.forget_options()
         return bounds
 
-    def _one_stage(self, maker: TableMaker) -> float:
-        """Looks at one stage on all ranks: the least that it takes.
+    def _one_stage(self, maker: TableMaker, ranks: tuple[int, ...]) -> float:
+        """Looks at one stage on all of ``ranks``: the least that it takes.
 
         Raises:
             OutOfTimeError: time is up before it is known.
         """
-        ranks, last = self.evaluator.problem.ranks, len(self.evaluator.problem.profile.graph.layers)
+        last = len(self.evaluator.problem.profile.graph.layers)
         table = maker.table(ranks, of_stretches=False)
         if table is None:
             return _FAR
@@ -259,7 +273,7 @@ class _LayoutSearch:
         problem = self.evaluator.problem
         within = self.budget.part(_SHARE_IN_ORDER * self.budget.left_s)
 
-        pipelines: list[tuple[int, LayoutChain]] = []
+        pipelines: dict[int, list[tuple[int, LayoutChain]]] = {}  # by ranks that they may use
         with suppress(OutOfTimeError):
             more = (len(problem.ranks) - 1) / problem.global_batch
             for size in sorted(works, key=lambda size: works[size] * (1 + more * size)):  # as stages of one rank
@@ -267,18 +281,20 @@ class _LayoutSearch:
                 tables = {
                     (sort, count): self._table(maker, sort, count)
                     for sort, like in enumerate(self._sorts)
-                    for count in _doubled(len(like[0].ranks))
+                    for count in doubled(len(like[0].ranks))
                 }
                 ordered = OrderedPipelines(problem, self._sorts, tables, self._positions, size)
                 for each in made_within(within, ordered.by_pace()):
                     if each is not None:
-                        pipelines.append((size, each))
+                        pipelines.setdefault(each[0], []).append((size, each[1]))
                 self.evaluator.layouts.forget_options()
-        pipelines.sort(key=lambda pipeline: pipeline[1].bound_s)
-        for size, pipeline in pipelines[:MOST_IN_ORDER]:
-            if pipeline.bound_s >= self.upper_s or self._is_late():
-                return
-            self._simulate(size, pipeline)
+        for _, own in sorted(pipelines.items()):
+            own.sort(key=lambda pipeline: pipeline[1].bound_s)
+            for size, pipeline in own[:MOST_IN_ORDER]:
+                if self._is_late():
+                    return
+                if pipeline.bound_s < self.upper_s:
+                    self._simulate(size, pipeline)
 
     def _least_of_chains(self, size: int, work_s: float) -> float:
         """No chain of one size of the micro-batch is faster; ``work_s`` where there is no time to know."""
@@ -337,15 +353,20 @@ class _LayoutSearch:
     def _positions(self) -> tuple[int, ...]:
         return cut_positions(self.evaluator.problem.profile.graph, parts_ties=False)
 
-    def _look_at(self, maker: TableMaker) -> float:
-        """Simulates chains by their bounds: what those that are open or could have been better take at least."""
+    def _look_at(self, maker: TableMaker, free: tuple[int, ...] = (), most: int = MOST_CHAINS) -> float:
+        """Simulates chains by their bounds: what those that are open or could have been better take at least.
+
+        Args:
+            free: the devices that may be used, by sort of pool; by default every one.
+            most: chains that are simulated.
+        """
         chains = self._chains(maker)
         chains.budget = maker.budget
-        open_s, next_s = _FAR, chains.bound_s()
+        open_s, next_s = _FAR, chains.bound_s(free)
         try:
-            for number, chain in enumerate(chains.best_first(self._upper_in_time)):
+            for number, chain in enumerate(chains.best_first(self._upper_in_time, free)):
                 open_s, next_s = min(open_s, chain.bound_s), chain.bound_s
-                if number >= MOST_CHAINS:
+                if number >= most:
                     self.is_cut_short = True
                     break
                 self._simulate(maker.size, chain)
@@ -392,11 +413,6 @@ class _LayoutSearch:
             return replace(outcome, status=TIME_LIMIT if self.is_cut_short else PROVEN)
         ended = TIME_LIMIT if self.is_cut_short else self.outcome.status
         return replace(outcome, status=status_of(ended, self.best.step_s, bound_s, self.evaluator.problem.gap))
-
-
-def _doubled(most: int) -> list[int]:
-    """1, 2, 4, ... and ``most``."""
-    return sorted({*(1 << power for power in range(most.bit_length())), most})
 
 
 _FITTINGS = 4  # attempts at layouts within the memory of a pipeline

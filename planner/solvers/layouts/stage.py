@@ -20,6 +20,7 @@ recomputing a few layers at a time needs less than recomputing all recomputed on
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -27,6 +28,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.costs.communication.resharding import Resharding
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, LayerTable, LayoutPrices
 from planner.costs.stages.stage_cost import StageCost, stage_cost
@@ -35,7 +37,7 @@ from planner.ir.errors import MissingMeasurementError
 from planner.ir.problem import ALWAYS, NEVER
 from planner.layers.sized import REPLICA
 from planner.solvers.budget import MOST_BYTES, Budget
-from planner.solvers.layouts.factor_graph import Array, LabelledGraph
+from planner.solvers.layouts.factor_graph import Array, Edge, LabelledGraph
 from planner.solvers.layouts.solve import CertifiedAssignment, minimise
 
 WHOLE, LEAST, INPUT, NONE = "whole", "least", "input", "none"
@@ -257,55 +259,98 @@ def labelled_graph(
     Raises:
         OutOfTimeError: the budget is over before all prices are known.
     """
-    is_limited, ranks = bool(question.memory_limit_bytes), len(prices.ranks)
-    plain = [_distinct(each) for each in options]
-    tables = []
-    signatures = {index: prices.sized(index).signature for index in question.layers}
-    priced = set[object]()
-    for index, each in zip(question.layers, plain, strict=True):
-        if within is not None:
-            within.require(_OPTION_S * ranks * len(each) * (signatures[index] not in priced))
-        priced.add(signatures[index])
-        tables.append(prices.layer(index, each))
-    place = [_places(each, base) for each, base in zip(options, plain, strict=True)]
-    recomputed = [np.array([option.recompute for option in each]) for each in options]
-    repeats = 0.0 if question.backward == NONE else question.micro_batches
-    number = {index: node for node, index in enumerate(question.layers)}
-    crossings = {}
-    for u, v in prices.edges(question.layers):
-        makers, readers = plain[number[u]], plain[number[v]]
-        pair = signatures[u], signatures[v]
-        if within is not None:
-            within.require(_PAIR_S * ranks**2 * len(makers) * len(readers) * (pair not in priced))
-        priced.add(pair)
-        crossings[number[u], number[v]] = prices.crossing(u, v, makers, readers)
-    edge_cost, edge_memory = {}, {}
-    for (u, v), crossing in crossings.items():
-        pairs = np.ix_(place[u], place[v])
-        forward, backward = prices.exposed_s(question.layers[v], crossing, tables[v])
-        edge_cost[u, v] = _edge_cost(question, forward, backward)[pairs]
-        edge_cost[u, v] += repeats * recomputed[v] * forward[pairs]
-        if is_limited:
-            outputs = prices.output_bytes(question.layers[u], tables[u].shards)[place[u]]
-            received = crossing.received_bytes[pairs]
-            edge_memory[u, v] = _edge_memory(question, received, outputs, recomputed[u], recomputed[v])
-    nodes = tuple(
-        _node_cost(question, table, prices.apart_s(index, table.shards, question.layers), at, flag)
-        for index, table, at, flag in zip(question.layers, tables, place, recomputed, strict=True)
-    )
-    memory = tuple(
-        _node_memory(prices, question, table, at, flag)
-        for table, at, flag in zip(tables, place, recomputed, strict=True)
-    )
-    limit = np.array(question.memory_limit_bytes, dtype=np.float64)
-    return LabelledGraph(
-        nodes,
-        edge_cost,
-        memory if is_limited else (),
-        edge_memory,
-        limit if is_limited else np.zeros(0),
-        tuple(table.workspace_bytes[at] for table, at in zip(tables, place, strict=True)) if is_limited else (),
-    )
+    return PricedOptions.of(prices, question.layers, options, within).graph(question)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PricedOptions:
+    """Layers with options, each priced once, whatever is asked about them.
+
+    Attributes:
+        tables: by layer, of its options without recompute, each once.
+        apart_s: by layer, partial sums (``LayoutPrices.apart_s``).
+        places: by layer, which of those each option is.
+        recomputed: by layer, which options are.
+        crossings: by edge between nodes, what moves.
+        exposed_s: by edge, what of it is waited for, forward and backward.
+    """
+
+    prices: LayoutPrices
+    layers: tuple[int, ...]
+    tables: tuple[LayerTable, ...]
+    apart_s: tuple[Array, ...]
+    places: tuple[Places, ...]
+    recomputed: tuple[Flags, ...]
+    crossings: Mapping[Edge, Resharding]
+    exposed_s: Mapping[Edge, tuple[Array, Array]]
+
+    @classmethod
+    def of(
+        cls, prices: LayoutPrices, layers: tuple[int, ...], options: Sequence[Options], within: Budget | None = None
+    ) -> PricedOptions:
+        """All that the options of ``layers`` cost.
+
+        Raises:
+            OutOfTimeError: the budget is over before all prices are known.
+        """
+        ranks = len(prices.ranks)
+        plain = [_distinct(each) for each in options]
+        signatures = [prices.sized(index).signature for index in layers]
+        tables, crossings, exposed_s = [], {}, {}
+        priced = set[object]()
+        for index, each, signature in zip(layers, plain, signatures, strict=True):
+            if within is not None:
+                within.require(_OPTION_S * ranks * len(each) * (signature not in priced))
+            priced.add(signature)
+            tables.append(prices.layer(index, each))
+        number = {index: node for node, index in enumerate(layers)}
+        for maker, reader in prices.edges(layers):
+            u, v = number[maker], number[reader]
+            pair = signatures[u], signatures[v]
+            if within is not None:
+                within.require(_PAIR_S * ranks**2 * len(plain[u]) * len(plain[v]) * (pair not in priced))
+            priced.add(pair)
+            crossings[u, v] = prices.crossing(maker, reader, plain[u], plain[v])
+            exposed_s[u, v] = prices.exposed_s(reader, crossings[u, v], tables[v])
+        return cls(
+            prices,
+            layers,
+            tuple(tables),
+            tuple(prices.apart_s(index, table.shards, layers) for index, table in zip(layers, tables, strict=True)),
+            tuple(itertools.starmap(_places, zip(options, plain, strict=True))),
+            tuple(np.array([option.recompute for option in each]) for each in options),
+            crossings,
+            exposed_s,
+        )
+
+    def graph(self, question: Question) -> LabelledGraph:
+        """The question about these layers as a labelled graph."""
+        repeats = 0.0 if question.backward == NONE else question.micro_batches
+        edge_cost = {}
+        for (u, v), (forward, backward) in self.exposed_s.items():
+            pairs = np.ix_(self.places[u], self.places[v])
+            edge_cost[u, v] = _edge_cost(question, forward, backward)[pairs]
+            edge_cost[u, v] += repeats * self.recomputed[v] * forward[pairs]
+        by_layer = zip(self.tables, self.apart_s, self.places, self.recomputed, strict=True)
+        nodes = tuple(_node_cost(question, *each) for each in by_layer)
+        if not question.memory_limit_bytes:
+            return LabelledGraph(nodes, edge_cost)
+        held = zip(self.tables, self.places, self.recomputed, strict=True)
+        return LabelledGraph(
+            nodes,
+            edge_cost,
+            tuple(_node_memory(self.prices, question, *each) for each in held),
+            {edge: self._edge_memory(question, edge) for edge in self.crossings},
+            np.array(question.memory_limit_bytes, dtype=np.float64),
+            tuple(table.workspace_bytes[at] for table, at in zip(self.tables, self.places, strict=True)),
+        )
+
+    def _edge_memory(self, question: Question, edge: Edge) -> Array:
+        """``[options of the maker, options of the reader, ranks]``."""
+        u, v = edge
+        outputs = self.prices.output_bytes(self.layers[u], self.tables[u].shards)[self.places[u]]
+        received = self.crossings[edge].received_bytes[np.ix_(self.places[u], self.places[v])]
+        return _edge_memory(question, received, outputs, self.recomputed[u], self.recomputed[v])
 
 
 def _node_cost(question: Question, table: LayerTable, apart_s: Array, at: Places, recompute: Flags) -> Array:

@@ -150,9 +150,9 @@ def eliminate(graph: LabelledGraph, order: EliminationOrder | None = None) -> El
     for (u, v), cost in graph.edge_cost.items():
         waiting[min(position[u], position[v])].append(((u, v), cost))
     tables: list[Array] = []
-    total = 0.0
+    total, num_options = 0.0, graph.num_options
     for index, scope in enumerate(order.scopes):
-        table = _summed(scope, waiting[index], graph.num_options)
+        table = _summed(scope, waiting[index], num_options)
         tables.append(table)
         message: Array = table.min(axis=-1)
         if len(scope) == 1:
@@ -180,15 +180,15 @@ def all_spans(graph: LabelledGraph, within: Budget | None = None) -> Array:
         last_reader[u] = max(last_reader[u], v)
         earlier[v].append(u)
     frontier: tuple[int, ...] = ()
-    table = np.zeros((0,))
+    table, num_options = np.zeros((0,)), graph.num_options
     for node in range(count):
         table = np.concatenate([table, np.zeros((1, *table.shape[1:]))])
-        while frontier and table.size * graph.num_options[node] > LARGEST_SPANS:
+        while frontier and table.size * num_options[node] > LARGEST_SPANS:
             furthest = max(frontier, key=lambda u: last_reader[u])
             table = table.min(axis=frontier.index(furthest) + 1)
             frontier = tuple(u for u in frontier if u != furthest)
         if within is not None:
-            within.require(NUMBER_S * table.size * graph.num_options[node])
+            within.require(NUMBER_S * table.size * num_options[node])
         table = _added(graph, table, frontier, node, earlier[node])
         frontier = (*frontier, node)
         gone = tuple(axis + 1 for axis, u in enumerate(frontier) if last_reader[u] <= node)

@@ -150,6 +150,26 @@ def test_more_freedom_is_never_worse_and_every_plan_passes_the_checker(made: tup
     assert latency_s or steps[-1] < steps[0]
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_more_devices_are_never_worse(seed: int) -> None:
+    draw = random.Random(seed)
+    made = draw.choice([plain(samples=2, height=48), residual(samples=2, height=32), mesh_like(samples=2, height=64)])
+    hosts = draw.choice([("a", "a", "b", "b", "c", "c"), ("a", "b", "c", "d"), ("a", "a", "a", "a")])
+    profile = priced(
+        *made,
+        speeds=(1.0,) * len(hosts),
+        hosts=hosts,
+        latency_s=draw.choice([1e-7, 1e-6, 1e-5]),
+        bandwidth_bytes_per_s=draw.choice([1e8, 1e10]),
+    )
+    steps = []
+    for num_ranks in [number for number in (1, 2, 4, 6) if number <= len(hosts)]:
+        _, found = searched(Problem(profile, 2, num_ranks=num_ranks, allow=("sample", "spatial")))
+        assert found.best is not None
+        steps.append(found.best.step_s)
+    assert all(more <= fewer * (1 + 1e-9) for fewer, more in itertools.pairwise(steps))
+
+
 def test_samples_alone_leave_the_outcome_as_it_is() -> None:
     problem = Problem(priced(*plain(), speeds=(1.0, 1.0)), 4)
     evaluator = Evaluator(problem, CostModel(problem.profile))

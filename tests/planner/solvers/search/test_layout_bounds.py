@@ -239,3 +239,28 @@ def test_statistics_of_a_stage_are_not_bounded_where_channels_are_cut() -> None:
     evaluator = Evaluator(problem, CostModel(problem.profile))
     maker = TableMaker(evaluator, Constraints.of(problem), 4, WHOLE, Budget(60.0), 60.0)
     assert maker.least_statistics_s(problem.ranks) == 0.0
+
+
+def test_what_passes_between_whole_hosts_is_on_their_cards() -> None:
+    profile = priced(
+        *plain(samples=4, height=32),
+        speeds=(1.0,) * 4,
+        hosts=("a", "a", "b", "b"),
+        latency_s=1e-6,
+        bandwidth_bytes_per_s=1e8,
+    )
+    problem = Problem(profile, 8, allow=EVERYTHING)
+    evaluator = Evaluator(problem, CostModel(profile))
+    maker = TableMaker(evaluator, Constraints.of(problem), 2, WHOLE, Budget(60.0), 60.0)
+    like = pools(problem)
+    tables = {(0, count): maker.table(like[0].ranks[:count]) for count in (1, 2)}
+    links, last = links_of(problem, 2, WHOLE), len(profile.graph.layers)
+    chains = Chains((like,), tables, (0, 1, last), links, maker.num_full, 0, maker.budget)
+    (value,) = profile.graph.layers[0].outputs
+    card_s = value.at(8, profile.graph.samples).num_bytes / evaluator.cost_model.network.most_card_bytes_per_s
+    bounds = {
+        tuple(len(ranks) for _, _, ranks, _ in chain.stages): chain.bound_s
+        for chain in chains.best_first(lambda: math.inf)
+    }
+    assert bounds[2, 2] > card_s
+    assert bounds[1, 1] < bounds[2, 2]  # on one host
