@@ -4,7 +4,8 @@ Names come from files, and a terminal obeys control characters: what is not a ch
 escape of JSON, here and nowhere else.  So is what the encoding of stdout does not have (``LC_ALL``,
 ``PYTHONIOENCODING``), but for our own signs, which have another in ASCII.
 
-Progress on stderr: a bar on a terminal, a line every ten seconds elsewhere, nothing on ranks other than 0.
+Progress on stderr: a bar on a terminal, a line every ten seconds elsewhere, nothing on ranks other than 0; what is known
+for the first time is a line of its own on both.
 
 How a verb ends: what it raises becomes text on stderr and an exit code.
 
@@ -83,7 +84,14 @@ class Reporter:
             self._bar.stop()
 
     def update(
-        self, done: float, total: float | None, numbers: str, eta_s: float | None = None, *, at_most: bool = False
+        self,
+        done: float,
+        total: float | None,
+        numbers: str,
+        eta_s: float | None = None,
+        *,
+        at_most: bool = False,
+        stays: bool = False,
     ) -> None:
         """``numbers`` are what people care about just now: the layer and its milliseconds, the step and its loss.
 
@@ -92,6 +100,7 @@ class Reporter:
         Args:
             eta_s: seconds left; None: by the pace so far.
             at_most: it may well be less.
+            stays: it is a line of its own, now, on a terminal too.
         """
         numbers = visible(numbers)
         if total:
@@ -100,7 +109,9 @@ class Reporter:
         if eta_s is None and total:
             eta_s = self._left_s(done, total)
         left = f"{'at most ' if at_most else ''}{units.seconds(eta_s)} left" if eta_s is not None else ""
-        if self._bar is not None:
+        if stays and not self._quiet:
+            self._line(done, None, numbers, "")
+        elif self._bar is not None:
             self._bar.update(done, total, numbers, left)
         elif not self._quiet and time.monotonic() - self._line_s >= _LINE_EVERY_S:
             self._line_s = time.monotonic()

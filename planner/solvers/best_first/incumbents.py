@@ -7,7 +7,7 @@ are priced here, each with its own bound.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -44,13 +44,17 @@ class Replicas:
     micro_batches: tuple[int, ...]
 
 
-def strategies(evaluator: Evaluator) -> Iterator[tuple[str, Selection]]:
-    """The everyday strategies, as far as the problem and time allow them; some may not fit."""
+def strategies(evaluator: Evaluator, has_plan: Callable[[], bool]) -> Iterator[tuple[str, Selection]]:
+    """The everyday strategies, as far as the problem and time allow them; some may not fit.
+
+    Args:
+        has_plan: whether there is a plan by now, so that nothing need be looked at when time is up.
+    """
     problem, cost_model = evaluator.problem, evaluator.cost_model
 
     def best(candidates: Iterable[Candidate]) -> Selection:
         within = evaluator.budget.part(_SHARE_OF_TIME * evaluator.budget.left_s)
-        return choose(evaluator, cheapest_first(evaluator, candidates, within), within=within)
+        return choose(evaluator, cheapest_first(evaluator, candidates, within), within=within, has_plan=has_plan())
 
     yield "one-device", best(everyday.one_device(problem, cost_model))
     if len(problem.ranks) > 1 and not mixing_layers(problem.profile.graph):

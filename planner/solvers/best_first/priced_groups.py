@@ -277,9 +277,15 @@ class GroupPrices:
             recompute if any(recompute) else (),
         )
 
+    @once
     def first_ranks(self, counts: Counts) -> tuple[int, ...]:
         """The ranks of a group with the devices ``counts``, where none is used yet."""
-        return first_ranks(self.pools, member_orders(self.pools, counts)[0])
+        return first_ranks(self.pools, self._orders(counts)[0])
+
+    @once
+    def _orders(self, counts: Counts) -> tuple[tuple[int, ...], ...]:
+        """In which the members may share a micro-batch."""
+        return member_orders(self.pools, counts)
 
     def is_open(self, counts: Counts) -> bool:
         """Whether the devices ``counts`` may share samples in several ways."""
@@ -352,8 +358,8 @@ class GroupPrices:
 
     def _made(self, counts: Counts, version: Version) -> PricedGroup | None:
         recompute, _, shares = version
-        members = member_orders(self.pools, counts)[0]
-        ranks = first_ranks(self.pools, members)
+        members = self._orders(counts)[0]
+        ranks = self.first_ranks(counts)
         if not usable(self.problem, self.cost_model, ranks, shares, self.micro_batches):
             return None
         kinds = tuple((self.pools[k].kind, self.pools[k].memory_limit_bytes) for k in members)
@@ -378,8 +384,7 @@ class GroupPrices:
         any_shares: SharedBound | None = None,
     ) -> PricedGroup:
         """As its attributes say; with the stages that are allowed."""
-        orders = member_orders(self.pools, counts)
-        ranks = first_ranks(self.pools, orders[0])
+        orders, ranks = self._orders(counts), self.first_ranks(counts)
         allowed = [self.freedom.allowed(self.cuts, ranks, version[0])]
         if version[1]:
             allowed.append(self.throughout)

@@ -39,11 +39,8 @@ _FEW_LEAVES, _MANY_LEAVES = 64, 8192  # looked at together, at first and later: 
 _BEAM = 24  # prefixes of equal length that are followed to the end at first
 _FEW = 12  # complete ones of these that are looked at
 _PROMISING = 3  # complete ones of these that are simulated
-_ANSWER_TAKES = 2.0  # what is said of a plan at last beside its forecast, in times of one simulation
-_TIES_TAKE, _TIES_MOST = 20.0, 0.2  # to hold it against simpler ones, likewise; of the time limit
-_HINTS_AFTER, _HINTS_TAKE = 0.3, 0.35  # of the budget; of what is left then
-_HINTS_TAKE_PROVEN = 0.1  # of the search's own work, where nothing that it looks at is faster
-_MOVES_TAKE = 0.5  # of what is left then
+_DRAWN, _TIES_MOST = 2.0, 0.2  # plans as large as the best that it is held against; of the time limit
+_NEAR_AFTER, _NEAR_TAKES = 0.3, 0.33  # of the budget; of what is left then
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,20 +129,18 @@ class BestFirstSearch:
 
     Attributes:
         any_fit: stop at the first plan that fits.
-        most_candidates: stop after so many partial plans, of which the best alone is wanted; 0: never.
         within: a part of the evaluator's budget; by default all of it.
-        hints: makes plans of other planners within a budget; asked once, when a part of the work is done and the best
-            plan is not known yet.
-        improved: the best plan near one, within a budget; asked then.
+        known_s: no plan is faster, as is known while the start is made.
+        improved: the best plan near one, within a budget; asked once, when a part of the work is done and the best plan
+            is not known yet.
     """
 
     evaluator: Evaluator
     progress: Progress | None
     any_fit: bool = False
-    most_candidates: int = 0
     within: Budget | None = None
-    hints: Callable[[Budget], Iterable[Evaluation]] | None = None
     improved: Callable[[Evaluation, Budget], Evaluation] | None = None
+    known_s: Callable[[], float] = lambda: 0.0
     best: Evaluation | None = field(init=False, default=None)
     root_s: float = field(init=False, default=float("inf"))
     num_candidates: int = field(init=False, default=0)
@@ -161,6 +156,7 @@ class BestFirstSearch:
     _budget: Budget = field(init=False)
     _begun_s: float = field(init=False)  # work done before
     _reported_s: float = field(init=False, default=-_REPORT_EVERY_S)
+    _has_told: bool = field(init=False, default=False)  # of a plan
 
     def __post_init__(self) -> None:
         self._budget = self.within or self.evaluator.budget
@@ -176,6 +172,7 @@ class BestFirstSearch:
             for item in start:
                 if isinstance(item, Evaluation):
                     self.take(item)
+                    self._report(self.known_s())
                 else:
                     self._push(item.bound_s, item)
             status = self._search()
@@ -206,10 +203,9 @@ class BestFirstSearch:
         """Work that is left for what is said of the plan at last."""
         if self.best is None:
             return 0.0
-        takes_s, limit_s = self.evaluator.takes_s(self.best.candidate), self.evaluator.problem.time_limit_s
-        ties_s = min(_TIES_TAKE * takes_s, _TIES_MOST * limit_s) if self.evaluator.problem.confidence else 0.0
-        forecast_s = self.evaluator.forecast_s(self.best.candidate)
-        return _ANSWER_TAKES * takes_s + forecast_s + self.evaluator.writing_s + ties_s
+        candidate, most_s = self.best.candidate, _TIES_MOST * self.evaluator.problem.time_limit_s
+        ties_s = _DRAWN * self.evaluator.drawn_s(candidate) if self.evaluator.problem.confidence else 0.0
+        return self.evaluator.answer_s(candidate) + (ties_s if ties_s <= most_s else 0.0)
 
     def take(self, evaluation: Evaluation | None) -> None:
         """Remembers a plan."""
@@ -227,12 +223,11 @@ class BestFirstSearch:
                 self._look_at_leaves()
             if self._is_done():
                 break
-            enough = 0 < self.most_candidates < self.num_candidates
-            if enough or self._budget.is_over:
+            if self._budget.is_over:
                 return TIME_LIMIT
-            self._report()
-            if self.hints is not None and self._until_s(_HINTS_AFTER) < 0:
-                self.take_hints()
+            self._report(self._bound_s())
+            if self.improved is not None and self._until_s(_NEAR_AFTER) < 0:
+                self._look_near()
                 continue
             self._advance()
         if self.best is None:
@@ -240,18 +235,12 @@ class BestFirstSearch:
         ended = TIME_LIMIT if self._passed_over_s < self.upper_s else SEARCHED
         return status_of(ended, self.best.step_s, self._bound_s(), self.evaluator.problem.gap)
 
-    def take_hints(self, is_proven: bool = False) -> None:
-        """Asks for the plans of other planners, once; without a proof also for what is near the best."""
-        hints, self.hints = self.hints, None
-        left_s = self._budget.left_s - self.answer_s
-        most_s = _HINTS_TAKE_PROVEN * (self._budget.work_s - self._begun_s) if is_proven else _HINTS_TAKE * left_s
-        within = self._budget.part(min(most_s, _HINTS_TAKE * left_s), self.answer_s)
-        if hints is not None and not within.is_over:
-            for plan in hints(within):
-                self.take(plan)
-        if self.improved is not None and self.best is not None and not is_proven:
+    def _look_near(self) -> None:
+        """Asks once for what is near the best plan."""
+        improved, self.improved = self.improved, None
+        if improved is not None and self.best is not None:
             left_s = self._budget.left_s - self.answer_s
-            self.take(self.improved(self.best, self._budget.part(_MOVES_TAKE * left_s, self.answer_s)))
+            self.take(improved(self.best, self._budget.part(_NEAR_TAKES * left_s, self.answer_s)))
 
     def _until_s(self, share: float) -> float:
         """Work that is left until this share of the budget is done."""
@@ -263,8 +252,8 @@ class BestFirstSearch:
         self.num_candidates += 1
         self._budget.spend(CALL_S)
         if isinstance(item, BatchSpace):
-            until_hints_s = float("inf") if self.hints is None else self._until_s(_HINTS_AFTER)
-            suffixes = item.suffixes(self.upper_s, self._budget.part(until_hints_s, self.answer_s))
+            until_near_s = float("inf") if self.improved is None else self._until_s(_NEAR_AFTER)
+            suffixes = item.suffixes(self.upper_s, self._budget.part(until_near_s, self.answer_s))
             try:
                 root_s = max(bound_s, suffixes.root_s())
             except OutOfTimeError:  # the tables made so far are kept
@@ -279,7 +268,7 @@ class BestFirstSearch:
         elif isinstance(item, Simulate):
             candidate = self._simulate(item.frontier, item.leaf, bound_s, item.stands_for_all)
             is_open = any(choice.group.is_open for choice in item.leaf.prefix.choices)
-            if candidate is not None and is_open and not self.most_candidates:
+            if candidate is not None and is_open:
                 shares = OpenShares.of(item.frontier, item.leaf, candidate, self.upper_s)
                 self._push(shares.bound_s, shares)
         elif isinstance(item, Replicas):
@@ -325,8 +314,8 @@ class BestFirstSearch:
         if self.best is not None and not self.evaluator.has_time_for(candidate, self._budget):
             self._passed_over_s = min(self._passed_over_s, bound_s)
             return
-        rivals = [self.best if self.most_candidates else self.by_num_stages.get(candidate.num_stages)]
-        if _is_unreplicated(candidate) and not self.most_candidates:
+        rivals = [self.by_num_stages.get(candidate.num_stages)]
+        if _is_unreplicated(candidate):
             rivals.append(self.unreplicated)
         known_s = max(float("inf") if rival is None else rival.step_s for rival in rivals)
         self.take(made_to_fit(self.evaluator, candidate, self.evaluator.evaluate(candidate, known_s)))
@@ -413,14 +402,19 @@ class BestFirstSearch:
             known_s /= 1 + self.evaluator.problem.gap  # what was this close was not looked at
         return min(known_s, self._heap[0][0] if self._heap else float("inf"), self._least_leaf_s, self._passed_over_s)
 
-    def _report(self) -> None:
-        now_s = self._budget.elapsed_s
-        if self.progress is None or now_s - self._reported_s < _REPORT_EVERY_S:
+    def _report(self, bound_s: float) -> None:
+        """Tells how far it is: when there is a plan for the first time, and every now and then."""
+        now_s, is_first = self._budget.elapsed_s, self.best is not None and not self._has_told
+        if self.progress is None or (now_s - self._reported_s < _REPORT_EVERY_S and not is_first):
             return
-        self._reported_s = now_s
-        best_s, bound_s = self.best.step_s if self.best is not None else float("inf"), self._bound_s()
+        self._reported_s, self._has_told = now_s, self.best is not None
+        best_s, num_stages, num_devices = float("inf"), 0, 0
+        if self.best is not None:
+            best_s, num_stages = self.best.step_s, self.best.candidate.num_stages
+            num_devices = len(self.best.candidate.used_ranks)
         gap = best_s / bound_s - 1 if bound_s > 0 else float("inf")
-        self.progress(SearchProgress(best_s, bound_s, gap, self.evaluator.num_simulated, now_s))
+        num_simulated = self.evaluator.num_simulated
+        self.progress(SearchProgress(best_s, bound_s, gap, num_simulated, now_s, num_stages, num_devices))
 
 
 def _is_unreplicated(candidate: Candidate) -> bool:

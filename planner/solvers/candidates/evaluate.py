@@ -33,10 +33,16 @@ _ROUNDING = 1e-9
 _BOUND_TAKES = 0.1
 """What it takes to see that a candidate is not wanted, in times of one evaluation."""
 
-_FORECAST_TAKES, _WRITTEN_TAKES = 2.0, 0.07
-"""What it takes to forecast a plan (``costs.predict``), in times of one evaluation, and of one of each of its ranks."""
+_RANK_S = 1e-4
+"""Of each rank of a candidate that is evaluated: what it sends and receives."""
 
-_LAYER_S, _PART_S = 6e-4, 5e-7
+_FORECAST_TAKES, _WRITTEN_S = 1.35, 6e-7
+"""What it takes to forecast a plan (``costs.predict``): in times of one evaluation, and of each action of all ranks."""
+
+_DRAWING_TAKES = 1.3
+"""What it takes to draw a plan's step anew, in times of one evaluation of each of its ranks."""
+
+_LAYER_S, _PART_S = 2e-4, 1e-7
 
 _WORTH = 0.005
 """Of a step: for less no thread prepares the next one, as two threads of a process take turns with the interpreter."""
@@ -113,11 +119,26 @@ class Evaluator:
 
     def takes_s(self, candidate: Candidate) -> float:
         """The work of :meth:`evaluate`, about: it grows with ranks and micro-batches."""
-        return ACTION_S * self.num_actions(candidate)
+        return ACTION_S * self.num_actions(candidate) + _RANK_S * sum(map(len, candidate.groups))
 
     def forecast_s(self, candidate: Candidate) -> float:
         """The work of a forecast, about; the rows of all ranks are written down, those of like ranks alike."""
-        return _FORECAST_TAKES * self.takes_s(candidate) + _WRITTEN_TAKES * ACTION_S * num_actions(candidate)
+        takes_s = self.drawn_s(candidate) if self._ranks_vary else self.takes_s(candidate)
+        return _FORECAST_TAKES * takes_s + _WRITTEN_S * num_actions(candidate)
+
+    def drawn_s(self, candidate: Candidate) -> float:
+        """The work of drawing its step anew, about: no rank stands for others."""
+        return _DRAWING_TAKES * ACTION_S * num_actions(candidate)
+
+    @cached_property
+    def _ranks_vary(self) -> bool:
+        """Whether what was measured varies, so that a forecast draws every rank by itself."""
+        measured = (one for kind in self.problem.profile.measurements.values() for one in kind)
+        return any(one.spread > 0 or len(one.raw_s) > 1 for one in measured)
+
+    def answer_s(self, candidate: Candidate) -> float:
+        """The work of what is said of the candidate where it is the answer, about."""
+        return self.forecast_s(candidate) + self.writing_s
 
     def num_actions(self, candidate: Candidate) -> int:
         """About how many actions are simulated of it: those of ranks that nobody stands for."""
@@ -141,7 +162,7 @@ class Evaluator:
     def has_time_for(self, candidate: Candidate, within: Budget | None = None) -> bool:
         """Whether it can be evaluated within a part of the budget, or the whole, and said at last what it does."""
         takes_s, within = self.takes_s(candidate), within or self.budget
-        return within.allows(takes_s + max(0.0, self.forecast_s(candidate) - within.reserve_s))
+        return within.allows(takes_s + max(0.0, self.answer_s(candidate) - within.reserve_s))
 
     def evaluate(self, candidate: Candidate, known_s: float = float("inf")) -> Evaluation:
         """The candidate's step and memory, as ``predict`` would find them.
@@ -209,6 +230,7 @@ class Evaluator:
     def forecast(self, candidate: Candidate, num_draws: int = DRAWS) -> Forecast:
         """What is predicted of the candidate; rows that it has are validated."""
         problem = self.problem
+        self.budget.spend(self.forecast_s(candidate))
         return forecast(
             self.pricing, divided(problem, candidate), problem.memory_margin, problem.memory_bytes, num_draws
         )

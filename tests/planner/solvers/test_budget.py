@@ -1,4 +1,4 @@
-"""What a search may spend: wholes end by the clock, parts by counted work; and its plan is the same whatever the clock.
+"""What a search may spend: counted work, and no more time by the clock; and its plan is the same whatever the clock.
 
 Fast or slow, the same problem has the same plan, byte for byte.
 """
@@ -53,13 +53,26 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_a_whole_ends_by_the_clock_and_not_by_work(clock: Clock) -> None:
-    whole = Budget(5.0)
-    whole.spend(20.0)
+def test_a_whole_ends_by_work_and_on_a_slow_machine_by_the_clock(clock: Clock) -> None:
+    whole, slow = Budget(5.0), Budget(5.0)
+    whole.spend(4.9)
     assert not whole.is_over
-    assert whole.left_s == 0.0
-    clock.now_s += 5.1
+    whole.spend(0.2)
     assert whole.is_over
+    assert whole.left_s == 0.0
+    clock.now_s += 4.9
+    assert not slow.is_over
+    clock.now_s += 0.2
+    assert slow.is_over
+
+
+def test_what_a_whole_keeps_for_its_end_is_kept_of_its_work(clock: Clock) -> None:
+    whole = Budget(5.0)
+    whole.reserve(2.0)
+    assert whole.allows(3.0)
+    assert whole.part().allows(3.0)
+    assert not whole.allows(3.1)
+    assert not whole.part().allows(3.1)
 
 
 def test_a_part_ends_by_work_however_slow_the_clock(clock: Clock) -> None:
