@@ -4,8 +4,8 @@ Names come from files, and a terminal obeys control characters: what is not a ch
 escape of JSON, here and nowhere else.  So is what the encoding of stdout does not have (``LC_ALL``,
 ``PYTHONIOENCODING``), but for our own signs, which have another in ASCII.
 
-Progress on stderr: a bar on a terminal, a line every ten seconds elsewhere, nothing on ranks other than 0; what is known
-for the first time is a line of its own on both.
+Progress on stderr: a bar on a terminal, a line every ten seconds elsewhere, nothing on ranks other than 0; what is
+known for the first time is a line of its own on both.
 
 How a verb ends: what it raises becomes text on stderr and an exit code.
 

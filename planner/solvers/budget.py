@@ -37,6 +37,8 @@ MOST_BYTES = 1 << 30
 """Of all tables that exist at a time: half of the memory that a search may take."""
 
 _MOST_PACE = 10.0
+_SLOW = 1.2  # a pace that is no error of what is counted
+_LATE = 1.05  # of a limit, by the clock: later than by work, so that work decides where both are about as much
 _PACE_AFTER_S = 0.2  # of work, from which a machine's pace can be told
 
 
@@ -114,7 +116,14 @@ class Budget:
         until_end_s = work_s + max(self._reserve_s, self._ledger.reserve_s)
         if self.work_s + work_s > self._ends_at_s or self.work_s + until_end_s > self._ledger.limit_s:
             return False
-        return self.elapsed_s + until_end_s * self._pace <= min(self._until_s, self._ledger.limit_s)
+        return self.elapsed_s + until_end_s * self._pace <= _LATE * min(self._until_s, self._ledger.limit_s)
+
+    def takes(self, work_s: float) -> bool:
+        """Whether there is room for so much more work, which is then noted as done."""
+        is_allowed = self.allows(work_s)
+        if is_allowed:
+            self.spend(work_s)
+        return is_allowed
 
     def reserve(self, work_s: float) -> None:
         """Keeps so much work, and no other, for the end of the whole: everything else is over so much sooner."""
@@ -156,7 +165,8 @@ class Budget:
         work_s = self.work_s
         if work_s < _PACE_AFTER_S:
             return 1.0
-        return min(_MOST_PACE, max(1.0, self.elapsed_s / work_s))
+        pace = min(_MOST_PACE, self.elapsed_s / work_s)
+        return pace if pace > _SLOW else 1.0
 
 
 _CURRENT: ContextVar[Budget | None] = ContextVar("budget", default=None)

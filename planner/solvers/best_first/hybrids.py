@@ -53,6 +53,7 @@ from planner.costs.stages.stage_bound import BoundedStages
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.lazy import once, once_by
 from planner.schedules import traits
+from planner.solvers.best_first import policy
 from planner.solvers.best_first.device_groups import Counts
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.hybrid_shapes import Shape, placed, shapes
@@ -82,7 +83,6 @@ MOST_CUTS = 128
 """Cuts that are told apart."""
 
 _FIRST, _FIRST_BALANCED = 6, 2  # of the pipelines of the table, before all else
-_SHARE_OF_FIRST = 0.2  # of the budget, for their cuts and bounds
 _ROUNDS = 12  # of moved cuts
 _BALANCED_TAKES, _STAGE_S = 64, 1e-3  # numbers for each pair of cuts; seconds for each stage
 _ONE_SCHEDULE_TAKES = 0.5  # of that, where the first schedule alone is looked at
@@ -122,24 +122,32 @@ def first_answers(evaluator: Evaluator, spaces: Sequence[HybridSpace]) -> Iterat
         spaces: one for every way to cut the batch.
     """
     budget = evaluator.budget
-    in_time = (stages for stages in _paced_stages(spaces, budget) if _is_in_time(evaluator, *stages))
-    within = budget.part(_SHARE_OF_FIRST * budget.left_s)
-    return _answers(evaluator, islice(in_time, _FIRST), _FIRST_BALANCED, within)
+    most_s = policy.WRITTEN * budget.left_s
+    soon_said = [space for space in spaces if evaluator.rows_s(len(space.prices.micro_batches)) <= most_s]
+    paced_stages = _paced_stages(soon_said or spaces[-1:], budget)
+    within = budget.part(policy.FIRST_ANSWERS * budget.left_s)
+    rest = budget.part(reserve_s=within.left_s)
+    in_time = (stages for stages in paced_stages[:MOST_PACED] if _is_in_time(evaluator, rest, *stages))
+    first = list(islice(in_time, _FIRST))
+    for space, counts in first:
+        space.first.add(counts)
+    return _answers(evaluator, first, _FIRST_BALANCED, within)
 
 
-def _is_in_time(evaluator: Evaluator, space: HybridSpace, counts: Sequence[Counts]) -> bool:
+def _is_in_time(evaluator: Evaluator, within: Budget, space: HybridSpace, counts: Sequence[Counts]) -> bool:
     """Whether there is time to simulate a pipeline of such stages, and to say what it does."""
     groups = [next(iter(space.prices.quickest(each).values()), None) for each in counts]
     cuts = space.chain[np.linspace(0, len(space.chain) - 1, len(groups) + 1).astype(np.int64)]
     if None in groups or (np.diff(cuts) == 0).any():
         return False
     schedule = space.prices.freedom.schedules[0]
-    return evaluator.has_time_for(space.prices.pipeline(groups, tuple(cuts.tolist()), schedule))
+    return evaluator.has_time_for(space.prices.pipeline(groups, tuple(cuts.tolist()), schedule), within)
 
 
 def hybrids(evaluator: Evaluator, spaces: Sequence[HybridSpace], best_s: float = float("inf")) -> Iterator[Evaluation]:
     """The most promising of all others that fit, simulated if they may take no longer than ``best_s``."""
-    paced_stages = _paced_stages(spaces, evaluator.budget)[_FIRST:MOST_PACED]
+    others = ((space, counts) for space, counts in _paced_stages(spaces, evaluator.budget) if counts not in space.first)
+    paced_stages = islice(others, MOST_PACED - _FIRST)
     rough_stages = islice(_rough_stages(spaces, evaluator.budget), MOST_ROUGH)
     return _answers(evaluator, (*paced_stages, *rough_stages), MOST_BALANCED, evaluator.budget, best_s)
 
@@ -149,8 +157,9 @@ def _answers(
 ) -> Iterator[Evaluation]:
     """Those of shortest closed form under every schedule, as far as there is time for that, simulated."""
     balanced = list[Hybrid]()
-    for closest in _closest(stages, within)[:most]:
-        if within.ends(balancing_s(closest.space, len(closest.groups))):
+    in_time = (hybrid for hybrid in _closest(stages, within) if evaluator.has_time_for(hybrid.candidate()))
+    for closest in islice(in_time, most):
+        if not within.takes(balancing_s(closest.space, len(closest.groups))):
             balanced += [] if balanced else [closest]
             break
         balanced += closest.space.on(closest.counts)
@@ -216,7 +225,7 @@ def _closest(stages: Iterable[Stages], budget: Budget) -> list[Hybrid]:
     """Those that fit, each with the cuts that are best where stages keep most, the shortest first; one at least."""
     closest = list[Hybrid]()
     for space, counts in stages:
-        if budget.ends(_ONE_SCHEDULE_TAKES * balancing_s(space, len(counts))) and closest:
+        if not budget.takes(_ONE_SCHEDULE_TAKES * balancing_s(space, len(counts))) and closest:
             break
         hybrid = next(space.on(counts, keeps_most=True), None)
         if hybrid is not None:
@@ -241,7 +250,7 @@ def most_promising(balanced: Sequence[Hybrid], budget: Budget) -> list[Hybrid]:
         if longer_s.get(plan, 0.0) > added_s:
             added_s = longer_s[plan]
             heappush(waiting, (hybrid.step_s + added_s, added_s, number))
-        elif turns + count > MOST_TURNS or budget.ends(count * _TURN_S):
+        elif turns + count > MOST_TURNS or not budget.takes(count * _TURN_S):
             rest.append(replace(hybrid, step_s=step_s))
         else:
             turns += count
@@ -277,11 +286,13 @@ class HybridSpace:
 
     Attributes:
         chain: cuts that follow one another, at most ``MOST_CUTS``; places are numbers of these.
+        first: devices by stage of the pipelines that were looked at before all others.
     """
 
     prices: GroupPrices
     links: HandoverBounds = field(init=False)
     chain: Numbers = field(init=False)
+    first: set[tuple[Counts, ...]] = field(init=False, default_factory=set)
     _sample_s: float = field(init=False, default=0.0, repr=False)  # its outputs and gradients on a network card
     _host_of: list[int] = field(init=False, repr=False)  # by pool, its number
 

@@ -22,6 +22,7 @@ from planner.ir.layout import samples_of
 from planner.ir.problem import Problem
 from planner.ir.schedule import Action, Op
 from planner.solvers import everyday
+from planner.solvers.best_first import policy
 from planner.solvers.budget import CALL_S, check_time
 from planner.solvers.candidates.candidate import DevicePool, group_shares, micro_batches
 from planner.solvers.candidates.choose import Selection, cheapest_first, choose
@@ -30,8 +31,6 @@ from planner.solvers.candidates.feasibility import as_asked, mixing_layers, sche
 
 MANY_RANKS = 64
 """On more ranks, replicas are tried on whole pools only."""
-
-_SHARE_OF_TIME = 0.15  # of what is left, for one strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ def strategies(evaluator: Evaluator, has_plan: Callable[[], bool]) -> Iterator[t
     problem, cost_model = evaluator.problem, evaluator.cost_model
 
     def best(candidates: Iterable[Candidate]) -> Selection:
-        within = evaluator.budget.part(_SHARE_OF_TIME * evaluator.budget.left_s)
+        within = evaluator.budget.part(policy.STRATEGY * evaluator.budget.left_s)
         return choose(evaluator, cheapest_first(evaluator, candidates, within), within=within, has_plan=has_plan())
 
     yield "one-device", best(everyday.one_device(problem, cost_model))

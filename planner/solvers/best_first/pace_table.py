@@ -64,8 +64,9 @@ MOST_COLUMNS = 8
 
 _FURTHEST = 3.0  # in times of the most promising one
 _NUMBERS_OF_A_STAGE = 40  # that are looked at for a column between two cuts
-_NUMBERS_OF_AN_ENTRY = 0.75  # for one in a table
-_GROUP_S, _RANK_S = 2e-4, 4e-7  # to price devices as a stage; for each of them
+_NUMBERS_OF_AN_ENTRY = 0.3  # for one in a table
+_PACE_S = 5e-4  # for one pace, whatever the table
+_GROUP_S, _RANK_S = 3e-4, 4e-7  # to price devices as a stage; for each of them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -375,7 +376,7 @@ class PaceTable:
         least_s = self.least_pace_s()
         table = Entries.of(columns, self.limits, PACES[-1] * least_s, len(self.prices.micro_batches))
         for pace in PACES:
-            self.budget.spend(NUMBER_S * _NUMBERS_OF_AN_ENTRY * len(table.trip_s) * len(table.counts))
+            self.budget.spend(_PACE_S + NUMBER_S * _NUMBERS_OF_AN_ENTRY * len(table.trip_s) * len(table.counts))
             pipeline = table.pipeline(pace * least_s)
             if pipeline is not None:
                 yield pipeline

@@ -15,7 +15,7 @@ import numpy as np
 from planner.costs.candidate import Candidate
 from planner.ir.errors import IllegalProgramError, MissingMeasurementError
 from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, Rejected, status_of
-from planner.solvers.best_first import virtual_pipelines
+from planner.solvers.best_first import policy, virtual_pipelines
 from planner.solvers.best_first.bound import Suffixes
 from planner.solvers.best_first.device_groups import DeviceStates
 from planner.solvers.best_first.graph_cuts import Numbers
@@ -39,8 +39,7 @@ _FEW_LEAVES, _MANY_LEAVES = 64, 8192  # looked at together, at first and later: 
 _BEAM = 24  # prefixes of equal length that are followed to the end at first
 _FEW = 12  # complete ones of these that are looked at
 _PROMISING = 3  # complete ones of these that are simulated
-_DRAWN, _TIES_MOST = 2.0, 0.2  # plans as large as the best that it is held against; of the time limit
-_NEAR_AFTER, _NEAR_TAKES = 0.3, 0.33  # of the budget; of what is left then
+_DRAWN = 2.0  # plans as large as the best that are drawn, it among them
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +202,7 @@ class BestFirstSearch:
         """Work that is left for what is said of the plan at last."""
         if self.best is None:
             return 0.0
-        candidate, most_s = self.best.candidate, _TIES_MOST * self.evaluator.problem.time_limit_s
+        candidate, most_s = self.best.candidate, policy.TIES * self.evaluator.problem.time_limit_s
         ties_s = _DRAWN * self.evaluator.drawn_s(candidate) if self.evaluator.problem.confidence else 0.0
         return self.evaluator.answer_s(candidate) + (ties_s if ties_s <= most_s else 0.0)
 
@@ -226,7 +225,7 @@ class BestFirstSearch:
             if self._budget.is_over:
                 return TIME_LIMIT
             self._report(self._bound_s())
-            if self.improved is not None and self._until_s(_NEAR_AFTER) < 0:
+            if self.improved is not None and self._until_s(policy.NEAR_AFTER) < 0:
                 self._look_near()
                 continue
             self._advance()
@@ -240,7 +239,7 @@ class BestFirstSearch:
         improved, self.improved = self.improved, None
         if improved is not None and self.best is not None:
             left_s = self._budget.left_s - self.answer_s
-            self.take(improved(self.best, self._budget.part(_NEAR_TAKES * left_s, self.answer_s)))
+            self.take(improved(self.best, self._budget.part(policy.NEAR * left_s, self.answer_s)))
 
     def _until_s(self, share: float) -> float:
         """Work that is left until this share of the budget is done."""
@@ -252,7 +251,7 @@ class BestFirstSearch:
         self.num_candidates += 1
         self._budget.spend(CALL_S)
         if isinstance(item, BatchSpace):
-            until_near_s = float("inf") if self.improved is None else self._until_s(_NEAR_AFTER)
+            until_near_s = float("inf") if self.improved is None else self._until_s(policy.NEAR_AFTER)
             suffixes = item.suffixes(self.upper_s, self._budget.part(until_near_s, self.answer_s))
             try:
                 root_s = max(bound_s, suffixes.root_s())

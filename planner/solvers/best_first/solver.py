@@ -74,6 +74,7 @@ from planner.costs.sentences import binding
 from planner.ir.extras import addition
 from planner.ir.plan import STOPPED, TIME_LIMIT, Plan, Search, status_of
 from planner.ir.problem import MEMORY, THROUGHPUT, TIME_DIMS, Problem
+from planner.solvers.best_first import policy
 from planner.solvers.best_first.continued import continued_searches
 from planner.solvers.best_first.layout_search import beyond_samples, left_out, with_layouts
 from planner.solvers.best_first.moves import with_moved_shares
@@ -85,8 +86,6 @@ from planner.solvers.candidates.candidate import plan_of
 from planner.solvers.candidates.choose import alternatives, out_of_time, without_ties, written
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.progress import Progress
-
-_SEARCH_TAKES = 0.85  # of the time limit at most; then comes what is near the best plan
 
 METHOD = "best-first search under a suffix DP's bound, every candidate simulated"
 
@@ -120,7 +119,8 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     )
     start = SearchStart(evaluator)
     whole = evaluator.budget
-    within = whole.part(_SEARCH_TAKES * whole.left_s, until_s=budget.elapsed_s + _SEARCH_TAKES * whole.clock_s)
+    until_s = budget.elapsed_s + policy.SEARCH * whole.clock_s
+    within = whole.part(policy.SEARCH * whole.left_s, until_s=until_s)
     search = BestFirstSearch(evaluator, progress, within=within, improved=start.improved, known_s=start.known_s)
     outcome = search.run(start.items())
     if outcome.best is not None and outcome.status == TIME_LIMIT:

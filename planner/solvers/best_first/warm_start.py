@@ -10,6 +10,7 @@ from planner.costs.cost_model import CostModel
 from planner.ir.plan import Rejected
 from planner.ir.problem import Problem
 from planner.schedules import traits
+from planner.solvers.best_first import policy
 from planner.solvers.best_first.bound import Suffixes
 from planner.solvers.best_first.device_bound import Capacity, capacity, least_step_s
 from planner.solvers.best_first.device_groups import DeviceStates
@@ -30,9 +31,8 @@ from planner.solvers.candidates.choose import Selection, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import may_part_ties, micro_batch_sizes, schedule_names, uncut
 
-_SHARE_OF_BOUNDS = 0.15  # of what is left, for bounds of all pipelines
-_SHARE_OF_REPLICAS = 0.05  # of the budget, to price replicas on several kinds
 _LAYER_S = 4e-4  # to find the places to cut, of each layer
+_SPACE_S, _RANK_S = 4e-3, 1e-5  # to begin with a way to cut the batch; of each rank
 _FEW_RANKS = 8  # of more a bound is made before the search
 
 
@@ -118,7 +118,7 @@ class SearchStart:
     def _replicas(self, replicas: Iterable[Replicas]) -> Iterator[Replicas]:
         """Those that can be priced with a part of the budget; of the others nothing but the work bounds the step."""
         budget = self.evaluator.budget
-        for one in made_within(budget.part(_SHARE_OF_REPLICAS * budget.limit_s), replicas):
+        for one in made_within(budget.part(policy.REPLICAS * budget.limit_s), replicas):
             if one is None:
                 self.least_work_s = self.capacity_s
                 self.rejected.append(Rejected("some replicas on devices of several kinds", "no time to price them"))
@@ -133,7 +133,9 @@ class SearchStart:
         return better(best, self._moves.improved(best, within))
 
     def _spaces(self, devices: DeviceStates, cuts: GraphCuts) -> Iterator[BatchSpace]:
+        begun_s = _SPACE_S + _RANK_S * len(self.evaluator.problem.ranks)
         for prices in priced(self.evaluator, cuts):
+            self.evaluator.budget.spend(begun_s)
             if _has_groups(prices, devices):
                 yield BatchSpace(_capacity(prices).work_s, prices, devices)
             else:
@@ -145,7 +147,7 @@ class SearchStart:
         if len(self.evaluator.problem.ranks) <= _FEW_RANKS:  # the DP knows more as soon
             return spaces
         bounded = []
-        within = self.evaluator.budget.part(_SHARE_OF_BOUNDS * self.evaluator.budget.left_s)
+        within = self.evaluator.budget.part(policy.BOUNDS * self.evaluator.budget.left_s)
         for space in spaces:
             bound_s = space.bound_s
             with suppress(OutOfTimeError), under(within):

@@ -44,6 +44,9 @@ _DRAWING_TAKES = 1.3
 
 _LAYER_S, _PART_S = 2e-4, 1e-7
 
+_ACTIONS_OF_A_STAGE = 6
+"""For a micro-batch, on each rank: F and B, and messages to and from both sides."""
+
 _WORTH = 0.005
 """Of a step: for less no thread prepares the next one, as two threads of a process take turns with the interpreter."""
 
@@ -125,6 +128,10 @@ class Evaluator:
         """The work of a forecast, about; the rows of all ranks are written down, those of like ranks alike."""
         takes_s = self.drawn_s(candidate) if self._ranks_vary else self.takes_s(candidate)
         return _FORECAST_TAKES * takes_s + _WRITTEN_S * num_actions(candidate)
+
+    def rows_s(self, num_microbatches: int) -> float:
+        """Of it, the work of writing down what all ranks do in a pipeline with so many micro-batches, about."""
+        return _WRITTEN_S * _ACTIONS_OF_A_STAGE * num_microbatches * len(self.problem.ranks)
 
     def drawn_s(self, candidate: Candidate) -> float:
         """The work of drawing its step anew, about: no rank stands for others."""
@@ -255,5 +262,5 @@ class Evaluator:
 
 def num_actions(candidate: Candidate) -> int:
     """About how many actions the candidate's program has: F and B, and their messages where there are stages."""
-    each = 2 if candidate.num_stages == 1 else 6
+    each = 2 if candidate.num_stages == 1 else _ACTIONS_OF_A_STAGE
     return each * len(candidate.micro_batches) * sum(map(len, candidate.groups))
