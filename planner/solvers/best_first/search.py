@@ -36,6 +36,9 @@ from planner.solvers.progress import Progress, SearchProgress
 
 _REPORT_EVERY_S = 0.2
 _FEW_LEAVES, _MANY_LEAVES = 64, 8192  # looked at together, at first and later: many at once are cheaper
+_BEGIN_S, _BEGIN_OPEN_S = 0.02, 0.08  # to begin with a way to cut the batch; where shares are open
+_OPEN_S = 5e-5  # to put what may follow a prefix into the queue
+_TURN_S = 5e-6  # of an F or B that bounds of complete pipelines go through, all pipelines with as many stages together
 _BEAM = 24  # prefixes of equal length that are followed to the end at first
 _FEW = 12  # complete ones of these that are looked at
 _PROMISING = 3  # complete ones of these that are simulated
@@ -90,8 +93,10 @@ class BatchSpace:
             self.begun.budget = budget
             return self.begun
         if has_open_shares(self.prices, self.devices):
+            budget.spend(_BEGIN_OPEN_S)
             every = AnyShares.of(self.prices, upper_s)
             return Suffixes(every, self.devices, MeanHandovers(every), upper_s, budget)
+        budget.spend(_BEGIN_S)
         return Suffixes(self.prices, self.devices, HandoverBounds(self.prices), upper_s, budget)
 
 
@@ -321,6 +326,7 @@ class BestFirstSearch:
 
     def _open(self, frontier: Frontier, prefix: PipelinePrefix) -> None:
         """Puts what may follow ``prefix`` into the queue, complete pipelines to the leaves."""
+        self._budget.spend(_OPEN_S)
         expansion = frontier.expand(prefix, self.upper_s)
         complete = expansion.table.last[expansion.row] == frontier.suffixes.prices.cuts.last
         leaves = np.flatnonzero(complete)
@@ -338,7 +344,7 @@ class BestFirstSearch:
         prefixes = [frontier.root()]
         complete: list[tuple[Expansion, Numbers]] = []
         last = frontier.suffixes.prices.cuts.last
-        while prefixes and not self._budget.ends(CALL_S * len(prefixes)):
+        while prefixes and not self._budget.ends(_OPEN_S * len(prefixes)):
             expansions = [frontier.expand(prefix, self.upper_s) for prefix in prefixes]
             longer: list[tuple[float, Expansion, int]] = []
             for expansion in expansions:
@@ -376,9 +382,12 @@ class BestFirstSearch:
     def _bounded(self, frontier: Frontier, children: list[tuple[Expansion, Numbers]]) -> list[Leaf]:
         """Complete pipelines under every schedule that may be better than the best, the most promising first."""
         prices = frontier.suffixes.prices
+        together = Leaves.of(frontier, children)
+        turns = 2 * len(prices.micro_batches) * sum(len(alike.heads) for alike in together)
+        self._budget.spend(_TURN_S * len(prices.freedom.schedules) * turns)
         leaves = [
             leaf
-            for alike in Leaves.of(frontier, children)
+            for alike in together
             for schedule in prices.freedom.schedules
             for leaf in alike.under(schedule, len(prices.micro_batches), self.upper_s, prices.freedom.schedules)
         ]
