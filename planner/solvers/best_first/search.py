@@ -37,7 +37,7 @@ from planner.solvers.progress import Progress, SearchProgress
 _REPORT_EVERY_S = 0.2
 _FEW_LEAVES, _MANY_LEAVES = 64, 8192  # looked at together, at first and later: many at once are cheaper
 _BEGIN_S, _BEGIN_OPEN_S = 0.02, 0.08  # to begin with a way to cut the batch; where shares are open
-_OPEN_S = 5e-5  # to put what may follow a prefix into the queue
+_OPEN_S = 5e-5  # to put what may follow a prefix into the queue, or to make a pipeline of a complete one
 _TURN_S = 5e-6  # of an F or B that bounds of complete pipelines go through, all pipelines with as many stages together
 _BEAM = 24  # prefixes of equal length that are followed to the end at first
 _FEW = 12  # complete ones of these that are looked at
@@ -295,6 +295,7 @@ class BestFirstSearch:
 
     def _simulate(self, frontier: Frontier, leaf: Leaf, bound_s: float, every_order: bool = False) -> Candidate | None:
         """Looks at the pipeline, where shares are open with those best by themselves; None if it is not allowed."""
+        self._budget.spend(_OPEN_S)
         candidate = replace(frontier.candidate(leaf.prefix, leaf.schedule), windows=leaf.windows)
         if self.evaluator.unmet(candidate):
             return None
