@@ -154,7 +154,7 @@ class BestFirstSearch:
     _leaves: dict[Frontier, list[tuple[Expansion, Numbers]]] = field(init=False, default_factory=dict)
     _num_leaves: int = field(init=False, default=0)
     _least_leaf_s: float = field(init=False, default=float("inf"))
-    _passed_over_s: float = field(init=False, default=float("inf"))  # least bound of what there was no time to simulate
+    _passed_over_s: float = field(init=False, default=float("inf"))  # least bound of what there was no time for
     _enough_leaves: int = field(init=False, default=_FEW_LEAVES)
     _pushed: int = field(init=False, default=0)
     _budget: Budget = field(init=False)
@@ -260,8 +260,8 @@ class BestFirstSearch:
             suffixes = item.suffixes(self.upper_s, self._budget.part(until_near_s, self.answer_s))
             try:
                 root_s = max(bound_s, suffixes.root_s())
-            except OutOfTimeError:  # the tables made so far are kept
-                self._push(bound_s, replace(item, bound_s=bound_s, begun=suffixes))
+            except OutOfTimeError:
+                self._wait(replace(item, bound_s=bound_s, begun=suffixes))
                 return
             suffixes.budget = None  # what is still missing of the tables is little
             self.root_s = min(self.root_s, root_s)
@@ -292,6 +292,15 @@ class BestFirstSearch:
             if position + 1 < len(item.expansion):
                 self._push(float(item.expansion.bound_s[position + 1]), item, position + 1)
             self._open(item.frontier, item.expansion.child(position))
+
+    def _wait(self, space: BatchSpace) -> None:
+        """Keeps a space whose tables there was no time for until something else is done; what never will be is left."""
+        if self.improved is not None:
+            self._push(space.bound_s, space)
+            self._look_near()
+        else:
+            self._passed_over_s = min(self._passed_over_s, space.bound_s)
+            self.root_s = min(self.root_s, space.bound_s)
 
     def _simulate(self, frontier: Frontier, leaf: Leaf, bound_s: float, every_order: bool = False) -> Candidate | None:
         """Looks at the pipeline, where shares are open with those best by themselves; None if it is not allowed."""
