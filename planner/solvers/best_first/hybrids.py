@@ -85,7 +85,7 @@ MOST_CUTS = 128
 _FIRST, _FIRST_BALANCED = 6, 2  # of the pipelines of the table, before all else
 _ROUNDS = 12  # of moved cuts
 _BALANCED_TAKES, _STAGE_S = 64, 1e-3  # numbers for each pair of cuts; seconds for each stage
-_ONE_SCHEDULE_TAKES = 0.5  # of that, where the first schedule alone is looked at
+_ONE_SCHEDULE_TAKES = 0.35  # of that, where the first schedule alone is looked at
 _TURN_S = 3e-6  # of an F or B that ``leaf_bound`` goes through
 _RANK_S = 1e-6  # of a candidate that is made: for each rank
 
@@ -128,7 +128,8 @@ def first_answers(evaluator: Evaluator, spaces: Sequence[HybridSpace]) -> Iterat
     within = budget.part(policy.FIRST_ANSWERS * budget.left_s)
     rest = budget.part(reserve_s=within.left_s)
     in_time = (stages for stages in paced_stages[:MOST_PACED] if _is_in_time(evaluator, rest, *stages))
-    first = list(islice(in_time, _FIRST))
+    fewest = sorted(paced_stages[:MOST_PACED], key=lambda one: len(one[0].prices.micro_batches) * _num_devices(one[1]))
+    first = list(islice(in_time, _FIRST)) or fewest[:_FIRST]  # late, rather than none
     for space, counts in first:
         space.first.add(counts)
     return _answers(evaluator, first, _FIRST_BALANCED, within)
@@ -157,8 +158,9 @@ def _answers(
 ) -> Iterator[Evaluation]:
     """Those of shortest closed form under every schedule, as far as there is time for that, simulated."""
     balanced = list[Hybrid]()
-    in_time = (hybrid for hybrid in _closest(stages, within) if evaluator.has_time_for(hybrid.candidate()))
-    for closest in islice(in_time, most):
+    every = _closest(stages, within)
+    in_time = islice((hybrid for hybrid in every if evaluator.has_time_for(hybrid.candidate())), most)
+    for closest in list(in_time) or every[: int(best_s == np.inf)]:
         if not within.takes(balancing_s(closest.space, len(closest.groups))):
             balanced += [] if balanced else [closest]
             break
@@ -181,7 +183,7 @@ def _simulated(evaluator: Evaluator, promising: Sequence[Hybrid], best_s: float)
         count = evaluator.num_actions(candidate)
         if actions and actions + count > MOST_ACTIONS:
             continue
-        if not evaluator.has_time_for(candidate):
+        if best_s < np.inf and not evaluator.has_time_for(candidate):
             continue
         actions += count
         evaluation = evaluator.tried(candidate, best_s)
@@ -192,6 +194,10 @@ def _simulated(evaluator: Evaluator, promising: Sequence[Hybrid], best_s: float)
         if evaluation.fits and evaluation.memories:
             best_s = min(best_s, evaluation.step_s)
             yield evaluation
+
+
+def _num_devices(stages: Sequence[Counts]) -> int:
+    return sum(map(sum, stages))
 
 
 Stages = tuple["HybridSpace", tuple[Counts, ...]]

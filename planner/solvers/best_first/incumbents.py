@@ -23,7 +23,7 @@ from planner.ir.problem import Problem
 from planner.ir.schedule import Action, Op
 from planner.solvers import everyday
 from planner.solvers.best_first import policy
-from planner.solvers.budget import CALL_S, check_time
+from planner.solvers.budget import check_time
 from planner.solvers.candidates.candidate import DevicePool, group_shares, micro_batches
 from planner.solvers.candidates.choose import Selection, cheapest_first, choose
 from planner.solvers.candidates.evaluate import Evaluator
@@ -31,6 +31,8 @@ from planner.solvers.candidates.feasibility import as_asked, mixing_layers, sche
 
 MANY_RANKS = 64
 """On more ranks, replicas are tried on whole pools only."""
+
+_RANK_S = 6e-5  # to price replicas, for each of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def mixed_replicas(
         if any(set(ranks) <= set(pool.ranks) for pool in pools):
             continue
         for size in sizes:
-            check_time(CALL_S * count)
+            check_time(_RANK_S * count)
             shares, batches = group_shares(problem, cost_model, ranks, size), micro_batches(problem, size)
             try:
                 if usable(problem, cost_model, ranks, shares, batches):

@@ -19,11 +19,12 @@ from typing import Any
 import pytest
 
 from benchmarks.chains import chain_profile
+from benchmarks.scale import scale_profile
 from planner.ir.codec import dumps
 from planner.ir.errors import InfeasibleError
 from planner.ir.problem import AUTO, MEMORY, Problem
 from planner.ir.profile import Profile
-from planner.solvers import baselines, budget, names, solver
+from planner.solvers import SearchProgress, baselines, budget, names, solver
 from planner.solvers.budget import Budget, OutOfTimeError, check_time, part_of_current, under
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from tests.planner.networks import plain, priced
@@ -197,6 +198,33 @@ def test_a_plan_is_the_same_whatever_the_clock_says_meanwhile(name: str) -> None
     assert planned(name, fast) == first
 
 
+class Halting:
+    """A clock that stands still, but for so many jumps at random moments."""
+
+    def __init__(self, jumps_s: Sequence[float], num_asked: int, seed: int) -> None:
+        at = random.Random(seed).sample(range(num_asked), len(jumps_s))
+        self.jump_s, self.num_asked, self.now_s = dict(zip(at, jumps_s, strict=True)), 0, 0.0
+
+    def __call__(self) -> float:
+        self.now_s += self.jump_s.get(self.num_asked, 0.0)
+        self.num_asked += 1
+        return self.now_s
+
+
+def test_three_searches_that_end_by_their_limit_write_the_same_bytes() -> None:
+    """What a machine as fast as the reference may do: it takes no longer than what is counted, here and there."""
+    problem = Problem(scale_profile(24, 16), 256, time_limit_s=0.4)
+    texts, num_asked = set(), 0
+    for seed in range(3):
+        clock = Halting([0.05] * 4, num_asked, seed) if num_asked else Ticking(1e-12)
+        with by_clock(clock):
+            plan = solver("best-first")(problem, None)
+        assert plan.search.status == "time limit"
+        num_asked = num_asked or clock.num_asked
+        texts.add(dumps(plan))
+    assert len(texts) == 1
+
+
 def test_a_plan_is_the_same_in_another_process() -> None:
     """There texts have other hashes, and the clock is faster."""
     assert other_process(1e-7, "2") == f"{digest(1e-12)}\n"
@@ -223,6 +251,22 @@ def test_a_plan_comes_back_however_early_time_is_up(name: str, limit_s: float, m
     plan = solver("best-first")(replace(problem, time_limit_s=limit_s), None)
     assert plan.prediction.step_s > 0
     assert plan.search.bound_s <= plan.prediction.step_s
+
+
+def test_the_first_plan_is_told_at_once_and_kept_at_ctrl_c() -> None:
+    told: list[SearchProgress] = []
+
+    def stop(at: SearchProgress) -> None:
+        told.append(at)
+        raise KeyboardInterrupt
+
+    plan = solver("best-first")(Problem(scale_profile(24, 16), 256), stop)
+    first = told[0]
+    assert plan.search.status == "stopped"
+    assert (first.num_stages, first.num_devices) == (len(plan.decision.stages), len(plan.decision.used_ranks))
+    assert first.best_s == plan.prediction.step_s
+    assert 0 < first.bound_s <= first.best_s
+    assert first.gap == first.best_s / first.bound_s - 1
 
 
 def test_little_is_done_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
