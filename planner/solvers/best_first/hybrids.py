@@ -169,11 +169,11 @@ def _answers(
 
 
 def _simulated(evaluator: Evaluator, promising: Sequence[Hybrid], best_s: float) -> Iterator[Evaluation]:
-    """Those that fit and take no longer than ``best_s``, and than all before."""
+    """Those that fit and take no longer than ``best_s`` and all before; without a plan one, however late."""
     actions = 0
     longer_s: dict[object, float] = {}  # by plan, what the simulator adds: about the same under any schedule
     for hybrid in promising:
-        if evaluator.budget.ends(_RANK_S * len(evaluator.problem.ranks)):
+        if evaluator.budget.ends(_RANK_S * len(evaluator.problem.ranks)) and best_s < np.inf:
             return
         if hybrid.step_s + longer_s.get((id(hybrid.groups), hybrid.cuts), 0.0) >= best_s:
             continue
