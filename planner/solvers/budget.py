@@ -216,6 +216,13 @@ def check_time(work_s: float = CALL_S) -> None:
         current.require(work_s)
 
 
+def note(work_s: float) -> None:
+    """Notes work that is done, in the budget that all this runs under."""
+    current = _CURRENT.get()
+    if current is not None:
+        current.spend(work_s)
+
+
 def stated_s(solver: str, time_limit_s: float) -> float:
     """What ``solver`` may take as a rival of a search of ``time_limit_s``: what its authors state, if they do."""
     return cast("float", hooks("planner", "stated seconds").get(solver, time_limit_s))

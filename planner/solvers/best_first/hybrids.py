@@ -137,9 +137,9 @@ def first_answers(evaluator: Evaluator, spaces: Sequence[HybridSpace]) -> Iterat
 
 def _is_in_time(evaluator: Evaluator, within: Budget, space: HybridSpace, counts: Sequence[Counts]) -> bool:
     """Whether there is time to simulate a pipeline of such stages, and to say what it does."""
-    groups = [next(iter(space.prices.quickest(each).values()), None) for each in counts]
-    cuts = space.chain[np.linspace(0, len(space.chain) - 1, len(groups) + 1).astype(np.int64)]
-    if None in groups or (np.diff(cuts) == 0).any():
+    groups = [group for each in counts for group in islice(space.prices.quickest(each).values(), 1)]
+    cuts = space.chain[np.linspace(0, len(space.chain) - 1, len(counts) + 1).astype(np.int64)]
+    if len(groups) < len(counts) or (np.diff(cuts) == 0).any():
         return False
     schedule = space.prices.freedom.schedules[0]
     return evaluator.has_time_for(space.prices.pipeline(groups, tuple(cuts.tolist()), schedule), within)

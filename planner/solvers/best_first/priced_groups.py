@@ -31,6 +31,7 @@ from planner.layers.recomputed import cores_by_index
 from planner.schedules import traits
 from planner.solvers.best_first.device_groups import Counts, first_ranks, member_orders, orders_known, ranks_apart
 from planner.solvers.best_first.graph_cuts import Flags, GraphCuts, Numbers
+from planner.solvers.budget import note
 from planner.solvers.candidates.candidate import DevicePool, all_shares, group_shares, part_shares
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.feasibility import (
@@ -42,6 +43,7 @@ from planner.solvers.candidates.feasibility import (
 )
 
 _ROUNDING = 1e-9
+_GROUP_S = 5e-4  # to price a group
 
 Version = tuple[Recomputes, bool, tuple[int, ...]]
 """A way to run a stage on given devices, see :class:`PricedGroup`."""
@@ -244,6 +246,7 @@ class GroupPrices:
         groups = []
         for way in ways:
             for recompute in self.freedom.recompute:
+                note(_GROUP_S)
                 with suppress(MissingMeasurementError):
                     groups.append(self._made(counts, (recompute, *way)))
         return tuple(group for group in groups if group is not None)

@@ -27,7 +27,7 @@ from planner.solvers.best_first.prefixes import Expansion, Frontier, PipelinePre
 from planner.solvers.best_first.priced_groups import GroupPrices
 from planner.solvers.best_first.share_bound import AnyShares, MeanHandovers, has_open_shares
 from planner.solvers.best_first.share_search import OpenShares
-from planner.solvers.budget import CALL_S, Budget, OutOfTimeError
+from planner.solvers.budget import CALL_S, Budget, OutOfTimeError, under
 from planner.solvers.candidates.choose import ROUNDING, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import stages_usable
@@ -259,7 +259,8 @@ class BestFirstSearch:
             until_near_s = float("inf") if self.improved is None else self._until_s(policy.NEAR_AFTER)
             suffixes = item.suffixes(self.upper_s, self._budget.part(until_near_s, self.answer_s))
             try:
-                root_s = max(bound_s, suffixes.root_s())
+                with under(self._budget):
+                    root_s = max(bound_s, suffixes.root_s())
             except OutOfTimeError:
                 self._wait(replace(item, bound_s=bound_s, begun=suffixes))
                 return
