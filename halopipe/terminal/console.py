@@ -84,14 +84,7 @@ class Reporter:
             self._bar.stop()
 
     def update(
-        self,
-        done: float,
-        total: float | None,
-        numbers: str,
-        eta_s: float | None = None,
-        *,
-        at_most: bool = False,
-        stays: bool = False,
+        self, done: float, total: float | None, numbers: str, eta_s: float | None = None, *, at_most: bool = False
     ) -> None:
         """``numbers`` are what people care about just now: the layer and its milliseconds, the step and its loss.
 
@@ -100,7 +93,6 @@ class Reporter:
         Args:
             eta_s: seconds left; None: by the pace so far.
             at_most: it may well be less.
-            stays: it is a line of its own, now, on a terminal too.
         """
         numbers = visible(numbers)
         if total:
@@ -109,13 +101,16 @@ class Reporter:
         if eta_s is None and total:
             eta_s = self._left_s(done, total)
         left = f"{'at most ' if at_most else ''}{units.seconds(eta_s)} left" if eta_s is not None else ""
-        if stays and not self._quiet:
-            self._line(done, None, numbers, "")
-        elif self._bar is not None:
+        if self._bar is not None:
             self._bar.update(done, total, numbers, left)
         elif not self._quiet and time.monotonic() - self._line_s >= _LINE_EVERY_S:
             self._line_s = time.monotonic()
             self._line(done, total, numbers, left)
+
+    def note(self, numbers: str) -> None:
+        """A line of its own, now, on a terminal too."""
+        if not self._quiet:
+            self._line(0.0, None, visible(numbers), "")
 
     def _line(self, done: float, total: float | None, numbers: str, left: str) -> None:
         elapsed = units.seconds(time.monotonic() - self._start_s)
