@@ -32,7 +32,8 @@ on a device of kind k, and a(d) the sum of a stage's gradients over its replicas
 
 How many are looked at is counted (``MOST_PACED``, ``MOST_ROUGH``, ``MOST_BALANCED``, ``MOST_TURNS``, ``MOST_ACTIONS``),
 so that a plan does not depend on the clock.  A few of the table come first, whatever else there is: the first answer,
-after 0.7 s of a core on 64 devices, 1.5 s on 1,024.  These plans have no proof.
+after 0.7 s of a core on 64 devices, 1.5 s on 1,024, and under a shorter limit those there is time for.  These plans
+have no proof.
 """
 
 from __future__ import annotations
