@@ -66,7 +66,6 @@ _FURTHEST = 3.0  # in times of the most promising one
 _NUMBERS_OF_A_STAGE = 40  # that are looked at for a column between two cuts
 _NUMBERS_OF_AN_ENTRY = 0.3  # for one in a table
 _PACE_S = 5e-4  # for one pace, whatever the table
-_GROUP_S, _RANK_S = 3e-4, 4e-7  # to price devices as a stage; for each of them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -231,9 +230,7 @@ class PaceTable:
     def choices(self) -> list[_Choice]:
         """All columns that can be priced, the most promising first."""
         choices = []
-        priced_s = _GROUP_S + _RANK_S * len(self.prices.problem.ranks)
         for places in self._places():
-            self.budget.spend(priced_s)
             for version, group in self._groups(places).items():
                 choices.append(_Choice(self._alike_s(places, group), places, version, group))
         return sorted(choices, key=lambda choice: choice.alike_s)

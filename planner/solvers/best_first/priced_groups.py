@@ -43,7 +43,7 @@ from planner.solvers.candidates.feasibility import (
 )
 
 _ROUNDING = 1e-9
-_GROUP_S = 5e-4  # to price a group
+_GROUP_S, _RANK_S = 4e-4, 5e-7  # to price a group; for each rank that there is
 
 Version = tuple[Recomputes, bool, tuple[int, ...]]
 """A way to run a stage on given devices, see :class:`PricedGroup`."""
@@ -246,7 +246,7 @@ class GroupPrices:
         groups = []
         for way in ways:
             for recompute in self.freedom.recompute:
-                note(_GROUP_S)
+                note(_GROUP_S + _RANK_S * len(self.problem.ranks))
                 with suppress(MissingMeasurementError):
                     groups.append(self._made(counts, (recompute, *way)))
         return tuple(group for group in groups if group is not None)

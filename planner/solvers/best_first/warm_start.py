@@ -31,8 +31,8 @@ from planner.solvers.candidates.choose import Selection, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import may_part_ties, micro_batch_sizes, schedule_names, uncut
 
-_LAYER_S = 4e-4  # to find the places to cut, of each layer
-_SPACE_S, _RANK_S = 4e-3, 1e-5  # to begin with a way to cut the batch; of each rank
+_LAYER_S = 3e-4  # to find the places to cut, of each layer
+_SPACE_S, _RANK_S = 3e-3, 5e-6  # to begin with a way to cut the batch; of each rank
 _FEW_RANKS = 8  # of more a bound is made before the search
 
 
