@@ -32,7 +32,7 @@ from planner.solvers.candidates.feasibility import as_asked, mixing_layers, sche
 MANY_RANKS = 64
 """On more ranks, replicas are tried on whole pools only."""
 
-_RANK_S = 6e-5  # to price replicas, for each of them
+_RANK_S = 2e-5  # to price replicas, for each of them
 
 
 @dataclass(frozen=True, slots=True)

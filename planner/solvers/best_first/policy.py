@@ -20,7 +20,7 @@ BOUNDS = 0.15
 STRATEGY = 0.15
 """Of what is left, for one everyday strategy: they are there to be compared with, and seldom the best."""
 
-REPLICAS = 0.15
+REPLICAS = 0.1
 """Of the whole, to price replicas on several kinds of devices."""
 
 NEAR_AFTER = 0.3
