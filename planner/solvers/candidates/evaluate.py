@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
@@ -22,6 +22,7 @@ from planner.costs.uncertainty import DRAWS
 from planner.ir.errors import IllegalProgramError, MissingMeasurementError
 from planner.ir.lazy import once
 from planner.ir.problem import Problem
+from planner.ir.profile import Measurement
 from planner.schedules import traits
 from planner.solvers.budget import ACTION_S, Budget, part_of_current
 from planner.solvers.candidates.candidate import divided
@@ -126,7 +127,8 @@ class Evaluator:
 
     def forecast_s(self, candidate: Candidate) -> float:
         """The work of a forecast, about; the rows of all ranks are written down, those of like ranks alike."""
-        takes_s = self.drawn_s(candidate) if self._ranks_vary else self.takes_s(candidate)
+        varies = self._ranks_vary(candidate.groups, candidate.shares, frozenset(candidate.micro_batches))
+        takes_s = self.drawn_s(candidate) if varies else self.takes_s(candidate)
         return _FORECAST_TAKES * takes_s + _WRITTEN_S * num_actions(candidate)
 
     def rows_s(self, num_microbatches: int) -> float:
@@ -137,11 +139,20 @@ class Evaluator:
         """The work of drawing its step anew, about: no rank stands for others."""
         return _DRAWING_TAKES * ACTION_S * num_actions(candidate)
 
-    @cached_property
-    def _ranks_vary(self) -> bool:
-        """Whether what was measured varies, so that a forecast draws every rank by itself."""
-        measured = (one for kind in self.problem.profile.measurements.values() for one in kind)
-        return any(one.spread > 0 or len(one.raw_s) > 1 for one in measured)
+    @once
+    def _ranks_vary(
+        self, groups: tuple[tuple[int, ...], ...], shares: tuple[tuple[int, ...], ...], sizes: frozenset[int]
+    ) -> bool:
+        """Whether costs vary, or were not measured at these sizes: a forecast then draws every rank by itself."""
+        if any(one.spread > 0 or len(one.raw_s) > 1 for kind in self._measured for one in kind):
+            return True
+        measured = {one.samples for kind in self._measured for one in kind}
+        return not all(measured.issuperset(self.pricing.samples(own, rows)) for own in shares for rows in sizes)
+
+    @property
+    def _measured(self) -> Collection[Sequence[Measurement]]:
+        """By kind of device."""
+        return self.problem.profile.measurements.values()
 
     def answer_s(self, candidate: Candidate) -> float:
         """The work of what is said of the candidate where it is the answer, about."""
