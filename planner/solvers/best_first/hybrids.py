@@ -128,22 +128,29 @@ def first_answers(evaluator: Evaluator, spaces: Sequence[HybridSpace]) -> Iterat
     paced_stages = _paced_stages(soon_said or spaces[-1:], budget)
     within = budget.part(policy.FIRST_ANSWERS * budget.left_s)
     rest = budget.part(reserve_s=within.left_s)
-    in_time = (stages for stages in paced_stages[:MOST_PACED] if _is_in_time(evaluator, rest, *stages))
-    fewest = sorted(paced_stages[:MOST_PACED], key=lambda one: len(one[0].prices.micro_batches) * _num_devices(one[1]))
-    first = list(islice(in_time, _FIRST)) or fewest[:_FIRST]  # late, rather than none
+    late, first = list[tuple[float, Stages]](), list[Stages]()
+    for stages in paced_stages[:MOST_PACED]:
+        candidate = _evenly_cut(*stages)
+        if candidate is not None and evaluator.has_time_for(candidate, rest):
+            first.append(stages)
+        elif candidate is not None:
+            late.append((evaluator.answer_s(candidate), stages))
+        if len(first) == _FIRST:
+            break
+    if not first:
+        first = [stages for _, stages in sorted(late, key=lambda one: one[0])[:_FIRST]]
     for space, counts in first:
         space.first.add(counts)
     return _answers(evaluator, first, _FIRST_BALANCED, within)
 
 
-def _is_in_time(evaluator: Evaluator, within: Budget, space: HybridSpace, counts: Sequence[Counts]) -> bool:
-    """Whether there is time to simulate a pipeline of such stages, and to say what it does."""
+def _evenly_cut(space: HybridSpace, counts: Sequence[Counts]) -> Candidate | None:
+    """A pipeline of such stages, to see what it takes to simulate it and to say what it does; None: it has none."""
     groups = [group for each in counts for group in islice(space.prices.quickest(each).values(), 1)]
     cuts = space.chain[np.linspace(0, len(space.chain) - 1, len(counts) + 1).astype(np.int64)]
     if len(groups) < len(counts) or (np.diff(cuts) == 0).any():
-        return False
-    schedule = space.prices.freedom.schedules[0]
-    return evaluator.has_time_for(space.prices.pipeline(groups, tuple(cuts.tolist()), schedule), within)
+        return None
+    return space.prices.pipeline(groups, tuple(cuts.tolist()), space.prices.freedom.schedules[0])
 
 
 def hybrids(evaluator: Evaluator, spaces: Sequence[HybridSpace], best_s: float = float("inf")) -> Iterator[Evaluation]:
@@ -195,10 +202,6 @@ def _simulated(evaluator: Evaluator, promising: Sequence[Hybrid], best_s: float)
         if evaluation.fits and evaluation.memories:
             best_s = min(best_s, evaluation.step_s)
             yield evaluation
-
-
-def _num_devices(stages: Sequence[Counts]) -> int:
-    return sum(map(sum, stages))
 
 
 Stages = tuple["HybridSpace", tuple[Counts, ...]]
