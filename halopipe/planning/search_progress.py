@@ -91,9 +91,15 @@ def _time_limit_s(plan: Plan, profile: Profile | None) -> float:
 
 
 def _shown(reporter: Reporter, time_limit_s: float) -> Progress:
+    firsts: list[SearchProgress] = []
+
     def show(at: SearchProgress) -> None:
         best = f"best {units.seconds(at.best_s)}, gap {units.percent(at.gap)}" if isfinite(at.best_s) else "no plan yet"
         numbers = f"{best}, bound {units.seconds(at.bound_s)}, {at.num_simulated} simulated"
+        if at.num_stages and not firsts:
+            firsts.append(at)
+            pipeline = f"{units.count(at.num_stages, 'stage')} on {units.count(at.num_devices, 'device')}"
+            reporter.note(f"first plan {units.seconds(at.best_s)}, gap {units.percent(at.gap)}, {pipeline}")
         reporter.update(at.elapsed_s, time_limit_s, numbers, max(0.0, time_limit_s - at.elapsed_s), at_most=True)
 
     return show

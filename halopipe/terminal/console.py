@@ -4,7 +4,8 @@ Names come from files, and a terminal obeys control characters: what is not a ch
 escape of JSON, here and nowhere else.  So is what the encoding of stdout does not have (``LC_ALL``,
 ``PYTHONIOENCODING``), but for our own signs, which have another in ASCII.
 
-Progress on stderr: a bar on a terminal, a line every ten seconds elsewhere, nothing on ranks other than 0.
+Progress on stderr: a bar on a terminal, a line every ten seconds elsewhere, nothing on ranks other than 0; what is
+known for the first time is a line of its own on both.
 
 How a verb ends: what it raises becomes text on stderr and an exit code.
 
@@ -105,6 +106,11 @@ class Reporter:
         elif not self._quiet and time.monotonic() - self._line_s >= _LINE_EVERY_S:
             self._line_s = time.monotonic()
             self._line(done, total, numbers, left)
+
+    def note(self, numbers: str) -> None:
+        """A line of its own, now, on a terminal too."""
+        if not self._quiet:
+            self._line(0.0, None, visible(numbers), "")
 
     def _line(self, done: float, total: float | None, numbers: str, left: str) -> None:
         elapsed = units.seconds(time.monotonic() - self._start_s)

@@ -36,17 +36,21 @@ class Layout:
         counts = [samples]
         for dim, points in self.cuts.items():
             if dim == SAMPLE:
-                counts = [len(part) for _ in counts for part in scaled_intervals(points, samples)]
+                counts = [stop - start for _ in counts for start, stop in pairwise(scaled_points(points, samples))]
             elif not is_sites(dim):
                 counts = [count for count in counts for _ in points[1:]]
         return tuple(counts)
 
 
 def scaled_intervals(points: tuple[int, ...], extent: int) -> tuple[Interval, ...]:
-    """The intervals between ``points``, scaled from ``points[-1]`` to ``extent`` and rounded half up."""
+    """The intervals between ``points``, scaled."""
+    return tuple(Interval(a, b) for a, b in pairwise(scaled_points(points, extent)))
+
+
+def scaled_points(points: tuple[int, ...], extent: int) -> list[int]:
+    """Scaled from ``points[-1]`` to ``extent`` and rounded half up."""
     total = points[-1]
-    scaled = [(2 * point * extent + total) // (2 * total) for point in points]
-    return tuple(Interval(a, b) for a, b in pairwise(scaled))
+    return [(2 * point * extent + total) // (2 * total) for point in points]
 
 
 def cut_points(shares: tuple[int, ...]) -> tuple[int, ...]:

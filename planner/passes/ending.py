@@ -68,6 +68,7 @@ class _UntimedRows(RankRows):
         self.ends: list[tuple[int, int]] = []  # (sending rank, receiving rank) of each channel
         self.sent: list[list[int]] = []  # micro-batches by channel, as they were sent
         self.num_taken: list[int] = []  # how many of them were received
+        self.codes = [self._code(kind) for kind in range(len(numbering.kinds))]
         self.steps = [list(self._steps(rank)) for rank in ranks]
         self.ready, self.asleep = list(ranks), set[int]()
         self.windows: Sequence[int] = ()
@@ -127,10 +128,9 @@ class _UntimedRows(RankRows):
     def _steps(self, rank: int) -> Iterator[_Step]:
         numbering, span = self.numbering, self.numbering.span
         channels_of: dict[tuple[int, int], tuple[int, ...]] = {}  # by kind and identity of who exchanges with whom
-        code_of = [self._code(kind) for kind in range(len(numbering.kinds))]
         for index, number in enumerate(numbering.rows[rank]):
             kind, m = divmod(number, span)
-            code = code_of[kind]
+            code = self.codes[kind]
             if code == _MEET:
                 yield code, (), m, number, index
             elif code >= 0:

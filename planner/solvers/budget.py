@@ -1,12 +1,13 @@
-"""What a search may spend: seconds by the clock, and within them work that is counted.
+"""What a search may spend: work that is counted, and no more seconds by the clock.
 
-    whole    ends by the clock, and by nothing else                                                  ``Budget``
+    whole    ends when so much work is done, and on a slow or loaded machine by the clock                 ``Budget``
     parts    end when so much work is done, or the whole ends                                        ``Budget.part``
     work     simulated actions, numbers of tables, ..., in the seconds that they take on one core of an Intel Xeon at
-             2.6 GHz                                                                   ``ACTION_S``, ``NUMBER_S``
+             2.6 GHz, rather more than less                                            ``ACTION_S``, ``NUMBER_S``
 
-Whatever happens "after a third of the time" happens after so much work.  So the same problem is searched in the same
-way on a slow machine, a loaded one and a fast one, and its plan is the same, unless the whole budget ends.
+Whatever happens "after a third of the time" happens after so much work, and so does the end.  So the same problem is
+searched in the same way on every machine that is as fast as that one, and its plan is the same byte for byte.  What a
+slower machine does not get done by the clock it leaves out; what it does until then is the same.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from planner.ir.extras import hooks
 
 Item = TypeVar("Item")
 
-ACTION_S = 3e-5
+ACTION_S = 1.6e-5
 """Of an action of a program: to lower, compile and simulate it, and what its rank holds then."""
 
 NUMBER_S = 2e-8
@@ -36,6 +37,8 @@ MOST_BYTES = 1 << 30
 """Of all tables that exist at a time: half of the memory that a search may take."""
 
 _MOST_PACE = 10.0
+_SLOW = 1.2  # a pace that is no error of what is counted
+_LATE = 1.05  # of a limit, by the clock: later than by work, so that work decides where both are about as much
 _PACE_AFTER_S = 0.2  # of work, from which a machine's pace can be told
 
 
@@ -63,7 +66,7 @@ class Budget:
     """A whole budget of so many seconds from now on; see :meth:`part` for others.
 
     Attributes:
-        limit_s: by the clock if it is a whole, of work if it is a part.
+        limit_s: of work, and of a whole by the clock too.
     """
 
     limit_s: float
@@ -74,6 +77,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         self._ledger = _Ledger(self.limit_s, now_s())
+        self._ends_at_s = self.limit_s
 
     def part(self, limit_s: float = inf, reserve_s: float = 0.0, until_s: float = inf) -> Budget:
         """What ends after so many seconds of work, so much work before the end of this budget, and with the clock.
@@ -85,7 +89,7 @@ class Budget:
         part._until_s = min(until_s, self._until_s)
         part._ledger, part._reserve_s = self._ledger, self._reserve_s + reserve_s
         part._ends_at_s = min(self.work_s + max(0.0, limit_s), self._ends_at_s - reserve_s)
-        part.limit_s = self._ledger.limit_s if part._ends_at_s == inf else max(0.0, part._ends_at_s - self.work_s)
+        part.limit_s = max(0.0, part._ends_at_s - self.work_s)
         return part
 
     @property
@@ -95,9 +99,8 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        """Work that is left of a part; of a whole what is left of its limit, though it ends by the clock alone."""
-        ends_at_s = self._ledger.limit_s if self._ends_at_s == inf else self._ends_at_s
-        return max(0.0, ends_at_s - self.work_s)
+        """Work that is left."""
+        return max(0.0, self._ends_at_s - self.work_s)
 
     @property
     def elapsed_s(self) -> float:
@@ -110,10 +113,17 @@ class Budget:
 
     def allows(self, work_s: float) -> bool:
         """Whether there is room for so much more work."""
-        if self.work_s + work_s > self._ends_at_s:
+        until_end_s = work_s + max(self._reserve_s, self._ledger.reserve_s)
+        if self.work_s + work_s > self._ends_at_s or self.work_s + until_end_s > self._ledger.limit_s:
             return False
-        reserve_s = max(self._reserve_s, self._ledger.reserve_s)
-        return self.elapsed_s + (work_s + reserve_s) * self._pace <= min(self._until_s, self._ledger.limit_s)
+        return self.elapsed_s + until_end_s * self._pace <= _LATE * min(self._until_s, self._ledger.limit_s)
+
+    def takes(self, work_s: float) -> bool:
+        """Whether there is room for so much more work, which is then noted as done."""
+        is_allowed = self.allows(work_s)
+        if is_allowed:
+            self.spend(work_s)
+        return is_allowed
 
     def reserve(self, work_s: float) -> None:
         """Keeps so much work, and no other, for the end of the whole: everything else is over so much sooner."""
@@ -155,7 +165,8 @@ class Budget:
         work_s = self.work_s
         if work_s < _PACE_AFTER_S:
             return 1.0
-        return min(_MOST_PACE, max(1.0, self.elapsed_s / work_s))
+        pace = min(_MOST_PACE, self.elapsed_s / work_s)
+        return pace if pace > _SLOW else 1.0
 
 
 _CURRENT: ContextVar[Budget | None] = ContextVar("budget", default=None)
@@ -203,6 +214,13 @@ def check_time(work_s: float = CALL_S) -> None:
     current = _CURRENT.get()
     if current is not None:
         current.require(work_s)
+
+
+def note(work_s: float) -> None:
+    """Notes work that is done, in the budget that all this runs under."""
+    current = _CURRENT.get()
+    if current is not None:
+        current.spend(work_s)
 
 
 def stated_s(solver: str, time_limit_s: float) -> float:

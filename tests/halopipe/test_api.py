@@ -232,7 +232,7 @@ def test_a_search_shows_how_far_it_is_unless_it_is_told_not_to(
 ) -> None:
     monkeypatch.setattr(console, "_LINE_EVERY_S", 0.0)
     hp.plan(SMALL, global_batch=2)
-    assert capsys.readouterr().err.startswith("searching ")
+    assert capsys.readouterr().err.startswith("searching: first plan ")
     hp.plan(SMALL, global_batch=2, quiet=True)
     hp.plan(SMALL, global_batch=2, progress=lambda at: None)
     assert capsys.readouterr() == ("", "")

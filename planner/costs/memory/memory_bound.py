@@ -184,12 +184,17 @@ def may_bind(cost_model: CostModel, sizes: Iterable[tuple[str, float, int]], num
     return False
 
 
-@functools.cache
 def kept_by(schedule: str, num_stages: int, num_microbatches: int) -> tuple[int, ...]:
     """The most micro-batches that the schedule keeps on each of a chain's stages."""
     few = min(num_microbatches, 2 * num_stages + 2)  # what grows with these grows on
-    rows = schedule_named(schedule)(Pipeline(StageGraph.chain(num_stages, few))).rows
-    return tuple(num_microbatches if kept == few else kept for kept in most_held(rows, num_stages))
+    return tuple(num_microbatches if kept == few else kept for kept in _kept_of(schedule, num_stages, few))
+
+
+@functools.cache
+def _kept_of(schedule: str, num_stages: int, num_microbatches: int) -> tuple[int, ...]:
+    """The same, of a chain on which all micro-batches run."""
+    rows = schedule_named(schedule)(Pipeline(StageGraph.chain(num_stages, num_microbatches))).rows
+    return tuple(most_held(rows, num_stages))
 
 
 def fewest_kept(schedule: str, most_stages: int, num_microbatches: int) -> tuple[int, ...]:

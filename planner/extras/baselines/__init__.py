@@ -43,6 +43,4 @@ HOOKS = {
         "pipedream-hierarchical": "planner.extras.baselines.common.budgets:PIPEDREAM_S",
         "tarnawski": "planner.extras.baselines.common.budgets:TARNAWSKI_S",
     },
-    "incumbents": {"dapple": "planner.extras.baselines.incumbents:promising"},
-    "hints": {"published": "planner.extras.baselines.incumbents:published"},
 }

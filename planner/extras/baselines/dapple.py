@@ -433,23 +433,6 @@ def pipelines(problem: Problem, cost_model: CostModel, trial: Trial) -> Iterator
             yield from candidates(problem, cost_model, _placed(hosts, layers, devices), size, trial, SCHEDULES)
 
 
-FEW_MICRO_BATCHES = 32
-"""Of a plan that is to be simulated before anything else."""
-
-
-def promising(problem: Problem, cost_model: CostModel, trial: Trial) -> Iterator[Candidate]:
-    """Of each family of the released planner the best by its estimate, of those with few micro-batches that can run."""
-    best: dict[str, tuple[float, list[Candidate]]] = {}
-    for offer in _offers(problem, cost_model):
-        known_s, _ = best.get(offer.pipeline.family, (inf, []))
-        if offer.count <= FEW_MICRO_BATCHES and offer.estimate_s < known_s:
-            made = list(candidates(problem, cost_model, offer.stages, offer.size, trial, SCHEDULES))
-            if made:
-                best[offer.pipeline.family] = offer.estimate_s, made
-    for _, made in sorted(best.values(), key=lambda each: each[0]):
-        yield from made
-
-
 @dataclass(frozen=True, slots=True)
 class _Offer:
     """A pipeline of the released planner in ``count`` micro-batches of ``size`` samples."""

@@ -15,6 +15,7 @@ Besides:
     continued           Searches that go on where this one ended, among plans that are not in its space; extras add them
     layout_chains       Pipelines of stretches of layers on groups of ranks, whatever their layouts: by their bounds,
                         the least first
+    policy              Shares of its work, for each of these
     moves               Plans a few moves away from known ones, for searches that have no proof in time
     share_bound         What pipelines take at least, whatever shares of the samples members of their stages have
     share_search        All shares of the samples that members of a pipeline's stages may have, by branch and bound

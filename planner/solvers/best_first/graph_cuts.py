@@ -223,12 +223,6 @@ def may_part_free(problem: Problem) -> bool:
     return bool(problem.fix or problem.forbid) or len(problem.profile.graph.layers) <= FEW_LAYERS
 
 
-def thinned(cuts: GraphCuts, graph: Graph, most: int, weights: Array) -> GraphCuts:
-    """A chain of at most ``most`` cuts, spread evenly by ``weights`` of the layers, for a first quick look."""
-    packed = [_packed(cuts.members[cut]) for cut in cuts.chain(cuts.sums(weights), most)]
-    return _cuts(graph, _reads(graph), packed, 0, False, cuts.merges_orders)
-
-
 def _packed(member: Array) -> int:
     return int.from_bytes(np.packbits(member.astype(bool), bitorder="little").tobytes(), "little")
 

@@ -32,12 +32,13 @@ on a device of kind k, and a(d) the sum of a stage's gradients over its replicas
 
 How many are looked at is counted (``MOST_PACED``, ``MOST_ROUGH``, ``MOST_BALANCED``, ``MOST_TURNS``, ``MOST_ACTIONS``),
 so that a plan does not depend on the clock.  A few of the table come first, whatever else there is: the first answer,
-after 0.7 s of a core on 64 devices, 1.5 s on 1,024.  These plans have no proof.
+after 0.7 s of a core on 64 devices, 1.5 s on 1,024, and under a shorter limit those there is time for.  These plans
+have no proof.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
@@ -53,6 +54,7 @@ from planner.costs.stages.stage_bound import BoundedStages
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.lazy import once, once_by
 from planner.schedules import traits
+from planner.solvers.best_first import policy
 from planner.solvers.best_first.device_groups import Counts
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.hybrid_shapes import Shape, placed, shapes
@@ -84,7 +86,8 @@ MOST_CUTS = 128
 _FIRST, _FIRST_BALANCED = 6, 2  # of the pipelines of the table, before all else
 _ROUNDS = 12  # of moved cuts
 _BALANCED_TAKES, _STAGE_S = 64, 1e-3  # numbers for each pair of cuts; seconds for each stage
-_ONE_SCHEDULE_TAKES = 0.2  # of that, where the first schedule alone is looked at
+_ONE_SCHEDULE_TAKES = 0.35  # of that, where the first schedule alone is looked at
+_TURN_S = 3e-6  # of an F or B that ``leaf_bound`` goes through
 _RANK_S = 1e-6  # of a candidate that is made: for each rank
 
 
@@ -119,33 +122,66 @@ def first_answers(evaluator: Evaluator, spaces: Sequence[HybridSpace]) -> Iterat
     Args:
         spaces: one for every way to cut the batch.
     """
-    stages = _paced_stages(spaces, evaluator.budget)[:_FIRST]
-    return _answers(evaluator, stages, _FIRST_BALANCED, float("inf"))
+    budget = evaluator.budget
+    most_s = policy.WRITTEN * budget.left_s
+    soon_said = [space for space in spaces if evaluator.rows_s(len(space.prices.micro_batches)) <= most_s]
+    paced_stages = _paced_stages(soon_said or spaces[-1:], budget)
+    within = budget.part(policy.FIRST_ANSWERS * budget.left_s)
+    rest = budget.part(reserve_s=within.left_s)
+    late, first = list[tuple[float, Stages]](), list[Stages]()
+    for stages in paced_stages[:MOST_PACED]:
+        candidate = _evenly_cut(*stages)
+        if candidate is not None and evaluator.has_time_for(candidate, rest):
+            first.append(stages)
+        elif candidate is not None:
+            late.append((evaluator.answer_s(candidate), stages))
+        if len(first) == _FIRST:
+            break
+    if not first:
+        first = [stages for _, stages in sorted(late, key=lambda one: one[0])[:_FIRST]]
+    for space, counts in first:
+        space.first.add(counts)
+    return _answers(evaluator, first, _FIRST_BALANCED, within)
+
+
+def _evenly_cut(space: HybridSpace, counts: Sequence[Counts]) -> Candidate | None:
+    """A pipeline of such stages, to see what it takes to simulate it and to say what it does; None: it has none."""
+    groups = [group for each in counts for group in islice(space.prices.quickest(each).values(), 1)]
+    cuts = space.chain[np.linspace(0, len(space.chain) - 1, len(counts) + 1).astype(np.int64)]
+    if len(groups) < len(counts) or (np.diff(cuts) == 0).any():
+        return None
+    return space.prices.pipeline(groups, tuple(cuts.tolist()), space.prices.freedom.schedules[0])
 
 
 def hybrids(evaluator: Evaluator, spaces: Sequence[HybridSpace], best_s: float = float("inf")) -> Iterator[Evaluation]:
     """The most promising of all others that fit, simulated if they may take no longer than ``best_s``."""
-    paced_stages = _paced_stages(spaces, evaluator.budget)[_FIRST:MOST_PACED]
+    others = ((space, counts) for space, counts in _paced_stages(spaces, evaluator.budget) if counts not in space.first)
+    paced_stages = islice(others, MOST_PACED - _FIRST)
     rough_stages = islice(_rough_stages(spaces, evaluator.budget), MOST_ROUGH)
-    return _answers(evaluator, (*paced_stages, *rough_stages), MOST_BALANCED, best_s)
+    return _answers(evaluator, (*paced_stages, *rough_stages), MOST_BALANCED, evaluator.budget, best_s)
 
 
-def _answers(evaluator: Evaluator, stages: Iterable[Stages], most: int, best_s: float) -> Iterator[Evaluation]:
-    """Those of shortest closed form under every schedule, simulated."""
-    balanced, budget = list[Hybrid](), evaluator.budget
-    for closest in _closest(stages, budget)[:most]:
-        if budget.ends(balancing_s(closest.space, len(closest.groups))):
+def _answers(
+    evaluator: Evaluator, stages: Iterable[Stages], most: int, within: Budget, best_s: float = float("inf")
+) -> Iterator[Evaluation]:
+    """Those of shortest closed form under every schedule, as far as there is time for that, simulated."""
+    balanced = list[Hybrid]()
+    every = _closest(stages, within)
+    in_time = islice((hybrid for hybrid in every if evaluator.has_time_for(hybrid.candidate())), most)
+    for closest in list(in_time) or every[: int(best_s == np.inf)]:
+        if not within.takes(balancing_s(closest.space, len(closest.groups))):
+            balanced += [] if balanced else [closest]
             break
         balanced += closest.space.on(closest.counts)
-    return _simulated(evaluator, most_promising(balanced, budget), best_s)
+    return _simulated(evaluator, most_promising(balanced, within), best_s)
 
 
 def _simulated(evaluator: Evaluator, promising: Sequence[Hybrid], best_s: float) -> Iterator[Evaluation]:
-    """Those that fit and take no longer than ``best_s``, and than all before."""
+    """Those that fit and take no longer than ``best_s`` and all before; without a plan one, however late."""
     actions = 0
     longer_s: dict[object, float] = {}  # by plan, what the simulator adds: about the same under any schedule
     for hybrid in promising:
-        if evaluator.budget.ends(_RANK_S * len(evaluator.problem.ranks)):
+        if evaluator.budget.ends(_RANK_S * len(evaluator.problem.ranks)) and best_s < np.inf:
             return
         if hybrid.step_s + longer_s.get((id(hybrid.groups), hybrid.cuts), 0.0) >= best_s:
             continue
@@ -155,7 +191,7 @@ def _simulated(evaluator: Evaluator, promising: Sequence[Hybrid], best_s: float)
         count = evaluator.num_actions(candidate)
         if actions and actions + count > MOST_ACTIONS:
             continue
-        if not evaluator.has_time_for(candidate):
+        if best_s < np.inf and not evaluator.has_time_for(candidate):
             continue
         actions += count
         evaluation = evaluator.tried(candidate, best_s)
@@ -196,10 +232,10 @@ def _rough_stages(spaces: Sequence[HybridSpace], budget: Budget) -> Iterator[Sta
 
 
 def _closest(stages: Iterable[Stages], budget: Budget) -> list[Hybrid]:
-    """Those that fit, each with the cuts that are best where stages keep most, the shortest first."""
-    closest = []
+    """Those that fit, each with the cuts that are best where stages keep most, the shortest first; one at least."""
+    closest = list[Hybrid]()
     for space, counts in stages:
-        if budget.ends(_ONE_SCHEDULE_TAKES * balancing_s(space, len(counts))):
+        if not budget.takes(_ONE_SCHEDULE_TAKES * balancing_s(space, len(counts))) and closest:
             break
         hybrid = next(space.on(counts, keeps_most=True), None)
         if hybrid is not None:
@@ -224,7 +260,7 @@ def most_promising(balanced: Sequence[Hybrid], budget: Budget) -> list[Hybrid]:
         if longer_s.get(plan, 0.0) > added_s:
             added_s = longer_s[plan]
             heappush(waiting, (hybrid.step_s + added_s, added_s, number))
-        elif turns + count > MOST_TURNS or budget.ends(count * CALL_S):
+        elif turns + count > MOST_TURNS or not budget.takes(count * _TURN_S):
             rest.append(replace(hybrid, step_s=step_s))
         else:
             turns += count
@@ -238,17 +274,35 @@ def balancing_s(space: HybridSpace, num_stages: int) -> float:
     return _BALANCED_TAKES * NUMBER_S * len(space.chain) ** 2 + _STAGE_S * num_stages
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Chain:
+    """Groups that follow one another.
+
+    Attributes:
+        tables: by group, its stages by first and last place.
+        boundaries: between two groups.
+        beside: of stages that follow one another on the same hosts, several of them: the first, by the last.
+    """
+
+    groups: tuple[PricedGroup, ...]
+    tables: tuple[BoundedStages, ...]
+    boundaries: tuple[Boundary, ...]
+    beside: Mapping[int, int]
+
+
 @dataclass(eq=False)
 class HybridSpace:
     """One way to cut the batch, and what was worked out for it.
 
     Attributes:
         chain: cuts that follow one another, at most ``MOST_CUTS``; places are numbers of these.
+        first: devices by stage of the pipelines that were looked at before all others.
     """
 
     prices: GroupPrices
     links: HandoverBounds = field(init=False)
     chain: Numbers = field(init=False)
+    first: set[tuple[Counts, ...]] = field(init=False, default_factory=set)
     _sample_s: float = field(init=False, default=0.0, repr=False)  # its outputs and gradients on a network card
     _host_of: list[int] = field(init=False, repr=False)  # by pool, its number
 
@@ -329,16 +383,21 @@ class HybridSpace:
             windows or kept_by(schedule, num_stages, count): (schedule, windows)
             for schedule, windows in reversed(list(self._windows(num_stages)))
         }
-        stages = [self.table(group) for group in groups]
+        chain = _Chain(
+            groups,
+            tuple(map(self.table, groups)),
+            tuple(self.boundary(*ends) for ends in pairwise(groups)),
+            self._beside(groups),
+        )
         yielded = set[tuple[int, ...]]()
         for is_most in (keeps_most, not keeps_most):
             order = sorted(kept, key=sum, reverse=is_most)  # as memory allows least, and most
-            places = self._cut(groups, stages, order[0])
+            places = self._cut(chain, order[0])
             for windows in order:
-                step_s = self._closed_s(groups, stages, places, windows)[0] if places is not None else np.inf
+                step_s = self._closed_s(chain, places, windows)[0] if places is not None else np.inf
                 if not np.isfinite(step_s):
-                    places = self._cut(groups, stages, windows)
-                    step_s = self._closed_s(groups, stages, places, windows)[0] if places is not None else np.inf
+                    places = self._cut(chain, windows)
+                    step_s = self._closed_s(chain, places, windows)[0] if places is not None else np.inf
                 if places is None or not np.isfinite(step_s):
                     continue
                 cuts = tuple(self.chain[places[0]].tolist())
@@ -360,10 +419,9 @@ class HybridSpace:
         stage = group.stage(*ends)
         return replace(stage, window=np.where(self.prices.cuts.inside[ends], stage.window, 0))
 
-    def _cut(
-        self, groups: tuple[PricedGroup, ...], stages: Sequence[BoundedStages], kept: tuple[int, ...]
-    ) -> Numbers | None:
+    def _cut(self, chain: _Chain, kept: tuple[int, ...]) -> Numbers | None:
         """The places of the cuts, as one row; None if it does not fit."""
+        stages = chain.tables
         even = [s.all_work + s.tail for s in stages]  # or as they end, if what is before and behind takes its time
         ending = [s.head[0][:, None] + s.all_work + np.maximum(s.tail, s.back[0][:, None]) for s in stages]
         fits = [s.window >= least for s, least in zip(stages, kept, strict=True)]
@@ -374,38 +432,36 @@ class HybridSpace:
         ]
         if not starts:
             return None
-        starts_s = self._closed_s(groups, stages, np.array(starts), kept)
+        starts_s = self._closed_s(chain, np.array(starts), kept)
         now, now_s = np.array([starts[int(starts_s.argmin())]]), float(starts_s.min())
-        for _ in range(_ROUNDS if len(groups) > 1 else 0):
+        for _ in range(_ROUNDS if len(stages) > 1 else 0):
             moved = np.concatenate([now + step * np.eye(now.size, dtype=np.int64)[1:-1] for step in (-1, 1)])
             moved = moved[(np.diff(moved, axis=1) > 0).all(axis=1)]
-            found_s = self._closed_s(groups, stages, moved, kept)
+            found_s = self._closed_s(chain, moved, kept)
             if not len(moved) or found_s.min() >= now_s:
                 break
             now, now_s = moved[found_s.argmin()][None, :], float(found_s.min())
         return now
 
-    def _closed_s(
-        self, groups: tuple[PricedGroup, ...], tables: Sequence[BoundedStages], places: Numbers, kept: tuple[int, ...]
-    ) -> Array:
+    def _closed_s(self, chain: _Chain, places: Numbers, kept: tuple[int, ...]) -> Array:
         """The step by the closed form, by row of ``places``; infinite where memory does not allow ``kept``."""
-        cuts, count, num_stages = self.prices.cuts, len(self.prices.micro_batches), len(groups)
+        cuts, count, num_stages = self.prices.cuts, len(self.prices.micro_batches), len(chain.groups)
+        tables, boundaries, beside = chain.tables, chain.boundaries, chain.beside
         at, zero = self.chain[places], np.zeros(len(places))
         ends = [(places[:, s], places[:, s + 1]) for s in range(num_stages)]
         there, back = [zero] * num_stages, [zero] * num_stages
-        boundaries = [self.boundary(*ends) for ends in pairwise(groups)]
-        forward_bytes, backward_bytes = np.zeros((2, num_stages - 1, len(places)))
-        for s, boundary in enumerate(boundaries):
-            column = cuts.column[cuts.content[at[:, s + 1], at[:, s + 2]], at[:, s], at[:, s + 1]]
-            is_handed = column >= 0
-            returns = is_handed & cuts.columns.has_gradient[column] & self.prices.freedom.trains
-            forward_bytes[s] = np.where(is_handed, cuts.columns.forward_bytes[column], 0.0)
-            backward_bytes[s] = np.where(returns, cuts.columns.backward_bytes[column], 0.0)
-            out_s, in_s = np.where(is_handed, boundary.link.there[column], 0.0), boundary.link.back_all[column]
-            there[s] = np.maximum(out_s, boundary.outputs.max() * forward_bytes[s])
-            back[s] = np.maximum(np.where(returns, in_s, 0.0), boundary.gradients.max() * backward_bytes[s])
         step_s, on_card = zero, zero
         if boundaries:
+            columns = cuts.column[cuts.content[at[:, 1:-1], at[:, 2:]], at[:, :-2], at[:, 1:-1]].T
+            is_handed = columns >= 0
+            returns = is_handed & cuts.columns.has_gradient[columns] & self.prices.freedom.trains
+            forward_bytes = np.where(is_handed, cuts.columns.forward_bytes[columns], 0.0)
+            backward_bytes = np.where(returns, cuts.columns.backward_bytes[columns], 0.0)
+            for s, (boundary, column) in enumerate(zip(boundaries, columns, strict=True)):
+                out_s = np.where(is_handed[s], boundary.link.there[column], 0.0)
+                in_s = np.where(returns[s], boundary.link.back_all[column], 0.0)
+                there[s] = np.maximum(out_s, boundary.most_outputs * forward_bytes[s])
+                back[s] = np.maximum(in_s, boundary.most_gradients * backward_bytes[s])
             outputs, gradients = (np.array([getattr(b, name) for b in boundaries]) for name in ("outputs", "gradients"))
             on_card = (outputs.T @ forward_bytes + gradients.T @ backward_bytes).max(axis=0)
         heads, backs = (
@@ -413,7 +469,7 @@ class HybridSpace:
         )
         starts = np.cumsum([zero, *(a + c for a, c in zip(heads, there, strict=True))], axis=0)
         upstream = np.cumsum([zero, *(b + c for b, c in zip(backs, back, strict=True))], axis=0)
-        trip, sums = zero, self._sums_s(groups, at) if (beside := self._beside(groups)) else []
+        trip, sums = zero, self._sums_s(chain.groups, at) if beside else []
         longest = zero  # F of the stages from here on
         for s in reversed(range(num_stages)):
             table, end = tables[s], ends[s]
@@ -453,6 +509,7 @@ class HybridSpace:
         outputs, gradients = (moved / capacities).ravel(), (moved[:, ::-1] / capacities).ravel()
         return Boundary(self.links.between(source, destination), outputs, gradients)
 
+    @once_by(lambda _, group: group.orders[0])
     def _hosts(self, group: PricedGroup) -> tuple[int, ...]:
         """The number of each member's host."""
         return tuple(self._host_of[pool] for pool in group.orders[0])
@@ -465,7 +522,7 @@ class HybridSpace:
         for number, one in enumerate(handed):
             source, destination = groups[one.source], groups[one.destination]
             boundary = self.boundary(source, destination)
-            most = boundary.outputs.max() * one.forward_bytes, boundary.gradients.max() * one.backward_bytes
+            most = boundary.most_outputs * one.forward_bytes, boundary.most_gradients * one.backward_bytes
             messages[:, number, 0] = np.maximum(self.links.handed(source, destination, one), most)
         ends = [(np.array([a]), np.array([b])) for a, b in pairwise(hybrid.cuts)]
         stages = [group.stage(*end) for group, end in zip(groups, ends, strict=True)]

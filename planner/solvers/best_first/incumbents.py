@@ -7,7 +7,7 @@ are priced here, each with its own bound.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -22,7 +22,8 @@ from planner.ir.layout import samples_of
 from planner.ir.problem import Problem
 from planner.ir.schedule import Action, Op
 from planner.solvers import everyday
-from planner.solvers.budget import CALL_S, check_time
+from planner.solvers.best_first import policy
+from planner.solvers.budget import check_time
 from planner.solvers.candidates.candidate import DevicePool, group_shares, micro_batches
 from planner.solvers.candidates.choose import Selection, cheapest_first, choose
 from planner.solvers.candidates.evaluate import Evaluator
@@ -31,7 +32,7 @@ from planner.solvers.candidates.feasibility import as_asked, mixing_layers, sche
 MANY_RANKS = 64
 """On more ranks, replicas are tried on whole pools only."""
 
-_SHARE_OF_TIME = 0.15  # of what is left, for one strategy
+_RANK_S = 2e-5  # to price replicas, for each of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +45,17 @@ class Replicas:
     micro_batches: tuple[int, ...]
 
 
-def strategies(evaluator: Evaluator) -> Iterator[tuple[str, Selection]]:
-    """The everyday strategies, as far as the problem and time allow them; some may not fit."""
+def strategies(evaluator: Evaluator, has_plan: Callable[[], bool]) -> Iterator[tuple[str, Selection]]:
+    """The everyday strategies, as far as the problem and time allow them; some may not fit.
+
+    Args:
+        has_plan: whether there is a plan by now, so that nothing need be looked at when time is up.
+    """
     problem, cost_model = evaluator.problem, evaluator.cost_model
 
     def best(candidates: Iterable[Candidate]) -> Selection:
-        within = evaluator.budget.part(_SHARE_OF_TIME * evaluator.budget.left_s)
-        return choose(evaluator, cheapest_first(evaluator, candidates, within), within=within)
+        within = evaluator.budget.part(policy.STRATEGY * evaluator.budget.left_s)
+        return choose(evaluator, cheapest_first(evaluator, candidates, within), within=within, has_plan=has_plan())
 
     yield "one-device", best(everyday.one_device(problem, cost_model))
     if len(problem.ranks) > 1 and not mixing_layers(problem.profile.graph):
@@ -78,7 +83,7 @@ def mixed_replicas(
         if any(set(ranks) <= set(pool.ranks) for pool in pools):
             continue
         for size in sizes:
-            check_time(CALL_S * count)
+            check_time(_RANK_S * count)
             shares, batches = group_shares(problem, cost_model, ranks, size), micro_batches(problem, size)
             try:
                 if usable(problem, cost_model, ranks, shares, batches):

@@ -26,7 +26,10 @@ from planner.ir.cluster import Link
 from planner.ir.lazy import once, once_by
 from planner.solvers.best_first.graph_cuts import Handed
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
+from planner.solvers.budget import note
 from planner.solvers.candidates.feasibility import may_stream
+
+_ORDER_S, _POOL_S = 3e-5, 4e-6  # of messages between members in one order; for each pool
 
 PiecesOfOne = frozenset[Piece]
 """Messages of one member; equal ones once."""
@@ -93,6 +96,8 @@ class HandoverBounds:
     @once_by(lambda _, source, destination: (source.counts, source.shares, destination.counts, destination.shares))
     def between(self, source: PricedGroup, destination: PricedGroup) -> HandoverBound:
         """Messages from ``source`` to ``destination``, and gradients back."""
+        num_orders = len(source.orders) * len(destination.orders)
+        note((_ORDER_S + _POOL_S * len(self.hosts)) * num_orders)
         handovers = [self._in_order(source, a, destination, b) for a in source.orders for b in destination.orders]
         if len(handovers) == 1:
             return handovers[0]

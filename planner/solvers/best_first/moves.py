@@ -1,15 +1,5 @@
 """Plans a few moves away from known ones, for searches that have no proof in time.
 
-Other groups of devices       ``GroupSearch``
-    Given       what each stage of some plans has of each pool of devices
-    Climb       to the neighbour whose best cuts take least by the closed form of ``hybrids``, at any size of
-                micro-batches and under any schedule, until none takes less                            ``_climb``
-    Neighbours  a stage gives one device of a pool, or half of what it has there, to a stage at most two places away;
-                an idle one joins a stage; a stage becomes two; two become one, or change places       ``neighbours``
-    Of all that were met those of least time are bounded by ``leaf_bound``; of these the best are simulated.  The closed
-    form is no bound, and flat where one stage or network card takes longest: so many are bounded and simulated, and
-    plans of several numbers of stages among them.  How many is counted; nothing is looked at twice.
-
 Single moves                  ``LocalSearch``
     a cut goes to one of the next ideals on either side, by work                                       ``_shifted``
     a device goes from a stage to the next, or an idle one to a stage; the cut between stays, or moves ``_handed_over``
@@ -28,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, permutations
+from itertools import permutations
 
 import numpy as np
 
@@ -37,124 +27,13 @@ from planner.costs.layers.cost_table import Array
 from planner.costs.shards.device_mesh import proportional
 from planner.ir.problem import SAMPLE_DIMS, Problem
 from planner.schedules import traits
-from planner.solvers.best_first.device_groups import Counts
 from planner.solvers.best_first.graph_cuts import Flags, GraphCuts
-from planner.solvers.best_first.hybrids import Hybrid, HybridSpace, balancing_s, most_promising
 from planner.solvers.best_first.leaf_bound import CAPS, windows_of
 from planner.solvers.budget import CALL_S, Budget
 from planner.solvers.candidates.candidate import group_shares
 from planner.solvers.candidates.choose import ROUNDING
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import stages_usable
-
-_BOUNDED, _SIMULATED = 48, 12  # of what was met, and of these
-_CLIMBING = 0.6  # of the budget
-_REACH = 2  # places between stages that give and take
-
-StageCounts = tuple[Counts, ...]
-"""Devices of each stage, by pool."""
-
-
-@dataclass(slots=True, eq=False)
-class GroupSearch:
-    """Pipelines on any groups, each with its best cuts.
-
-    Attributes:
-        spaces: one for each way to cut the batch.
-    """
-
-    evaluator: Evaluator
-    spaces: Sequence[HybridSpace]
-    _best: dict[StageCounts, Hybrid | None] = field(init=False, default_factory=dict)
-    _looked_at: set[Candidate] = field(init=False, default_factory=set)
-
-    def promising(self, starts: Iterable[StageCounts], within: Budget) -> list[Evaluation]:
-        """The best plans that climbs from ``starts`` meet and that fit, the best first."""
-        climbing = within.part(_CLIMBING * within.left_s)
-        for start in starts:
-            self._climb(start, climbing)
-        met = sorted(filter(None, self._best.values()), key=lambda hybrid: hybrid.step_s)
-        plans: list[Evaluation] = []
-        for hybrid in most_promising(met[:_BOUNDED], within)[:_SIMULATED]:
-            candidate = hybrid.candidate()
-            if candidate in self._looked_at or self.evaluator.unmet(candidate):
-                continue
-            if self.evaluator.has_time_for(candidate, within):
-                self._looked_at.add(candidate)
-                plan = self.evaluator.tried(candidate)
-                plans += [plan] if plan is not None and plan.fits else []
-        return sorted(plans, key=lambda plan: plan.step_s)
-
-    def counts_of(self, candidate: Candidate) -> StageCounts:
-        """The devices of each stage of a plan."""
-        pools = [frozenset(pool.ranks) for pool in self.spaces[0].prices.pools]
-        return tuple(tuple(len(ranks & set(group)) for ranks in pools) for group in candidate.groups)
-
-    def _climb(self, start: StageCounts, within: Budget) -> None:
-        now, now_s, prices = start, self._least_s(start, within), self.spaces[0].prices
-        devices, most = [len(pool.ranks) for pool in prices.pools], prices.freedom.max_stages
-        while True:
-            others = [other for other in dict.fromkeys(neighbours(now, devices)) if len(other) <= (most or len(other))]
-            around = {other: self._least_s(other, within) for other in others if not within.is_over}
-            nearest = min(around, key=lambda other: around[other], default=now)
-            if nearest == now or around[nearest] >= now_s:
-                return
-            now, now_s = nearest, around[nearest]
-
-    def _least_s(self, stages: StageCounts, within: Budget) -> float:
-        """What the best pipeline on such groups takes by the closed form; infinity where there is none."""
-        if stages not in self._best:
-            within.spend(sum(balancing_s(space, len(stages)) for space in self.spaces))
-            hybrids = [hybrid for space in self.spaces for hybrid in space.on(stages)]
-            self._best[stages] = min(hybrids, key=lambda hybrid: hybrid.step_s, default=None)
-        best = self._best[stages]
-        return best.step_s if best is not None else float("inf")
-
-
-def neighbours(stages: StageCounts, devices: Sequence[int]) -> Iterator[StageCounts]:
-    """Groups that are one step away, some of them twice.
-
-    Args:
-        devices: by pool.
-    """
-    for at, counts in enumerate(stages):
-        for taker in range(max(0, at - _REACH), min(len(stages), at + _REACH + 1)):
-            for part in _parts(counts) if taker != at else ():
-                changed = list(stages)
-                changed[at], changed[taker] = _less(counts, part), _more(stages[taker], part)
-                yield tuple(changed)
-        for part in _parts(counts):
-            yield (*stages[:at], part, _less(counts, part), *stages[at + 1 :])
-            yield (*stages[:at], _less(counts, part), part, *stages[at + 1 :])
-        for pool, count in enumerate(devices):
-            if sum(stage[pool] for stage in stages) < count:
-                yield (
-                    *stages[:at],
-                    _more(counts, tuple(int(number == pool) for number in range(len(devices)))),
-                    *stages[at + 1 :],
-                )
-    for at, (before, behind) in enumerate(pairwise(stages)):
-        yield (*stages[:at], _more(before, behind), *stages[at + 2 :])
-        if before != behind:
-            yield (*stages[:at], behind, before, *stages[at + 2 :])
-
-
-def _parts(counts: Counts) -> Iterator[Counts]:
-    """What a stage may part with: a device of a pool, half of those there, all of them, half of everything."""
-    total, parts = sum(counts), []
-    for pool, count in enumerate(counts):
-        parts += [tuple(share * (n == pool) for n in range(len(counts))) for share in {1, count // 2, count} if count]
-    parts.append(tuple(count // 2 for count in counts))
-    yield from (part for part in dict.fromkeys(parts) if 0 < sum(part) < total)
-
-
-def _more(counts: Counts, others: Counts) -> Counts:
-    return tuple(a + b for a, b in zip(counts, others, strict=True))
-
-
-def _less(counts: Counts, others: Counts) -> Counts:
-    return tuple(a - b for a, b in zip(counts, others, strict=True))
-
 
 _NEAREST = 2  # ideals on either side that a cut is shifted to
 

@@ -38,7 +38,7 @@ from planner.solvers.best_first.device_groups import Counts
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.message_bound import HandoverBound
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
-from planner.solvers.budget import CALL_S, NUMBER_S, Budget
+from planner.solvers.budget import NUMBER_S, Budget
 from planner.solvers.candidates.candidate import DevicePool
 
 MOST_UNITS = 32
@@ -64,7 +64,8 @@ MOST_COLUMNS = 8
 
 _FURTHEST = 3.0  # in times of the most promising one
 _NUMBERS_OF_A_STAGE = 40  # that are looked at for a column between two cuts
-_NUMBERS_OF_AN_ENTRY = 4  # for one in a table
+_NUMBERS_OF_AN_ENTRY = 0.3  # for one in a table
+_PACE_S = 5e-4  # for one pace, whatever the table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,11 +76,18 @@ class Boundary:
         link: hand-overs, by row of ``HandoverColumns``.
         outputs, gradients: by network card (of each host what it sends, then what it receives), seconds for each byte
             of a sample.
+        most_outputs, most_gradients: on the card that takes longest.
     """
 
     link: HandoverBound
     outputs: Array
     gradients: Array
+    most_outputs: float = field(init=False)
+    most_gradients: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "most_outputs", self.outputs.max())
+        object.__setattr__(self, "most_gradients", self.gradients.max())
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +232,6 @@ class PaceTable:
         choices = []
         for places in self._places():
             for version, group in self._groups(places).items():
-                self.budget.spend(CALL_S)
                 choices.append(_Choice(self._alike_s(places, group), places, version, group))
         return sorted(choices, key=lambda choice: choice.alike_s)
 
@@ -356,8 +363,8 @@ class PaceTable:
         is_handed = row >= 0
         returns = is_handed & columns.has_gradient[row] & self.prices.freedom.trains
         boundary = self.boundary(source, destination)
-        outputs_s = boundary.outputs.max() * np.where(is_handed, columns.forward_bytes[row], 0.0)
-        gradients_s = boundary.gradients.max() * np.where(returns, columns.backward_bytes[row], 0.0)
+        outputs_s = boundary.most_outputs * np.where(is_handed, columns.forward_bytes[row], 0.0)
+        gradients_s = boundary.most_gradients * np.where(returns, columns.backward_bytes[row], 0.0)
         there_s = np.maximum(np.where(is_handed, boundary.link.there[row], 0.0), outputs_s)
         back_s = np.maximum(np.where(returns, boundary.link.back_all[row], 0.0), gradients_s)
         return _Crossings(there_s + back_s, outputs_s, gradients_s)
@@ -366,7 +373,7 @@ class PaceTable:
         least_s = self.least_pace_s()
         table = Entries.of(columns, self.limits, PACES[-1] * least_s, len(self.prices.micro_batches))
         for pace in PACES:
-            self.budget.spend(NUMBER_S * _NUMBERS_OF_AN_ENTRY * len(table.trip_s) * len(table.counts))
+            self.budget.spend(_PACE_S + NUMBER_S * _NUMBERS_OF_AN_ENTRY * len(table.trip_s) * len(table.counts))
             pipeline = table.pipeline(pace * least_s)
             if pipeline is not None:
                 yield pipeline

@@ -31,6 +31,7 @@ from planner.layers.recomputed import cores_by_index
 from planner.schedules import traits
 from planner.solvers.best_first.device_groups import Counts, first_ranks, member_orders, orders_known, ranks_apart
 from planner.solvers.best_first.graph_cuts import Flags, GraphCuts, Numbers
+from planner.solvers.budget import note
 from planner.solvers.candidates.candidate import DevicePool, all_shares, group_shares, part_shares
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.feasibility import (
@@ -42,6 +43,7 @@ from planner.solvers.candidates.feasibility import (
 )
 
 _ROUNDING = 1e-9
+_GROUP_S, _RANK_S = 4e-4, 5e-7  # to price a group; for each rank that there is
 
 Version = tuple[Recomputes, bool, tuple[int, ...]]
 """A way to run a stage on given devices, see :class:`PricedGroup`."""
@@ -244,6 +246,7 @@ class GroupPrices:
         groups = []
         for way in ways:
             for recompute in self.freedom.recompute:
+                note(_GROUP_S + _RANK_S * len(self.problem.ranks))
                 with suppress(MissingMeasurementError):
                     groups.append(self._made(counts, (recompute, *way)))
         return tuple(group for group in groups if group is not None)
@@ -277,9 +280,15 @@ class GroupPrices:
             recompute if any(recompute) else (),
         )
 
+    @once
     def first_ranks(self, counts: Counts) -> tuple[int, ...]:
         """The ranks of a group with the devices ``counts``, where none is used yet."""
-        return first_ranks(self.pools, member_orders(self.pools, counts)[0])
+        return first_ranks(self.pools, self._orders(counts)[0])
+
+    @once
+    def _orders(self, counts: Counts) -> tuple[tuple[int, ...], ...]:
+        """In which the members may share a micro-batch."""
+        return member_orders(self.pools, counts)
 
     def is_open(self, counts: Counts) -> bool:
         """Whether the devices ``counts`` may share samples in several ways."""
@@ -352,8 +361,8 @@ class GroupPrices:
 
     def _made(self, counts: Counts, version: Version) -> PricedGroup | None:
         recompute, _, shares = version
-        members = member_orders(self.pools, counts)[0]
-        ranks = first_ranks(self.pools, members)
+        members = self._orders(counts)[0]
+        ranks = self.first_ranks(counts)
         if not usable(self.problem, self.cost_model, ranks, shares, self.micro_batches):
             return None
         kinds = tuple((self.pools[k].kind, self.pools[k].memory_limit_bytes) for k in members)
@@ -378,8 +387,7 @@ class GroupPrices:
         any_shares: SharedBound | None = None,
     ) -> PricedGroup:
         """As its attributes say; with the stages that are allowed."""
-        orders = member_orders(self.pools, counts)
-        ranks = first_ranks(self.pools, orders[0])
+        orders, ranks = self._orders(counts), self.first_ranks(counts)
         allowed = [self.freedom.allowed(self.cuts, ranks, version[0])]
         if version[1]:
             allowed.append(self.throughout)

@@ -15,7 +15,7 @@ import numpy as np
 from planner.costs.candidate import Candidate
 from planner.ir.errors import IllegalProgramError, MissingMeasurementError
 from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, Rejected, status_of
-from planner.solvers.best_first import virtual_pipelines
+from planner.solvers.best_first import policy, virtual_pipelines
 from planner.solvers.best_first.bound import Suffixes
 from planner.solvers.best_first.device_groups import DeviceStates
 from planner.solvers.best_first.graph_cuts import Numbers
@@ -27,7 +27,7 @@ from planner.solvers.best_first.prefixes import Expansion, Frontier, PipelinePre
 from planner.solvers.best_first.priced_groups import GroupPrices
 from planner.solvers.best_first.share_bound import AnyShares, MeanHandovers, has_open_shares
 from planner.solvers.best_first.share_search import OpenShares
-from planner.solvers.budget import CALL_S, Budget, OutOfTimeError
+from planner.solvers.budget import CALL_S, Budget, OutOfTimeError, under
 from planner.solvers.candidates.choose import ROUNDING, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import stages_usable
@@ -36,14 +36,13 @@ from planner.solvers.progress import Progress, SearchProgress
 
 _REPORT_EVERY_S = 0.2
 _FEW_LEAVES, _MANY_LEAVES = 64, 8192  # looked at together, at first and later: many at once are cheaper
+_BEGIN_S, _BEGIN_OPEN_S = 0.02, 0.08  # to begin with a way to cut the batch; where shares are open
+_OPEN_S = 5e-5  # to put what may follow a prefix into the queue, or to make a pipeline of a complete one
+_TURN_S = 5e-6  # of an F or B that bounds of complete pipelines go through, all pipelines with as many stages together
 _BEAM = 24  # prefixes of equal length that are followed to the end at first
 _FEW = 12  # complete ones of these that are looked at
 _PROMISING = 3  # complete ones of these that are simulated
-_ANSWER_TAKES = 2.0  # what is said of a plan at last beside its forecast, in times of one simulation
-_TIES_TAKE, _TIES_MOST = 20.0, 0.2  # to hold it against simpler ones, likewise; of the time limit
-_HINTS_AFTER, _HINTS_TAKE = 0.3, 0.35  # of the budget; of what is left then
-_HINTS_TAKE_PROVEN = 0.1  # of the search's own work, where nothing that it looks at is faster
-_MOVES_TAKE = 0.5  # of what is left then
+_DRAWN = 2.0  # plans as large as the best that are drawn, it among them
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +93,10 @@ class BatchSpace:
             self.begun.budget = budget
             return self.begun
         if has_open_shares(self.prices, self.devices):
+            budget.spend(_BEGIN_OPEN_S)
             every = AnyShares.of(self.prices, upper_s)
             return Suffixes(every, self.devices, MeanHandovers(every), upper_s, budget)
+        budget.spend(_BEGIN_S)
         return Suffixes(self.prices, self.devices, HandoverBounds(self.prices), upper_s, budget)
 
 
@@ -132,20 +133,18 @@ class BestFirstSearch:
 
     Attributes:
         any_fit: stop at the first plan that fits.
-        most_candidates: stop after so many partial plans, of which the best alone is wanted; 0: never.
         within: a part of the evaluator's budget; by default all of it.
-        hints: makes plans of other planners within a budget; asked once, when a part of the work is done and the best
-            plan is not known yet.
-        improved: the best plan near one, within a budget; asked then.
+        known_s: no plan is faster, as is known while the start is made.
+        improved: the best plan near one, within a budget; asked once, when a part of the work is done and the best plan
+            is not known yet.
     """
 
     evaluator: Evaluator
     progress: Progress | None
     any_fit: bool = False
-    most_candidates: int = 0
     within: Budget | None = None
-    hints: Callable[[Budget], Iterable[Evaluation]] | None = None
     improved: Callable[[Evaluation, Budget], Evaluation] | None = None
+    known_s: Callable[[], float] = lambda: 0.0
     best: Evaluation | None = field(init=False, default=None)
     root_s: float = field(init=False, default=float("inf"))
     num_candidates: int = field(init=False, default=0)
@@ -155,12 +154,13 @@ class BestFirstSearch:
     _leaves: dict[Frontier, list[tuple[Expansion, Numbers]]] = field(init=False, default_factory=dict)
     _num_leaves: int = field(init=False, default=0)
     _least_leaf_s: float = field(init=False, default=float("inf"))
-    _passed_over_s: float = field(init=False, default=float("inf"))  # least bound of what there was no time to simulate
+    _passed_over_s: float = field(init=False, default=float("inf"))  # least bound of what there was no time for
     _enough_leaves: int = field(init=False, default=_FEW_LEAVES)
     _pushed: int = field(init=False, default=0)
     _budget: Budget = field(init=False)
     _begun_s: float = field(init=False)  # work done before
     _reported_s: float = field(init=False, default=-_REPORT_EVERY_S)
+    _has_told: bool = field(init=False, default=False)  # of a plan
 
     def __post_init__(self) -> None:
         self._budget = self.within or self.evaluator.budget
@@ -176,6 +176,7 @@ class BestFirstSearch:
             for item in start:
                 if isinstance(item, Evaluation):
                     self.take(item)
+                    self._report(self.known_s())
                 else:
                     self._push(item.bound_s, item)
             status = self._search()
@@ -206,10 +207,9 @@ class BestFirstSearch:
         """Work that is left for what is said of the plan at last."""
         if self.best is None:
             return 0.0
-        takes_s, limit_s = self.evaluator.takes_s(self.best.candidate), self.evaluator.problem.time_limit_s
-        ties_s = min(_TIES_TAKE * takes_s, _TIES_MOST * limit_s) if self.evaluator.problem.confidence else 0.0
-        forecast_s = self.evaluator.forecast_s(self.best.candidate)
-        return _ANSWER_TAKES * takes_s + forecast_s + self.evaluator.writing_s + ties_s
+        candidate, most_s = self.best.candidate, policy.TIES * self.evaluator.problem.time_limit_s
+        ties_s = _DRAWN * self.evaluator.drawn_s(candidate) if self.evaluator.problem.confidence else 0.0
+        return self.evaluator.answer_s(candidate) + (ties_s if ties_s <= most_s else 0.0)
 
     def take(self, evaluation: Evaluation | None) -> None:
         """Remembers a plan."""
@@ -227,12 +227,11 @@ class BestFirstSearch:
                 self._look_at_leaves()
             if self._is_done():
                 break
-            enough = 0 < self.most_candidates < self.num_candidates
-            if enough or self._budget.is_over:
+            if self._budget.is_over:
                 return TIME_LIMIT
-            self._report()
-            if self.hints is not None and self._until_s(_HINTS_AFTER) < 0:
-                self.take_hints()
+            self._report(self._bound_s())
+            if self.improved is not None and self._until_s(policy.NEAR_AFTER) < 0:
+                self._look_near()
                 continue
             self._advance()
         if self.best is None:
@@ -240,18 +239,12 @@ class BestFirstSearch:
         ended = TIME_LIMIT if self._passed_over_s < self.upper_s else SEARCHED
         return status_of(ended, self.best.step_s, self._bound_s(), self.evaluator.problem.gap)
 
-    def take_hints(self, is_proven: bool = False) -> None:
-        """Asks for the plans of other planners, once; without a proof also for what is near the best."""
-        hints, self.hints = self.hints, None
-        left_s = self._budget.left_s - self.answer_s
-        most_s = _HINTS_TAKE_PROVEN * (self._budget.work_s - self._begun_s) if is_proven else _HINTS_TAKE * left_s
-        within = self._budget.part(min(most_s, _HINTS_TAKE * left_s), self.answer_s)
-        if hints is not None and not within.is_over:
-            for plan in hints(within):
-                self.take(plan)
-        if self.improved is not None and self.best is not None and not is_proven:
+    def _look_near(self) -> None:
+        """Asks once for what is near the best plan."""
+        improved, self.improved = self.improved, None
+        if improved is not None and self.best is not None:
             left_s = self._budget.left_s - self.answer_s
-            self.take(self.improved(self.best, self._budget.part(_MOVES_TAKE * left_s, self.answer_s)))
+            self.take(improved(self.best, self._budget.part(policy.NEAR * left_s, self.answer_s)))
 
     def _until_s(self, share: float) -> float:
         """Work that is left until this share of the budget is done."""
@@ -263,12 +256,13 @@ class BestFirstSearch:
         self.num_candidates += 1
         self._budget.spend(CALL_S)
         if isinstance(item, BatchSpace):
-            until_hints_s = float("inf") if self.hints is None else self._until_s(_HINTS_AFTER)
-            suffixes = item.suffixes(self.upper_s, self._budget.part(until_hints_s, self.answer_s))
+            until_near_s = float("inf") if self.improved is None else self._until_s(policy.NEAR_AFTER)
+            suffixes = item.suffixes(self.upper_s, self._budget.part(until_near_s, self.answer_s))
             try:
-                root_s = max(bound_s, suffixes.root_s())
-            except OutOfTimeError:  # the tables made so far are kept
-                self._push(bound_s, replace(item, bound_s=bound_s, begun=suffixes))
+                with under(self._budget):
+                    root_s = max(bound_s, suffixes.root_s())
+            except OutOfTimeError:
+                self._wait(replace(item, bound_s=bound_s, begun=suffixes))
                 return
             suffixes.budget = None  # what is still missing of the tables is little
             self.root_s = min(self.root_s, root_s)
@@ -279,7 +273,7 @@ class BestFirstSearch:
         elif isinstance(item, Simulate):
             candidate = self._simulate(item.frontier, item.leaf, bound_s, item.stands_for_all)
             is_open = any(choice.group.is_open for choice in item.leaf.prefix.choices)
-            if candidate is not None and is_open and not self.most_candidates:
+            if candidate is not None and is_open:
                 shares = OpenShares.of(item.frontier, item.leaf, candidate, self.upper_s)
                 self._push(shares.bound_s, shares)
         elif isinstance(item, Replicas):
@@ -300,8 +294,18 @@ class BestFirstSearch:
                 self._push(float(item.expansion.bound_s[position + 1]), item, position + 1)
             self._open(item.frontier, item.expansion.child(position))
 
+    def _wait(self, space: BatchSpace) -> None:
+        """Keeps a space whose tables there was no time for until something else is done; what never will be is left."""
+        if self.improved is not None:
+            self._push(space.bound_s, space)
+            self._look_near()
+        else:
+            self._passed_over_s = min(self._passed_over_s, space.bound_s)
+            self.root_s = min(self.root_s, space.bound_s)
+
     def _simulate(self, frontier: Frontier, leaf: Leaf, bound_s: float, every_order: bool = False) -> Candidate | None:
         """Looks at the pipeline, where shares are open with those best by themselves; None if it is not allowed."""
+        self._budget.spend(_OPEN_S)
         candidate = replace(frontier.candidate(leaf.prefix, leaf.schedule), windows=leaf.windows)
         if self.evaluator.unmet(candidate):
             return None
@@ -325,14 +329,15 @@ class BestFirstSearch:
         if self.best is not None and not self.evaluator.has_time_for(candidate, self._budget):
             self._passed_over_s = min(self._passed_over_s, bound_s)
             return
-        rivals = [self.best if self.most_candidates else self.by_num_stages.get(candidate.num_stages)]
-        if _is_unreplicated(candidate) and not self.most_candidates:
+        rivals = [self.by_num_stages.get(candidate.num_stages)]
+        if _is_unreplicated(candidate):
             rivals.append(self.unreplicated)
         known_s = max(float("inf") if rival is None else rival.step_s for rival in rivals)
         self.take(made_to_fit(self.evaluator, candidate, self.evaluator.evaluate(candidate, known_s)))
 
     def _open(self, frontier: Frontier, prefix: PipelinePrefix) -> None:
         """Puts what may follow ``prefix`` into the queue, complete pipelines to the leaves."""
+        self._budget.spend(_OPEN_S)
         expansion = frontier.expand(prefix, self.upper_s)
         complete = expansion.table.last[expansion.row] == frontier.suffixes.prices.cuts.last
         leaves = np.flatnonzero(complete)
@@ -350,7 +355,7 @@ class BestFirstSearch:
         prefixes = [frontier.root()]
         complete: list[tuple[Expansion, Numbers]] = []
         last = frontier.suffixes.prices.cuts.last
-        while prefixes and not self._budget.ends(CALL_S * len(prefixes)):
+        while prefixes and not self._budget.ends(_OPEN_S * len(prefixes)):
             expansions = [frontier.expand(prefix, self.upper_s) for prefix in prefixes]
             longer: list[tuple[float, Expansion, int]] = []
             for expansion in expansions:
@@ -388,9 +393,12 @@ class BestFirstSearch:
     def _bounded(self, frontier: Frontier, children: list[tuple[Expansion, Numbers]]) -> list[Leaf]:
         """Complete pipelines under every schedule that may be better than the best, the most promising first."""
         prices = frontier.suffixes.prices
+        together = Leaves.of(frontier, children)
+        turns = 2 * len(prices.micro_batches) * sum(len(alike.heads) for alike in together)
+        self._budget.spend(_TURN_S * len(prices.freedom.schedules) * turns)
         leaves = [
             leaf
-            for alike in Leaves.of(frontier, children)
+            for alike in together
             for schedule in prices.freedom.schedules
             for leaf in alike.under(schedule, len(prices.micro_batches), self.upper_s, prices.freedom.schedules)
         ]
@@ -413,14 +421,19 @@ class BestFirstSearch:
             known_s /= 1 + self.evaluator.problem.gap  # what was this close was not looked at
         return min(known_s, self._heap[0][0] if self._heap else float("inf"), self._least_leaf_s, self._passed_over_s)
 
-    def _report(self) -> None:
-        now_s = self._budget.elapsed_s
-        if self.progress is None or now_s - self._reported_s < _REPORT_EVERY_S:
+    def _report(self, bound_s: float) -> None:
+        """Tells how far it is: when there is a plan for the first time, and every now and then."""
+        now_s, is_first = self._budget.elapsed_s, self.best is not None and not self._has_told
+        if self.progress is None or (now_s - self._reported_s < _REPORT_EVERY_S and not is_first):
             return
-        self._reported_s = now_s
-        best_s, bound_s = self.best.step_s if self.best is not None else float("inf"), self._bound_s()
+        self._reported_s, self._has_told = now_s, self.best is not None
+        best_s, num_stages, num_devices = float("inf"), 0, 0
+        if self.best is not None:
+            best_s, num_stages = self.best.step_s, self.best.candidate.num_stages
+            num_devices = len(self.best.candidate.used_ranks)
         gap = best_s / bound_s - 1 if bound_s > 0 else float("inf")
-        self.progress(SearchProgress(best_s, bound_s, gap, self.evaluator.num_simulated, now_s))
+        num_simulated = self.evaluator.num_simulated
+        self.progress(SearchProgress(best_s, bound_s, gap, num_simulated, now_s, num_stages, num_devices))
 
 
 def _is_unreplicated(candidate: Candidate) -> bool:

@@ -63,8 +63,9 @@ from dataclasses import replace
 from planner.costs.cost_model import CostModel
 from planner.costs.sentences import binding
 from planner.ir.extras import addition
-from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, WITHIN_GAP, Plan, Search, status_of
+from planner.ir.plan import STOPPED, TIME_LIMIT, Plan, Search, status_of
 from planner.ir.problem import MEMORY, THROUGHPUT, TIME_DIMS, Problem
+from planner.solvers.best_first import policy
 from planner.solvers.best_first.chunked import with_chunks
 from planner.solvers.best_first.continued import continued_searches
 from planner.solvers.best_first.layout_search import beyond_samples, left_out, with_layouts
@@ -77,8 +78,6 @@ from planner.solvers.candidates.candidate import plan_of
 from planner.solvers.candidates.choose import alternatives, out_of_time, without_ties, written
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.progress import Progress
-
-_SEARCH_TAKES = 0.85  # of the time limit at most; then comes what is near the best plan
 
 METHOD = "best-first search under a suffix DP's bound, every candidate simulated"
 
@@ -111,14 +110,14 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         limited, cost_model, within=budget.part(limit_s / 2, reserve_s=limit_s / 4) if half else budget
     )
     start = SearchStart(evaluator)
-    within = evaluator.budget.part(until_s=budget.elapsed_s + _SEARCH_TAKES * evaluator.budget.clock_s)
-    search = BestFirstSearch(evaluator, progress, within=within, hints=start.hints, improved=start.improved)
+    whole = evaluator.budget
+    until_s = budget.elapsed_s + policy.SEARCH * whole.clock_s
+    within = whole.part(policy.SEARCH * whole.left_s, until_s=until_s)
+    search = BestFirstSearch(evaluator, progress, within=within, improved=start.improved, known_s=start.known_s)
     outcome = search.run(start.items())
-    if start.is_restricted and outcome.status in (PROVEN, WITHIN_GAP, SEARCHED):  # others may know what is not searched
-        search.take_hints(is_proven=True)
-        outcome = search.outcome(outcome.status)
     if outcome.best is not None and outcome.status == TIME_LIMIT:
-        outcome = replace(outcome, best=start.improved(outcome.best, evaluator.budget.part(evaluator.budget.clock_s)))
+        left = whole.part(reserve_s=search.answer_s)
+        outcome = replace(outcome, best=start.improved(outcome.best, left))
     if outcome.best is not None and outcome.status != STOPPED:
         outcome = replace(outcome, best=with_moved_shares(evaluator, outcome.best))
     if problem.objective == THROUGHPUT:
@@ -132,9 +131,10 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     plans = [*(choice.best for choice in start.choices.values()), first.best, first.unreplicated]
     plans += [*first.by_num_stages.values(), *outcome.by_num_stages.values()]
     incumbents = [evaluation for evaluation in plans if evaluation is not None]
-    budget.reserve(evaluator.forecast_s(outcome.best.candidate) + evaluator.writing_s)
+    budget.reserve(evaluator.answer_s(outcome.best.candidate))
     chosen, tie = without_ties(evaluator, outcome.best, incumbents)
     decision, predicted = written(problem, evaluator.pricing, chosen.candidate)
+    budget.spend(evaluator.forecast_s(chosen.candidate))
     budget.reserve(evaluator.writing_s)
     step_s = tie.step_s if tie is not None else predicted.prediction.step_s
     bound_s = min(outcome.bound_s, start.least_work_s, step_s)

@@ -1,54 +1,39 @@
-"""What the search starts from: known strategies, a quick look at few cuts, and the space of every micro-batch size."""
+"""What the search starts from: first answers, known strategies, and the space of every micro-batch size."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from planner.costs.cost_model import CostModel
-from planner.ir.errors import HalopipeError
-from planner.ir.extras import hooks
-from planner.ir.plan import STOPPED, Rejected
+from planner.ir.plan import Rejected
 from planner.ir.problem import Problem
 from planner.schedules import traits
+from planner.solvers.best_first import policy
 from planner.solvers.best_first.bound import Suffixes
 from planner.solvers.best_first.capacity import Capacity, capacity
 from planner.solvers.best_first.counts_table import rising_bounds
 from planner.solvers.best_first.device_groups import DeviceStates
-from planner.solvers.best_first.graph_cuts import GraphCuts, cuts_of, may_part_free, thinned
+from planner.solvers.best_first.graph_cuts import GraphCuts, cuts_of, may_part_free
 from planner.solvers.best_first.hybrids import HybridSpace, first_answers, hybrids
 from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, strategies
 from planner.solvers.best_first.leaf_bound import CAPS
 from planner.solvers.best_first.message_bound import HandoverBounds
-from planner.solvers.best_first.moves import GroupSearch, LocalSearch
+from planner.solvers.best_first.moves import LocalSearch
 from planner.solvers.best_first.prefixes import Frontier
 from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
 from planner.solvers.best_first.search import BatchSpace, BestFirstSearch, Outcome
 from planner.solvers.best_first.share_bound import has_open_shares
 from planner.solvers.best_first.virtual_pipelines import PipelineFamilies, families, not_searched
 from planner.solvers.budget import NUMBER_S, Budget, made_within
-from planner.solvers.candidates.candidate import ends_of_hosts, micro_batches, pools
+from planner.solvers.candidates.candidate import micro_batches, pools
 from planner.solvers.candidates.choose import Selection, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import may_part_ties, micro_batch_sizes, schedule_names, uncut
 
-FEW_CUTS = 24
-"""Cuts of the first quick look."""
-
-FEW_OPTIONS = 1_500
-"""Groups of devices that it looks at, about."""
-
-_SHARE_OF_TIME = 0.3  # of the budget that may be spent on it
-_SHARE_OF_PARTS, _MOST_OF_PART = 0.2, 32  # of what is left, for each part of the devices; none is larger
-_SHARE_OF_BOUNDS = 0.15  # of what is left, for bounds of all pipelines
-_SHARE_OF_REPLICAS = 0.05  # of the budget, to price replicas on several kinds
-_SHARE_OF_GROUPS, _FEW_PLANS = 0.4, 2  # of what there is for plans near the best; that are changed by single moves
+_LAYER_S = 3e-4  # to find the places to cut, of each layer
+_SPACE_S, _RANK_S = 3e-3, 5e-6  # to begin with a way to cut the batch; of each rank
 _FEW_RANKS = 8  # of more a bound is made before the search
-_FEW_SPACES = 3  # ways to cut the batch that are looked at quickly
-_FEW = 400  # partial plans that it looks at
 
 
 @dataclass(slots=True, eq=False)
@@ -56,32 +41,26 @@ class SearchStart:
     """What the search starts from, and what was left out.
 
     Attributes:
-        is_part: whether this is a part of the devices, for which the strategies are known.
-        cuts: where the network may be cut; known once the items are made, or before.
+        cuts: where the network may be cut; known once the items are made.
         choices: the everyday strategies, by name.
         rejected: what the search need not look at, or does not.
         capacity_s: all work over all devices.
         whole_s: bound of every pipeline, of coarser groups of devices or not (``counts_table``).
         mixes_kinds: whether that counts stages on several kinds of devices, too.
         least_work_s: bound of what there was no time to price, if there is any.
-        is_restricted: whether plans of other planners may lie outside the space.
         best: of the plans that were made so far and may be an answer.
     """
 
     evaluator: Evaluator
-    is_part: bool = False
-    cuts: GraphCuts | None = None
+    cuts: GraphCuts | None = field(init=False, default=None)
     choices: dict[str, Selection] = field(init=False, default_factory=dict)
     rejected: list[Rejected] = field(init=False, default_factory=list)
     capacity_s: float = field(init=False, default=0.0)
     whole_s: float = field(init=False, default=0.0)
     mixes_kinds: bool = field(init=False, default=True)
     least_work_s: float = field(init=False, default=float("inf"))
-    is_restricted: bool = field(init=False, default=False)
     best: Evaluation | None = field(init=False, default=None)
-    _parts_known: bool = field(init=False, default=False)
     _moves: LocalSearch | None = field(init=False, default=None)
-    _groups: GroupSearch | None = field(init=False, default=None)
     _hybrids: list[HybridSpace] = field(init=False, default_factory=list)
 
     def items(self) -> Iterator[Evaluation | BatchSpace | Replicas | PipelineFamilies]:
@@ -89,11 +68,11 @@ class SearchStart:
         problem, cost_model = self.evaluator.problem, self.evaluator.cost_model
         freedom = Freedom.of(problem)
         devices = _devices(freedom)
-        cuts = self.cuts or _cuts(cost_model, freedom)
-        self.cuts = cuts
+        cuts = self.cuts = _cuts(cost_model, freedom)
+        self.evaluator.budget.spend(_LAYER_S * len(problem.profile.graph.layers))
         self._note(cuts, devices)
-        self.is_restricted = bool(devices.restrictions) or not cuts.complete
         spaces = list(self._spaces(devices, cuts))
+        self.capacity_s = min((space.bound_s for space in spaces), default=0.0)
         if freedom.schedules:
             self._hybrids = [HybridSpace(space.prices) for space in spaces]
             yield from self._noted(first_answers(self.evaluator, self._hybrids))
@@ -102,12 +81,7 @@ class SearchStart:
         if freedom.schedules:
             known_s = float("inf") if self.best is None else self.best.step_s
             yield from self._noted(hybrids(self.evaluator, self._hybrids, known_s))
-        if not self.is_part:
-            for plans_of in hooks("planner", "incumbents").values():
-                yield from self._noted(plans_of(self.evaluator))
-            yield from self._noted(self._strategies())
-        if devices.restrictions and freedom.schedules and not self.is_part:
-            yield from self._noted(self.on_parts(self.best))
+        yield from self._noted(self._strategies())
         if freedom.virtual:
             self.rejected += not_searched(devices, freedom.virtual, problem.recompute)
             yield from families([space.prices for space in spaces], devices, freedom.virtual)
@@ -118,8 +92,6 @@ class SearchStart:
                 self.least_work_s = self.capacity_s
         if not freedom.schedules:
             return
-        few = DeviceStates(devices.pools, freedom.may_replicate, FEW_OPTIONS)
-        yield from self._quick_look(spaces, few, self.best)
         yield from spaces
         if not devices.mixes_kinds and not freedom.constraints.rules:
             sizes = micro_batch_sizes(problem, cost_model)
@@ -139,6 +111,10 @@ class SearchStart:
         problem = self.evaluator.problem
         yield from not_searched(_devices(Freedom.of(problem)), names, problem.recompute)
 
+    def known_s(self) -> float:
+        """No plan is faster, as far as is known."""
+        return max(self.capacity_s, self.whole_s)
+
     def _noted(self, plans: Iterable[Evaluation]) -> Iterator[Evaluation]:
         """The same; the best of them that may be an answer is remembered."""
         for plan in plans:
@@ -150,7 +126,7 @@ class SearchStart:
         """Those that may be an answer; all are known by name, but where there is a plan and no time for them."""
         if self.best is not None and self.evaluator.budget.is_over:
             return
-        for name, choice in strategies(self.evaluator):
+        for name, choice in strategies(self.evaluator, lambda: self.best is not None):
             self.choices[name] = choice
             if choice.best is not None:
                 yield choice.best
@@ -158,61 +134,24 @@ class SearchStart:
     def _replicas(self, replicas: Iterable[Replicas]) -> Iterator[Replicas]:
         """Those that can be priced with a part of the budget; of the others nothing but the work bounds the step."""
         budget = self.evaluator.budget
-        for one in made_within(budget.part(_SHARE_OF_REPLICAS * budget.limit_s), replicas):
+        for one in made_within(budget.part(policy.REPLICAS * budget.limit_s), replicas):
             if one is None:
                 self.least_work_s = self.capacity_s
                 self.rejected.append(Rejected("some replicas on devices of several kinds", "no time to price them"))
                 return
             yield one
 
-    def on_parts(self, best: Evaluation | None = None) -> Iterator[Evaluation]:
-        """The best plans for 1, 2, 4, ... devices of a host and hosts, as far as few of them may be the best.
-
-        A plan for few devices is one for many, and should not be lost among these.  How far they go is counted.
-
-        Args:
-            best: the best plan so far.
-        """
-        problem, budget, self._parts_known = self.evaluator.problem, self.evaluator.budget, True
-        for count in _parts(problem):
-            if budget.is_over:
-                return
-            fewer = replace(problem, num_ranks=count, time_limit_s=_SHARE_OF_PARTS * budget.left_s)
-            evaluator = Evaluator(fewer, self.evaluator.cost_model, within=budget.part(fewer.time_limit_s))
-            with suppress(HalopipeError):  # rules about other devices
-                search = BestFirstSearch(evaluator, None, most_candidates=_FEW)
-                search.best = best
-                outcome = search.run(SearchStart(evaluator, is_part=True, cuts=self.cuts).items())
-                self.evaluator.num_simulated += evaluator.num_simulated
-                if outcome.best is not None and outcome.best is not best:
-                    best = outcome.best
-                    yield best
-                if outcome.status == STOPPED:
-                    raise KeyboardInterrupt
-
-    def hints(self, within: Budget) -> Iterator[Evaluation]:
-        """What is asked when a part of the time is gone: plans for parts of the cluster, and of other planners."""
-        if not self._parts_known:
-            yield from self.on_parts()
-        for plans_of in hooks("planner", "hints").values():
-            yield from plans_of(self.evaluator, within)
-
     def improved(self, best: Evaluation, within: Budget) -> Evaluation:
-        """The best plan near ``best`` that has no proof: on other groups, then by single moves."""
+        """The best plan near ``best`` that has no proof, by single moves."""
         if self.cuts is None or not self._hybrids or best.candidate.positions:
             return best
-        moves = self._moves = self._moves or LocalSearch(self.evaluator, self.cuts)
-        plans = [best]
-        if self._hybrids[0].prices.freedom.may_replicate:
-            groups = self._groups = self._groups or GroupSearch(self.evaluator, self._hybrids)
-            starts = [groups.counts_of(best.candidate)]
-            plans += groups.promising(starts, within.part(_SHARE_OF_GROUPS * within.left_s))[:_FEW_PLANS]
-        for plan in sorted(plans, key=lambda plan: plan.step_s):
-            best = better(best, moves.improved(plan, within.part(within.left_s / 2)))
-        return best
+        self._moves = self._moves or LocalSearch(self.evaluator, self.cuts)
+        return better(best, self._moves.improved(best, within))
 
     def _spaces(self, devices: DeviceStates, cuts: GraphCuts) -> Iterator[BatchSpace]:
+        begun_s = _SPACE_S + _RANK_S * len(self.evaluator.problem.ranks)
         for prices in priced(self.evaluator, cuts):
+            self.evaluator.budget.spend(begun_s)
             if _has_groups(prices, devices):
                 yield BatchSpace(_capacity(prices).work_s, prices, devices)
             else:
@@ -221,10 +160,9 @@ class SearchStart:
 
     def _bounded(self, spaces: list[BatchSpace]) -> list[BatchSpace]:
         """The same with bounds of all pipelines, whatever their groups of devices."""
-        self.capacity_s = min((space.bound_s for space in spaces), default=0.0)
-        if self.is_part or len(self.evaluator.problem.ranks) <= _FEW_RANKS:  # the DP knows more as soon
+        if len(self.evaluator.problem.ranks) <= _FEW_RANKS:  # the DP knows more as soon
             return spaces
-        within = self.evaluator.budget.part(_SHARE_OF_BOUNDS * self.evaluator.budget.left_s)
+        within = self.evaluator.budget.part(policy.BOUNDS * self.evaluator.budget.left_s)
         known_s = float("inf") if self.best is None else self.best.step_s
         bounds = [space.bound_s for space in spaces]
         ways = [(space.prices, _capacity(space.prices)) for space in spaces]
@@ -232,31 +170,6 @@ class SearchStart:
         for better_bounds in made_within(within, rising_bounds(ways, known_s, self.mixes_kinds)):
             bounds = bounds if better_bounds is None else list(better_bounds)
         return [replace(space, bound_s=bound_s) for space, bound_s in zip(spaces, bounds, strict=True)]
-
-    def _quick_look(
-        self, spaces: list[BatchSpace], devices: DeviceStates, best: Evaluation | None
-    ) -> Iterator[Evaluation]:
-        """Plans with few cuts that are better than ``best``, of the ways to cut the batch that promise most."""
-        cost_model = self.evaluator.cost_model
-        if not spaces or (whole := spaces[0].prices).cuts.last <= FEW_CUTS:
-            return
-        kind = whole.pools[0].kind
-        table = cost_model.tables.at(kind, cost_model.tables.largest_measured(kind))
-        weights = np.diff(table.forward_s + table.backward_s)
-        few = thinned(whole.cuts, self.evaluator.problem.profile.graph, FEW_CUTS, weights)
-        within = self.evaluator.budget.part(_SHARE_OF_TIME * self.evaluator.problem.time_limit_s)
-        for space in sorted(spaces, key=lambda space: space.bound_s)[:_FEW_SPACES]:
-            if within.is_over or (best is not None and space.bound_s >= best.step_s):
-                return
-            thin = GroupPrices(
-                whole.problem, cost_model, whole.pools, few, space.prices.micro_batches, space.prices.freedom
-            )
-            search = BestFirstSearch(self.evaluator, None, within=within, most_candidates=_FEW)
-            search.best = best
-            evaluation = search.run([BatchSpace(0.0, thin, devices)]).best
-            if evaluation is not None and evaluation is not best:
-                best = evaluation
-                yield evaluation
 
     def _note(self, cuts: GraphCuts, devices: DeviceStates) -> None:
         if cuts.num_left_out:
@@ -275,15 +188,6 @@ class SearchStart:
             why = "the network has too many; stages are stretches of its own order of layers"
             self.rejected.append(Rejected("stages of any set of layers", why))
         self.rejected += [Rejected(what, why) for what, why in devices.restrictions]
-
-
-def _parts(problem: Problem) -> list[int]:
-    """Numbers of ranks: 1, 2, 4, ... of the first host, then 1, 2, 4, ... hosts."""
-    ends, num_ranks = ends_of_hosts(problem), len(problem.ranks)
-    first = ends[0] if ends else num_ranks
-    counts = [1 << power for power in range(first.bit_length()) if 1 << power < first]
-    counts += [ends[(1 << power) - 1] for power in range(len(ends).bit_length()) if 1 << power <= len(ends)]
-    return [count for count in counts if count <= _MOST_OF_PART and count < num_ranks]
 
 
 def priced(evaluator: Evaluator, cuts: GraphCuts) -> Iterator[GroupPrices]:

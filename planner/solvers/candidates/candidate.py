@@ -157,7 +157,8 @@ def decision_of(problem: Problem, candidate: Candidate) -> Decision:
     """The candidate as a plan writes it down."""
     graph = problem.profile.graph
     rows = candidate.rows or program_of(graph, candidate).rows
-    texts = {id(row): tuple(map(str, row)) for row in rows}  # like ranks have one object
+    different = {id(row): row for row in rows}  # like ranks have one object
+    texts = {key: tuple(map(str, row)) for key, row in different.items()}
     return Decision(
         schedule=candidate.schedule,
         micro_batches=candidate.micro_batches,

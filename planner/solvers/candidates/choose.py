@@ -28,9 +28,6 @@ ROUNDING = 1e-9
 _FAR = 3.0
 """A plan that takes so many times as long is no tie."""
 
-_JUDGING_TAKES = 2.0
-"""What it takes to draw a plan, in times of one simulation."""
-
 _LATE_S = 1.0
 """What one candidate may still take when time is up and there is no plan yet."""
 
@@ -67,6 +64,7 @@ def choose(
     candidates: Iterable[Candidate],
     first_that_fits: bool = False,
     within: Budget | None = None,
+    has_plan: bool = False,
 ) -> Selection:
     """The fastest of ``candidates`` that fits, or the first; candidates of sizes nobody measured are passed over.
 
@@ -75,6 +73,7 @@ def choose(
 
     Args:
         within: a part of the evaluator's budget; by default all of it.
+        has_plan: whether there is a plan already, elsewhere.
     """
     best: Evaluation | None = None
     closest: Evaluation | None = None
@@ -89,7 +88,7 @@ def choose(
         if why:
             unmet = unmet or why
             continue
-        takes_long = best is not None or evaluator.takes_s(candidate) > _LATE_S
+        takes_long = has_plan or best is not None or evaluator.takes_s(candidate) > _LATE_S
         if takes_long and not evaluator.has_time_for(candidate, within):
             is_cut_short = True
             continue
@@ -187,11 +186,10 @@ def without_ties(evaluator: Evaluator, best: Evaluation, others: Iterable[Evalua
     if not problem.confidence or problem.objective != THROUGHPUT:
         return best, None
     rivals: dict[Candidate, Decision] = {}
-    takes_s = _JUDGING_TAKES * evaluator.takes_s(best.candidate)
+    takes_s = evaluator.drawn_s(best.candidate)
     different = {each.candidate: each for each in others if each.fits and each.candidate != best.candidate}
-    for candidate in sorted(different, key=evaluator.takes_s):
-        takes_s += _JUDGING_TAKES * evaluator.takes_s(candidate)
-        if evaluator.budget.allows(takes_s):
+    for candidate in sorted(different, key=evaluator.drawn_s):
+        if evaluator.budget.allows(takes_s + evaluator.drawn_s(candidate)):
             rivals[candidate] = _drawn(evaluator, candidate)
     if not rivals:
         return best, None
@@ -209,6 +207,7 @@ def without_ties(evaluator: Evaluator, best: Evaluation, others: Iterable[Evalua
 
 def _drawn(evaluator: Evaluator, candidate: Candidate) -> Decision:
     """The candidate as a plan writes it down, by which its draws are found."""
+    evaluator.budget.spend(evaluator.drawn_s(candidate))
     whole = divided(evaluator.problem, evaluator.pricing.with_rows(candidate))
     decision = decision_of(evaluator.problem, whole)
     evaluator.ties.judged(decision, whole)
@@ -274,7 +273,8 @@ def _slower(evaluator: Evaluator, name: str, evaluation: Evaluation, best: Evalu
     if evaluator.has_time_for(candidate):
         limits = binding(stages_of(problem, candidate), evaluator.forecast(candidate, num_draws=0))
         why = next((limit for limit in limits if "computes" not in limit), next(iter(limits), ""))
-    if problem.confidence and evaluation.step_s <= _FAR * best.step_s and evaluator.has_time_for(candidate):
+    drawn_s = evaluator.drawn_s(candidate) + evaluator.drawn_s(best.candidate)
+    if problem.confidence and evaluation.step_s <= _FAR * best.step_s and evaluator.budget.allows(drawn_s):
         one, other = (_drawn(evaluator, each.candidate) for each in (evaluation, best))
         is_tie = evaluator.ties.is_tie(one, other, problem.confidence)
     return slower(name, evaluation.step_s, evaluation.peak_bytes, best.step_s, why, is_tie=is_tie)

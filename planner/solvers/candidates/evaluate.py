@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
@@ -22,6 +22,7 @@ from planner.costs.uncertainty import DRAWS
 from planner.ir.errors import IllegalProgramError, MissingMeasurementError
 from planner.ir.lazy import once
 from planner.ir.problem import Problem
+from planner.ir.profile import Measurement
 from planner.schedules import traits
 from planner.solvers.budget import ACTION_S, Budget, part_of_current
 from planner.solvers.candidates.candidate import divided
@@ -33,10 +34,19 @@ _ROUNDING = 1e-9
 _BOUND_TAKES = 0.1
 """What it takes to see that a candidate is not wanted, in times of one evaluation."""
 
-_FORECAST_TAKES, _WRITTEN_TAKES = 2.0, 0.07
-"""What it takes to forecast a plan (``costs.predict``), in times of one evaluation, and of one of each of its ranks."""
+_RANK_S = 1e-4
+"""Of each rank of a candidate that is evaluated: what it sends and receives."""
 
-_LAYER_S, _PART_S = 6e-4, 5e-7
+_FORECAST_TAKES, _WRITTEN_S = 1.35, 6e-7
+"""What it takes to forecast a plan (``costs.predict``): in times of one evaluation, and of each action of all ranks."""
+
+_DRAWING_TAKES = 1.3
+"""What it takes to draw a plan's step anew, in times of one evaluation of each of its ranks."""
+
+_LAYER_S, _PART_S = 2e-4, 1e-7
+
+_ACTIONS_OF_A_STAGE = 6
+"""For a micro-batch, on each rank: F and B, and messages to and from both sides."""
 
 _WORTH = 0.005
 """Of a step: for less no thread prepares the next one, as two threads of a process take turns with the interpreter."""
@@ -113,11 +123,40 @@ class Evaluator:
 
     def takes_s(self, candidate: Candidate) -> float:
         """The work of :meth:`evaluate`, about: it grows with ranks and micro-batches."""
-        return ACTION_S * self.num_actions(candidate)
+        return ACTION_S * self.num_actions(candidate) + _RANK_S * sum(map(len, candidate.groups))
 
     def forecast_s(self, candidate: Candidate) -> float:
         """The work of a forecast, about; the rows of all ranks are written down, those of like ranks alike."""
-        return _FORECAST_TAKES * self.takes_s(candidate) + _WRITTEN_TAKES * ACTION_S * num_actions(candidate)
+        varies = self._ranks_vary(candidate.groups, candidate.shares, frozenset(candidate.micro_batches))
+        takes_s = self.drawn_s(candidate) if varies else self.takes_s(candidate)
+        return _FORECAST_TAKES * takes_s + _WRITTEN_S * num_actions(candidate)
+
+    def rows_s(self, num_microbatches: int) -> float:
+        """Of it, the work of writing down what all ranks do in a pipeline with so many micro-batches, about."""
+        return _WRITTEN_S * _ACTIONS_OF_A_STAGE * num_microbatches * len(self.problem.ranks)
+
+    def drawn_s(self, candidate: Candidate) -> float:
+        """The work of drawing its step anew, about: no rank stands for others."""
+        return _DRAWING_TAKES * ACTION_S * num_actions(candidate)
+
+    @once
+    def _ranks_vary(
+        self, groups: tuple[tuple[int, ...], ...], shares: tuple[tuple[int, ...], ...], sizes: frozenset[int]
+    ) -> bool:
+        """Whether costs vary, or were not measured at these sizes: a forecast then draws every rank by itself."""
+        if any(one.spread > 0 or len(one.raw_s) > 1 for kind in self._measured for one in kind):
+            return True
+        measured = {one.samples for kind in self._measured for one in kind}
+        return not all(measured.issuperset(self.pricing.samples(own, rows)) for own in shares for rows in sizes)
+
+    @property
+    def _measured(self) -> Collection[Sequence[Measurement]]:
+        """By kind of device."""
+        return self.problem.profile.measurements.values()
+
+    def answer_s(self, candidate: Candidate) -> float:
+        """The work of what is said of the candidate where it is the answer, about."""
+        return self.forecast_s(candidate) + self.writing_s
 
     def num_actions(self, candidate: Candidate) -> int:
         """About how many actions are simulated of it: those of ranks that nobody stands for."""
@@ -141,7 +180,7 @@ class Evaluator:
     def has_time_for(self, candidate: Candidate, within: Budget | None = None) -> bool:
         """Whether it can be evaluated within a part of the budget, or the whole, and said at last what it does."""
         takes_s, within = self.takes_s(candidate), within or self.budget
-        return within.allows(takes_s + max(0.0, self.forecast_s(candidate) - within.reserve_s))
+        return within.allows(takes_s + max(0.0, self.answer_s(candidate) - within.reserve_s))
 
     def evaluate(self, candidate: Candidate, known_s: float = float("inf")) -> Evaluation:
         """The candidate's step and memory, as ``predict`` would find them.
@@ -209,6 +248,7 @@ class Evaluator:
     def forecast(self, candidate: Candidate, num_draws: int = DRAWS) -> Forecast:
         """What is predicted of the candidate; rows that it has are validated."""
         problem = self.problem
+        self.budget.spend(self.forecast_s(candidate))
         return forecast(
             self.pricing, divided(problem, candidate), problem.memory_margin, problem.memory_bytes, num_draws
         )
@@ -233,5 +273,5 @@ class Evaluator:
 
 def num_actions(candidate: Candidate) -> int:
     """About how many actions the candidate's program has: F and B, and their messages where there are stages."""
-    each = 2 if candidate.num_stages == 1 else 6
+    each = 2 if candidate.num_stages == 1 else _ACTIONS_OF_A_STAGE
     return each * len(candidate.micro_batches) * sum(map(len, candidate.groups))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,9 @@ from tests.halopipe.commands import HOME, PROFILE, call, good, require_said
 def test_a_plan_is_made_explained_checked_and_compared(folder: Path) -> None:
     made = good("plan", "profile.json", "--global-batch", "8")
     assert "a step" in made.stdout
-    assert made.stderr.startswith("wrote plan.json")
+    first, wrote = made.stderr.splitlines()
+    assert re.fullmatch(r"searching: first plan .* ms, gap .* %, \d stages? on \d devices? \(.*s\)", first)
+    assert wrote.startswith("wrote plan.json")
     explained = good("explain", "plan.json", "--profile", "profile.json")
     assert "Step (predicted)" in explained.stdout
     assert explained.stdout == call("explain", "plan.json", "profile.json").stdout

@@ -339,7 +339,7 @@ class Clock:
         return self.now_s
 
 
-def test_a_search_shows_best_bound_and_gap_every_ten_seconds_off_a_terminal(
+def test_a_search_shows_its_first_plan_and_best_bound_and_gap_every_ten_seconds_off_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = Clock()
@@ -349,14 +349,15 @@ def test_a_search_shows_best_bound_and_gap_every_ten_seconds_off_a_terminal(
     def searched(problem: Problem, name: str, show: Progress) -> Plan:
         for second in range(1, 31):
             clock.now_s = second
-            best_s = inf if second < 15 else 0.4
-            show(SearchProgress(best_s, 0.3, best_s / 0.3 - 1, 10 * second, float(second)))
+            best_s, pipeline = (inf, (0, 0)) if second < 15 else (0.4, (4, 16))
+            show(SearchProgress(best_s, 0.3, best_s / 0.3 - 1, 10 * second, float(second), *pipeline))
         return PLAN
 
     monkeypatch.setattr(solve, "solve", searched)
     assert search_progress.solve(problems.make_problem(PROFILE), "best-first") is PLAN
     assert capsys.readouterr().err.splitlines() == [
         "searching 17 %: no plan yet, bound 300 ms (10.0 s, at most 50.0 s left)",
+        "searching: first plan 400 ms, gap 33 %, 4 stages on 16 devices (15.0 s)",
         "searching 33 %: best 400 ms, gap 33 % (20.0 s, at most 40.0 s left)",
         "searching 50 %: best 400 ms, gap 33 % (30.0 s, at most 30.0 s left)",
     ]

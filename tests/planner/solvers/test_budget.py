@@ -1,4 +1,4 @@
-"""What a search may spend: wholes end by the clock, parts by counted work; and its plan is the same whatever the clock.
+"""What a search may spend: counted work, and no more time by the clock; and its plan is the same whatever the clock.
 
 Fast or slow, the same problem has the same plan, byte for byte.
 """
@@ -19,11 +19,12 @@ from typing import Any
 import pytest
 
 from benchmarks.chains import chain_profile
+from benchmarks.scale import scale_profile
 from planner.ir.codec import dumps
 from planner.ir.errors import InfeasibleError
 from planner.ir.problem import AUTO, MEMORY, Problem
 from planner.ir.profile import Profile
-from planner.solvers import baselines, budget, names, solver
+from planner.solvers import SearchProgress, baselines, budget, names, solver
 from planner.solvers.budget import Budget, OutOfTimeError, check_time, part_of_current, under
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from tests.planner.networks import plain, priced
@@ -53,13 +54,26 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_a_whole_ends_by_the_clock_and_not_by_work(clock: Clock) -> None:
-    whole = Budget(5.0)
-    whole.spend(20.0)
+def test_a_whole_ends_by_work_and_on_a_slow_machine_by_the_clock(clock: Clock) -> None:
+    whole, slow = Budget(5.0), Budget(5.0)
+    whole.spend(4.9)
     assert not whole.is_over
-    assert whole.left_s == 0.0
-    clock.now_s += 5.1
+    whole.spend(0.2)
     assert whole.is_over
+    assert whole.left_s == 0.0
+    clock.now_s += 5.2
+    assert not slow.is_over
+    clock.now_s += 0.1
+    assert slow.is_over
+
+
+def test_what_a_whole_keeps_for_its_end_is_kept_of_its_work(clock: Clock) -> None:
+    whole = Budget(5.0)
+    whole.reserve(2.0)
+    assert whole.allows(3.0)
+    assert whole.part().allows(3.0)
+    assert not whole.allows(3.1)
+    assert not whole.part().allows(3.1)
 
 
 def test_a_part_ends_by_work_however_slow_the_clock(clock: Clock) -> None:
@@ -85,7 +99,7 @@ def test_a_part_ends_with_its_whole_and_within_the_part_it_is_of(clock: Clock) -
 def test_a_part_may_end_by_the_clock_before_its_whole(clock: Clock) -> None:
     whole = Budget(10.0)
     part = whole.part(until_s=4.0)
-    clock.now_s += 3.9
+    clock.now_s += 4.1
     assert not part.is_over
     clock.now_s += 0.2
     assert part.is_over
@@ -98,9 +112,9 @@ def test_what_is_kept_in_reserve_is_counted_at_the_pace_of_the_machine(clock: Cl
     part = whole.part(reserve_s=1.0)
     whole.spend(1.0)
     clock.now_s += 4.0
-    assert part.allows(0.4)  # 4 seconds by the clock for one of work: 4 more are kept for the reserve
-    assert not part.allows(0.6)
-    assert whole.allows(1.4)
+    assert part.allows(0.6)  # 4 seconds by the clock for one of work: 4 more are kept for the reserve
+    assert not part.allows(0.7)
+    assert whole.allows(1.6)
 
 
 @pytest.mark.parametrize("ask", [check_time, lambda: part_of_current(1.0).require()])
@@ -184,6 +198,33 @@ def test_a_plan_is_the_same_whatever_the_clock_says_meanwhile(name: str) -> None
     assert planned(name, fast) == first
 
 
+class Halting:
+    """A clock that stands still, but for so many jumps at random moments."""
+
+    def __init__(self, jumps_s: Sequence[float], num_asked: int, seed: int) -> None:
+        at = random.Random(seed).sample(range(num_asked), len(jumps_s))
+        self.jump_s, self.num_asked, self.now_s = dict(zip(at, jumps_s, strict=True)), 0, 0.0
+
+    def __call__(self) -> float:
+        self.now_s += self.jump_s.get(self.num_asked, 0.0)
+        self.num_asked += 1
+        return self.now_s
+
+
+def test_three_searches_that_end_by_their_limit_write_the_same_bytes() -> None:
+    """What a machine as fast as the reference may do: it takes no longer than what is counted, here and there."""
+    problem = Problem(scale_profile(24, 16), 256, time_limit_s=0.4)
+    texts, num_asked = set(), 0
+    for seed in range(3):
+        clock = Halting([0.05] * 4, num_asked, seed) if num_asked else Ticking(1e-12)
+        with by_clock(clock):
+            plan = solver("best-first")(problem, None)
+        assert plan.search.status == "time limit"
+        num_asked = num_asked or clock.num_asked
+        texts.add(dumps(plan))
+    assert len(texts) == 1
+
+
 def test_a_plan_is_the_same_in_another_process() -> None:
     """There texts have other hashes, and the clock is faster."""
     assert other_process(1e-7, "2") == f"{digest(1e-12)}\n"
@@ -210,6 +251,22 @@ def test_a_plan_comes_back_however_early_time_is_up(name: str, limit_s: float, m
     plan = solver("best-first")(replace(problem, time_limit_s=limit_s), None)
     assert plan.prediction.step_s > 0
     assert plan.search.bound_s <= plan.prediction.step_s
+
+
+def test_the_first_plan_is_told_at_once_and_kept_at_ctrl_c() -> None:
+    told: list[SearchProgress] = []
+
+    def stop(at: SearchProgress) -> None:
+        told.append(at)
+        raise KeyboardInterrupt
+
+    plan = solver("best-first")(Problem(scale_profile(24, 16), 256), stop)
+    first = told[0]
+    assert plan.search.status == "stopped"
+    assert (first.num_stages, first.num_devices) == (len(plan.decision.stages), len(plan.decision.used_ranks))
+    assert first.best_s == plan.prediction.step_s
+    assert 0 < first.bound_s <= first.best_s
+    assert first.gap == first.best_s / first.bound_s - 1
 
 
 def test_little_is_done_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:

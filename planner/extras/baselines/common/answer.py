@@ -78,11 +78,6 @@ class Trial:
     limit_s: float
     reasons: list[str] = field(default_factory=list)
 
-    @classmethod
-    def as_hint(cls, problem: Problem) -> Trial:
-        """Inside a search of ours, which needs time for itself."""
-        return cls(min(_SHARE * problem.time_limit_s, _MOST_S))
-
     def sizes(self, problem: Problem, cost_model: CostModel) -> Iterator[tuple[int, float]]:
         """Micro-batch sizes, the largest first, and the seconds that the planner's programme may take for each."""
         sizes = micro_batch_sizes(problem, cost_model)
@@ -101,10 +96,6 @@ class Trial:
             why = f"nothing found in its part of {self.limit_s:.3g} s" if is_late else f"no plan keeps to {rule}"
             self.reasons.append(f"micro-batches of {size}: {why}")
         return answer.has_plan
-
-
-_SHARE, _MOST_S = 0.5, 10.0
-"""What the programmes of a planner may take together as a hint: of the time limit, and in seconds."""
 
 
 def candidates(

@@ -17,7 +17,6 @@ from planner.extras.baselines.common import as_profile as clusters
 from planner.extras.baselines.common.answer import slowest_kind
 from planner.extras.baselines.common.as_profile import as_profile
 from planner.extras.baselines.common.problem import block_ends, held, network, searchable
-from planner.extras.baselines.incumbents import promising
 from planner.extras.baselines.pipedream import solver as pipedream
 from planner.extras.baselines.pipedream.format import read, states_of
 from planner.extras.baselines.piper import solver as piper
@@ -178,14 +177,6 @@ def test_a_planner_without_a_plan_says_why_and_of_what_size() -> None:
         sparsepipe.solve(replace(problem, max_stages=1))
     why = "micro-batches of 2: its plan has a stage of 4 devices, some of them without a sample"
     assert why in caught.value.details
-
-
-@pytest.mark.parametrize(("num_devices", "is_asked"), [(8, False), (16, True)])
-def test_a_search_on_many_devices_starts_from_dapples_plans(num_devices: int, is_asked: bool) -> None:
-    problem = vgg16(clusters.hosts(2, num_devices // 2, 2.5e10, 1e9, ROOM))
-    found = list(promising(Evaluator(problem, CostModel(problem.profile))))
-    assert bool(found) == is_asked
-    assert all(plan.fits for plan in found)
 
 
 @pytest.mark.parametrize("mib", [100, 134])
