@@ -20,6 +20,7 @@ from planner.ir.profile import (
     PreparationCost,
     Profile,
     Provenance,
+    Slowdown,
 )
 from profiler.measure.partial_results import ModelCosts
 from profiler.measure.timing import spread
@@ -159,6 +160,7 @@ def gather(profiles: Sequence[Profile], names: Sequence[str] = ()) -> Profile:
         parts={kind: of_kind for kind, of_kind in parts.items() if of_kind},
         preparations={kind: of_kind for kind, of_kind in preparations.items() if of_kind},
         site_halos=tuple(dict.fromkeys(halo for each in profiles for halo in each.site_halos)),
+        slowdowns={kind: of_kind for kind in kinds if (of_kind := _slowdowns(profiles, kind))},
         calibration=Calibration(),
     )
 
@@ -249,6 +251,20 @@ def _collectives(profiles: Sequence[Profile]) -> tuple[Collective, ...]:
         same = [dict(one.points) for one in each if [size for size, _ in one.points] == sizes]
         points = tuple((size, statistics.median(one[size] for one in same)) for size in sizes)
         medians.append(replace(each[0], points=points))
+    return tuple(medians)
+
+
+def _slowdowns(profiles: Sequence[Profile], kind: str) -> tuple[Slowdown, ...]:
+    """Medians by layer over the hosts on which as many devices computed at once as on the first of them."""
+    alike: dict[str, list[Slowdown]] = {}
+    for profile in profiles:
+        for one in profile.slowdowns.get(kind, ()):
+            alike.setdefault(one.layer, []).append(one)
+    medians = []
+    for first, *others in alike.values():
+        same = [first, *(one for one in others if one.num_devices == first.num_devices)]
+        forward, backward = (statistics.median(getattr(one, way) for one in same) for way in ("forward", "backward"))
+        medians.append(replace(first, forward=forward, backward=backward, spread=max(one.spread for one in same)))
     return tuple(medians)
 
 

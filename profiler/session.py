@@ -18,7 +18,7 @@ from planner.ir.profile import ModelSource, Optimizer, Profile, Provenance
 from planner.layers import over_sites
 from profiler.links.cpu import measure_links, num_measurements
 from profiler.links.gpu import measure_gpu_links, num_gpu_measurements
-from profiler.measure.devices import CPU, CUDA, Backend, chosen, described
+from profiler.measure.devices import CPU, CUDA, Backend, chosen, described, num_at_once
 from profiler.measure.noise import clocks, governor
 from profiler.measure.partial_results import Unfinished
 from profiler.measure.processes import MeasuredProcesses, measure_in_processes
@@ -99,6 +99,7 @@ def profile(
         read=read,
         device="cpu" if kind.type == CPU else f"{kind.type}:0",
         num_processes=num_processes or (1 if quick else NUM_PROCESSES),
+        num_devices=num_at_once(kind, len(devices)),
     )
     kept = Unfinished(unfinished, _fingerprint(job, devices[0].kind), resume, say or _silent)
 
@@ -131,6 +132,7 @@ def _profile(job: MeasuringJob, measured: MeasuredProcesses, cluster: Cluster, k
         action_overhead_s={} if overhead_s is None else {kind: overhead_s},
         preparations={kind: preparations} if preparations else {},
         site_halos=by_process[0].rest.site_halos,
+        slowdowns={kind: by_process[0].rest.slowdowns} if by_process[0].rest.slowdowns else {},
     )
 
 
@@ -172,7 +174,7 @@ def _fingerprint(job: MeasuringJob, processor: str) -> str:
     function = getattr(shapes, "func", shapes)
     reads = getattr(job.read, "__qualname__", "")
     asked = [reads, getattr(function, "__qualname__", ""), getattr(shapes, "args", ()), getattr(shapes, "keywords", {})]
-    options = [job.sizes, job.quick, job.seed, job.device, job.num_processes, asked]
+    options = [job.sizes, job.quick, job.seed, job.device, job.num_processes, job.num_devices, asked]
     return fingerprint([job.source, job.optimizer, options, versions(), processor])
 
 

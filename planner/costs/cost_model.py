@@ -22,6 +22,7 @@ from planner.ir.profile import BACKWARD, FORWARD, Profile
 from planner.layers import takes_statistics
 
 _STATISTIC_BYTES = 8
+_TIMES = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
 
 
 Prices = TypeVar("Prices")
@@ -100,8 +101,25 @@ class CostModel:
         table, added = self.tables.at(kind, samples), self.added(kind, shared)
         if (added == 1).all():
             return table
-        names = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
-        return replace(table, **{name: getattr(table, name) * more for name, more in zip(names, added, strict=True)})
+        return replace(table, **{name: getattr(table, name) * more for name, more in zip(_TIMES, added, strict=True)})
+
+    @once
+    def slowed(self, kind: str, samples: float, shared: bool, recompute: RecomputeMask) -> StageSums | None:
+        """By how much :meth:`sums` grow where the other devices of the host compute throughout; None: not at all.
+
+        Raises:
+            MissingMeasurementError: as ``tables.at``.
+        """
+        factors = {one.layer: (one.forward, one.backward) for one in self.profile.slowdowns.get(kind, ())}
+        if not factors:
+            return None
+        rows = [factors.get(layer.name, (1.0, 1.0)) for layer in self.profile.graph.layers]
+        forward, backward = np.array(rows).T - 1
+        table, more = self.at(kind, samples, shared), (forward, backward, backward, backward)
+        longer: dict[str, Any] = {
+            name: running(np.diff(getattr(table, name)) * by) for name, by in zip(_TIMES, more, strict=True)
+        }
+        return StageSums.of(replace(table, **longer), np.zeros_like(table.forward_s), recompute)
 
     def added(self, kind: str, shared: bool) -> Array:
         """By how much corrections lengthen F, B, I and W of such stages beyond the corrected profile."""

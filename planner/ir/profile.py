@@ -310,6 +310,27 @@ class SiteHalo:
     rows: int
 
 
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """By how much a layer takes longer while the other devices of its host compute, too: they share its memory.
+
+    Each device ran the whole network, so that all came to a layer at about the same time.
+
+    Attributes:
+        samples: of each device.
+        num_devices: that computed at once, this one included.
+        forward, backward: seconds together over seconds alone, at least 1; backward of both its halves, too.
+        spread: interquartile range of such ratios of whole passes, by turns, over their median.
+    """
+
+    layer: str
+    samples: int
+    num_devices: int
+    forward: float
+    backward: float
+    spread: float = 0.0
+
+
 FORWARD, BACKWARD, UPDATE, OVERHEAD = "forward", "backward", "update", "overhead"
 MESSAGES, ALL_REDUCES, STATISTIC_SUMS = "messages", "all-reduces", "statistics"
 MACHINE, STEP_RANGE = "machine", "range"
@@ -429,6 +450,8 @@ class Profile:
             are in ``measurements``.)
         preparations: by device kind: what its host makes of coordinates, each after what it is made from.
         site_halos: how much layers over sites exchange.
+        slowdowns: by device kind: what devices of one host take from one another while they compute; of layers that are
+            not in it, and of profiles without, nothing is known and nothing counts.
         calibration: what runs of plans say of all these; it is no part of the profile's fingerprint (``bare``).
     """
 
@@ -443,6 +466,7 @@ class Profile:
     parts: Mapping[str, tuple[Measurement, ...]] = field(default_factory=dict, metadata={"added": "0.1"})
     preparations: Mapping[str, tuple[PreparationCost, ...]] = field(default_factory=dict, metadata={"added": "0.1"})
     site_halos: tuple[SiteHalo, ...] = field(default=(), metadata={"added": "0.1"})
+    slowdowns: Mapping[str, tuple[Slowdown, ...]] = field(default_factory=dict, metadata={"added": "0.1"})
     calibration: Calibration = field(default_factory=Calibration, metadata={"added": "0.1"})
 
     def __repr__(self) -> str:
@@ -490,6 +514,7 @@ class Profile:
             action_overhead_s=_as_of(self.action_overhead_s, like),
             parts=_as_of(self.parts, like),
             preparations=_as_of(self.preparations, like),
+            slowdowns=_as_of(self.slowdowns, like),
             calibration=Calibration(corrections=tuple(corrections)),
         )
 

@@ -22,7 +22,7 @@ from planner.ir.errors import UsageError
 from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Graph, Layer, TensorSpec, value_name
 from planner.ir.plan import Decision, Placement, Plan
 from planner.ir.problem import CHUNKS, OBJECTIVES, RECOMPUTE, SHARD, STATISTICS, ZERO
-from planner.ir.profile import LEVEL_PAIRS, Measurement, PreparationCost, Profile
+from planner.ir.profile import LEVEL_PAIRS, Measurement, PreparationCost, Profile, Slowdown
 from planner.ir.quantities import BYTES_LIMITS, SECONDS_LIMITS, Fault, out_of_limits
 from planner.ir.schedule import Action
 from planner.ir.timeline import Timeline, TimelineFile
@@ -35,6 +35,9 @@ MOST_SAMPLES = 2**31
 MOST_EXTENT = 2**40
 MOST_RATIO = 1e12
 """Costs of one kind of device further apart than this are no measurements; solvers lose their digits on them."""
+
+MOST_SLOWDOWN = 1000.0
+"""More that devices of a host take from one another is no measurement."""
 
 _EXTRA: dict[type, list[Callable[[Any], Iterable[Fault]]]] = {}
 
@@ -104,6 +107,8 @@ def _profile(profile: Profile) -> Iterator[Fault]:
             yield from _known(f"parameters.{kind}.{layer}", "layer", layer, names)
     for kind, made in profile.preparations.items():
         yield from _prepared(f"preparations.{kind}", made, profile.graph)
+    for kind, slowed in profile.slowdowns.items():
+        yield from _slowed(f"slowdowns.{kind}", slowed, names)
     for index, halo in enumerate(profile.site_halos):
         path = f"site_halos[{index}]"
         yield from _known(f"{path}.layer", "layer", halo.layer, names)
@@ -188,6 +193,18 @@ def _measured(path: str, measured: Sequence[Measurement], names: Mapping[str, La
                 f"{path}[{last}].{what}",
                 f"{high:g} s is {high / low:.0e} times the {low:g} s of [{first}]; {MOST_RATIO:.0e} is the most",
             )
+
+
+def _slowed(path: str, slowdowns: Sequence[Slowdown], names: Mapping[str, Layer]) -> Iterator[Fault]:
+    """A factor below 1 would make bounds of layers alone untrue."""
+    yield from _twice(path, "the slow-down of", (each.layer for each in slowdowns))
+    for index, each in enumerate(slowdowns):
+        yield from _known(f"{path}[{index}].layer", "layer", each.layer, names)
+        yield from _at_least(f"{path}[{index}].samples", each.samples, 1, MOST_SAMPLES)
+        yield from _at_least(f"{path}[{index}].num_devices", each.num_devices, 2, MOST_DEVICES)
+        for way in ("forward", "backward"):
+            if not 1 <= getattr(each, way) <= MOST_SLOWDOWN:
+                yield f"{path}[{index}].{way}", f"{getattr(each, way):g} is not between 1 and {MOST_SLOWDOWN:g}"
 
 
 def _prepared(path: str, made: Sequence[PreparationCost], graph: Graph) -> Iterator[Fault]:

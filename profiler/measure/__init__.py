@@ -23,6 +23,7 @@ Modules:
     sizes             At which micro-batch sizes layers are measured; where they change their back end
     timing            What each layer takes: forward, backward, and its halves; how many passes are timed, trimmed
                       means, spread
+    together          By how much layers take longer while the other devices of a host compute, too
     worker            What runs in a measuring process: the model is built, captured, and every layer measured at the
                       sizes that matter
 """

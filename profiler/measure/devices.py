@@ -128,6 +128,11 @@ def chosen(name: str, num_workers: int = 0) -> tuple[Backend, int]:
     return kind, num_workers or (kind.count() if kind.is_accelerator else NUM_WORKERS)
 
 
+def num_at_once(kind: Backend, count: int) -> int:
+    """How many of ``count`` devices of this host compute at once: those on cores of their own."""
+    return count if kind.is_accelerator else min(count, len(os.sched_getaffinity(0)))
+
+
 def described(kind: Backend, host: str, count: int) -> tuple[DeviceSpec, ...]:
     """The first ``count`` devices of a kind on this host, called after ``host``.
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from planner.ir.codec import canonical, from_json
 from planner.ir.files import read_plain, write_text
 from planner.ir.graph import Graph
-from planner.ir.profile import Measurement, ParameterCost, PartShape, PreparationCost, SiteHalo
+from planner.ir.profile import Measurement, ParameterCost, PartShape, PreparationCost, SiteHalo, Slowdown
 from profiler.measure.noise import is_contended, is_throttled
 
 
@@ -81,6 +81,7 @@ class Rest:
 
     Attributes:
         action_overhead_s: as of a ``Profile``; None: not measured.
+        slowdowns: of the process that had others beside it.
         clocks_before, clocks_after: hertz by name of an accelerator, right after each canary; empty if not known.
     """
 
@@ -93,6 +94,7 @@ class Rest:
     action_overhead_s: float | None = None
     clocks_before: Mapping[str, float] = field(default_factory=dict)
     clocks_after: Mapping[str, float] = field(default_factory=dict)
+    slowdowns: tuple[Slowdown, ...] = ()
 
     @property
     def is_contended(self) -> bool:

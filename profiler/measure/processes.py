@@ -5,7 +5,8 @@ The first chooses what is measured, the others repeat it.  What a process has fi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from planner.ir.codec import fingerprint
 from planner.ir.errors import StaleFileError
 from planner.ir.graph import Graph
 from planner.ir.profile import MeasuringProcess
+from planner.ir.scratch import scratch_folder
 from profiler.measure.child_process import Child
 from profiler.measure.devices import BACKENDS
 from profiler.measure.noise import MOST_DRIFT, MOST_RUN_DELAY
@@ -81,7 +83,7 @@ class _Processes:
 
     def _quietest(self, number: int, chosen: ChosenMeasurements | None) -> tuple[ModelCosts, bool]:
         """What the process found, and whether it ran twice."""
-        first = self._costs(f"{number}", chosen)
+        first = self._costs(number, chosen)
         if self._job.quick or not first.rest.is_contended:
             return first, False
         self._say(
@@ -89,20 +91,23 @@ class _Processes:
             "it is run once more"
         )
         self._progress.repeated()
-        second = self._costs(f"{number} again", first.chosen)
+        second = self._costs(number, first.chosen, repeated=True)
         best = min(first, second, key=lambda costs: _noise(costs.rest))
         self._say(
             f"its {'first' if best is first else 'second'} run was quieter, and counts ({_noise_text(best.rest)})"
         )
         return best, True
 
-    def _costs(self, name: str, chosen: ChosenMeasurements | None) -> ModelCosts:
-        """What a process finds, or found in an earlier profile."""
+    def _costs(self, number: int, chosen: ChosenMeasurements | None, *, repeated: bool = False) -> ModelCosts:
+        """What a process finds, or found in an earlier profile; the first has others beside it."""
+        name = f"{number} again" if repeated else f"{number}"
         kept = self._unfinished.of(name)
         if kept.rest is not None:
             self._progress.ended(measured=False)
             return ModelCosts(kept.done, kept.rest)
-        costs: ModelCosts = self._run("profiler.measure.worker:measure_model", self._next_job(kept.done, chosen), name)
+        job = self._next_job(kept.done, chosen)
+        with self._beside(job) if number == 0 else nullcontext(job) as asked:
+            costs: ModelCosts = self._run("profiler.measure.worker:measure_model", asked, name)
         for change in costs.left_out:
             self._say(f"the back end of convolutions changes from {change}; this was not measured on both sides")
         self._unfinished.add(name, costs.rest)
@@ -111,6 +116,23 @@ class _Processes:
 
     def _next_job(self, done: FinishedMeasurements, chosen: ChosenMeasurements | None) -> MeasuringJob:
         return replace(self._job, chosen=chosen, done=done, graph=self._unfinished.contents.graph)
+
+    @contextmanager
+    def _beside(self, job: MeasuringJob) -> Iterator[MeasuringJob]:
+        """The job of a process beside which those of the host's other devices stand, ready to compute."""
+        if job.num_devices < 2:
+            yield job
+            return
+        backend, _, first = job.device.partition(":")
+        with scratch_folder("together") as folder, ExitStack() as stack:
+            (signals := folder / "signals").write_bytes(bytes(8 * job.num_devices))
+            asked = replace(job, signals=str(signals))
+            for number in range(1, job.num_devices):
+                device = f"{backend}:{int(first) + number}" if first else backend
+                core = BACKENDS[backend].cores(number, job.num_devices)
+                own = replace(asked, device=device)
+                stack.enter_context(Child("profiler.measure.worker:compute_beside", own, number, core=core))
+            yield asked
 
     def _run(self, function: str, job: MeasuringJob, name: str) -> Any:
         with Child(function, job, core=BACKENDS[self._job.device.partition(":")[0]].cores(0, 1)) as child:

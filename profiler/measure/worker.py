@@ -8,9 +8,12 @@ What a measuring process is asked for.
 from __future__ import annotations
 
 import gc
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -18,8 +21,9 @@ from planner.ir.codec import fingerprint
 from planner.ir.errors import StaleFileError, UnsupportedModelError, UsageError
 from planner.ir.extras import hook_of
 from planner.ir.graph import Graph
-from planner.ir.profile import Measurement, ModelSource, Optimizer, PartShape
+from planner.ir.profile import Measurement, ModelSource, Optimizer, PartShape, Slowdown
 from profiler.capture.graph import capture_for
+from profiler.measure import together
 from profiler.measure.beside_layers import (
     action_overhead_s,
     parameter_costs,
@@ -44,6 +48,7 @@ from profiler.measure.partial_results import (
 from profiler.measure.progress import ProfileProgress, ProgressCounter
 from profiler.measure.sizes import KeyChange, Limits, Read, key_changes, likely_sizes, next_size, not_bracketed
 from profiler.measure.timing import QUICK, TimedLayer, TimingEffort, shared, time_layers
+from profiler.measure.together import QUICK_PAIRS, PairEffort, Signals, measure_slowdowns
 from profiler.shards.measure import PartRounds, likely_rounds
 from profiler.source.model import LoadedModel, PreparedExample, example_of, fed_example
 from profiler.source.module_kinds import trained_parameters
@@ -66,6 +71,9 @@ class MeasuringJob:
         num_processes: that share the passes.
         chosen: what another process found worth measuring, which this one repeats.
         done: what an earlier process finished of the same job.
+        num_devices: of the host, that may compute at once.
+        signals: the file by which their processes tell one another what to do (:mod:`profiler.measure.together`);
+            empty: this one is alone.
         graph: fingerprint that the graph must have; empty: any.
     """
 
@@ -81,6 +89,8 @@ class MeasuringJob:
     chosen: ChosenMeasurements | None = None
     done: FinishedMeasurements = FinishedMeasurements()  # noqa: RUF009 - it is frozen
     graph: str = ""
+    num_devices: int = 1
+    signals: str = ""
 
 
 def given_sizes(job: MeasuringJob, batch: int, polymorphic: bool) -> tuple[int, ...]:
@@ -111,6 +121,8 @@ def given_sizes(job: MeasuringJob, batch: int, polymorphic: bool) -> tuple[int, 
     return tuple(sorted(set(wanted)))
 
 
+_START_S = 30.0
+"""How much longer than this one another process of the host may take until it has the network."""
 _OF_PARTS = TimingEffort(num_warm_ups=2, min_runs=6, max_runs=10, split_runs=4, error=0.02)
 _MOST_SIZES, _MOST_SIZES_QUICK = 12, 6
 
@@ -125,9 +137,19 @@ def measure_model(report: Report, job: MeasuringJob) -> ModelCosts:
         HalopipeError: the model cannot be built, captured or run.
         StaleFileError: the graph is another one than ``job.graph``.
     """
+    begun_s = time.monotonic()
     model, captured = _captured(report, job)
+    signals = Signals(Path(job.signals), job.num_devices) if job.signals else None
+    if signals is not None and not signals.wait_for_all(_START_S + time.monotonic() - begun_s):
+        signals = None
     gc.freeze()  # what there is now stays: collections between passes need not look at it
-    return _Measuring(report, job, model, captured).run()
+    return _Measuring(report, job, model, captured, signals).run()
+
+
+def compute_beside(report: Report, job: MeasuringJob, number: int) -> None:
+    """What the process of device ``number`` does beside the one that measures; as :func:`measure_model`."""
+    model, captured = _captured(lambda _: None, job)  # nobody reads what it would say
+    together.compute_beside(captured, model, Signals(Path(job.signals), job.num_devices), number)
 
 
 def capture_model(report: Report, job: MeasuringJob) -> None:
@@ -154,7 +176,10 @@ def _captured(report: Report, job: MeasuringJob) -> tuple[LoadedModel, CapturedM
 class _Measuring:
     """One process's work on its job."""
 
-    def __init__(self, report: Report, job: MeasuringJob, model: LoadedModel, captured: CapturedModule) -> None:
+    def __init__(
+        self, report: Report, job: MeasuringJob, model: LoadedModel, captured: CapturedModule, signals: Signals | None
+    ) -> None:
+        self._signals = signals
         self._report, self._job, self._model, self._captured = report, job, model, captured
         self._clock: LapClock = clock_for(job.device)
         self._effort = shared(QUICK if job.quick else TimingEffort(), 1 if job.quick else job.num_processes)
@@ -179,6 +204,7 @@ class _Measuring:
         if not any(size.measurements for size in sizes):
             raise UnsupportedModelError("the model runs at no number of samples", [size.failure for size in sizes])
         parts = self._measure_parts(sizes)
+        slowdowns = self._slowdowns(_running(sizes))
         costs = parameter_costs(self._captured, self._job.optimizer, self._effort.min_runs, self._clock)
         fewest = min(_running(sizes))
         tensors = example_of(self._captured.graph.inputs, self._model, fewest)
@@ -192,6 +218,7 @@ class _Measuring:
             action_overhead_s=overhead_s,
             clocks_before=before,
             clocks_after=clocks_of(device.index or 0),
+            slowdowns=slowdowns,
         )
         if self._model.clouds is not None:
             rest = self._with_preparations(rest, self._model.clouds, _running(sizes))
@@ -254,8 +281,8 @@ class _Measuring:
             step = step_seconds(self._model, values[:count], values[count:], self._job.optimizer, runs, self._clock)
         except (RuntimeError, ValueError) as error:  # a batch norm of one value, for one
             return SizeCosts(samples, failure=f"{samples} samples: {type(error).__name__}: {error}")
-        time = time_deduplicated if self._job.quick else time_layers
-        kernels = time(
+        timed = time_deduplicated if self._job.quick else time_layers
+        kernels = timed(
             self._captured,
             tensors,
             samples,
@@ -308,6 +335,16 @@ class _Measuring:
             self._counter.end_round(len(each.shapes))
             costs_so_far.append(costs)
         return costs_so_far
+
+    def _slowdowns(self, sizes: tuple[int, ...]) -> tuple[Slowdown, ...]:
+        """What layers lose while all devices compute: at about as many samples as a rank of all would have."""
+        if self._signals is None:
+            return ()
+        share = self._captured.graph.samples / self._job.num_devices
+        samples = min(sizes, key=lambda size: abs(math.log(size / share)))
+        tensors = example_of(self._captured.graph.inputs, self._model, samples)
+        effort = QUICK_PAIRS if self._job.quick else PairEffort()
+        return measure_slowdowns(self._captured, tensors, samples, self._signals, effort, self._clock)
 
     def _wanted(self, sizes: tuple[int, ...]) -> tuple[PartShape, ...]:
         if self._job.chosen is not None:

@@ -18,6 +18,7 @@ from planner.ir.profile import (
     PreparationCost,
     Profile,
     Provenance,
+    Slowdown,
 )
 from profiler.measure.partial_results import FinishedMeasurements, ModelCosts, Rest, SizeCosts
 from profiler.merge import (
@@ -85,6 +86,17 @@ def test_hosts_of_one_kind_give_the_median_and_all_sizes() -> None:
     (both,) = [one for one in measured if (one.layer, one.samples) == ("l0", 4)]
     assert (both.raw_s, both.num_runs) == ((1.0, 4.0), 20)
     assert [device.host for device in found.cluster.devices] == ["n0", "n0", "n1", "n1", "n2", "n2"]
+
+
+def test_slow_downs_of_a_kind_are_medians_over_hosts_with_as_many_devices() -> None:
+    base = taken_on(1.0)
+    known = [
+        replace(base, slowdowns={"kind-1": (Slowdown("l1", 4, devices, factor, 1.0, factor / 100),)})
+        for devices, factor in ((2, 1.25), (2, 1.5), (4, 9.0))
+    ]
+    found = gather([base, *known])
+    assert found.slowdowns == {"kind-1": (Slowdown("l1", 4, 2, 1.375, 1.0, 0.015),)}
+    assert gather([base, base]).slowdowns == {}
 
 
 def test_every_host_keeps_its_own_link_and_sums_are_medians() -> None:

@@ -87,6 +87,16 @@ def test_a_profile_describes_two_workers_and_the_link_between_them(
         assert all(seconds > 0 for _, seconds in collective.points)
 
 
+def test_a_profile_says_what_two_workers_at_once_take_from_one_another_or_nothing(
+    measured: tuple[Profile, list[ProfileProgress]],
+) -> None:
+    found, _ = measured
+    for slowed in found.slowdowns.values():
+        assert [one.layer for one in slowed] == [layer.name for layer in found.graph.layers]
+        assert {(one.samples, one.num_devices) for one in slowed} == {(2, 2)}  # half of the batch
+        assert all(min(one.forward, one.backward) >= 1 for one in slowed)
+
+
 def test_a_profile_survives_its_file(measured: tuple[Profile, list[ProfileProgress]], tmp_path: Path) -> None:
     codec.dump(measured[0], tmp_path / "profile.json")
     assert codec.load(tmp_path / "profile.json", Profile) == measured[0]

@@ -7,8 +7,9 @@ that its speed now gives; when the speed changes what is left is counted and a n
 which is known by its time when it comes up and is passed over.  Which speeds a flow's start or end changes depends on
 the set of flows alone: sets come again and again in a pipeline, so each change is worked out once.
 
-Only computing (forward, backward, update, preparing on the rank itself) is slowed; calls that send, and whatever an
-executor does beside, are not, nor is a rank that waits.
+Only computing (forward, backward, update, preparing on the rank itself) is slowed, by messages and, passes alone, by
+what other ranks of the host compute meanwhile; a rank that goes on to its next action at once computes throughout.
+Calls that send, and whatever an executor does beside, are not slowed, nor is a rank that waits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf
 
-from planner.costs.simulator.prices import FlowSpeeds, NetworkTraffic, SlotPrices
+from planner.costs.simulator.prices import FlowSpeeds, Neighbours, NetworkTraffic, SlotPrices
 from planner.costs.simulator.program import (
     PREPARE_STEP,
     PREPARED_STEP,
@@ -91,11 +92,15 @@ class _SharedRows(ProgramRows):
         self.held_by = [NOBODY] * num_messages
         # ranks: what is left of their computing (negative: they do not compute), since when, how fast, when they move
         self.work, self.worked, self.rate = [NOT_YET] * num_ranks, [0.0] * num_ranks, [1.0] * num_ranks
+        # how fast messages let them go, what they compute, and whether those on their hosts know that they do
+        self.beside_messages, self.slot_at, self.computes = [1.0] * num_ranks, [0] * num_ranks, [False] * num_ranks
+        self.num_computing = [0] * num_ranks  # by host
         self.wakes, self.does, self.next_call = [NOT_YET] * num_ranks, [_BEGINS] * num_ranks, [0] * num_ranks
 
     def run(self) -> None:
         """Until nothing happens any more."""
         events, num_flows, ends, wakes = self.events, len(self.flows), self.ends, self.wakes
+        neighbours = self.prices.neighbours
         for rank in range(len(wakes)):
             self.wake(rank, 0.0)
         while events:
@@ -103,6 +108,8 @@ class _SharedRows(ProgramRows):
             if number >= num_flows:
                 if wakes[number - num_flows] == at:
                     self._move(number - num_flows, at)
+                    if neighbours is not None and events:  # none: nobody computes, or the step is known to be too long
+                        self._tell_neighbours(neighbours, number - num_flows, at)
             elif ends[number] == at:
                 self._ended(number, at)
 
@@ -159,10 +166,37 @@ class _SharedRows(ProgramRows):
             self._work(rank, now, slot)
 
     def _work(self, rank: int, now: float, slot: int) -> None:
-        """Computes, at the rate that the messages at the rank leave it."""
+        """Computes, at the rate that the messages at the rank and those on its host leave it."""
         seconds = self.prices.action_s[slot]
         self.work[rank], self.worked[rank], self.does[rank] = seconds, now, _ENDS
+        self.slot_at[rank] = slot
+        self.rate[rank] = self._rate(rank)
         self.wake(rank, now + seconds / self.rate[rank])
+
+    def _rate(self, rank: int) -> float:
+        """How fast the rank computes now what it computes."""
+        neighbours = self.prices.neighbours
+        if neighbours is None:
+            return self.beside_messages[rank]
+        others = self.num_computing[neighbours.hosts[rank]] - self.computes[rank]
+        return self.beside_messages[rank] * neighbours.rate(rank, self.slot_at[rank], others)
+
+    def _tell_neighbours(self, neighbours: Neighbours, rank: int, now: float) -> None:
+        """If the rank has begun to compute, or has ended, others on its host go at another rate."""
+        if self.computes[rank] == (self.work[rank] >= 0):
+            return
+        self.computes[rank] = not self.computes[rank]
+        host = neighbours.hosts[rank]
+        self.num_computing[host] += 1 if self.computes[rank] else -1
+        for other, at in enumerate(neighbours.hosts):
+            if at == host and other != rank and self.work[other] >= 0:
+                self._change_rate(other, now)
+
+    def _change_rate(self, rank: int, now: float) -> None:
+        """The rank goes on with what it computes at the rate that it has now."""
+        self.work[rank] = max(0.0, self.work[rank] - (now - self.worked[rank]) * self.rate[rank])
+        self.worked[rank], self.rate[rank] = now, self._rate(rank)
+        self.wake(rank, now + self.work[rank] / self.rate[rank])
 
     def _end(self, rank: int, at: float) -> None:
         """The step ends at a time that nothing changes."""
@@ -274,8 +308,6 @@ class _SharedRows(ProgramRows):
             at = self.ends[each] = now + left[each] / speed
             heappush(self.events, (self.tick(at), each, at))
         for rank, rate in of_ranks:
+            self.beside_messages[rank] = rate
             if self.work[rank] >= 0:
-                self.work[rank] = max(0.0, self.work[rank] - (now - self.worked[rank]) * self.rate[rank])
-                self.worked[rank] = now
-                self.wake(rank, now + self.work[rank] / rate)
-            self.rate[rank] = rate
+                self._change_rate(rank, now)

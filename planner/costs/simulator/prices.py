@@ -13,6 +13,9 @@ A message delays computing at its ends by ``NetworkPrices.core_s`` in all, evenl
 its call), so that what a core loses goes with the message's speed; several add.  ``DeviceSpec.core_share`` says how
 much of that a device feels.
 
+Ranks of one host share its memory: a pass takes longer by what the profile's ``slowdowns`` say of its layers, as long
+as all others there compute too, and in proportion to how many do (``Neighbours``).
+
 What several sends of one action bring to one rank may travel as one message
 (:meth:`planner.ir.program.Program.joined`): what is behind the first then costs by how much it makes the message
 dearer, one latency less than a message of its own.
@@ -28,6 +31,7 @@ up; and that sums of gradients cost cores anything beside their members' waiting
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -54,7 +58,8 @@ class SlotPrices:
         wires: by channel (:func:`resources`).
         sending_s: by transfer slot, how long that call keeps its rank; empty: not at all.
         beside: by rank, whether its host prepares while it computes; empty: nowhere.
-        traffic: what messages share; None if nothing of it can make a difference.
+        traffic: what messages share; None if nothing of it can make a difference, nor any neighbour.
+        neighbours: what ranks that compute on one host take from one another; None: nothing.
         next_step: by rank, what it prepares of the next step; empty: nothing.
     """
 
@@ -65,6 +70,7 @@ class SlotPrices:
     beside: Sequence[bool] = ()
     traffic: NetworkTraffic | None = None
     next_step: Sequence[NextStep] = ()
+    neighbours: Neighbours | None = None
 
 
 def prices_of(
@@ -82,14 +88,17 @@ def prices_of(
     sending_s = sending_prices(compiled, sizes, network)
     if compiled.streams:
         action_s, transfer_s, sending_s = streamed(compiled, costs, action_s, transfer_s, sending_s)
+    neighbours = neighbours_of(compiled, costs, action_s)
+    traffic = traffic_of(compiled, costs, sizes, transfer_s)
     return SlotPrices(
         action_s,
         transfer_s,
         resources(compiled, network) if wires is None else wires,
         sending_s,
         tuple(map(has_host_beside, devices[: len(compiled.rows)])) if compiled.num_prepared else (),
-        traffic_of(compiled, costs, sizes, transfer_s),
+        traffic if neighbours is not None or _matters(compiled, traffic) else None,
         next_steps(compiled, costs),
+        neighbours,
     )
 
 
@@ -270,6 +279,51 @@ class NetworkTraffic:
         return {rank: max(LEAST_RATE, 1 - loss) for rank, loss in lost.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Ranks of one host, each of which computes more slowly the more of the others do.
+
+    Attributes:
+        hosts: by rank, the number of its host.
+        longer: by action slot, by what part it is longer beside as many others as were measured.
+        most: by rank, how many these were; more of them count no more, fewer in proportion.
+        copies: how many ranks on its host each stands for, itself included.
+    """
+
+    hosts: tuple[int, ...]
+    longer: tuple[float, ...]
+    most: tuple[int, ...]
+    copies: int = 1
+
+    def rate(self, rank: int, slot: int, others: int) -> float:
+        """Of its own speed, where so many other ranks of this program compute on its host."""
+        beside = self.copies * (others + 1) - 1
+        return 1 / (1 + self.longer[slot] * min(1.0, beside / self.most[rank]))
+
+
+def neighbours_of(compiled: CompiledProgram, costs: StageCosts, action_s: Sequence[float]) -> Neighbours | None:
+    """None where no rank loses anything: each is alone on its host, or the profile knows of no slow-down."""
+    profile = costs.cost_model.profile
+    devices = profile.cluster.devices[: len(compiled.rows)]
+    working = [device.host for device, row in zip(devices, compiled.rows, strict=True) if row]
+    if not profile.slowdowns or compiled.copies * max(Counter(working).values(), default=0) < 2:
+        return None
+    measured = {kind: max(one.num_devices for one in slowed) for kind, slowed in profile.slowdowns.items() if slowed}
+    longer = tuple(
+        costs.slowed_s(one.rank, one.action, one.accumulates) / seconds if seconds > 0 else 0.0
+        for one, seconds in zip(compiled.actions, action_s, strict=True)
+    )
+    if not any(longer):
+        return None
+    hosts = {host: number for number, host in enumerate(dict.fromkeys(device.host for device in devices))}
+    return Neighbours(
+        tuple(hosts[device.host] for device in devices),
+        longer,
+        tuple(max(1, measured.get(device.kind, 2) - 1) for device in devices),
+        compiled.copies,
+    )
+
+
 class FlowSpeeds:
     """The speeds of flows and ranks while flows start and end.
 
@@ -352,8 +406,8 @@ class FlowSpeeds:
 
 def traffic_of(
     compiled: CompiledProgram, costs: StageCosts, sizes: Sequence[int], transfer_s: Sequence[float]
-) -> NetworkTraffic | None:
-    """The flows of a program; None if no card can be short and no core loses anything.
+) -> NetworkTraffic:
+    """The flows of a program.
 
     Args:
         sizes: bytes by transfer slot.
@@ -374,8 +428,7 @@ def traffic_of(
         losses = _losses(network, slot, (size, ahead), seconds)
         flows.append(NetworkFlow(seconds, size / seconds, cards, losses, compiled.copies))
     flows += _sums(compiled, costs, number_of)
-    traffic = NetworkTraffic(tuple(flows), network.card_bytes_per_s)
-    return traffic if _matters(compiled, traffic) else None
+    return NetworkTraffic(tuple(flows), network.card_bytes_per_s)
 
 
 def _losses(

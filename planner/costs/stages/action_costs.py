@@ -14,7 +14,8 @@ backward instead, bucket by bucket, and where they divide parameters (ZeRO-3) th
 once more in each backward. Otherwise, on a stage cut along samples alone, sums run behind the last
 backward (``costs.stages.gradient_overlap``). Gradients of parameters that several stages use are summed over all their
 ranks before the update, and priced with it. Where ranks of a host update at once, they share its memory
-(``collectives.memory_factor``), as when they put gradients together. What runs of plans corrected
+(``collectives.memory_factor``), as when they put gradients together; what passes take longer beside those of other
+ranks depends on when these run (``StageCosts.slowed_s``, priced by the simulator). What runs of plans corrected
 (``costs.calibration``) is in all of these; of compute, what differs between stages of one rank and shared ones is put
 on here.
 """
@@ -31,7 +32,7 @@ from planner.costs.layers.cost_table import Array, SizeTable, before, layers_of,
 from planner.costs.memory.table import What, divided
 from planner.costs.stages.gradient_overlap import exposed_s
 from planner.costs.stages.placement import StagePlacement
-from planner.costs.stages.stage_sums import PassTimes
+from planner.costs.stages.stage_sums import PASSES, PassTimes
 from planner.ir.cluster import GRADIENT_SUMS, Evidence
 from planner.ir.extras import hooks
 from planner.ir.lazy import once
@@ -87,6 +88,26 @@ class StageCosts:
         if action.op is Op.UPDATE:
             return self._update_s(action.stage, rank)
         return 0.0
+
+    def slowed_s(self, rank: int, action: Action, accumulates: bool = False) -> float:
+        """By how many seconds ``action`` is longer where the other devices of the rank's host compute all the while.
+
+        Of what several ranks lay out in their own ways: as the same layers are slowed as a whole.
+        """
+        if action.microbatch is None or action.op not in COMPUTE:
+            return 0.0
+        stage, size = self.stages[action.stage], self.micro_batches[action.microbatch]
+        member, rows = stage.ranks.index(rank), samples_in(size)
+        samples = stage.samples[rows][member] if stage.samples else rows
+        of = self.kind(rank), samples, len(stage.ranks) > 1, stage.recompute_mask
+        slowed = self.cost_model.slowed(*of)
+        if slowed is None:
+            return 0.0
+        place = PASSES.index(action.op)
+        alone_s, more_s = (sums.passes_s(stage.runs)[place] for sums in (self.cost_model.sums(*of), slowed))
+        times = self.times(action.stage, size)
+        computing_s = times.action_s(action.op, member, accumulates) - times.exchange_s(action.op)
+        return computing_s * more_s / alone_s if alone_s > 0 else 0.0
 
     def _update_s(self, number: int, rank: int) -> float:
         """Of a rank of a stage cut along samples: sums over stages, then what it updates, then what others did."""

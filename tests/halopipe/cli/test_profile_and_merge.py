@@ -15,7 +15,8 @@ from halopipe.planning import measure
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, PairLink
 from planner.ir.codec import dump, load, loads
 from planner.ir.errors import UsageError
-from planner.ir.profile import ModelSource, Profile
+from planner.ir.plan import Plan
+from planner.ir.profile import ModelSource, Profile, Slowdown
 from tests.halopipe.commands import call, good
 from tests.planner.networks import plain, priced
 from tests.planner.parts import with_parts
@@ -67,6 +68,29 @@ def test_parts_are_asked_for_by_families_of_dims_and_ranks(asked: dict[str, Any]
     assert asked["shapes"].keywords == {"allow": ("sample", "spatial"), "num_ranks": 8}
     assert "parts of 4 layers" in result.output
     assert load("profile.json", Profile) == PROFILE
+
+
+def test_slow_downs_of_a_profile_are_in_the_plans_made_of_it(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers twice as long beside those of the other device: two at once gain nothing any more."""
+    alone = chain_profile(4, forward_s=1e-2)
+    slowed = tuple(Slowdown(layer.name, 4, 2, 2.0, 2.0) for layer in alone.graph.layers)
+    plans = {}
+    for name, slowdowns in (("alone", {}), ("together", {alone.cluster.devices[0].kind: slowed})):
+        monkeypatch.setattr(
+            "profiler.session.profile", lambda source, found=slowdowns, **_: replace(alone, slowdowns=found)
+        )
+        good("profile", "a:b", "-o", f"{name}.json")
+        for solver in ("data-parallel", "best-first"):
+            words = ("--global-batch", "8", "--solver", solver, "-o", f"{name}-{solver}.json")
+            good("plan", f"{name}.json", *words)
+            assert good("check", words[-1], "--profile", f"{name}.json").stdout == f"{words[-1]} is good\n"
+            plans[name, solver] = load(words[-1], Plan)
+    steps_s = {which: plan.prediction.step_s for which, plan in plans.items()}
+    assert steps_s["together", "data-parallel"] == pytest.approx(2 * steps_s["alone", "data-parallel"], rel=1e-3)
+    assert steps_s["together", "best-first"] == pytest.approx(8 * 4 * 3e-2, rel=1e-3)
+    assert all(plan.search.bound_s <= plan.prediction.step_s for plan in plans.values())
 
 
 @pytest.mark.parametrize("words", ["--allow space", "--transport mpi", "--transport pigeons"])

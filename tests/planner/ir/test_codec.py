@@ -21,7 +21,7 @@ from planner.ir.cluster import Cluster
 from planner.ir.codec import fingerprint, require_match
 from planner.ir.errors import CorruptFileError, HalopipeError, MissingFileError, NewerFileError, StaleFileError
 from planner.ir.plan import Alternative, Measured, Placement, Plan, Rejected
-from planner.ir.profile import Profile
+from planner.ir.profile import Profile, Slowdown
 from planner.ir.timeline import MemorySample, Span, Timeline, TimelineFile
 from planner.ir.validation import faults
 from tests.planner.factories import chain_decision, made_up_proof, plan_of
@@ -97,6 +97,33 @@ def test_files_of_earlier_releases_make_sense(path: Path) -> None:
     text = path.read_text("utf-8")
     cls, _ = codec.FORMATS[json.loads(text)["halopipe"]]
     codec.loads(text, cls)
+
+
+def test_slow_downs_come_back_and_are_left_out_where_nothing_is_known() -> None:
+    kind = PROFILE.cluster.devices[0].kind
+    slowed = replace(PROFILE, slowdowns={kind: (Slowdown("l0", 2, 2, 1.25, 1.0, 0.01),)})
+    assert codec.loads(codec.dumps(slowed), Profile) == slowed
+    assert "slowdowns" not in codec.dumps(PROFILE)
+    assert fingerprint(replace(slowed, slowdowns={})) == fingerprint(PROFILE) != fingerprint(slowed)
+    standing = slowed.standing({PROFILE.cluster.devices[0].name: 0.5})
+    assert standing.slowdowns[standing.cluster.devices[0].kind] == slowed.slowdowns[kind]
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"layer": "l9"}, "layer: no layer 'l9'"),
+        ({"samples": 0}, "samples: 0 is less than 1"),
+        ({"num_devices": 1}, "num_devices: 1 is less than 2"),
+        ({"forward": 0.99}, "forward: 0.99 is not between 1 and 1000"),
+        ({"backward": 1e4}, "backward: 10000 is not between 1 and 1000"),
+    ],
+)
+def test_slow_downs_that_speed_up_or_are_of_nothing_are_refused(change: dict[str, Any], fault: str) -> None:
+    slowdown = replace(Slowdown("l0", 2, 2, 1.25, 1.0), **change)
+    (told,) = faults(replace(PROFILE, slowdowns={"k": (slowdown,)}))
+    assert told.startswith(f"slowdowns.k[0].{fault}")
 
 
 def test_all_faults_of_sense_are_told_in_the_order_of_the_file() -> None:

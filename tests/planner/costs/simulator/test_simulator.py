@@ -36,7 +36,7 @@ from planner.ir.errors import IllegalProgramError
 from planner.ir.layout import equal_shares
 from planner.ir.plan import Decision
 from planner.ir.problem import Problem
-from planner.ir.profile import Profile
+from planner.ir.profile import Profile, Slowdown
 from planner.ir.program import BUCKET_BYTES, Program
 from planner.ir.schedule import Action
 from planner.ir.timeline import Span, Timeline
@@ -107,6 +107,92 @@ def test_bounds_of_a_program_never_say_more_than_it_takes(schedule: str, seed: i
         assert step_unless_longer(compiled, prices, part * trace.step_s) <= trace.step_s * (1 + 1e-12)
     for part in (1.001, 1.2):
         assert step_unless_longer(compiled, prices, part * trace.step_s) == trace.step_s
+
+
+def slowed(profile: Profile, forward: float = 1.5, backward: float = 1.0, num_devices: int = 2) -> Profile:
+    """Layers that take so many times as long beside those of the other devices of a host."""
+    all_alike = tuple(Slowdown(layer.name, 1, num_devices, forward, backward) for layer in profile.graph.layers)
+    return replace(profile, slowdowns={device.kind: all_alike for device in profile.cluster.devices})
+
+
+def wide_chain(forward_s: Sequence[float], num_devices: int = 2, hosts: Sequence[str] | None = None) -> Profile:
+    """A backward is two forwards; messages and sums take next to no time."""
+    return chain_profile(
+        len(forward_s), num_devices, forward_s=forward_s, hosts=hosts, bandwidth_bytes_per_s=1e18, sizes=(1, 2, 4)
+    )
+
+
+def pipelined(profile: Profile, micro_batches: tuple[int, ...]) -> Decision:
+    """The first layer on the first device, the others on the second."""
+    return chain_decision(profile, (1,), micro_batches, ((0,), (1,)), ((1,), (1,)))
+
+
+def step_of(profile: Profile, decision: Decision) -> float:
+    return predict(profile, decision)[0].step_s
+
+
+def test_ranks_of_a_host_that_never_compute_at_once_are_not_slowed() -> None:
+    profile = wide_chain((1.0, 2.0))
+    decision = pipelined(profile, (1,))
+    assert step_of(slowed(profile), decision) == pytest.approx(9.0, rel=1e-9)
+    assert step_of(slowed(profile), decision) == step_of(profile, decision)
+
+
+def test_an_action_is_slowed_for_as_long_as_the_other_rank_computes() -> None:
+    """0F1 takes 1.5 s beside 1F0, which has done 1 s of its 2 by then; 0B0 is as long as ever, and slows 1F1.
+
+    rank 0   0F0 | 0F1 |                 | 0B0 |                     | 0B1
+    rank 1       | 1F0   1F0 |    1B0    | 1F1   1F1 |      1B1      |
+    s        0   1    2.5   3.5         7.5   9.5   10 1/6         14 1/6   16 1/6
+    """
+    profile = wide_chain((1.0, 2.0))
+    decision = pipelined(profile, (1, 1))
+    assert step_of(profile, decision) == pytest.approx(15.0, rel=1e-9)
+    timeline = predict(slowed(profile), decision)[1]
+    stops = {(span.rank, span.action): span.stop_s for span in timeline.spans}
+    assert stops[0, "0F1"] == pytest.approx(2.5, rel=1e-9)
+    assert stops[1, "1F0"] == pytest.approx(3.5, rel=1e-9)
+    assert stops[1, "1F1"] == pytest.approx(10 + 1 / 6, rel=1e-9)
+    assert timeline.step_s == pytest.approx(16 + 1 / 6, rel=1e-9)
+
+
+def test_ranks_that_share_all_layers_are_slowed_all_the_time() -> None:
+    profile = wide_chain((1.0, 2.0))
+    decision = chain_decision(profile, (), (2, 2), ((0, 1),), ((1, 1),))
+    assert step_of(profile, decision) == pytest.approx(2 * (3.0 + 6.0), rel=1e-9)
+    assert step_of(slowed(profile, 1.5, 1.25), decision) == pytest.approx(2 * (4.5 + 7.5), rel=1e-9)
+    assert step_of(slowed(profile, 1.5, 1.25, num_devices=4), decision) == pytest.approx(2 * (3.5 + 6.5), rel=1e-9)
+    apart = replace(profile, cluster=wide_chain((1.0, 2.0), hosts=("n0", "n1")).cluster)
+    assert step_of(slowed(apart), decision) == step_of(apart, decision)
+
+
+def test_a_rank_that_stands_for_others_is_slowed_by_them() -> None:
+    hosts = ("n0", "n0", "n1", "n1")
+    profile = slowed(wide_chain((1.0, 2.0), 4, hosts), 1.5, 1.25)
+    decision = chain_decision(profile, (), (4, 4), ((0, 1, 2, 3),), ((1, 1, 1, 1),))
+    candidate, pricing = candidate_of(profile.graph, decision), Pricing.of(profile)
+    one, every = (pricing.priced(replace(candidate, rows=()), each_rank=each) for each in (False, True))
+    assert one.symmetry is not None
+    assert run(one.compiled, one.prices()).step_s == pytest.approx(run(every.compiled, every.prices()).step_s)
+    assert run(one.compiled, one.prices()).step_s == pytest.approx(2 * (4.5 + 7.5), rel=1e-9)
+
+
+@pytest.mark.cases(60)
+@plans
+def test_bounds_hold_where_ranks_slow_one_another(schedule: str, seed: int) -> None:
+    draw = random.Random(seed)
+    profile, decision = random_plan(draw, schedule)
+    compiled, before = priced(profile, decision)
+    _, prices = priced(slowed(profile, draw.uniform(1, 2), draw.uniform(1, 2), draw.randint(2, 3)), decision)
+    assert prices.action_s == before.action_s
+    trace = run(compiled, prices)
+    assert trace.step_s >= least_s(compiled, prices) * (1 - 1e-12)
+    for starts, least in zip(trace.starts, least_left_s(compiled, prices), strict=True):
+        assert all(start + left <= trace.step_s * (1 + 1e-12) for start, left in zip(starts, least, strict=True))
+    for part in (0.5, 0.9, 0.999):
+        assert part * trace.step_s < step_unless_longer(compiled, prices, part * trace.step_s)
+        assert step_unless_longer(compiled, prices, part * trace.step_s) <= trace.step_s * (1 + 1e-12)
+    assert step_unless_longer(compiled, prices, 1.001 * trace.step_s) == trace.step_s
 
 
 FORWARD_S = (30e-3, 40e-3, 25e-3, 35e-3)
