@@ -233,7 +233,7 @@ class Columns:
         alone_s = before[pairs.first] + np.maximum(work.between(pairs) + behind[pairs.first], all_work.between(pairs))
         pairs = pairs.only(np.flatnonzero(alone_s <= upper_s))
         tail_s = self._tail_s(kind, share, pairs)
-        window = self._window(kind, share.ranks, pairs)
+        window = self._window(kind, share, pairs)
         work_s = work.between(pairs)
         all_work_s = all_work.between(pairs)
         alone_s = before[pairs.first] + np.maximum(work_s + behind[pairs.first], all_work_s + tail_s)
@@ -327,23 +327,23 @@ class Columns:
                         longest = np.maximum(longest, np.diff(sums.backward_s))
         return longest
 
-    def _window(self, kind: str, num_ranks: int, pairs: _Pairs) -> Numbers:
-        """The most micro-batches that memory lets stages keep; all of them where nobody looks."""
-        prices = self.prices
-        every = np.full(pairs.first.shape, len(prices.micro_batches))
-        counts = list[int]()
-        left = num_ranks
-        for pool in prices.pools:
-            counts.append(min(left, len(pool.ranks)) if pool.kind == kind else 0)
-            left -= counts[-1]
-        if self.is_open or prices.problem.shard != NEVER or left:
-            return every
-        groups = prices.versions(tuple(counts))
-        if not groups or any(group.allowed is not None for group in groups):
-            return every
-        first, last = self.places.first[pairs.first], self.places.last[pairs.last]
-        ends = first, np.maximum(first, last)
-        return np.asarray(np.maximum.reduce([group.stage(*ends).window for group in groups]))
+    def _window(self, kind: str, share: _Share, pairs: _Pairs) -> Numbers:
+        """The most micro-batches that memory lets stages keep, on the largest device of the kind; 0: there is none.
+
+        All of them where members divide what they hold, or the last micro-batch is smaller.
+        """
+        prices, count = self.prices, len(self.prices.micro_batches)
+        first = self.places.first[pairs.first]
+        last = np.maximum(self.places.last[pairs.last], first)
+        window = np.full(first.shape, count)
+        limit = max(pool.memory_limit_bytes for pool in prices.pools if pool.kind == kind)
+        if prices.problem.shard == NEVER and self._num_full == count:
+            memories = prices.least_memories((kind, limit), share.fullest)
+            kept = [memory.window(first, last, count) for memory in memories if memory is not None]
+            if len(kept) == len(memories):
+                window = np.maximum.reduce(kept)
+        mixes = prices.mixing[last] - prices.mixing[first] > 0
+        return np.where(mixes & (share.ranks > 1), 0, window)
 
     @cached_property
     def _around(self) -> tuple[Array, Array]:

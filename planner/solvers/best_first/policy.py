@@ -14,7 +14,7 @@ a few of them: 200 layers on 64, 256 and 1,024 devices take 425, 151 and 143 ms 
 WRITTEN = 0.25
 """Of the whole, at most, to write down the rows of a first answer: so many micro-batches are not looked at first."""
 
-BOUNDS = 0.15
+BOUNDS = 0.25
 """Of what is left, for bounds of all pipelines: ends with the bounds that were made until then."""
 
 STRATEGY = 0.15

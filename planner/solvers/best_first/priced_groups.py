@@ -17,7 +17,7 @@ import numpy as np
 from planner.costs.candidate import Candidate, Recomputes, recompute_mask
 from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array
-from planner.costs.memory.memory_bound import kept_by
+from planner.costs.memory.memory_bound import LeastMemory, kept_by
 from planner.costs.stages.shared_bound import GroupTimes, MemberTimes, SharedBound, member_times
 from planner.costs.stages.stage_bound import BoundedStages, StageBound, StageBounds
 from planner.costs.stages.stage_sums import RecomputeMask
@@ -324,6 +324,14 @@ class GroupPrices:
     ) -> MemberTimes:
         schedules = self.freedom.trains, self.freedom.splits
         return member_times(self.cost_model, self.cuts, micro_batches, (kind, most, recompute), schedules)
+
+    def least_memories(self, member: tuple[str, int], samples: int) -> list[LeastMemory | None]:
+        """What a member (kind, memory limit) that divides nothing holds with so many samples, by way to recompute.
+
+        None where it always fits.
+        """
+        masks = (recompute_mask(recompute, self._cores) for recompute in self.freedom.recompute)
+        return [self._bounds.memory_of(member, samples, mask, 1, 0) for mask in masks]
 
     def devices_by_kind(self) -> dict[str, int]:
         """How many devices there are of each kind, in the order of pools."""
