@@ -39,7 +39,7 @@ def solve(problem: Problem, solver: str) -> Plan:
 def shown(problem: Problem, solver: str, progress: Progress | None = None, *, quiet: bool = False) -> Plan:
     """The plan that ``solver`` finds; ``progress`` is told how far it is, else it is shown unless ``quiet``."""
     with Reporter("searching", quiet=quiet or progress is not None) as reporter:
-        return planning.solve(problem, solver, progress or _shown(reporter, problem.time_limit_s))
+        return planning.solve(problem, solver, progress or _shown(reporter, problem.time_limit_s, notes_first=True))
 
 
 def baselines(problem: Problem, jobs: int = 1) -> planning.Baselines:
@@ -90,14 +90,20 @@ def _time_limit_s(plan: Plan, profile: Profile | None) -> float:
     return problems.problem_of(plan, profile).time_limit_s if profile is not None else 1.0
 
 
-def _shown(reporter: Reporter, time_limit_s: float) -> Progress:
-    firsts: list[SearchProgress] = []
+def _shown(reporter: Reporter, time_limit_s: float, *, notes_first: bool = False) -> Progress:
+    """Shows how far a search is.
+
+    Args:
+        notes_first: whether its first plan is a line of its own.
+    """
+    is_known = not notes_first
 
     def show(at: SearchProgress) -> None:
         best = f"best {units.seconds(at.best_s)}, gap {units.percent(at.gap)}" if isfinite(at.best_s) else "no plan yet"
         numbers = f"{best}, bound {units.seconds(at.bound_s)}, {at.num_simulated} simulated"
-        if at.num_stages and not firsts:
-            firsts.append(at)
+        nonlocal is_known
+        if at.num_stages and not is_known:
+            is_known = True
             pipeline = f"{units.count(at.num_stages, 'stage')} on {units.count(at.num_devices, 'device')}"
             reporter.note(f"first plan {units.seconds(at.best_s)}, gap {units.percent(at.gap)}, {pipeline}")
         reporter.update(at.elapsed_s, time_limit_s, numbers, max(0.0, time_limit_s - at.elapsed_s), at_most=True)
