@@ -20,7 +20,7 @@ surely inside counts.  The bound holds for what coarser groups of ``DeviceStates
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import inf
 
 import numpy as np
@@ -45,6 +45,7 @@ _ROUNDING = 1e-9
 _NUMBERS_AT_ONCE = 30_000  # of a label: more do not fit into a cache
 _MANY_TIMES = 1e6  # the work over capacity
 _RISES, _NEAR = 1.25, 1.01  # how upper bounds of tables rise; what is near enough to one
+_FEW_UNITS, _MANY_UNITS = 4, 128  # of the smallest stage, of all devices: where there are more, units are larger
 _SORTS = ("trip", "end", "total", "free")
 
 
@@ -164,14 +165,16 @@ class CountsTable:
         ways = self._ways(stages)
         if not len(ways.stage):
             return inf
-        all_worth = self.columns.all_worth
+        unit = self._unit(stages)
+        stages = replace(stages, worth=stages.worth // unit)
+        all_worth = self.columns.all_worth // unit
         shape = (1 + int(max(ways.slot.max(), ways.behind.max())), all_worth + 1)
         if 8 * len(_SORTS) * shape[0] * shape[1] > MOST_BYTES // 4:
             raise OutOfTimeError
         rounds = rounds_of(len(self.columns.prices.micro_batches), stages.window)
         is_needed = {"trip": bool((rounds > 1).any()), "free": not ways.reads[ways.behind >= 0].all()}
         table = {sort: np.full(shape, np.inf) for sort in _SORTS if is_needed.get(sort, True)}
-        fewest, most = self._reach()
+        fewest, most = self._reach(unit, int(stages.worth.min()))
         starts = np.searchsorted(stages.first[ways.stage], np.arange(len(fewest)))
         for place in reversed(range(len(fewest) - 1)):
             left = np.arange(fewest[place], most[place] + 1)
@@ -184,13 +187,22 @@ class CountsTable:
         root = _looked_up(table, roots, np.full(len(roots), all_worth))
         return float(np.maximum(root.total, root.free).min(initial=np.inf))
 
-    def _reach(self) -> tuple[Numbers, Numbers]:
-        """By place, how much may be left in time: what all layers behind it need, and what those before it leave."""
+    def _unit(self, stages: ColumnStages) -> int:
+        """Worth is counted in so much, rounded down for each stage, and for all devices: where all stages are large."""
+        return max(1, min(int(stages.worth.min()) // _FEW_UNITS, self.columns.all_worth // _MANY_UNITS))
+
+    def _reach(self, unit: int, least: int) -> tuple[Numbers, Numbers]:
+        """By place, how much may be left in time: what all layers behind it need, and what those before it leave.
+
+        Args:
+            least: units of any stage, of which rounding down leaves this share or more.
+        """
         places, columns = self.columns.places, self.columns
-        weight = columns.prices.cuts.sums(columns.layer_s) / self.upper_s * (1 - _ROUNDING)
+        counted = 1.0 if unit == 1 else least / (least + 1) / unit
+        weight = columns.prices.cuts.sums(columns.layer_s) * (counted / self.upper_s * (1 - _ROUNDING))
         behind = np.ceil(weight[-1] - weight[places.first] - _ROUNDING)
         before = np.ceil(weight[places.cuts] - _ROUNDING)
-        return np.maximum(behind, 0).astype(np.int64), columns.all_worth - before.astype(np.int64)
+        return np.maximum(behind, 0).astype(np.int64), columns.all_worth // unit - before.astype(np.int64)
 
     def _ways(self, stages: ColumnStages) -> _Ways:
         """Every way on of each stage."""

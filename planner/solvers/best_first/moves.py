@@ -234,7 +234,12 @@ def _with_shares(candidate: Candidate, stage: int, shares: tuple[int, ...]) -> C
 
 
 def _moved_shares(problem: Problem, candidate: Candidate) -> Iterator[Candidate]:
-    """With one sample moved from a member of a stage to one of another kind or memory size."""
+    """With one sample moved from a member of a stage to one of another kind or memory size.
+
+    None of pipelines in both directions: their proofs are over equal shares.
+    """
+    if traits(candidate.schedule).bidirectional:
+        return
     devices = problem.profile.cluster.devices
     for stage, (ranks, shares) in enumerate(zip(candidate.groups, candidate.shares, strict=True)):
         if not _is_open(problem, candidate, stage):
