@@ -17,7 +17,7 @@ from planner.ir.codec import canonical, from_json
 from planner.ir.files import read_plain, write_text
 from planner.ir.graph import Graph
 from planner.ir.profile import Measurement, ParameterCost, PartShape, PreparationCost, SiteHalo
-from profiler.measure.noise import is_contended, is_throttled
+from profiler.measure.contention import is_contended, is_throttled
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from planner.ir.errors import StaleFileError
 from planner.ir.graph import Graph
 from planner.ir.profile import MeasuringProcess
 from profiler.measure.child_process import Child
+from profiler.measure.contention import MOST_DRIFT, MOST_RUN_DELAY
 from profiler.measure.devices import BACKENDS
-from profiler.measure.noise import MOST_DRIFT, MOST_RUN_DELAY
+from profiler.measure.job import MeasuringJob
 from profiler.measure.partial_results import (
     CapturedGraph,
     ChosenMeasurements,
@@ -27,7 +28,6 @@ from profiler.measure.partial_results import (
     Unfinished,
 )
 from profiler.measure.progress import Overall, ProfileProgress
-from profiler.measure.worker import MeasuringJob
 from profiler.merge import process_of
 
 SILENCE_S = 600.0  # between two reports: a capture, or a pass over the largest batch

@@ -21,7 +21,7 @@ from math import log
 from torch import Tensor
 
 from planner.ir.profile import Measurement, PartShape
-from profiler.measure.devices import back_end_keys
+from profiler.measure.back_ends import back_end_keys
 from profiler.measure.host_time import OF_CALLS, added
 from profiler.measure.memory import workspace_bytes
 from profiler.measure.noise import CallClock, CudaClock, LapClock

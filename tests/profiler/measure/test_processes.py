@@ -29,6 +29,7 @@ from planner.ir.errors import (
 )
 from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, PartShape, PreparationCost, SiteHalo
 from profiler.measure.child_process import Child, Report
+from profiler.measure.job import MeasuringJob
 from profiler.measure.partial_results import (
     CapturedGraph,
     Contents,
@@ -42,7 +43,6 @@ from profiler.measure.partial_results import (
 )
 from profiler.measure.processes import MeasuredProcesses, measure_in_processes
 from profiler.measure.progress import Overall, ProfileProgress
-from profiler.measure.worker import MeasuringJob
 from profiler.session import profile
 from tests.profiler.measure.test_sizes import never_falls
 
