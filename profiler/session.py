@@ -104,8 +104,8 @@ def profile(
     pieces = Unfinished(unfinished, _fingerprint(job, devices[0].kind), resume, say or _silent)
 
     link_s = _LINK_QUICK_S if quick else _LINK_S
-    known = None if measure_machine or kind.type == CUDA or not num_links else _kept(devices, quick, transport)
-    overall = Overall(job.num_processes, progress or _silent, 0 if known else num_links, link_s)
+    earlier = None if measure_machine or kind.type == CUDA or not num_links else _earlier(devices, quick, transport)
+    overall = Overall(job.num_processes, progress or _silent, 0 if earlier else num_links, link_s)
     measured = measure_in_processes(job, pieces, overall, say or _silent)
     links, links_measured_at = LinkCosts({}), ""
     if num_links and kind.type == CUDA:
@@ -114,10 +114,10 @@ def profile(
         links = measure_gpu_links(len(devices), quick, overall.link)
     elif num_links:
         sites, now = bool(over_sites(measured.graph)), _quietness(measured)
-        if known is not None and known.stands_for(now, sites):
-            links, links_measured_at = known.wanted(sites), known.measured_at
+        if earlier is not None and earlier.stands_for(now, sites):
+            links, links_measured_at = earlier.wanted(sites), earlier.measured_at
         else:
-            if known is not None:
+            if earlier is not None:
                 (say or _silent)("the machine is not as it was when its links were measured: they are measured again")
                 overall.links_doubted(num_links)
             links = measure_links(len(devices), quick, overall.link, transport, sites=sites)
@@ -126,7 +126,7 @@ def profile(
     return _profile(job, measured, cluster, devices[0].kind, links_measured_at)
 
 
-def _kept(devices: tuple[DeviceSpec, ...], quick: bool, transport: str) -> KeptLinks | None:
+def _earlier(devices: tuple[DeviceSpec, ...], quick: bool, transport: str) -> KeptLinks | None:
     """What an earlier profile found of the links, with all repetitions if it can be had."""
     full = kept(key_of(devices, False, transport, versions()), devices)
     return full or (kept(key_of(devices, True, transport, versions()), devices) if quick else None)

@@ -310,7 +310,7 @@ def summary(profile: Profile) -> str:
         lines.append(f"  link {name}{over}: {shown or units.size(link.bandwidth_bytes_per_s) + '/s'}")
     if provenance.links_measured_at:
         lines.append(
-            f"  links as they were measured at {provenance.links_measured_at}; --measure-machine measures anew"
+            f"  links as they were measured at {provenance.links_measured_at}; --measure-machine measures them anew"
         )
     for kind, measured in profile.parts.items():
         layers = {each.layer for each in measured}

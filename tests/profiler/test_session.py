@@ -44,7 +44,7 @@ NARROW = ModelSource(
 @pytest.fixture(scope="module")
 def measured() -> tuple[Profile, list[ProfileProgress]]:
     seen: list[ProfileProgress] = []
-    return profile(TINY, num_workers=2, quick=True, progress=seen.append), seen
+    return profile(TINY, num_workers=2, quick=True, measure_machine=True, progress=seen.append), seen
 
 
 def test_a_profile_measures_every_layer_at_every_divisor_of_the_batch(
