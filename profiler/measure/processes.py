@@ -1,4 +1,4 @@
-"""The measuring processes: fresh ones, one after another on one core; one that met a busy machine is run once more.
+"""The measuring processes: fresh ones, one after another on one core; what met a busy machine is measured once more.
 
 The first chooses what is measured, the others repeat it.  What a process has finished is kept as it comes.
 """
@@ -33,6 +33,8 @@ from profiler.merge import process_of
 SILENCE_S = 600.0  # between two reports: a capture, or a pass over the largest batch
 
 Say = Callable[[str], None]
+
+_NOTHING = FinishedMeasurements()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +88,26 @@ class _Processes:
             return first, False
         self._say(
             f"process {number + 1} of {self._job.num_processes} met a busy machine ({_noise_text(first.rest)}): "
-            "it is run once more"
+            f"{_pieces_text(first)} once more"
         )
         self._progress.repeated()
-        second = self._costs(f"{number} again", first.chosen)
+        second = self._costs(f"{number} again", first.chosen, first.undisturbed)
         best = min(first, second, key=lambda costs: _noise(costs.rest))
         self._say(
             f"its {'first' if best is first else 'second'} run was quieter, and counts ({_noise_text(best.rest)})"
         )
         return best, True
 
-    def _costs(self, name: str, chosen: ChosenMeasurements | None) -> ModelCosts:
-        """What a process finds, or found in an earlier profile."""
+    def _costs(
+        self, name: str, chosen: ChosenMeasurements | None, earlier: FinishedMeasurements = _NOTHING
+    ) -> ModelCosts:
+        """What a process finds, or found in an earlier profile, beside ``earlier`` pieces."""
         kept = self._unfinished.of(name)
+        done = earlier.beside(kept.done)
         if kept.rest is not None:
             self._progress.ended(measured=False)
-            return ModelCosts(kept.done, kept.rest)
-        costs: ModelCosts = self._run("profiler.measure.worker:measure_model", self._next_job(kept.done, chosen), name)
+            return ModelCosts(done, kept.rest)
+        costs: ModelCosts = self._run("profiler.measure.worker:measure_model", self._next_job(done, chosen), name)
         for change in costs.left_out:
             self._say(f"the back end of convolutions changes from {change}; this was not measured on both sides")
         self._unfinished.add(name, costs.rest)
@@ -133,6 +138,13 @@ def _noise(rest: Rest) -> float:
     """By how many times what is allowed the machine was busy."""
     drift = abs(rest.canary_after_s / rest.canary_before_s - 1)
     return max(rest.run_delay / MOST_RUN_DELAY, drift / MOST_DRIFT)
+
+
+def _pieces_text(costs: ModelCosts) -> str:
+    """How much of it is measured again."""
+    undisturbed, done = costs.undisturbed, costs.done
+    num_again = len(done.sizes) + len(done.parts) - len(undisturbed.sizes) - len(undisturbed.parts)
+    return f"{num_again} of {len(done.sizes) + len(done.parts)} sizes and rounds of parts are measured"
 
 
 def _noise_text(rest: Rest) -> str:

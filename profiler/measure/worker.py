@@ -215,6 +215,7 @@ class _Measuring:
 
     def _measure_size(self, samples: int) -> SizeCosts:
         self._counter.start_size(samples)
+        delay = RunDelay()
         tensors = example_of(self._captured.graph.inputs, self._model, samples)
         values, count, runs = tuple(tensors.values()), len(self._model.inputs), self._effort.min_runs
         try:
@@ -256,7 +257,7 @@ class _Measuring:
             )
             for name, layer_times in times.items()
         )
-        return SizeCosts(samples, measurements, step.whole_s, calls_share=calls_share)
+        return SizeCosts(samples, measurements, step.whole_s, calls_share=calls_share, run_delay=delay.share())
 
     def _measure_parts(self, sizes: list[SizeCosts]) -> list[PartCosts]:
         """Parts at the sizes at which the model runs."""
