@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import platform
+import runpy
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -217,10 +219,18 @@ def versions() -> dict[str, str]:
         release = "source"
     return {
         "halopipe": release,
-        "torch": importlib.metadata.version("torch"),
+        "torch": _torch_version(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
     }
+
+
+def _torch_version() -> str:
+    """``torch.__version__``, which names the build as well, without loading torch."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None, "halopipe depends on it"
+    assert spec.origin is not None, "it is a folder with an __init__"
+    return str(runpy.run_path(str(Path(spec.origin).with_name("version.py")))["__version__"])
 
 
 def _silent(_: object) -> None:

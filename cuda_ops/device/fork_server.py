@@ -410,15 +410,13 @@ def _import(wanted: Mapping[str, Any]) -> None:
 
 def _load(modules: Sequence[str]) -> None:
     """Imports what is not there yet; nothing that modules make is garbage, looking for it takes a sixth of the time."""
-    missing = [module for module in modules if module not in sys.modules]
-    if not missing:
-        return
+    was_enabled = gc.isenabled()
     gc.disable()
-    try:
-        for module in missing:
+    for module in modules:
+        if module not in sys.modules:
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
-    finally:
+    if was_enabled:
         gc.enable()
 
 

@@ -47,8 +47,6 @@ def why_no_gpu() -> str:
 
 def num_gpus() -> int:
     """How many GPUs this process may use (``CUDA_VISIBLE_DEVICES``); none is started to use."""
-    if not may_have_gpus():
-        return 0
     import torch
 
     is_built = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]  # torch's has no types

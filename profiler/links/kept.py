@@ -84,7 +84,7 @@ class KeptLinks:
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class _KeptFile:
     halopipe: str
     kept: tuple[KeptLinks, ...]
 
@@ -123,13 +123,13 @@ def keep(key: str, measured_at: str, quietness: Quietness, links: LinkCosts) -> 
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if key and not foreign(file.parent):
             others = [each for each in _read() if each.key != key]
-            write_text(file, canonical(_File(_KIND, (own, *others[: _MOST_KEPT - 1]))))
+            write_text(file, canonical(_KeptFile(_KIND, (own, *others[: _MOST_KEPT - 1]))))
 
 
 def _read() -> tuple[KeptLinks, ...]:
     try:
         file = _file()
-        read = from_json(read_plain(file, _MOST_BYTES), _File) if not foreign(file.parent) else None
+        read = from_json(read_plain(file, _MOST_BYTES), _KeptFile) if not foreign(file.parent) else None
     except (OSError, ValueError, RecursionError):
         return ()
     return read.kept if read is not None and read.halopipe == _KIND else ()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from cuda_ops import core_of, cores_beside, device_description
-from cuda_ops.device.gpus import gpu_clocks, gpu_descriptions, num_gpus, why_no_gpu
+from cuda_ops.device.gpus import gpu_clocks, gpu_descriptions, may_have_gpus, num_gpus, why_no_gpu
 from planner.ir.cluster import DeviceSpec
 from planner.ir.errors import MissingDeviceError, RankCountError, UsageError
 from profiler.measure.child_process import Child, Report
@@ -62,7 +62,7 @@ def chosen(name: str, num_workers: int = 0) -> tuple[Backend, int]:
         RankCountError: so many processes would not take turns on its cores.
     """
     if name == AUTO:
-        name = CUDA if num_gpus() >= max(1, num_workers) else CPU
+        name = CUDA if may_have_gpus() and num_gpus() >= max(1, num_workers) else CPU
     if name not in BACKENDS:
         raise UsageError(f"device {name!r} is not known", [f"known: {', '.join((*BACKENDS, AUTO))}"])
     if name == CUDA and (why := why_no_gpu()):
