@@ -183,6 +183,7 @@ def test_on_the_processor_nothing_runs_ahead() -> None:
 
 def here(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(devices, "num_gpus", lambda: count)
+    monkeypatch.setattr(devices, "may_have_gpus", lambda: True)
     monkeypatch.setattr(devices, "why_no_gpu", lambda: "" if count else "torch finds no NVIDIA GPU")
 
 
