@@ -22,8 +22,8 @@ from planner.ir.profile import (
     Provenance,
     Slowdown,
 )
+from profiler.measure.contention import spread
 from profiler.measure.partial_results import ModelCosts
-from profiler.measure.timing import spread
 
 _SECONDS = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
 
@@ -305,4 +305,5 @@ def _provenance(profiles: Sequence[Profile], hosts: Sequence[Mapping[str, str]])
         },
         governor=", ".join(dict.fromkeys(each.governor for each in every if each.governor)),
         measured_at=min(each.measured_at for each in every),
+        links_measured_at=min((each.links_measured_at for each in every if each.links_measured_at), default=""),
     )

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import platform
+import runpy
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import torch
-
 from cuda_ops import core_of
-from planner.ir.cluster import Cluster
+from planner.ir.cluster import Cluster, DeviceSpec
 from planner.ir.codec import fingerprint
 from planner.ir.errors import UsageError
 from planner.ir.profile import ModelSource, Optimizer, Profile, Provenance
 from planner.layers import over_sites
-from profiler.links.cpu import measure_links, num_measurements
-from profiler.links.gpu import measure_gpu_links, num_gpu_measurements
+from profiler.links.kept import KeptLinks, Quietness, keep, kept, key_of
+from profiler.links.processes import LinkCosts, measure_links, num_measurements
+from profiler.measure.contention import clocks, governor
 from profiler.measure.devices import CPU, CUDA, Backend, chosen, described, num_at_once
-from profiler.measure.noise import clocks, governor
+from profiler.measure.job import MeasuringJob, Shapes
 from profiler.measure.partial_results import Unfinished
 from profiler.measure.processes import MeasuredProcesses, measure_in_processes
 from profiler.measure.progress import Overall, ProfileProgress
 from profiler.measure.sizes import Read
-from profiler.measure.worker import MeasuringJob, Shapes
 from profiler.merge import (
     merged,
     merged_overhead_s,
@@ -57,6 +58,7 @@ def profile(
     unfinished: Path | None = None,
     resume: bool = False,
     transport: str = "",
+    measure_machine: bool = False,
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Profile:
@@ -76,6 +78,7 @@ def profile(
         unfinished: file that keeps what is finished, for ``resume``; it is the caller's to remove.
         resume: go on with what ``unfinished`` holds of the same job.
         transport: that links between cores are measured with, as of :func:`profiler.links.cpu.opened`.
+        measure_machine: measure links between cores also where an earlier profile has (:mod:`profiler.links.kept`).
         progress: called a few times a second at most sizes.
         say: called with sentences for people.
 
@@ -101,21 +104,45 @@ def profile(
         num_processes=num_processes or (1 if quick else NUM_PROCESSES),
         num_devices=num_at_once(kind, len(devices)),
     )
-    kept = Unfinished(unfinished, _fingerprint(job, devices[0].kind), resume, say or _silent)
+    pieces = Unfinished(unfinished, _fingerprint(job, devices[0].kind), resume, say or _silent)
 
-    overall = Overall(job.num_processes, progress or _silent, num_links, _LINK_QUICK_S if quick else _LINK_S)
-    measured = measure_in_processes(job, kept, overall, say or _silent)
-    links = None
+    link_s = _LINK_QUICK_S if quick else _LINK_S
+    earlier = None if measure_machine or kind.type == CUDA or not num_links else _earlier(devices, quick, transport)
+    overall = Overall(job.num_processes, progress or _silent, 0 if earlier else num_links, link_s)
+    measured = measure_in_processes(job, pieces, overall, say or _silent)
+    links, links_measured_at = LinkCosts({}), ""
     if num_links and kind.type == CUDA:
+        from profiler.links.gpu import measure_gpu_links  # late: it loads torch
+
         links = measure_gpu_links(len(devices), quick, overall.link)
     elif num_links:
-        sites = bool(over_sites(measured.graph))
-        links = measure_links(len(devices), quick, overall.link, transport, sites=sites)
-    cluster = Cluster(devices, links.links if links else {}, links.collectives if links else ())
-    return _profile(job, measured, cluster, devices[0].kind)
+        sites, now = bool(over_sites(measured.graph)), _quietness(measured)
+        if earlier is not None and earlier.stands_for(now, sites):
+            links, links_measured_at = earlier.wanted(sites), earlier.measured_at
+        else:
+            if earlier is not None:
+                (say or _silent)("the machine is not as it was when its links were measured: they are measured again")
+                overall.links_doubted(num_links)
+            links = measure_links(len(devices), quick, overall.link, transport, sites=sites)
+            keep(key_of(devices, quick, transport, versions()), _now(), now, links)
+    cluster = Cluster(devices, links.links, links.collectives)
+    return _profile(job, measured, cluster, devices[0].kind, links_measured_at)
 
 
-def _profile(job: MeasuringJob, measured: MeasuredProcesses, cluster: Cluster, kind: str) -> Profile:
+def _earlier(devices: tuple[DeviceSpec, ...], quick: bool, transport: str) -> KeptLinks | None:
+    """What an earlier profile found of the links, with all repetitions if it can be had."""
+    full = kept(key_of(devices, False, transport, versions()), devices)
+    return full or (kept(key_of(devices, True, transport, versions()), devices) if quick else None)
+
+
+def _quietness(measured: MeasuredProcesses) -> Quietness:
+    canaries_s = [s for each in measured.processes for s in (each.canary_before_s, each.canary_after_s)]
+    return Quietness(min(canaries_s), any(each.contended for each in measured.processes))
+
+
+def _profile(
+    job: MeasuringJob, measured: MeasuredProcesses, cluster: Cluster, kind: str, links_measured_at: str
+) -> Profile:
     by_process = measured.costs
     parts = merged(costs.parts for costs in by_process)
     preparations = merged_preparations(costs.rest.preparations for costs in by_process)
@@ -127,7 +154,7 @@ def _profile(job: MeasuringJob, measured: MeasuredProcesses, cluster: Cluster, k
         cluster=cluster,
         measurements={kind: merged(costs.measurements for costs in by_process)},
         parameters={kind: merged_parameters([costs.rest.parameters for costs in by_process])},
-        provenance=_provenance(measured),
+        provenance=replace(_provenance(measured), links_measured_at=links_measured_at),
         parts={kind: parts} if parts else {},
         action_overhead_s={} if overhead_s is None else {kind: overhead_s},
         preparations={kind: preparations} if preparations else {},
@@ -140,7 +167,11 @@ def _num_links(kind: Backend, num_workers: int) -> int:
     """How often measuring the links reports progress; 0: there are none."""
     if num_workers < 2:
         return 0
-    return num_gpu_measurements(num_workers) if kind.type == CUDA else num_measurements(num_workers)
+    if kind.type != CUDA:
+        return num_measurements(num_workers)
+    from profiler.links.gpu import num_gpu_measurements  # late: it loads torch
+
+    return num_gpu_measurements(num_workers)
 
 
 def _provenance(measured: MeasuredProcesses) -> Provenance:
@@ -156,8 +187,12 @@ def _provenance(measured: MeasuredProcesses) -> Provenance:
         process_spread=process_spread(processes),
         clocks={**clocks(core_of(0)), **_accelerator_clocks(measured)},
         governor=governor(core_of(0)),
-        measured_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
+        measured_at=_now(),
     )
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")
 
 
 def _accelerator_clocks(measured: MeasuredProcesses) -> dict[str, float]:
@@ -186,10 +221,18 @@ def versions() -> dict[str, str]:
         release = "source"
     return {
         "halopipe": release,
-        "torch": torch.__version__,
+        "torch": _torch_version(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
     }
+
+
+def _torch_version() -> str:
+    """``torch.__version__``, which names the build as well, without loading torch."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None, "halopipe depends on it"
+    assert spec.origin is not None, "it is a folder with an __init__"
+    return str(runpy.run_path(str(Path(spec.origin).with_name("version.py")))["__version__"])
 
 
 def _silent(_: object) -> None:

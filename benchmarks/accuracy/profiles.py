@@ -21,8 +21,9 @@ from planner.ir.graph import Graph
 from planner.ir.problem import SAMPLE_DIMS
 from planner.ir.profile import PartShape, Profile
 from profiler import profile
-from profiler.links.cpu import LinkCosts, groups_of, measure_together
+from profiler.links.cpu import measure_together
 from profiler.links.messages import FULL, QUICK
+from profiler.links.processes import LinkCosts, groups_of
 from profiler.merge import gather
 from runtime.transport import Transport
 

@@ -42,7 +42,7 @@ from cuda_ops.memory import MemoryCounter
 from planner.ir.profile import ModelSource
 from planner.ir.schedule import Action
 from planner.ir.timeline import Span
-from profiler.measure.noise import RunDelay
+from profiler.measure.contention import RunDelay
 from runtime.engine import Engine
 from runtime.transport import Transport, open_gloo
 from tests import forks

@@ -56,7 +56,7 @@ from planner.ir.cluster import AROUND
 from planner.ir.profile import Measurement, ParameterCost, PreparationCost, Profile
 from planner.ir.schedule import Op
 from planner.ir.timeline import Span
-from profiler.measure.timing import trimmed_mean
+from profiler.measure.contention import trimmed_mean
 from runtime.engine import Engine
 from runtime.pipeline.microbatches import Batch
 from runtime.stage.local_stage import LocalStage

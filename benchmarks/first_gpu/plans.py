@@ -27,7 +27,7 @@ from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from profiler.capture.graph import placed
-from profiler.links.cpu import LinkCosts, measure_links
+from profiler.links.processes import LinkCosts, measure_links
 from profiler.source.source import load_model
 
 ONE, PIPELINE, REPLICAS = "one device", "two stages", "two replicas"

@@ -30,8 +30,9 @@ from cuda_ops import core_of, prepare_process
 from cuda_ops._torch import FileStore
 from planner.costs.communication.links import NetworkPrices
 from planner.ir.cluster import ACROSS_HOSTS, Cluster, DeviceSpec
-from profiler.links.cpu import LinkCosts, measure_together, opened
+from profiler.links.cpu import measure_together, opened
 from profiler.links.messages import FULL, QUICK, LinkEffort, PeerLink, there_and_back_s
+from profiler.links.processes import LinkCosts
 from runtime.transport import Transport
 
 SIZES = tuple(round(kib * 1024) for kib in (3, 6, 20, 40, 100, 200, 400, 900, 1400, 3000, 6000, 12000, 24000))

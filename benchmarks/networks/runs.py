@@ -39,7 +39,7 @@ from planner.layers import batch_wide_layers
 from planner.solvers.candidates.feasibility import mixing_layers
 from profiler.capture.graph import capture
 from profiler.measure import worker
-from profiler.measure.worker import MeasuringJob as MeasuringJob
+from profiler.measure.job import MeasuringJob as MeasuringJob
 from profiler.measure.worker import measure_model
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model

@@ -46,6 +46,7 @@ def profile(
     quick: bool = False,
     num_processes: int = 0,
     transport: str = "",
+    measure_machine: bool = False,
     unfinished: str | Path | None = None,
     on: str = "",
     tables: Sequence[str | Path] = (),
@@ -82,6 +83,7 @@ def profile(
         num_processes: fresh processes that measure the same, the median counts; 0: three, or one if ``quick``.
         transport: that links between cores are measured over, ``shared`` (memory) or ``gloo``; empty: shared, where it
             can be had.
+        measure_machine: measure links within the host anew, also where an earlier profile of this boot has kept them.
         unfinished: file that keeps what is measured: a call that was interrupted goes on with it; removed at the end.
         on: ``h100-dgx``, ``a100-dgx`` or a cluster file: of machines that are not here, by models of their kernels;
             then ``cluster`` is how many devices of a system, and what says how to measure is not given.
@@ -116,6 +118,7 @@ def profile(
         quick=quick,
         num_processes=num_processes,
         transport=transport,
+        measure_machine=measure_machine,
         resume=kept is not None,
         on=on,
         tables=tuple(map(str, tables)),

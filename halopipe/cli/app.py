@@ -1,7 +1,8 @@
 """The command line: ``profile``, ``plan``, ``run``, and the verbs that read their files.
 
 Each verb lives in ``halopipe/cli/`` or in an extra, is loaded when it is asked for, and imports what it needs when it
-is called: ``--help`` is quick, and only ``profile``, ``run``, ``checkpoint``, ``doctor`` and ``demo`` load torch.
+is called: ``--help`` is quick, and only ``run``, ``checkpoint``, ``doctor`` and ``demo`` load torch;
+``profile`` leaves that to the processes that measure, unless MODEL is a file of torch's.
 """
 
 from __future__ import annotations

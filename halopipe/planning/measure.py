@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from halopipe.launch.job_environment import JobRank
     from profiler.measure.progress import ProfileProgress
 
+_TORCH_S = 120.0  # to load it
+
 
 def source_of(
     model: str | Path | Callable[..., Any],
@@ -148,7 +150,7 @@ def measure(
     optimizer = optimizer_of(asked)
     from profiler.measure.devices import chosen
 
-    require_arguments(optimizer)
+    _require_arguments(optimizer)
     kind, num_workers = chosen(asked.device, asked.workers)
     cores = len(os.sched_getaffinity(0))
     if kind.type == "cpu" and num_workers > cores and not quiet:
@@ -180,6 +182,7 @@ def measure(
             read=layer_cost,
             num_processes=asked.num_processes,
             transport=asked.transport,
+            measure_machine=asked.measure_machine,
             unfinished=unfinished,
             resume=asked.resume,
             progress=show,
@@ -188,6 +191,17 @@ def measure(
     for with_figures in hooks("planner", "device figures").values():
         measured = with_figures(measured)
     return measured
+
+
+def _require_arguments(optimizer: Optimizer) -> None:
+    """As :func:`require_arguments`; where nobody has loaded torch, in a process that has it and goes on to measure."""
+    if "torch" in sys.modules:
+        require_arguments(optimizer)
+        return
+    from profiler.measure.child_process import Child
+
+    with Child("halopipe.training.optimizer_spec:report_arguments", optimizer, core=None) as child:
+        child.result(_TORCH_S)
 
 
 def _require_transport(transport: str, transports: Sequence[str]) -> None:
@@ -294,6 +308,10 @@ def summary(profile: Profile) -> str:
         shown = ", ".join(f"{units.size(number)} in {units.seconds(value_s)}" for number, value_s in ends)
         over = f" over {link.transport}" if link.transport else ""
         lines.append(f"  link {name}{over}: {shown or units.size(link.bandwidth_bytes_per_s) + '/s'}")
+    if provenance.links_measured_at:
+        lines.append(
+            f"  links as they were measured at {provenance.links_measured_at}; --measure-machine measures them anew"
+        )
     for kind, measured in profile.parts.items():
         layers = {each.layer for each in measured}
         lines.append(f"  {kind}: {len(measured)} parts of {len(layers)} layers were measured at their own shapes")

@@ -346,6 +346,9 @@ class ProfileOptions:
         MEASURED,
         offers=(SHARED, GLOO),
     )
+    measure_machine: bool = option(
+        False, "Measure links within the host anew, also where an earlier profile has kept them.", panel=EFFORT
+    )
     resume: bool = option(False, "Go on with what an interrupted profile of the same job measured.", panel=EFFORT)
     on: str = option(
         "",
@@ -364,5 +367,5 @@ class ProfileOptions:
     )
 
 
-MEASURING = ("device", "allow", "num_ranks", "quick", "num_processes", "transport")
+MEASURING = ("device", "allow", "num_ranks", "quick", "num_processes", "transport", "measure_machine")
 """Those of :class:`ProfileOptions` that say how to measure: of no use where nothing is measured."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from halopipe.run_spec.options import RunOptions
+    from profiler.measure.child_process import Report
     from runtime.optim.optimizer import MakeOptimizer, MakeScheduler
 
 _DEFAULTS: Mapping[str, Mapping[str, Argument]] = {
@@ -167,6 +168,11 @@ def require_arguments(spec: Optimizer) -> None:
     require_meant(spec.name, spec.arguments if ":" not in spec.name else {})
     if ":" not in spec.name:  # a factory was tried when it was read
         make_optimizer_of(spec)([torch.nn.Parameter(torch.zeros(2, 2))])
+
+
+def report_arguments(_: Report, spec: Optimizer) -> None:
+    """:func:`require_arguments`, in a process of its own."""
+    require_arguments(spec)
 
 
 def spec_of(optimizer: str | torch.optim.Optimizer | MakeOptimizer) -> Optimizer:

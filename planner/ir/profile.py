@@ -258,6 +258,7 @@ class Provenance:
         governor: what chooses the processor's clock, where readable.
         measured_at: when, in UTC: ``2026-11-23T20:15Z``; empty if not known.
         kernels: of a profile that no device ran: by ``kind of device: evidence`` the share of a step that rests on it.
+        links_measured_at: when an earlier profile of this machine measured the links, where they are its; else empty.
     """
 
     versions: Mapping[str, str]
@@ -272,6 +273,7 @@ class Provenance:
     governor: str = field(default="", metadata={"added": "0.1"})
     measured_at: str = field(default="", metadata={"added": "0.1"})
     kernels: Mapping[str, float] = field(default_factory=dict, metadata={"added": "0.1"})
+    links_measured_at: str = field(default="", metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)

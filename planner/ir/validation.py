@@ -48,11 +48,12 @@ def also(cls: type, rule: Callable[[Any], Iterable[Fault]]) -> None:
 
 
 def faults(value: object) -> tuple[str, ...]:
-    """What is wrong with a profile, plan or timeline, in the order of the file; nothing if it makes sense."""
+    """What is wrong with a profile, plan, timeline or cluster, in the order of the file; nothing if it makes sense."""
     problems = [*out_of_limits(value, "", "")]
     rules: Mapping[type, Callable[[Any], Iterator[Fault]]] = {
         Profile: _profile,
         Plan: _plan,
+        Cluster: _cluster,
         TimelineFile: lambda file: (fault for name in ("predicted", "measured") for fault in _timeline(file, name)),
     }
     rule = rules.get(type(value))

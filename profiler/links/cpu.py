@@ -7,7 +7,8 @@
     sums              over 2 ... n ranks of the host that has most; over one rank each of 2 ... n hosts; and over all
                       ranks, where hosts have several.  Of many, powers of two and n.
 
-:func:`measure_links` spawns the workers of this host; ranks that have opened a transport call :func:`measure_together`.
+:func:`profiler.links.processes.measure_links` spawns the workers of this host; ranks that have opened a transport call
+:func:`measure_together`.
 
 What sums over groups of ranks cost: of gradients, and of statistics between two operators.
 
@@ -29,22 +30,20 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from cuda_ops import core_of
 from cuda_ops._torch import FileStore
 from planner.ir.cluster import ALL_REDUCE, MEMORY, STATISTICS, Collective, Link, PairLink, host_tier
-from planner.ir.scratch import scratch_folder
 from profiler.links.calls import Burst, exchange_calls
-from profiler.links.host_pairs import SILENCE_S, measure_across, measure_fully, rounded
+from profiler.links.host_pairs import measure_across, measure_fully, rounded
 from profiler.links.messages import FULL, LEAST_LAST_BYTES, QUICK, LinkEffort, Points, medians
-from profiler.measure.child_process import Child, Report
+from profiler.links.processes import SILENCE_S, LinkCosts, groups_of
+from profiler.measure.child_process import Report
 from runtime.transport import Transport, open_named
 from runtime.transport.small_allgather import RowGather, Tell
 
@@ -56,7 +55,6 @@ SIZES = tuple(1024 * 4**power for power in range(9))  # 1 KiB ... 64 MiB
 STATISTICS_SIZES = tuple(1024 * 4**power for power in range(5))  # 1 KiB ... 256 KiB
 _ELEMENT_BYTES = 4
 _MEMORY_BYTES, _MEMORY_RUNS = 64 << 20, 3
-_EVERY_SIZE = 4  # all world sizes up to here are measured
 
 
 def gradients(transport: Transport, ranks: tuple[int, ...], effort: LinkEffort) -> Points:
@@ -125,68 +123,6 @@ def _agreed(transport: Transport, ranks: tuple[int, ...], value: float) -> float
 
 
 MeasureGroup = Callable[[Transport, tuple[int, ...], LinkEffort], Points]
-
-
-@dataclass(frozen=True, slots=True)
-class LinkCosts:
-    """The links by class, those of pairs of hosts that differ, and sums over groups of ranks."""
-
-    links: Mapping[str, Link]
-    collectives: tuple[Collective, ...] = ()
-    pairs: tuple[PairLink, ...] = ()
-
-
-def measure_links(
-    num_workers: int,
-    quick: bool,
-    progress: Callable[[str, float], None] | None = None,
-    transport: str = "",
-    *,
-    sites: bool = False,
-) -> LinkCosts:
-    """Measures in ``num_workers`` (at least 2) processes of this host.
-
-    Args:
-        progress: called with what has been measured and its seconds, ``num_measurements`` times.
-        transport: as of :func:`opened`.
-        sites: as of :func:`profiler.links.calls.exchange_calls`.
-
-    Raises:
-        TransportError: the workers cannot exchange by it.
-        WorkerError: a process died or waited too long.
-    """
-    cores = [core_of(rank) for rank in range(num_workers)]
-    return in_processes("profiler.links.cpu:measure_rank", cores, quick, progress, transport, sites)
-
-
-def in_processes(
-    function: str,
-    cores: Sequence[int | Collection[int] | None],
-    quick: bool,
-    progress: Callable[[str, float], None] | None = None,
-    *more: object,
-) -> LinkCosts:
-    """What ``function(report, rank, number of ranks, meeting place, quick, *more)`` finds as the first of its ranks.
-
-    Args:
-        cores: of each rank.
-
-    Raises:
-        WorkerError: a process died or waited too long.
-    """
-    with scratch_folder("links") as folder, ExitStack() as stack:
-        meeting = str(folder / "store")
-        children = [
-            stack.enter_context(Child(function, rank, len(cores), meeting, quick, *more, core=core))
-            for rank, core in enumerate(cores)
-        ]
-        costs: LinkCosts = children[0].finish(SILENCE_S, lambda told: progress(*told) if progress else None)
-        return costs
-
-
-def num_measurements(num_workers: int) -> int:
-    """How often ``measure_links`` reports progress."""
-    return 1 + 2 * len(groups_of(("",) * num_workers))
 
 
 def measure_rank(
@@ -281,24 +217,6 @@ def passes_over_memory(transport: Transport, ranks: tuple[int, ...], effort: Lin
         total.add_(more)
         times.append(time.thread_time() - start_s)
     return ((_MEMORY_BYTES, statistics.median(times[1:])),)
-
-
-def groups_of(hosts: Sequence[str]) -> list[tuple[int, ...]]:
-    """The groups of ranks whose sums are measured."""
-    by_host: dict[str, list[int]] = {}
-    for rank, host in enumerate(hosts):
-        by_host.setdefault(host, []).append(rank)
-    most = max(by_host.values(), key=len)
-    firsts = [ranks[0] for ranks in by_host.values()]
-    groups = [
-        tuple(ranks[:n])
-        for ranks in (most, firsts)
-        for n in range(2, len(ranks) + 1)
-        if n <= _EVERY_SIZE or n == len(ranks) or n & (n - 1) == 0
-    ]
-    if 1 < len(by_host) < len(hosts):
-        groups.append(tuple(range(len(hosts))))
-    return groups
 
 
 def _neighbours(hosts: Sequence[str]) -> tuple[int, int] | None:

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from cuda_ops import cores_beside
 from cuda_ops._torch import FileStore
 from planner.ir.cluster import ALL_REDUCE, MEASURED, NCCL, STATISTICS, Collective, Link, host_tier
-from profiler.links.cpu import STATISTICS_SIZES, LinkCosts, in_processes
-from profiler.links.host_pairs import SILENCE_S
+from profiler.links.cpu import STATISTICS_SIZES
+from profiler.links.processes import SILENCE_S, LinkCosts, in_processes
 from profiler.measure.child_process import Report
 
 MESSAGE_BYTES = REDUCE_BYTES = tuple(1024 * 4**power for power in range(10))  # 1 KiB ... 256 MiB

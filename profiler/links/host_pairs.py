@@ -126,9 +126,6 @@ DIFFERS = 1.1
 """A pair whose rate, or whose seconds at a size, are further from its class is stated by itself."""
 
 _GLANCED = (1 << 10, 64 << 10, 1 << 20)
-SILENCE_S = 300.0
-"""So long the others may take to measure something."""
-
 _CORE_EFFORTS = 4.0  # times as long as the messages of one size
 
 Ends = tuple[int, int]

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.ir.profile import Optimizer, ParameterCost
+from profiler.measure.contention import trimmed_mean
 from profiler.measure.noise import LapClock, ThreadClock, timed
-from profiler.measure.timing import LayerSegment, SegmentedPass, run_pass, segments, trimmed_mean
+from profiler.measure.timing import LayerSegment, SegmentedPass, run_pass, segments
 from profiler.source.model import LoadedModel
 from runtime.captured import CapturedModule
 

@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from profiler.measure.contention import spread
 from profiler.measure.noise import CallClock, CudaClock, LapClock
-from profiler.measure.timing import TimedLayer, TimingEffort, spread
+from profiler.measure.timing import TimedLayer, TimingEffort
 
 LEAST_SHARE = 0.01
 """Of a step: what the host adds less than that is left out."""

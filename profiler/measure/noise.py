@@ -1,6 +1,4 @@
-"""How quiet the machine was: a fixed kernel, how long this process waited for its core, and a GPU's clock.
-
-Clocks: how long a stretch of work took, on the processor or on a GPU.
+"""Clocks: how long a stretch of work took, on the processor or on a GPU; and a fixed kernel, timed by them.
 
 On a GPU the work goes on after the call that started it.  So a lap is only noted while a pass runs, and its seconds are
 read once the clock has settled, at the end of the pass.
@@ -11,17 +9,13 @@ read once the clock has settled, at the end of the pass.
     ...                           more laps
     clock.settle()
     clock.seconds(lap)
-
-The processor's clock, as far as the operating system tells it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import time
-from collections.abc import Callable, Hashable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 import torch
@@ -162,11 +156,6 @@ def timed(clock: LapClock, work: Callable[[], object]) -> float:
 
 
 _SIZE = {"cpu": 512, "cuda": 4096}
-_SM = "sm"
-_SCHEDSTAT = Path("/proc/self/schedstat")
-
-MOST_RUN_DELAY = 0.01
-MOST_DRIFT = 0.05
 
 
 def reference_kernel_s(device: torch.device | str = "cpu") -> float:
@@ -175,62 +164,3 @@ def reference_kernel_s(device: torch.device | str = "cpu") -> float:
     clock, size = clock_for(device), _SIZE.get(device.type, _SIZE["cuda"])
     left = torch.full((size, size), 0.5, device=device)
     return statistics.median(timed(clock, lambda: torch.mm(left, left)) for _ in range(20))
-
-
-def is_throttled(before: Mapping[str, float], after: Mapping[str, float]) -> bool:
-    """Whether a GPU's clock changed between two readings at work, by more than canaries may drift; not if unknown."""
-    if not before.get(_SM) or not after.get(_SM):
-        return False
-    return abs(after[_SM] / before[_SM] - 1) > MOST_DRIFT
-
-
-class RunDelay:
-    """Watches how much of the time since it was made this process was ready and had no core (0 outside Linux)."""
-
-    def __init__(self) -> None:
-        self._start_s = time.perf_counter()
-        self._waited_s = _waited_s()
-
-    def share(self) -> float:
-        """Waiting time over wall-clock time."""
-        return (_waited_s() - self._waited_s) / max(1e-9, time.perf_counter() - self._start_s)
-
-
-def is_contended(run_delay: float, before_s: float, after_s: float) -> bool:
-    """Whether the measurements between two canaries are to be trusted less."""
-    return run_delay > MOST_RUN_DELAY or abs(after_s / before_s - 1) > MOST_DRIFT
-
-
-def _waited_s() -> float:
-    try:
-        return int(_SCHEDSTAT.read_text(encoding="ascii").split()[1]) / 1e9
-    except OSError:
-        return 0.0
-
-
-_FOLDER = Path("/sys/devices/system/cpu")
-_INFO = Path("/proc/cpuinfo")
-_KHZ = {"now": "scaling_cur_freq", "least": "scaling_min_freq", "most": "scaling_max_freq"}
-
-
-def clocks(core: int | None, folder: Path = _FOLDER, info: Path = _INFO) -> dict[str, float]:
-    """Hertz of ``core`` (None: the first): ``now``, ``least``, ``most``; what cannot be read is left out."""
-    of_core = folder / f"cpu{core or 0}" / "cpufreq"
-    hertz = {}
-    for name, file in _KHZ.items():
-        with contextlib.suppress(OSError, ValueError):
-            hertz[name] = int((of_core / file).read_text(encoding="ascii")) * 1e3
-    if "now" not in hertz:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            lines = info.read_text(encoding="utf-8").splitlines()
-            speeds = [line.partition(":")[2] for line in lines if line.startswith("cpu MHz")]
-            hertz["now"] = float(speeds[core or 0]) * 1e6
-    return hertz
-
-
-def governor(core: int | None, folder: Path = _FOLDER) -> str:
-    """What chooses the clock of ``core``, such as ``performance``; empty where that cannot be read."""
-    try:
-        return (folder / f"cpu{core or 0}" / "cpufreq" / "scaling_governor").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""

@@ -17,7 +17,7 @@ from planner.ir.codec import canonical, from_json
 from planner.ir.files import read_plain, write_text
 from planner.ir.graph import Graph
 from planner.ir.profile import Measurement, ParameterCost, PartShape, PreparationCost, SiteHalo, Slowdown
-from profiler.measure.noise import is_contended, is_throttled
+from profiler.measure.contention import MOST_RUN_DELAY, is_contended, is_throttled
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class SizeCosts:
         iteration_s: of a whole step.
         calls_share: of the host's calls in its passes (:mod:`profiler.measure.host_time`).
         failure: why the model does not run.
+        run_delay: share of its time that the process waited for its core meanwhile; 1: not known.
     """
 
     samples: int
@@ -44,6 +45,7 @@ class SizeCosts:
     iteration_s: float = 0.0
     failure: str = ""
     calls_share: float = 0.0
+    run_delay: float = 1.0
 
     @property
     def step_s(self) -> float:
@@ -53,10 +55,15 @@ class SizeCosts:
 
 @dataclass(frozen=True, slots=True)
 class PartCosts:
-    """One round of parts: ``shapes`` were tried, of those that can be run alone there are ``measurements``."""
+    """One round of parts: ``shapes`` were tried, of those that can be run alone there are ``measurements``.
+
+    Attributes:
+        run_delay: as of :class:`SizeCosts`.
+    """
 
     shapes: tuple[PartShape, ...]
     measurements: tuple[Measurement, ...]
+    run_delay: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,10 @@ class FinishedMeasurements:
 
     sizes: tuple[SizeCosts, ...] = ()
     parts: tuple[PartCosts, ...] = ()
+
+    def beside(self, other: FinishedMeasurements) -> FinishedMeasurements:
+        """These, and those of ``other``."""
+        return FinishedMeasurements((*self.sizes, *other.sizes), (*self.parts, *other.parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +110,13 @@ class Rest:
     @property
     def is_contended(self) -> bool:
         """Whether what was measured is to be trusted less."""
+        return self.has_drifted or self.run_delay > MOST_RUN_DELAY
+
+    @property
+    def has_drifted(self) -> bool:
+        """Whether the device was faster or slower at the end, and nobody knows since when."""
         throttled = is_throttled(self.clocks_before, self.clocks_after)
-        return throttled or is_contended(self.run_delay, self.canary_before_s, self.canary_after_s)
+        return throttled or is_contended(0.0, self.canary_before_s, self.canary_after_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +147,16 @@ class ModelCosts:
         """Seconds of a whole step by samples."""
         by_samples = sorted(self.done.sizes, key=lambda size: size.samples)
         return {str(size.samples): size.iteration_s for size in by_samples if size.measurements}
+
+    @property
+    def undisturbed(self) -> FinishedMeasurements:
+        """What was measured while the process had its core."""
+        if self.rest.has_drifted:
+            return FinishedMeasurements()
+        return FinishedMeasurements(
+            tuple(each for each in self.done.sizes if each.run_delay <= MOST_RUN_DELAY),
+            tuple(each for each in self.done.parts if each.run_delay <= MOST_RUN_DELAY),
+        )
 
     @property
     def chosen(self) -> ChosenMeasurements:

@@ -21,7 +21,7 @@ from planner.ir.graph import Graph, graph_of_sites
 from planner.ir.profile import PreparationCost, SiteHalo
 from planner.sites.arrangement import halo_sites
 from planner.sites.prices import prices
-from profiler.measure.timing import trimmed_mean
+from profiler.measure.contention import trimmed_mean
 from profiler.source.model import PreparedExample
 from runtime.pipeline.microbatches import Batch
 from runtime.sparse.batch import ArrangedClouds, PreparedBatch, PreparedInputs

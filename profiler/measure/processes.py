@@ -1,4 +1,4 @@
-"""The measuring processes: fresh ones, one after another on one core; one that met a busy machine is run once more.
+"""The measuring processes: fresh ones, one after another on one core; what met a busy machine is measured once more.
 
 The first chooses what is measured, the others repeat it.  What a process has finished is kept as it comes.
 """
@@ -16,8 +16,9 @@ from planner.ir.graph import Graph
 from planner.ir.profile import MeasuringProcess
 from planner.ir.scratch import scratch_folder
 from profiler.measure.child_process import Child
+from profiler.measure.contention import MOST_DRIFT, MOST_RUN_DELAY
 from profiler.measure.devices import BACKENDS
-from profiler.measure.noise import MOST_DRIFT, MOST_RUN_DELAY
+from profiler.measure.job import MeasuringJob
 from profiler.measure.partial_results import (
     CapturedGraph,
     ChosenMeasurements,
@@ -29,12 +30,13 @@ from profiler.measure.partial_results import (
     Unfinished,
 )
 from profiler.measure.progress import Overall, ProfileProgress
-from profiler.measure.worker import MeasuringJob
 from profiler.merge import process_of
 
 SILENCE_S = 600.0  # between two reports: a capture, or a pass over the largest batch
 
 Say = Callable[[str], None]
+
+_NOTHING = FinishedMeasurements()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,24 +90,35 @@ class _Processes:
             return first, False
         self._say(
             f"process {number + 1} of {self._job.num_processes} met a busy machine ({_noise_text(first.rest)}): "
-            "it is run once more"
+            f"{_pieces_text(first)} once more"
         )
         self._progress.repeated()
-        second = self._costs(number, first.chosen, repeated=True)
+        second = self._costs(number, first.chosen, first.undisturbed, repeated=True)
         best = min(first, second, key=lambda costs: _noise(costs.rest))
         self._say(
             f"its {'first' if best is first else 'second'} run was quieter, and counts ({_noise_text(best.rest)})"
         )
         return best, True
 
-    def _costs(self, number: int, chosen: ChosenMeasurements | None, *, repeated: bool = False) -> ModelCosts:
-        """What a process finds, or found in an earlier profile; the first has others beside it."""
+    def _costs(
+        self,
+        number: int,
+        chosen: ChosenMeasurements | None,
+        earlier: FinishedMeasurements = _NOTHING,
+        *,
+        repeated: bool = False,
+    ) -> ModelCosts:
+        """What a process finds, or found in an earlier profile, beside ``earlier`` pieces.
+
+        Beside the first stand those of the host's other devices.
+        """
         name = f"{number} again" if repeated else f"{number}"
         kept = self._unfinished.of(name)
+        done = earlier.beside(kept.done)
         if kept.rest is not None:
             self._progress.ended(measured=False)
-            return ModelCosts(kept.done, kept.rest)
-        job = self._next_job(kept.done, chosen)
+            return ModelCosts(done, kept.rest)
+        job = self._next_job(done, chosen)
         with self._beside(job) if number == 0 else nullcontext(job) as asked:
             costs: ModelCosts = self._run("profiler.measure.worker:measure_model", asked, name)
         for change in costs.left_out:
@@ -155,6 +168,13 @@ def _noise(rest: Rest) -> float:
     """By how many times what is allowed the machine was busy."""
     drift = abs(rest.canary_after_s / rest.canary_before_s - 1)
     return max(rest.run_delay / MOST_RUN_DELAY, drift / MOST_DRIFT)
+
+
+def _pieces_text(costs: ModelCosts) -> str:
+    """How much of it is measured again."""
+    undisturbed, done = costs.undisturbed, costs.done
+    num_again = len(done.sizes) + len(done.parts) - len(undisturbed.sizes) - len(undisturbed.parts)
+    return f"{num_again} of {len(done.sizes) + len(done.parts)} sizes and rounds of parts are measured"
 
 
 def _noise_text(rest: Rest) -> str:

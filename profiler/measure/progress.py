@@ -225,6 +225,10 @@ class Overall:
         """One is run again."""
         self._left += 1
 
+    def links_doubted(self, num_links: int) -> None:
+        """Links are measured that were thought to be known."""
+        self._num_links = num_links
+
     def link(self, what: str, seconds: float) -> None:
         """One more measurement of links is done."""
         self._num_links -= 1

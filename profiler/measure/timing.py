@@ -29,6 +29,7 @@ from cuda_ops.dense.recurrent import autocast
 from profiler.capture.layers import is_output_of, makes_tensors, tensor_arguments
 from profiler.capture.operators import function_called
 from profiler.capture.sizes import NUM_SAMPLES
+from profiler.measure.contention import spread, trimmed_mean
 from profiler.measure.noise import LapClock, ThreadClock
 from runtime.captured import CapturedModule, attribute
 
@@ -248,7 +249,6 @@ class SegmentedPass:
         return laps
 
 
-_TRIMMED = 0.2
 _CHAIN = 20
 
 
@@ -370,22 +370,6 @@ def time_segments(
                 samples_of[name].weight_s.append(backward.weight_s)
         after_pass(*_slowest(samples_of))
     return {part.name: _summary(samples_of[part.name]) for part in parts}
-
-
-def trimmed_mean(values: Sequence[float]) -> float:
-    """The mean without the least and the greatest fifth of ``values``."""
-    dropped = int(len(values) * _TRIMMED)
-    kept = sorted(values)[dropped : len(values) - dropped]
-    return statistics.fmean(kept)
-
-
-def spread(values: Sequence[float]) -> float:
-    """Interquartile range over the median; 0 for fewer than 4 values."""
-    middle = statistics.median(values)
-    if len(values) < 4 or middle <= 0:
-        return 0.0
-    low, _, high = statistics.quantiles(values, n=4)
-    return (high - low) / middle
 
 
 def backward_call_s(clock: LapClock | None = None) -> float:

@@ -28,8 +28,9 @@ from torch import Tensor
 
 from planner.ir.lazy import Memo
 from planner.ir.profile import Slowdown
+from profiler.measure.contention import spread
 from profiler.measure.noise import LapClock, ThreadClock, clock_for, timed
-from profiler.measure.timing import BackwardTimes, SegmentedPass, run_pass, segments, spread
+from profiler.measure.timing import BackwardTimes, SegmentedPass, run_pass, segments
 from profiler.source.model import LoadedModel, example_of
 from runtime.captured import CapturedModule
 

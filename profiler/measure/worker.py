@@ -1,8 +1,6 @@
 """What runs in a measuring process: the model is built, captured, and every layer measured at the sizes that matter.
 
 Parts of layers come after the whole ones, so that what these say does not depend on whether parts are asked for.
-
-What a measuring process is asked for.
 """
 
 from __future__ import annotations
@@ -10,8 +8,8 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,10 +18,10 @@ import torch
 from planner.ir.codec import fingerprint
 from planner.ir.errors import StaleFileError, UnsupportedModelError, UsageError
 from planner.ir.extras import hook_of
-from planner.ir.graph import Graph
-from planner.ir.profile import Measurement, ModelSource, Optimizer, PartShape, Slowdown
+from planner.ir.profile import Measurement, PartShape, Slowdown
 from profiler.capture.graph import capture_for
 from profiler.measure import together
+from profiler.measure.back_ends import back_end_keys
 from profiler.measure.beside_layers import (
     action_overhead_s,
     parameter_costs,
@@ -31,14 +29,15 @@ from profiler.measure.beside_layers import (
     still_optimizer,
 )
 from profiler.measure.child_process import Report
+from profiler.measure.contention import RunDelay
 from profiler.measure.deduplicated import time_deduplicated
-from profiler.measure.devices import BACKENDS, back_end_keys
+from profiler.measure.devices import BACKENDS
 from profiler.measure.host_time import OF_CALLS, with_calls
+from profiler.measure.job import MeasuringJob
 from profiler.measure.memory import footprints
-from profiler.measure.noise import LapClock, RunDelay, clock_for, reference_kernel_s
+from profiler.measure.noise import LapClock, clock_for, reference_kernel_s
 from profiler.measure.partial_results import (
     CapturedGraph,
-    ChosenMeasurements,
     FinishedMeasurements,
     ModelCosts,
     PartCosts,
@@ -46,7 +45,7 @@ from profiler.measure.partial_results import (
     SizeCosts,
 )
 from profiler.measure.progress import ProfileProgress, ProgressCounter
-from profiler.measure.sizes import KeyChange, Limits, Read, key_changes, likely_sizes, next_size, not_bracketed
+from profiler.measure.sizes import KeyChange, Limits, key_changes, likely_sizes, next_size, not_bracketed
 from profiler.measure.timing import QUICK, TimedLayer, TimingEffort, shared, time_layers
 from profiler.measure.together import QUICK_PAIRS, PairEffort, Signals, measure_slowdowns
 from profiler.shards.measure import PartRounds, likely_rounds
@@ -54,43 +53,6 @@ from profiler.source.model import LoadedModel, PreparedExample, example_of, fed_
 from profiler.source.module_kinds import trained_parameters
 from profiler.source.source import load_model
 from runtime.captured import CapturedModule
-
-Shapes = Callable[[Graph, tuple[int, ...]], tuple[PartShape, ...]]
-"""Which parts of layers to measure for micro-batches of these sizes; a function that another process can import."""
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuringJob:
-    """What to measure.
-
-    Attributes:
-        sizes: numbers of samples; empty for those that matter (:mod:`profiler.measure.sizes`).
-        shapes: parts of layers that may be measured at their own shapes; None for whole layers alone.
-        read: what sizes and parts that are not measured are read by; None: the divisors of the batch, and all parts.
-        device: that runs the model, as torch names it.
-        num_processes: that share the passes.
-        chosen: what another process found worth measuring, which this one repeats.
-        done: what an earlier process finished of the same job.
-        num_devices: of the host, that may compute at once.
-        signals: the file by which their processes tell one another what to do (:mod:`profiler.measure.together`);
-            empty: this one is alone.
-        graph: fingerprint that the graph must have; empty: any.
-    """
-
-    source: ModelSource
-    optimizer: Optimizer
-    sizes: tuple[int, ...]
-    quick: bool
-    seed: int = 0
-    shapes: Shapes | None = None
-    read: Read | None = None
-    device: str = "cpu"
-    num_processes: int = 1
-    chosen: ChosenMeasurements | None = None
-    done: FinishedMeasurements = FinishedMeasurements()  # noqa: RUF009 - it is frozen
-    graph: str = ""
-    num_devices: int = 1
-    signals: str = ""
 
 
 def given_sizes(job: MeasuringJob, batch: int, polymorphic: bool) -> tuple[int, ...]:
@@ -275,6 +237,7 @@ class _Measuring:
 
     def _measure_size(self, samples: int) -> SizeCosts:
         self._counter.start_size(samples)
+        delay = RunDelay()
         tensors = example_of(self._captured.graph.inputs, self._model, samples)
         values, count, runs = tuple(tensors.values()), len(self._model.inputs), self._effort.min_runs
         try:
@@ -316,7 +279,7 @@ class _Measuring:
             )
             for name, layer_times in times.items()
         )
-        return SizeCosts(samples, measurements, step.whole_s, calls_share=calls_share)
+        return SizeCosts(samples, measurements, step.whole_s, calls_share=calls_share, run_delay=delay.share())
 
     def _measure_parts(self, sizes: list[SizeCosts]) -> list[PartCosts]:
         """Parts at the sizes at which the model runs."""

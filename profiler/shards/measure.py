@@ -21,7 +21,8 @@ from math import log
 from torch import Tensor
 
 from planner.ir.profile import Measurement, PartShape
-from profiler.measure.devices import back_end_keys
+from profiler.measure.back_ends import back_end_keys
+from profiler.measure.contention import RunDelay
 from profiler.measure.host_time import OF_CALLS, added
 from profiler.measure.memory import workspace_bytes
 from profiler.measure.noise import CallClock, CudaClock, LapClock
@@ -285,7 +286,8 @@ class PartRounds:
             whole = self._whole[samples]
             for each in planned:
                 if each.samples == samples:
+                    delay = RunDelay()
                     measurements = measure_round(
                         self._captured, value_of, each, whole, self._effort, self._progress.passed_part, self._clock
                     )
-                    yield each, PartCosts(each.shapes, tuple(measurements))
+                    yield each, PartCosts(each.shapes, tuple(measurements), delay.share())

@@ -12,10 +12,10 @@ from planner.ir.profile import Measurement, PartShape, Profile
 from planner.layers import over_sites
 from profiler.measure.child_process import Child
 from profiler.measure.devices import BACKENDS, Backend, described
+from profiler.measure.job import MeasuringJob
 from profiler.measure.partial_results import ChosenMeasurements, ModelCosts
 from profiler.measure.processes import SILENCE_S
 from profiler.measure.progress import Overall, ProfileProgress
-from profiler.measure.worker import MeasuringJob
 from profiler.merge import merged, merged_overhead_s
 
 Progress = Callable[[ProfileProgress], None]

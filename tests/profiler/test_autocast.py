@@ -18,8 +18,9 @@ from planner.ir.profile import ModelSource, Optimizer
 from profiler import CapturedModule, LoadedModel
 from profiler.capture.graph import capture
 from profiler.capture.verify_capture import _own_result
+from profiler.measure.job import MeasuringJob
 from profiler.measure.timing import SegmentedPass, segments
-from profiler.measure.worker import MeasuringJob, measure_model
+from profiler.measure.worker import measure_model
 from tests.profiler.capture.test_graph import Watched, loaded
 from tests.profiler.test_models import TINY
 from tests.profiler.varying_models import model_of

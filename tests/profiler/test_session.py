@@ -25,10 +25,12 @@ from planner.ir.errors import FactoryError, ModelNotFoundError, UnsupportedModel
 from planner.ir.profile import ModelSource, Optimizer, Profile
 from profiler import ProfileProgress, profile
 from profiler.links import cpu, messages
-from profiler.links.cpu import num_measurements
-from profiler.measure.noise import RunDelay, is_contended, reference_kernel_s
+from profiler.links.processes import num_measurements
+from profiler.measure.contention import RunDelay, is_contended
+from profiler.measure.job import MeasuringJob
+from profiler.measure.noise import reference_kernel_s
 from profiler.measure.partial_results import ModelCosts
-from profiler.measure.worker import MeasuringJob, measure_model
+from profiler.measure.worker import measure_model
 from tests.profiler.measure.test_sizes import never_falls
 
 TINY = ModelSource(
@@ -42,7 +44,7 @@ NARROW = ModelSource(
 @pytest.fixture(scope="module")
 def measured() -> tuple[Profile, list[ProfileProgress]]:
     seen: list[ProfileProgress] = []
-    return profile(TINY, num_workers=2, quick=True, progress=seen.append), seen
+    return profile(TINY, num_workers=2, quick=True, measure_machine=True, progress=seen.append), seen
 
 
 def test_a_profile_measures_every_layer_at_every_divisor_of_the_batch(

@@ -20,7 +20,7 @@ from planner.ir.errors import HalopipeError
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from planner.ir.timeline import Span
-from profiler.measure.timing import trimmed_mean
+from profiler.measure.contention import trimmed_mean
 from runtime.engine import Engine
 from runtime.rank import RankContext
 from runtime.transport import Transport

@@ -21,8 +21,8 @@ from planner.ir.cluster import ACROSS_HOSTS, MEASURED, WITHIN_HOST
 from planner.ir.codec import dump, load
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
-from profiler.links.cpu import LinkCosts
 from profiler.links.messages import LinkEffort
+from profiler.links.processes import LinkCosts
 from tests.halopipe.plans import RESNET, mined, plan_of
 
 pytestmark = pytest.mark.testbed

@@ -19,9 +19,10 @@ from profiler.extras.modelled.networks import FakeNetwork, fake_network
 from profiler.extras.modelled.operators import OperatorPrices
 from profiler.extras.modelled.watch import OperatorWatch, Times, WatchClock, added
 from profiler.measure.beside_layers import still_optimizer
+from profiler.measure.job import MeasuringJob
 from profiler.measure.memory import Footprint, watched_passes
 from profiler.measure.timing import LayerSegment, SegmentedPass, segments
-from profiler.measure.worker import MeasuringJob, given_sizes
+from profiler.measure.worker import given_sizes
 from profiler.session import versions
 from profiler.source.model import example_of
 from profiler.source.module_kinds import trained_parameters

@@ -20,7 +20,7 @@ from cuda_ops.extras.sampling.sampler import SampledGraph
 from planner.ir.errors import FactoryError
 from planner.ir.graph import Graph
 from planner.ir.profile import PreparationCost
-from profiler.measure.timing import trimmed_mean
+from profiler.measure.contention import trimmed_mean
 from profiler.source.losses import TrainedLoss
 from profiler.source.model import LoadedModel, PreparedExample
 from profiler.source.structure import BatchStructure, Nest

@@ -54,6 +54,8 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
         ("--processes 5 --resume -o x.json", "resume", True),
         ("--processes 5 --resume -o x.json", "unfinished", Path(".x.json.unfinished")),
         ("--transport gloo", "transport", "gloo"),
+        ("--measure-machine", "measure_machine", True),
+        ("", "measure_machine", False),
     ],
 )
 def test_what_is_said_reaches_the_profiler_or_is_kept_with_the_model(

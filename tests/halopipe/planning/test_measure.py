@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -255,6 +256,29 @@ def test_planning_alone_does_not_load_torch(tmp_path: Path) -> None:
         [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_command_that_waits_for_measuring_processes_does_not_load_torch() -> None:
+    program = (
+        "import sys, halopipe.planning.measure, profiler.session as session; "
+        "from profiler.measure.devices import chosen, described; "
+        "described(chosen('cpu', 2)[0], 'n0', 2); "
+        "there = session.versions()['torch']; "
+        "assert 'torch' not in sys.modules, 'torch was loaded'; "
+        "import torch; "
+        "assert there == torch.__version__, there"
+    )
+    environment = {"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_optimizer_is_refused_also_where_nobody_has_loaded_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "sys", SimpleNamespace(modules={}))
+    monkeypatch.setattr(measure, "require_arguments", lambda _: pytest.fail("it was asked in this process"))
+    asked_for = ProfileOptions(workers=2, device="cpu", optimizer="SGD:lr=-1")
+    with pytest.raises(UsageError, match=r"cannot train with these numbers[\s\S]*lr=-1"):
+        measure.measure(source(), asked_for, quiet=True)
 
 
 def profiled(height: int) -> Profile:

@@ -37,11 +37,12 @@ from planner.ir.cluster import (
 from planner.ir.errors import TransportError
 from profiler.links import calls, gpu, host_pairs, messages
 from profiler.links import cpu as sums
-from profiler.links.cpu import LinkCosts, groups_of, measure_together, opened
+from profiler.links.cpu import measure_together, opened
 from profiler.links.gpu import GpuMeasuring, costs_of, measure_gpu_links, num_gpu_measurements
 from profiler.links.host_pairs import CoreCosts, differ
 from profiler.links.host_pairs import _link as link_of
 from profiler.links.messages import LEAST_LAST_BYTES, SIZES, LinkEffort, PeerLink, burst_bytes, most_bent
+from profiler.links.processes import LinkCosts, groups_of
 from profiler.measure.child_process import Child, Report
 from runtime.optim.sharding import GradientBuckets
 from runtime.transport import Hub, InProcessTransport

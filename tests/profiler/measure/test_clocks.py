@@ -13,6 +13,7 @@ import torch
 from cuda_ops.device.gpus import GpuDescription
 from planner.ir.errors import MissingDeviceError, RankCountError, UsageError
 from profiler.measure import devices, noise
+from profiler.measure.contention import clocks, governor, is_throttled
 from profiler.measure.devices import BACKENDS, CPU, CUDA, chosen, describe, described
 from profiler.measure.host_time import with_calls
 from profiler.measure.noise import (
@@ -21,9 +22,6 @@ from profiler.measure.noise import (
     LapClock,
     ThreadClock,
     clock_for,
-    clocks,
-    governor,
-    is_throttled,
     timed,
 )
 from profiler.measure.partial_results import Rest
@@ -185,6 +183,7 @@ def test_on_the_processor_nothing_runs_ahead() -> None:
 
 def here(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(devices, "num_gpus", lambda: count)
+    monkeypatch.setattr(devices, "may_have_gpus", lambda: True)
     monkeypatch.setattr(devices, "why_no_gpu", lambda: "" if count else "torch finds no NVIDIA GPU")
 
 

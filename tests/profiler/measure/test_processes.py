@@ -29,6 +29,7 @@ from planner.ir.errors import (
 )
 from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, PartShape, PreparationCost, SiteHalo
 from profiler.measure.child_process import Child, Report
+from profiler.measure.job import MeasuringJob
 from profiler.measure.partial_results import (
     CapturedGraph,
     Contents,
@@ -42,7 +43,6 @@ from profiler.measure.partial_results import (
 )
 from profiler.measure.processes import MeasuredProcesses, measure_in_processes
 from profiler.measure.progress import Overall, ProfileProgress
-from profiler.measure.worker import MeasuringJob
 from profiler.session import profile
 from tests.profiler.measure.test_sizes import never_falls
 
@@ -250,6 +250,7 @@ class Machine:
         self.jobs: list[MeasuringJob] = []
         self.measured: list[int] = []
         self.interrupt_at = self.changes_at = -1
+        self.run_delays: dict[int, float] = {}
         self.graph = chain_graph(2)
 
     def child(self, function: str, job: MeasuringJob, core: int | None) -> Machine:
@@ -285,6 +286,7 @@ class Machine:
             yield ProfileProgress("l0", 1.0, 0.0, 1.0, 2.0, 1.0, samples)
             seconds = 1.0 + 0.1 * len(self.jobs)
             sizes.append(SizeCosts(samples, (Measurement("l0", samples, seconds, seconds, 0, 0, 0, 0, 1),), seconds))
+            sizes[-1] = replace(sizes[-1], run_delay=self.run_delays.get(samples, 1.0))
             yield sizes[-1]
         return ModelCosts(
             FinishedMeasurements(tuple(sizes)), self.rests.pop(0), ("1 to 2 samples, 1 layers",) * (not job.chosen)
@@ -345,6 +347,30 @@ def test_a_contended_process_runs_once_more_and_the_quieter_counts(
     assert "process 2 of 3 met a busy machine (5.0% of its time it waited" in said
     assert f"its {'second' if counts is again else 'first'} run was quieter" in said
     assert all(at.done <= at.total for at in session.seen)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_only_what_was_disturbed_is_measured_once_more(machine: Machine, session: Session, interrupted: bool) -> None:
+    machine.rests, machine.run_delays = [BUSY, QUIET, QUIET, QUIET], {1: 0.0, 2: 0.09, 4: 0.01}
+    if interrupted:
+        machine.interrupt_at = 4
+        with pytest.raises(KeyboardInterrupt):
+            session.measure()
+        machine.interrupt_at = -1
+    found = session.measure(resume=interrupted)
+    assert machine.measured == [1, 2, 4, 2, *[1, 2, 4] * 2]
+    assert [sorted(size.samples for size in costs.done.sizes) for costs in found.costs] == [[1, 2, 4]] * 3
+    assert [process.repeated for process in found.processes] == [True, False, False]
+    assert [process.step_s["1"] < process.step_s["2"] for process in found.processes] == [True, False, False]
+    if not interrupted:
+        assert any("1 of 3 sizes and rounds of parts are measured once more" in text for text in session.said)
+
+
+def test_where_the_processor_changed_its_pace_all_is_measured_once_more(machine: Machine, session: Session) -> None:
+    machine.rests = [replace(QUIET, canary_after_s=1.2 * QUIET.canary_before_s), QUIET, QUIET, QUIET]
+    machine.run_delays = {1: 0.0, 2: 0.0, 4: 0.0}
+    session.measure()
+    assert machine.measured == [1, 2, 4] * 4
 
 
 def test_a_quick_profile_repeats_nothing(machine: Machine, session: Session) -> None:

@@ -16,6 +16,7 @@ from planner.costs.layers.interpolation import layer_cost
 from planner.ir.codec import fingerprint
 from planner.ir.errors import StaleFileError, UsageError
 from planner.ir.profile import Measurement, ModelSource, Optimizer
+from profiler.measure.job import MeasuringJob
 from profiler.measure.partial_results import (
     CapturedGraph,
     ChosenMeasurements,
@@ -35,7 +36,7 @@ from profiler.measure.sizes import (
     reading_error,
 )
 from profiler.measure.timing import QUICK, TimingEffort, shared
-from profiler.measure.worker import MeasuringJob, given_sizes, measure_model
+from profiler.measure.worker import given_sizes, measure_model
 
 Cost = Callable[[int], float]
 Network = Mapping[str, Cost]

@@ -16,9 +16,9 @@ from planner.ir.errors import UnknownNameError, UsageError
 from planner.ir.profile import Optimizer
 from profiler.capture.graph import capture
 from profiler.measure import beside_layers, deduplicated
+from profiler.measure.back_ends import back_end_keys
 from profiler.measure.beside_layers import action_overhead_s, parameter_costs, step_seconds, still_optimizer
 from profiler.measure.deduplicated import ShorterPass, StandIn, stand_ins_of, time_deduplicated
-from profiler.measure.devices import back_end_keys
 from profiler.measure.memory import footprints
 from profiler.measure.noise import CudaClock, ThreadClock
 from profiler.measure.timing import (

@@ -21,7 +21,7 @@ from planner.ir.graph import Graph
 from planner.ir.profile import Measurement, ModelSource, Optimizer, PartShape, Profile, Provenance
 from planner.layers import kind
 from profiler.capture.graph import capture
-from profiler.measure.devices import back_end_keys
+from profiler.measure.back_ends import back_end_keys
 from profiler.measure.memory import footprints
 from profiler.measure.partial_results import SizeCosts
 from profiler.measure.sizes import Limits
