@@ -55,6 +55,9 @@ HELD = {
     ),
     "links that lead outside": "runtime/checkpoint/test_reader.py::test_a_link_to_outside_is_refused",
     "Hashes find damage": "runtime/checkpoint/test_reader.py::test_every_flipped_bit_is_found",
+    "So is `machine.json` beside it": (
+        "profiler/links/test_kept.py::test_what_another_user_may_have_put_there_is_not_read"
+    ),
     "C++ kernels are kept": "cuda_ops/sparse/test_native_library.py::test_the_cache_is_this_users_alone",
     "Nothing is loaded from it": (
         "cuda_ops/sparse/test_native_library.py::test_what_is_not_this_users_is_left_alone_with_a_word"

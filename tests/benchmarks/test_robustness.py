@@ -69,7 +69,7 @@ def test_a_habit_that_goes_wrong_is_told_from_one_that_is_refused() -> None:
     assert "is not said" in habits.fault(habits.Habit("refused", noted(1.0), kinds[habits.REFUSED], "other words"))
 
 
-@pytest.mark.parametrize(("what", "number"), [("plan", 30), ("profile", 12), ("text", 200)])
+@pytest.mark.parametrize(("what", "number"), [("plan", 60), ("profile", 12), ("text", 200)])
 def test_spoilt_files_are_refused_or_hold(what: str, number: int) -> None:
     fuzz = {"plan": fuzzing.fuzz_plans, "profile": fuzzing.fuzz_profiles, "text": fuzzing.fuzz_texts}[what]
     found = fuzz(number, seed=7)

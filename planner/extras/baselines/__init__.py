@@ -13,7 +13,6 @@ Modules:
                  IPDPS 2019
     hpgo         HPGO, the planner that DAPPLE's authors released: few families of pipelines, the best by one closed
                  form
-    incumbents   What published planners choose, for a search of ours to start from
     pipedream    PipeDream (Narayanan et al., SOSP 2019): the shortest slowest stage of a pipeline with replicated
                  stages
     piper        Piper (Tarnawski, Narayanan and Phanishayee, NeurIPS 2021)

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.chains import chain_profile
 from planner.costs.candidate import Candidate
-from planner.costs.memory import table
+from planner.costs.memory import memory_bound, table
 from planner.costs.memory.lifetimes import Usage, usages
 from planner.costs.memory.memory_bound import kept_by
 from planner.costs.memory.table import What, divided, held_in_turn
@@ -39,7 +39,7 @@ def test_saved_activations_live_while_their_micro_batch_is_in_flight(schedule: s
     assert most == list(kept_by(schedule, 3, MICRO_BATCHES))
 
 
-MEMOS = kept_by, held_in_turn
+MEMOS = memory_bound._kept_of, held_in_turn
 
 
 @pytest.fixture
