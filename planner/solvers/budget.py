@@ -38,7 +38,6 @@ MOST_BYTES = 1 << 30
 
 _MOST_PACE = 10.0
 _SLOW = 1.2  # a pace that is no error of what is counted
-_LATE = 1.05  # of a limit, by the clock: later than by work, so that work decides where both are about as much
 _PACE_AFTER_S = 0.2  # of work, from which a machine's pace can be told
 
 
@@ -116,7 +115,7 @@ class Budget:
         until_end_s = work_s + max(self._reserve_s, self._ledger.reserve_s)
         if self.work_s + work_s > self._ends_at_s or self.work_s + until_end_s > self._ledger.limit_s:
             return False
-        return self.elapsed_s + until_end_s * self._pace <= _LATE * min(self._until_s, self._ledger.limit_s)
+        return self.elapsed_s + until_end_s * self._pace <= min(self._until_s, self._ledger.limit_s)
 
     def takes(self, work_s: float) -> bool:
         """Whether there is room for so much more work, which is then noted as done."""
