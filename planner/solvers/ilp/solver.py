@@ -144,6 +144,10 @@ def _unfiltered(problem: Problem, cost_model: CostModel) -> Iterator[Candidate]:
         yield from everyday.even_split(problem, cost_model)
 
 
+OTHER_WINDOWS = "windows of micro-batches in flight that are not a schedule's own"
+"""What the program leaves out of schedules that may have any."""
+
+
 def priced_schedules(problem: Problem) -> tuple[str, ...]:
     """The schedules that the program can price.
 
@@ -218,6 +222,8 @@ class Enumeration:
         cuts = cuts_of(cost_model, MANY_IDEALS, may_part_ties(problem), may_part_free(problem), merges_orders=False)
         received, (counts, left_out) = StagesBehind.of(cuts).least_received(), group_counts(devices)
         self.rejected.update(devices.restrictions)
+        if any(traits(name).windowed for name in priced_schedules(problem)):
+            self.rejected[OTHER_WINDOWS] = "the program knows one for each schedule"
         if left_out:
             self.rejected[left_out] = f"more than {FEW_GROUPS} groups of devices"
         if not cuts.complete:
