@@ -304,9 +304,11 @@ class Neighbours:
 def neighbours_of(compiled: CompiledProgram, costs: StageCosts, action_s: Sequence[float]) -> Neighbours | None:
     """None where no rank loses anything: each is alone on its host, or the profile knows of no slow-down."""
     profile = costs.cost_model.profile
+    if not profile.slowdowns:
+        return None
     devices = profile.cluster.devices[: len(compiled.rows)]
     working = [device.host for device, row in zip(devices, compiled.rows, strict=True) if row]
-    if not profile.slowdowns or compiled.copies * max(Counter(working).values(), default=0) < 2:
+    if compiled.copies * max(Counter(working).values(), default=0) < 2:
         return None
     measured = {kind: max(one.num_devices for one in slowed) for kind, slowed in profile.slowdowns.items() if slowed}
     longer = tuple(

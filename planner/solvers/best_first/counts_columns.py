@@ -36,7 +36,7 @@ _PASSES = 3  # times that a number of a column is looked at before it is known, 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Places:
+class CutPlaces:
     """Cuts that are told apart.
 
     Attributes:
@@ -56,7 +56,7 @@ class Places:
         return bool(np.array_equal(self.cuts, self.outer))
 
     @classmethod
-    def of(cls, prices: GroupPrices) -> Places | None:
+    def of(cls, prices: GroupPrices) -> CutPlaces | None:
         """None where there are too many cuts that are no chain."""
         cuts = prices.cuts
         count = len(cuts.members)
@@ -112,25 +112,25 @@ class ColumnStages:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Pairs:
-    """Places where stages begin and end, flat."""
+class _Ends:
+    """CutPlaces where stages begin and end, flat."""
 
     first: Numbers
     last: Numbers
 
-    def only(self, which: Numbers) -> _Pairs:
+    def only(self, which: Numbers) -> _Ends:
         """Some of them."""
-        return _Pairs(self.first[which], self.last[which])
+        return _Ends(self.first[which], self.last[which])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Sums:
+class _RunningSums:
     """Running sums over layers, by place where a stage begins, and by place where it ends."""
 
     before: Array
     until: Array
 
-    def between(self, pairs: _Pairs) -> Array:
+    def between(self, pairs: _Ends) -> Array:
         """Of stages."""
         return np.maximum(self.until[pairs.last] - self.before[pairs.first], 0.0)
 
@@ -161,7 +161,7 @@ class Columns:
     """
 
     prices: GroupPrices
-    places: Places
+    places: CutPlaces
     worth: tuple[int, ...]
     kinds: tuple[str, ...] = field(init=False)
     is_open: bool = field(init=False)
@@ -252,21 +252,21 @@ class Columns:
         return every.only(np.flatnonzero((window > 0) & (alone_s <= upper_s)))
 
     @cached_property
-    def _pairs(self) -> _Pairs:
+    def _pairs(self) -> _Ends:
         """All places between which a stage may be."""
         cuts = self.places.cuts
         first, last = self.prices.cuts.inside[np.ix_(cuts, cuts)].nonzero()
-        return _Pairs(first, last)
+        return _Ends(first, last)
 
-    def _sums(self, by_layer: Array) -> _Sums:
+    def _sums(self, by_layer: Array) -> _RunningSums:
         """Over the layers that surely are between two places."""
         sums = self.prices.cuts.sums(by_layer)
-        return _Sums(sums[self.places.first], sums[self.places.last])
+        return _RunningSums(sums[self.places.first], sums[self.places.last])
 
-    def _most_sums(self, by_layer: Array) -> _Sums:
+    def _most_sums(self, by_layer: Array) -> _RunningSums:
         """Over all layers that may be between them."""
         sums = self.prices.cuts.sums(by_layer)
-        return _Sums(sums[self.places.cuts], sums[np.maximum(self.places.outer, self.places.cuts)])
+        return _RunningSums(sums[self.places.cuts], sums[np.maximum(self.places.outer, self.places.cuts)])
 
     @property
     def _num_full(self) -> int:
@@ -292,7 +292,7 @@ class Columns:
         measured = {m.samples for m in self.prices.problem.profile.measurements.get(kind, ())}
         return sorted({least, most} | {samples for samples in measured if least < samples < most})
 
-    def _tail_s(self, kind: str, share: _Share, pairs: _Pairs) -> Array:
+    def _tail_s(self, kind: str, share: _Share, pairs: _Ends) -> Array:
         """Reduction and update."""
         prices = self.prices
         divides = prices.problem.shard != NEVER
@@ -327,7 +327,7 @@ class Columns:
                         longest = np.maximum(longest, np.diff(sums.backward_s))
         return longest
 
-    def _window(self, kind: str, share: _Share, pairs: _Pairs) -> Numbers:
+    def _window(self, kind: str, share: _Share, pairs: _Ends) -> Numbers:
         """The most micro-batches that memory lets stages keep, on the largest device of the kind; 0: there is none.
 
         All of them where members divide what they hold, or the last micro-batch is smaller.

@@ -27,16 +27,15 @@ import numpy as np
 
 from planner.costs.communication.collectives import transfer_s
 from planner.costs.communication.links import fastest
-from planner.costs.communication.stage_transfers import least_link, least_links, without_time
+from planner.costs.communication.stage_transfers import least_link
 from planner.costs.layers.cost_table import Array
 from planner.solvers.best_first.capacity import Capacity
-from planner.solvers.best_first.counts_columns import Columns, ColumnStages, Places
+from planner.solvers.best_first.counts_columns import Columns, ColumnStages, CutPlaces
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
-from planner.solvers.best_first.message_bound import HandoverBound
+from planner.solvers.best_first.message_bound import HandoverBound, least_links_of
 from planner.solvers.best_first.priced_groups import GroupPrices
 from planner.solvers.best_first.recurrence import Labels, across, alone, prepend, rounds_of
 from planner.solvers.budget import MOST_BYTES, NUMBER_S, OutOfTimeError, check_time
-from planner.solvers.candidates.feasibility import may_stream
 
 MOST_WORTH = 4
 """Of a device, where kinds are unlike."""
@@ -47,16 +46,6 @@ _MANY_TIMES = 1e6  # the work over capacity
 _RISES, _NEAR = 1.25, 1.01  # how upper bounds of tables rise; what is near enough to one
 _FEW_UNITS, _MANY_UNITS = 4, 128  # of the smallest stage, of all devices: where there are more, units are larger
 _SORTS = ("trip", "end", "total", "free")
-
-
-def least_step_s(prices: GroupPrices, capacity: Capacity, upper_s: float = inf, mixes_kinds: bool = True) -> float:
-    """No pipeline of one way to cut the batch takes less, see :func:`rising_bounds`.
-
-    Raises:
-        OutOfTimeError: the budget that this runs under is over.
-    """
-    *_, (least_s,) = rising_bounds([(prices, capacity)], upper_s, mixes_kinds)
-    return least_s
 
 
 def rising_bounds(
@@ -74,36 +63,56 @@ def rising_bounds(
     Raises:
         OutOfTimeError: the budget that this runs under is over.
     """
-    bounds = [min(upper_s, capacity.work_s) for _, capacity in ways]
-    columns = [_columns(prices, capacity, mixes_kinds) for prices, capacity in ways]
-    most_s = [min(upper_s, _MANY_TIMES * bound_s) for bound_s in bounds]
-    is_met = [False] * len(ways)  # whether there may be a pipeline below ``most_s``
-    yield tuple(bounds)
-    while True:
-        left = [number for number, own in enumerate(columns) if own is not None and bounds[number] < most_s[number]]
-        left = [number for number in left if not is_met[number] or _NEAR * bounds[number] < most_s[number]]
-        if not left:
-            return
-        number = min(left, key=lambda number: bounds[number])
-        rise = min(_RISES, most_s[number] / bounds[number])
-        tried_s = bounds[number] * (rise**0.5 if is_met[number] else rise)
-        own = columns[number]
-        least_s = CountsTable(own, tried_s).least_step_s() if own is not None else tried_s
-        bounds[number] = max(bounds[number], least_s)
+    risen = [_Rising.of(prices, capacity, upper_s, mixes_kinds) for prices, capacity in ways]
+    yield tuple(each.bound_s for each in risen)
+    while open_ways := [each for each in risen if each.is_open]:
+        min(open_ways, key=lambda each: each.bound_s).rise()
+        yield tuple(each.bound_s for each in risen)
+
+
+@dataclass(slots=True, eq=False)
+class _Rising:
+    """The bound of one way to cut the batch, while it rises.
+
+    Attributes:
+        columns: None where work over capacity is all that is known.
+        bound_s: no pipeline is faster.
+        most_s: bounds from here on are of no interest.
+        is_met: whether there may be a pipeline below that.
+    """
+
+    columns: Columns | None
+    bound_s: float
+    most_s: float
+    is_met: bool = False
+
+    @classmethod
+    def of(cls, prices: GroupPrices, capacity: Capacity, upper_s: float, mixes_kinds: bool) -> _Rising:
+        """Begun with all work over all devices."""
+        bound_s = min(upper_s, capacity.work_s)
+        places = CutPlaces.of(prices)
+        is_known = not prices.throughout.any() and not (mixes_kinds and len(capacity.weights) > 1)
+        columns = None
+        if is_known and places is not None and capacity.work_s:  # members do not share sites, nor a stage several kinds
+            columns = Columns(prices, places, worths(capacity.weights))
+        return cls(columns, bound_s, min(upper_s, _MANY_TIMES * bound_s))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is more to know."""
+        near_s = _NEAR * self.bound_s if self.is_met else self.bound_s
+        return self.columns is not None and near_s < self.most_s
+
+    def rise(self) -> None:
+        """By one table."""
+        assert self.columns is not None, "others are never open"
+        reached_s = min(self.most_s, _RISES * self.bound_s)
+        tried_s = (self.bound_s * reached_s) ** 0.5 if self.is_met else reached_s
+        least_s = CountsTable(self.columns, tried_s).least_step_s()
+        self.bound_s = max(self.bound_s, least_s)
         if least_s < tried_s:
-            is_met[number] = True
-            most_s[number] = tried_s
-        yield tuple(bounds)
-
-
-def _columns(prices: GroupPrices, capacity: Capacity, mixes_kinds: bool) -> Columns | None:
-    """None where work over capacity is all that is known."""
-    places = Places.of(prices)
-    if prices.throughout.any() or places is None or not capacity.work_s:  # members may share sites, not samples
-        return None
-    if mixes_kinds and len(capacity.weights) > 1:
-        return None
-    return Columns(prices, places, worths(capacity.weights))
+            self.is_met = True
+            self.most_s = tried_s
 
 
 def worths(weights: Sequence[float]) -> tuple[int, ...]:
@@ -230,16 +239,13 @@ class CountsTable:
     def _messages_s(self) -> tuple[Array, Array]:
         """A sample's outputs there, and its gradients back, between any two devices, by row of ``HandoverColumns``."""
         prices = self.columns.prices
-        cluster = prices.cost_model.profile.cluster
-        if may_stream(prices.problem):
-            cluster = without_time(cluster)
-        rows, overhead_s = prices.cuts.columns, min(map(prices.cost_model.tables.overhead_s, self.columns.kinds))
-        links = list(least_links(cluster).values())
+        rows = prices.cuts.columns
+        links = list(least_links_of(prices).values())
         if not links:
             return np.zeros(len(rows.slot)), np.zeros(len(rows.slot))
         link = least_link(fastest(links))
-        sizes = rows.forward_bytes, rows.backward_bytes
-        return tuple(transfer_s(link, each) + overhead_s for each in sizes)  # type: ignore[return-value]
+        overhead_s = min(map(prices.cost_model.tables.overhead_s, self.columns.kinds))
+        return transfer_s(link, rows.forward_bytes) + overhead_s, transfer_s(link, rows.backward_bytes) + overhead_s
 
 
 def _looked_up(table: Mapping[str, Array], slots: Numbers, left: Numbers) -> Labels:
@@ -257,7 +263,16 @@ def _fill(table: Mapping[str, Array], stages: ColumnStages, ways: _Ways, rounds:
     """
     after = left[None, :] - stages.worth[:, None]  # [ways, left]
     own = stages.by_way()
-    message = HandoverBound(ways.there[:, None], ways.there[:, None], *2 * [ways.back[:, None]], *3 * [np.zeros(1)])
+    there_s, back_s, nothing = ways.there[:, None], ways.back[:, None], np.zeros(1)
+    message = HandoverBound(
+        there=there_s,
+        path=there_s,
+        back=back_s,
+        back_all=back_s,
+        load_there=nothing,
+        load_back=nothing,
+        load_both=nothing,
+    )
     behind = _looked_up(table, ways.behind[:, None], np.maximum(after, 0))
     sees = across(behind, message)
     goes_on = prepend(own, sees, rounds[:, None], 0.0, ways.reads[:, None], ways.returns[:, None])

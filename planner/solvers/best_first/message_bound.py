@@ -61,6 +61,12 @@ class HandoverBound:
     load_both: Array
 
 
+def least_links_of(prices: GroupPrices) -> dict[str, Link]:
+    """By tier, a link that is never slower than one between two devices (``least_links``); no time where it streams."""
+    cluster = prices.cost_model.profile.cluster
+    return least_links(without_time(cluster) if may_stream(prices.freedom.problem) else cluster)
+
+
 @dataclass(eq=False)
 class HandoverBounds:
     """Hand-overs between groups, each worked out once.
@@ -79,10 +85,7 @@ class HandoverBounds:
 
     def __post_init__(self) -> None:
         cluster = self.prices.cost_model.profile.cluster
-        streams = may_stream(self.prices.freedom.problem)
-        if streams:
-            cluster = without_time(cluster)
-        self._links = least_links(cluster)
+        self._links = least_links_of(self.prices)
         *inner, outermost = (tier.name for tier in cluster.nested_tiers)
         groups = np.array([pool.groups for pool in self.prices.pools], dtype=object)
         self._tiers = np.full((len(groups), len(groups)), outermost, dtype=object)
@@ -91,6 +94,7 @@ class HandoverBounds:
         hosts = [cluster.devices[pool.ranks[0]].host for pool in self.prices.pools]
         self.hosts = tuple(map(hosts.index, hosts))
         self.has_cards = len(set(self.hosts)) > 1
+        streams = may_stream(self.prices.freedom.problem)
         self._card_bytes_per_s = inf if streams else self.prices.cost_model.network.most_card_bytes_per_s
 
     @once_by(lambda _, source, destination: (source.counts, source.shares, destination.counts, destination.shares))

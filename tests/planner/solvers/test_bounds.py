@@ -28,7 +28,7 @@ from planner.ir.program import BUCKET_BYTES
 from planner.solvers import solver
 from planner.solvers.best_first.bound import Suffixes
 from planner.solvers.best_first.capacity import Capacity, capacity
-from planner.solvers.best_first.counts_table import least_step_s
+from planner.solvers.best_first.counts_table import rising_bounds
 from planner.solvers.best_first.graph_cuts import cuts_of
 from planner.solvers.best_first.leaf_bound import Leaf, Leaves
 from planner.solvers.best_first.prefixes import Expansion, Frontier, PipelinePrefix
@@ -113,6 +113,14 @@ def with_all_shares(frontier: Frontier, leaf: Leaf, candidate: Candidate) -> Ite
         around = every.clocks.bounds(np.hstack([least, samples]), np.hstack([most, samples]))
         assert (around <= around[-1] * (1 + 1e-9)).all()
         yield max(leaf.bound_s, float(around[-1])), replace(candidate, shares=shares)
+
+
+def least_step_s(
+    prices: GroupPrices, capacity: Capacity, upper_s: float = float("inf"), mixes_kinds: bool = True
+) -> float:
+    """The last of the rising bounds of one way to cut the batch."""
+    *_, (least_s,) = rising_bounds([(prices, capacity)], upper_s, mixes_kinds)
+    return least_s
 
 
 def pipelines(problem: Problem) -> Iterator[tuple[list[float], float, float]]:
