@@ -410,6 +410,7 @@ def _unlinked() -> Profile:
 def _with_terms() -> Profile:
     layers = list(PROFILE.graph.layers)
     layers[-2] = replace(layers[-2], kind="loss")
+    layers[-1] = replace(layers[-1], attributes={**layers[-1].attributes, NEEDS_WHOLE_BATCH: True})
     return replace(PROFILE, graph=replace(PROFILE.graph, layers=tuple(layers)))
 
 
@@ -426,7 +427,7 @@ PROFILES: Mapping[str, Callable[[], Profile]] = {
     "keeping": partial(_marked, KEEPS_SAMPLES, "buffer"),  # what a layer sees of the rows of a batch
     "unlinked": _unlinked,  # nothing is known of the link between two hosts
     "small_devices": partial(chain_profile, 6, 2, parameter_bytes=2**20, activation_bytes=2**14, memory_bytes=2**12),
-    "with_terms": _with_terms,  # a term of the loss is read by the layers behind it
+    "with_terms": _with_terms,  # a term of the loss, and a layer behind it that needs the whole batch
     "of_one_size": partial(_marked, FIXES_SAMPLES),
     "of_whole_batches": partial(_marked, NEEDS_WHOLE_BATCH),  # its loss joins samples
 }
