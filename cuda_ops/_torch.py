@@ -62,7 +62,8 @@ try:
     from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
     COMPOSITE_KEYS = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd)
-    BatchNormBase, DropoutBase = nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd
+    BatchNormBase = nn.modules.batchnorm._BatchNorm
+    DropoutBase = nn.modules.dropout._DropoutNd
     attention_with_weights = torch.ops.aten._scaled_dot_product_attention_math.default
     check: Callable[..., None] = torch._check
 except (AttributeError, ImportError) as error:

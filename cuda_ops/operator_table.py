@@ -32,10 +32,16 @@ from cuda_ops.dense.backward_halves import (
     read_transposed_conv,
 )
 
-SAME, REGROUPED, EXPANDED, PERMUTED, PART, PARTS = "same", "regrouped", "expanded", "permuted", "part", "parts"
+SAME = "same"
+REGROUPED = "regrouped"
+EXPANDED = "expanded"
+PERMUTED = "permuted"
+PART = "part"
+PARTS = "parts"
 RESHAPED = frozenset({REGROUPED, EXPANDED, PERMUTED})
 _NAMESPACES = ("aten", "halopipe")
-CLASSES, ROWS = ("target", "self", 1), ("indices", "weight", 0)
+CLASSES = ("target", "self", 1)
+ROWS = ("indices", "weight", 0)
 
 
 @dataclass(frozen=True, slots=True)

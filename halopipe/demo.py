@@ -195,7 +195,8 @@ def _run_rival(plan: Plan, profile: Profile, ours: RunResult, rivals: Mapping[st
     if result is not None:
         for title, each in (("plan.json", ours), (name, result)):
             emit(f"{title}, measured:\n{tables.gantt(each.timeline, plan_files.device_names(plan))}\n")
-        our_s, rival_s = ours.measured(plan.prediction).step_s, result.measured(rival.prediction).step_s
+        our_s = ours.measured(plan.prediction).step_s
+        rival_s = result.measured(rival.prediction).step_s
         sure = next(iter(Comparison({"plan.json": plan, name: rival}, profile=profile).ties.values()), None)
         emit(gain("plan.json", (plan.prediction, our_s), name, (rival.prediction, rival_s), sure))
         if plan.search.tie is not None:
@@ -217,7 +218,8 @@ def gain(
         sure: with what probability the faster at the mean is the faster, where that makes the two a tie
             (``planner.costs.ties``); None: it does not.
     """
-    (predicted, measured_s), (rival, rival_s) = our_step, rival_step
+    predicted, measured_s = our_step
+    rival, rival_s = rival_step
     rows = [
         (each, units.seconds_within(expected.step_s, expected.p10_s, expected.p90_s), units.seconds(step_s))
         for each, (expected, step_s) in ((ours, our_step), (name, rival_step))

@@ -138,7 +138,8 @@ class Partition:
 
         def along(dim: int, interval: Interval) -> Interval:
             before, after = halos.get(dim, (0, 0))
-            start, stop = interval.start - before, interval.stop + after
+            start = interval.start - before
+            stop = interval.stop + after
             return Interval(start, stop) if outside else Interval(max(0, start), min(self.shape[dim], stop))
 
         grown = tuple(
@@ -220,7 +221,8 @@ class Ranks:
     def _set(self, peers: PeerGroup) -> None:
         self._peers = peers
         self._exchanges: dict[tuple[Partition, Partition], Exchange] = {}
-        self.rank, self.size = peers.position, len(peers.ranks)
+        self.rank = peers.position
+        self.size = len(peers.ranks)
 
     @property
     def sent_bytes(self) -> int:
@@ -254,7 +256,8 @@ class Ranks:
         if shared is not None:
             remedies = ["give each element to one rank, or equal boxes to several"]
             raise UsageError("what ranks have overlaps", [f"{_text(shared[0])} and {_text(shared[1])}"], remedies)
-        count, total = sum(map(volume, owned)), volume(whole(source.shape))
+        count = sum(map(volume, owned))
+        total = volume(whole(source.shape))
         if count != total or any(inside(box, source.shape) != box for box in owned):
             text = f"the ranks have {count} elements of a tensor of shape {source.shape}, which has {total}"
             raise UsageError(text, [_text(box) for box in sorted(owned)], ["let the cut points end with the extents"])
@@ -308,7 +311,8 @@ def sum_reduce(x: Tensor, source: Partition, target: Partition, ranks: Ranks) ->
     if len(set(owned)) != len(owned):
         twice = next(box for box in owned if owned.count(box) > 1)
         raise UsageError("a sum is to be on several ranks", [f"{_text(twice)} twice"], ["all_reduce, or broadcast it"])
-    exchange, box = ranks.exchange(target, source), source.boxes[ranks.rank]
+    exchange = ranks.exchange(target, source)
+    box = source.boxes[ranks.rank]
     terms = _part(x, box, "source", ranks)
     return accumulate(terms.to(sum_dtype(x.dtype)), exchange, box).to(x.dtype)
 
@@ -325,10 +329,12 @@ def all_reduce(x: Tensor, ranks: Ranks, partition: Partition | None = None) -> T
     members: dict[Box, list[int]] = {}
     for rank, box in enumerate(boxes):
         members.setdefault(box, []).append(rank)
-    terms, sums = [Interval(0, 0)] * len(boxes), [Interval(0, 0)] * len(boxes)
+    terms = [Interval(0, 0)] * len(boxes)
+    sums = [Interval(0, 0)] * len(boxes)
     offset = 0
     for box, owners in members.items():
-        count, even = volume(box), tuple(range(len(owners) + 1))
+        count = volume(box)
+        even = tuple(range(len(owners) + 1))
         for rank, part in zip(owners, scaled_intervals(even, count), strict=True):
             terms[rank] = Interval(offset, offset + count)
             sums[rank] = Interval(offset + part.start, offset + part.stop)

@@ -162,7 +162,8 @@ class Engine(StateDict):
         graph_batch, specialization, ahead_s, before_bytes = self._runner.bound(batch, self.num_steps, trains=True)
         executor = self._runner.executor(specialization, evaluates=False)
         self._gradient_sync.begin()
-        self._runner.norm, kept = None, self._guard.begin()
+        self._runner.norm = None
+        kept = self._guard.begin()
         try:
             ran, step_s = self._runner.run(executor, graph_batch, self.num_steps)
         except StopBeforeStepError:
@@ -172,9 +173,12 @@ class Engine(StateDict):
         self.num_steps += 1
         left_out = self._guard.judge(GuardedStep(self.num_steps - 1, batch, loss, kept))
         activity = context.activity
-        activity.num_done, activity.loss, activity.step_s = self.num_steps, loss, step_s
+        activity.num_done = self.num_steps
+        activity.loss = loss
+        activity.step_s = step_s
         activity.steps.note(self.num_steps, ran.spans, step_s)
-        seconds, peaks = ahead_s + step_s, ran.peak_bytes
+        seconds = ahead_s + step_s
+        peaks = ran.peak_bytes
         return StepResult(loss, seconds, ran.spans, self._runner.norm, rates, peaks, left_out, before_bytes)
 
     def evaluate(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> EvaluationResult:
@@ -193,9 +197,11 @@ class Engine(StateDict):
         executor = self._runner.executor(specialization, evaluates=True)
         executor.kept = tuple(keep) or self.context.judged
         ran, step_s = self._runner.run(executor, batch, self.num_steps)
-        loss, seconds = self._loss(specialization), ahead_s + step_s
+        loss = self._loss(specialization)
+        seconds = ahead_s + step_s
         outputs: dict[int, Mapping[str, Piece]] = dict(executor.outputs)
-        axis, num_parts = self.context.boundaries.axis, self.context.decision.num_parts
+        axis = self.context.boundaries.axis
+        num_parts = self.context.decision.num_parts
         if axis is not None:
             outputs = addition("runtime", "joined parts", TIME_DIMS)(axis, outputs, batch.rows, num_parts)
         return EvaluationResult(

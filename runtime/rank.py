@@ -269,7 +269,8 @@ class RankContext:
         """Call when the stages are built: what others train need not stay alive."""
         for name in _OF_MODEL:
             getattr(self, name)
-        self.model, self.module = cast(Any, None), cast(Any, None)
+        self.model = cast(Any, None)
+        self.module = cast(Any, None)
 
     def gather(self) -> None:
         """Waits for all ranks, of which some may take long, but for none that is gone.
@@ -295,7 +296,8 @@ class RankContext:
 
     def of(self, error: HalopipeError, step: int, doing: str, stage: str = "", grid: str = "") -> HalopipeError:
         """An error of the same kind that says where it happened and what the others do."""
-        others, device = self.others(), self.decision.device_of(self.rank)
+        others = self.others()
+        device = self.decision.device_of(self.rank)
         details = [*error.details, *([f"the others: {others}"] if others else []), *([grid] if grid else [])]
         title = f"rank {self.rank} ({device}{stage}) stopped at step {step}, {doing}: {error.title}"
         return type(error)(title, details, error.remedies)

@@ -27,14 +27,16 @@ from tests.test_architecture import CODE, complaints, read_sources
 
 NETWORK = ("profiler.models.resnet:resnet18", "--input", "8,3,32,32", "--arg", "width=16", "--arg", "num_classes=10")
 GOALS = {
-    "planner core": 19_500,
-    "profiler core": 7_500,
-    "runtime core": 11_000,
-    "cuda_ops core": 4_500,
-    "halopipe core": 10_000,
+    "planner tokens": 360_000,
+    "profiler tokens": 117_000,
+    "runtime tokens": 160_000,
+    "cuda_ops tokens": 74_000,
+    "halopipe tokens": 157_000,
     "homonyms": 0,
+    "aliases of two meanings": 0,
     "vague names": 0,
     "wide functions": 30,
+    "packed assignments": 0,
 }
 WALK_GOALS = {"plan": 75, "run": 95, "serve": 95}
 LAST_COMMITS = 100
@@ -44,12 +46,12 @@ SECOND_PLACES = ("planner/check", "tests/oracles")
 def measure(quick: bool) -> list[Row]:
     """All figures; the seconds of installation, tests and demonstration only where there is time."""
     of_text = figures(read_sources(HOME))
-    of_core = sum(value for name, value in of_text.items() if name.endswith(" core"))
+    of_core = sum(value for name, value in of_text.items() if name.endswith(" core tokens"))
     rows_of_text = [
         at_most(name, value, "", GOALS[name]) if name in GOALS else Row(name, value, "")
         for name, value in of_text.items()
     ]
-    rows_of_text.append(at_most("core statements", of_core, "", 52_500))
+    rows_of_text.append(Row("core tokens", of_core, ""))
     once = [*rows_of_text, *_lines(), *_arrows(), *_twice(), *_walks(), _mypy_errors()]
     return once if quick else [*once, *_fresh_clone()]
 
@@ -59,7 +61,7 @@ def record(why: str) -> None:
     row = {"date": f"{datetime.date.today()}", **figures(read_sources(HOME)), "why": why}
     history = rows() if TABLE.exists() else []
     with TABLE.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(row), lineterminator="\n")  # a figure that is new has no earlier entry
+        writer = csv.DictWriter(file, list(row), extrasaction="ignore", lineterminator="\n")  # figures come and go
         writer.writeheader()
         writer.writerows([*history, row])
 

@@ -1,6 +1,7 @@
-"""The house by its text: how much there is, which names mean two things, which functions take too much.
+"""The house by its text: how much there is, which names mean two things, which functions take or hold too much.
 
-Statements are nodes of the syntax tree (``ast.stmt``): how lines are broken does not count.
+It is counted in tokens: names, operators, numbers and texts.  Docstrings, comments, how lines are broken and a comma at
+the end of a list count nothing, so that writing one name a line costs nothing.
 
 And as a command walks through it: modules of which a function really runs, and the types made on the way.  Both are
 read from a trace (``sys.setprofile``, put into every process by a ``sitecustomize`` on the path).  The body of a module
@@ -11,12 +12,14 @@ from __future__ import annotations
 
 import ast
 import csv
+import io
 import os
 import subprocess
 import sys
 import tempfile
+import tokenize
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,6 +82,9 @@ Names in a file's schema stand, as users see them: ``planner.ir.plan.Tie``, ``pl
 """
 
 MOST_PARAMETERS = 6
+MOST_NAMES = 25
+"""Of a function's own."""
+
 TABLE = Path(__file__).parents[1] / "results" / "house.csv"
 """A row for each time that the house was measured: the last one is what no later change may exceed."""
 
@@ -86,30 +92,82 @@ TABLE = Path(__file__).parents[1] / "results" / "house.csv"
 def figures(sources: Mapping[str, str]) -> dict[str, int]:
     """What :data:`TABLE` has a column for, of the text of modules by name.
 
-    Statements are counted with those inside others, those of a package's core without its folder ``extras``;
-    parameters with ``self``; of names those that more than one class has, and functions that bind a name of
-    :data:`VAGUE`.
+    Tokens of a package's core are those without its folder ``extras``; parameters count with ``self``.
     """
-    statements, extras, classes = dict.fromkeys(PACKAGES, 0), Counter[str](), Counter[str]()
-    vague = wide = 0
-    for module, text in sources.items():
-        package = module.partition(".")[0]
-        in_extras = module.startswith(f"{package}.extras.")
-        for node in ast.walk(ast.parse(text)) if package in PACKAGES else ():
-            statements[package] += isinstance(node, ast.stmt)
-            extras[package] += in_extras and isinstance(node, ast.stmt)
-            if isinstance(node, ast.ClassDef):
-                classes[node.name] += 1
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                vague += not VAGUE.isdisjoint(_bound(node))
-                wide += len(_parameters(node)) > MOST_PARAMETERS
+    ours = {module: text for module, text in sources.items() if module.partition(".")[0] in PACKAGES}
+    trees = {module: ast.parse(text) for module, text in ours.items()}
+    tokens = {module: num_tokens(text, trees[module]) for module, text in ours.items()}
+    nodes = [node for tree in trees.values() for node in ast.walk(tree)]
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    classes = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
     return {
-        **{f"{package} statements": count for package, count in statements.items()},
-        **{f"{package} core": count - extras[package] for package, count in statements.items()},
+        **{f"{package} tokens": _sum_of(tokens, f"{package}.") for package in PACKAGES},
+        **{
+            f"{package} core tokens": _sum_of(tokens, f"{package}.") - _sum_of(tokens, f"{package}.extras.")
+            for package in PACKAGES
+        },
         "homonyms": sum(count > 1 for count in classes.values()),
-        "vague names": vague,
-        "wide functions": wide,
+        "aliases of two meanings": len(_ambiguous_aliases(trees.values(), classes)),
+        "vague names": sum(not VAGUE.isdisjoint(_bound(function)) for function in functions),
+        "wide functions": sum(len(_parameters(function)) > MOST_PARAMETERS for function in functions),
+        "functions of many names": sum(len(set(_bound(function))) > MOST_NAMES for function in functions),
+        "packed assignments": sum(is_packed(node) for node in nodes),
     }
+
+
+def num_tokens(text: str, tree: ast.Module) -> int:
+    """Names, operators, numbers and texts of a module; a formatted text is one, whatever is in it."""
+    docstrings = {
+        node.body[0].lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and ast.get_docstring(node, clean=False) is not None
+    }
+    count = 0
+    inside = 0  # formatted texts
+    is_comma = False  # before this one
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        kind = tokenize.tok_name[token.type]
+        if kind == "FSTRING_START":
+            count += not inside
+            inside += 1
+        elif kind == "FSTRING_END":
+            inside -= 1
+        elif kind == "STRING" and token.start[0] in docstrings:
+            continue
+        elif kind in ("NAME", "OP", "NUMBER", "STRING") and not inside:
+            is_closing = token.string in (")", "]", "}")
+            count += 1 - (is_comma and is_closing)
+        if kind not in ("NL", "COMMENT"):
+            is_comma = token.string == ","
+    return count
+
+
+def is_packed(node: ast.AST) -> bool:
+    """Whether several names are each given a value of their own at once; a swap and the parts of one value are not."""
+    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Tuple):
+        return False
+    (target, *others) = node.targets
+    if others or not isinstance(target, ast.Tuple) or len(target.elts) != len(node.value.elts):
+        return False
+    names = [ast.unparse(name) for name in target.elts]
+    return sorted(names) != sorted(ast.unparse(value) for value in node.value.elts)
+
+
+def _sum_of(tokens: Mapping[str, int], prefix: str) -> int:
+    return sum(count for module, count in tokens.items() if module.startswith(prefix))
+
+
+def _ambiguous_aliases(trees: Iterable[ast.Module], classes: Container[str]) -> set[str]:
+    """Names that stand for one type here and for another there, or for a class."""
+    meanings: dict[str, set[str]] = {}
+    for tree in trees:
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                name = node.targets[0].id.lstrip("_")
+                if name[:1].isupper() and not name.isupper() and "_" not in name:
+                    meanings.setdefault(name, set()).add(ast.unparse(node.value))
+    return {name for name, values in meanings.items() if len(values) > 1 or name in classes}
 
 
 def private_words(sources: Mapping[str, str]) -> list[str]:

@@ -92,7 +92,8 @@ def _rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
-_LINEAR, _PRODUCT = ProductHalves(True), ProductHalves(False)
+_LINEAR = ProductHalves(True)
+_PRODUCT = ProductHalves(False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +192,14 @@ def read_conv(
     groups: int = 1,
 ) -> OperatorCall:
     """``aten::conv1d`` to ``conv3d``, also of a padding by name."""
-    steps, rates, none = _each(stride, weight), _each(dilation, weight), _each(0, weight)
+    steps = _each(stride, weight)
+    rates = _each(dilation, weight)
+    none = _each(0, weight)
     margins = [0] * (weight.ndim - 2)
     if padding == "same":
         whole = [rate * (size - 1) for rate, size in zip(rates, weight.shape[2:], strict=True)]
-        padding, margins = [margin // 2 for margin in whole], [margin % 2 for margin in whole]
+        padding = [margin // 2 for margin in whole]
+        margins = [margin % 2 for margin in whole]
     elif padding == "valid":
         padding = 0
     halves = ConvolutionHalves((steps, _each(padding, weight), rates, False, none, groups))
@@ -218,7 +222,9 @@ def read_transposed_conv(
     dilation: Any = 1,
 ) -> OperatorCall:
     """``aten::conv_transpose1d`` to ``conv_transpose3d``."""
-    steps, margins, more = _each(stride, weight), _each(padding, weight), _each(output_padding, weight)
+    steps = _each(stride, weight)
+    margins = _each(padding, weight)
+    more = _each(output_padding, weight)
     halves = ConvolutionHalves((steps, margins, _each(dilation, weight), True, more, groups))
     return OperatorCall(halves, input, weight, bias, True, lambda x: _batched(x, weight), _after(input, weight))
 

@@ -107,7 +107,8 @@ class OneDnn:
 
 
 ConvKernel = Native | OneDnn
-NATIVE, ONEDNN = Native(), OneDnn()
+NATIVE = Native()
+ONEDNN = OneDnn()
 
 
 def kernel_for(x: Tensor, weight: Tensor, options: Options) -> ConvKernel:

@@ -103,7 +103,9 @@ def cut_out(nodes: Sequence[fx.Node]) -> tuple[fx.Graph, dict[fx.Node, fx.Node],
         The graph; by node its copy there; what ``nodes`` are given by others, as the graph's inputs; and those of
         ``nodes`` that others use.
     """
-    own, inner, copies = set(nodes), fx.Graph(), dict[fx.Node, fx.Node]()
+    own = set(nodes)
+    inner = fx.Graph()
+    copies = dict[fx.Node, fx.Node]()
     inputs = list(dict.fromkeys(each for node in nodes for each in node.all_input_nodes if each not in own))
     for index, node in enumerate(inputs):
         copies[node] = inner.placeholder(f"value_{index}")
@@ -114,7 +116,8 @@ def cut_out(nodes: Sequence[fx.Node]) -> tuple[fx.Graph, dict[fx.Node, fx.Node],
 
 def _joined(graph: fx.Graph, nodes: list[fx.Node]) -> fx.Node:
     inner, copies, inputs, results = cut_out(nodes)
-    own, last = set(nodes), nodes[-1]
+    own = set(nodes)
+    last = nodes[-1]
     behind = _reached(own, lambda node: list(node.users))
     for node in [each for each in reversed(graph.nodes) if each < last and each in behind and each not in own]:
         last.append(node)  # it reads a part of what is there only once all of the unit has run

@@ -103,7 +103,8 @@ def deferred(node: fx.Node, current: CurrentQueue) -> Callable[..., Tensor] | No
     if reader is None or not reader.covers(target):
         return None
     arguments = arguments_of(node)
-    weight, bias = arguments[reader.weight], arguments[reader.bias] if reader.bias else None
+    weight = arguments[reader.weight]
+    bias = arguments[reader.bias] if reader.bias else None
     if any(not isinstance(each, fx.Node) or each.op != "get_attr" for each in (weight, bias) if each is not None):
         return None
     function = partial(_call, target, reader.read, current)
@@ -125,7 +126,9 @@ def _call(
         return target(*args, **kwargs)
     if call.weight.layout is not torch.strided or call.weight.is_complex():
         return target(*args, **kwargs)
-    x, weight, bias = call.x, call.weight, call.bias
+    x = call.x
+    weight = call.weight
+    bias = call.bias
     device = weight.device.type
     if torch.is_autocast_enabled(device):
         if call.autocasts is None:
@@ -159,7 +162,9 @@ class _Deferred(torch.autograd.Function):
         bias: Tensor | None,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.queue, ctx.halves, ctx.targets = queue, halves, targets
+        ctx.queue = queue
+        ctx.halves = halves
+        ctx.targets = targets
         ctx.set_materialize_grads(False)
         return halves.forward(x, weight, bias)
 

@@ -64,14 +64,17 @@ class Derivative(Unit):
 
     def __init__(self, graph: fx.Graph, places: Sequence[int], seeded: Sequence[bool]) -> None:
         super().__init__(graph)
-        self.places, self.seeded = tuple(places), tuple(seeded)
+        self.places = tuple(places)
+        self.seeded = tuple(seeded)
 
     def __call__(self, *arguments: Any) -> list[Tensor]:
         """The gradients, with a graph of their own where gradients are enabled."""
-        is_trained, num_seeds = torch.is_grad_enabled(), sum(self.seeded)
+        is_trained = torch.is_grad_enabled()
+        num_seeds = sum(self.seeded)
         with torch.inference_mode(False), torch.enable_grad():
             tensors = [each.clone() if isinstance(each, Tensor) and each.is_inference() else each for each in arguments]
-            inputs, seeds = tensors[: len(tensors) - num_seeds], iter(tensors[len(tensors) - num_seeds :])
+            inputs = tensors[: len(tensors) - num_seeds]
+            seeds = iter(tensors[len(tensors) - num_seeds :])
             for place in self.places:
                 if not inputs[place].requires_grad:
                     inputs[place] = inputs[place].detach().requires_grad_(True)

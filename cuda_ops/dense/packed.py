@@ -56,7 +56,8 @@ def packed_as_padded() -> Iterator[None]:
     """Within it tensors without data are packed by being left as they are; those with data as ever."""
     functions: Any = (rnn.pack_padded_sequence, rnn.pad_packed_sequence)
     classes: Any = (nn.LSTM, nn.GRU, nn.RNN)
-    codes, forwards = [each.__code__ for each in functions], [each.forward for each in classes]
+    codes = [each.__code__ for each in functions]
+    forwards = [each.forward for each in classes]
     for each, ours in zip(functions, (_pack_here, _pad_here), strict=True):
         each.__code__ = ours.__code__  # whoever has imported the function by its name calls the same object
     for cls, forward in zip(classes, forwards, strict=True):
@@ -161,7 +162,8 @@ def _run(
     bidirectional: bool,
     batch_first: bool,
 ) -> list[Tensor]:
-    time, directions = int(batch_first), 2 if bidirectional else 1
+    time = int(batch_first)
+    directions = 2 if bidirectional else 1
     ends_of = (num_layers * directions, input.shape[1 - time])
     shapes = [(*input.shape[:2], directions * widths[0]), *((*ends_of, width) for width in widths)]
     if isinstance(input, FakeTensor):

@@ -42,7 +42,8 @@ def _shaped(
     Args:
         passes_over: whether autocast leaves it alone on processors.
     """
-    device, states = input.device.type, (hx,) if isinstance(hx, Tensor) else tuple(hx)
+    device = input.device.type
+    states = (hx,) if isinstance(hx, Tensor) else tuple(hx)
     is_lowered = torch.is_autocast_enabled(device) and input.dtype != torch.float64
     dtype = torch.get_autocast_dtype(device) if is_lowered and not (passes_over and device == "cpu") else input.dtype
     widths = [state.shape[-1] for state in states]
@@ -112,7 +113,9 @@ def lacks_lstm(dtype: torch.dtype) -> bool:
         return False  # torch takes its own then
     size = 2
     with disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
-        x, state, bias = torch.zeros(1, 1, size), torch.zeros(1, size), torch.zeros(4 * size)
+        x = torch.zeros(1, 1, size)
+        state = torch.zeros(1, size)
+        bias = torch.zeros(4 * size)
         weight = torch.zeros(4 * size, size, requires_grad=True)
         tensors = [each.to(dtype) for each in (x, weight, weight, bias, bias, state, state)]
         options: tuple[Any, ...] = (False, [], _LSTM, size, 1, True, False, False, True)

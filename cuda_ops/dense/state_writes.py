@@ -56,7 +56,8 @@ def written_of_samples(graph: fx.Graph) -> dict[fx.Node, frozenset[str]]:
 
     Running statistics of batch normalisation are none of them: they are taken over the samples of all ranks.
     """
-    behind, dependent = attributes_behind(graph), _dependent(graph, None)
+    behind = attributes_behind(graph)
+    dependent = _dependent(graph, None)
     writers = {}
     for node in graph.nodes:
         names = frozenset(name for name, of_samples in _writes(node, behind, dependent) if of_samples)

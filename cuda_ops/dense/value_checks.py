@@ -69,7 +69,8 @@ require_finite.register_fake(torch.empty_like)
 require_finite.register_autograd(lambda _, gradient: gradient)
 require_valid.register_fake(lambda x, valid, where: torch.empty_like(x))
 require_valid.register_autograd(lambda _, gradient: (gradient, None, None))
-FINITE, VALID = torch.ops.halopipe.require_finite.default, torch.ops.halopipe.require_valid.default
+FINITE = torch.ops.halopipe.require_finite.default
+VALID = torch.ops.halopipe.require_valid.default
 torch.fx.node.has_side_effect(FINITE)
 torch.fx.node.has_side_effect(VALID)
 
@@ -181,7 +182,8 @@ def _is_tensor(node: fx.Node) -> bool:
 
 def _along(graph: fx.Graph, valid: fx.Node, value: fx.Node) -> fx.Node:
     """``valid`` with a dim for each of ``value``, whose dims of one event (a vector of shares) have one answer."""
-    answers, values = valid.meta["val"].shape, value.meta["val"].shape
+    answers = valid.meta["val"].shape
+    values = value.meta["val"].shape
     if list(map(str, answers)) != list(map(str, values[: len(answers)])):  # sizes that vary are compared by name
         return _made(graph, torch.ops.aten.all.default, valid)
     for dim in range(len(answers), len(values)):

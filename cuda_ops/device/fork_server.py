@@ -225,7 +225,8 @@ class Server:
     """This process's end of a server."""
 
     def __init__(self, link: socket.socket, process: Process) -> None:
-        self._socket, self._process = link, process
+        self._socket = link
+        self._process = process
         self._lock = threading.Lock()
 
     @classmethod
@@ -262,7 +263,8 @@ class Server:
                 socket.send_fds(self._socket, [b"+"], [*files, tells])
                 answer, handles, _, _ = socket.recv_fds(self._socket, _NUMBER.size, 1, socket.MSG_CMSG_CLOEXEC)
         except OSError:
-            answer, handles = b"", []
+            answer = b""
+            handles = []
         finally:
             os.close(tells)
         if not handles:

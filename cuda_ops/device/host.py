@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # <malloc.h> and <sys/prctl.h>
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_M_MMAP_MAX = -4
 _PR_SET_PDEATHSIG = 1
 
 _ALLOCATOR = ((_M_MMAP_THRESHOLD, 1 << 30), (_M_TRIM_THRESHOLD, (1 << 31) - 1), (_M_MMAP_MAX, 0))
@@ -159,7 +161,8 @@ def process_state(pid: int) -> ProcessState | None:
 
 def cpu_s_of_all(pid: int) -> float:
     """That a process and all that it has started have used."""
-    own, children = process_state(pid), list[str]()
+    own = process_state(pid)
+    children = list[str]()
     with contextlib.suppress(OSError):  # it may end meanwhile; its first thread, which starts most, is read first
         for task in Path(f"/proc/{pid}/task").glob("*/children"):
             children += task.read_text(encoding="ascii").split()

@@ -23,7 +23,8 @@ def seeded(seed: int) -> Iterator[None]:
     Generators of user code's own are its own to seed, and those of accelerators are left alone.
     """
     with _DRAWING, torch.random.fork_rng(devices=[]):
-        numbers, state = np.random.get_state(), random.getstate()  # noqa: NPY002  # as user code has it
+        numbers = np.random.get_state()  # noqa: NPY002  # as user code has it
+        state = random.getstate()
         seed_generators(seed)
         try:
             yield

@@ -11,7 +11,8 @@ __all__ = ["INSTALL", "NEWEST", "OLDEST", "RANGE", "TorchVersionError", "needs_p
 P = ParamSpec("P")
 R = TypeVar("R")
 
-OLDEST, NEWEST = (2, 11), (2, 13)
+OLDEST = (2, 11)
+NEWEST = (2, 13)
 """The lower bound of ``pyproject.toml`` and the release of ``constraints.txt``."""
 RANGE = "{}.{} to {}.{}".format(*OLDEST, *NEWEST)
 INSTALL = "pip install 'torch>={}.{},<{}.{}'".format(*OLDEST, NEWEST[0], NEWEST[1] + 1)
@@ -30,7 +31,8 @@ class TorchVersionError(ImportError):
         import torch
 
         self.title = f"torch {torch.__version__} lacks what halopipe leans on: {lacking}"
-        self.tested, self.remedy = f"tested: torch {RANGE}", INSTALL
+        self.tested = f"tested: torch {RANGE}"
+        self.remedy = INSTALL
         super().__init__(f"{self.title} ({self.tested}; {self.remedy})")
 
 

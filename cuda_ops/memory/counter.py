@@ -37,10 +37,14 @@ class MemoryCounter:
     def __init__(self, loaded: ctypes.CDLL) -> None:
         self._read = {name: getattr(loaded, _PREFIX + name) for name in _NUMBERS}
         for function in self._read.values():
-            function.restype, function.argtypes = ctypes.c_int64, ()
-        self._reset_peak, self._limit = getattr(loaded, _PREFIX + "reset_peak"), getattr(loaded, _PREFIX + "limit")
-        self._reset_peak.restype, self._reset_peak.argtypes = None, ()
-        self._limit.restype, self._limit.argtypes = None, (ctypes.c_int64,)
+            function.restype = ctypes.c_int64
+            function.argtypes = ()
+        self._reset_peak = getattr(loaded, _PREFIX + "reset_peak")
+        self._limit = getattr(loaded, _PREFIX + "limit")
+        self._reset_peak.restype = None
+        self._reset_peak.argtypes = ()
+        self._limit.restype = None
+        self._limit.argtypes = (ctypes.c_int64,)
 
     @property
     def current_bytes(self) -> int:

@@ -273,7 +273,8 @@ def _require_runs(where: str, starts: Tensor, lengths: Tensor, rows: int) -> Non
         return
     _within(where, "starts", starts, 0, rows + 1)  # an empty segment may start behind the last row
     _within(where, "lengths", lengths, 0, rows + 1)
-    firsts, ends = starts, starts + lengths  # no overflow: both are numbers of rows
+    firsts = starts
+    ends = starts + lengths  # no overflow: both are numbers of rows
     if not bool((ends[:-1] <= firsts[1:]).all()):  # else one after another, as those who make them do
         there = lengths > 0
         firsts, order = starts[there].sort()

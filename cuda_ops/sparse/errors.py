@@ -20,7 +20,11 @@ class SparseInputError(ValueError):
 
     def __init__(self, what: str, *, where: str, actual: object, expected: object, remedy: str) -> None:
         super().__init__(f"{where}: {what}: found {actual}, expected {expected}; {remedy}")
-        self.what, self.where, self.found, self.expected, self.remedy = what, where, actual, expected, remedy
+        self.what = what
+        self.where = where
+        self.found = actual
+        self.expected = expected
+        self.remedy = remedy
 
 
 class SparseImplementationError(RuntimeError):

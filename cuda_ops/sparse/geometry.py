@@ -255,7 +255,8 @@ class BuiltGeometry:
     def map(self, spec: MapSpec) -> KernelMap:
         cached = self._maps.get(spec)
         if cached is None:
-            source, target = self.keys(spec.source), _anchored(self.keys(spec.target), spec)
+            source = self.keys(spec.source)
+            target = _anchored(self.keys(spec.target), spec)
             how = spec.kernel, spec.stride, spec.dilation, spec.transposed
             neighbours = operators.kernel_map(source, target, *how)
             reverse = neighbours.flip(0) if _is_mirrored(spec) else operators.reversed_map(neighbours, source.shape[0])
@@ -302,7 +303,8 @@ def stride_of(route: Route) -> Triple:
     A generated set can be finer than the input: where the product of its strides does not divide, coordinates are in
     units of a fraction, and the stride is rounded down to 1.
     """
-    up, down = [1, 1, 1], [1, 1, 1]
+    up = [1, 1, 1]
+    down = [1, 1, 1]
     for step in route:
         for axis, extent in enumerate(step.stride):
             if step.kind == "strided":

@@ -140,7 +140,8 @@ def _unpack_add(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _keep_pack_boxes(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.shape, ctx.boxes = inputs[0].shape, list(inputs[1])
+    ctx.shape = inputs[0].shape
+    ctx.boxes = list(inputs[1])
 
 
 def _pack_boxes(ctx: Any, buffer: Tensor) -> tuple[Tensor | None, ...]:
@@ -148,7 +149,8 @@ def _pack_boxes(ctx: Any, buffer: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _keep_unpack_boxes(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.boxes, ctx.add = list(inputs[2]), inputs[3]
+    ctx.boxes = list(inputs[2])
+    ctx.add = inputs[3]
 
 
 def _unpack_boxes(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:

@@ -140,7 +140,8 @@ def local_map(kernel_map: KernelMap, source: Owned, target: Owned) -> LocalMap:
     """This rank's part of ``kernel_map``, whose inputs and outputs are owned as ``source`` and ``target`` say."""
     read = kernel_map.neighbours.index_select(1, target.rows)  # rows of the whole input, -1 for none
     readers = kernel_map.reverse.index_select(1, source.rows)
-    neighbours, reverse = source.renumbered(read), target.renumbered(readers)
+    neighbours = source.renumbered(read)
+    reverse = target.renumbered(readers)
     sends: dict[int, Tensor] = {}
     if _has_foreign(reverse):
         sends = _sends(readers, reverse, source, target)

@@ -125,11 +125,13 @@ class Clouds:
     ) -> None:
         rows = _rows(coordinates, features, counts)
         _require_targets(targets, preparation.per_site, *coordinates.shape[:2])
-        self.preparation, self.num_samples = preparation, len(counts)
+        self.preparation = preparation
+        self.num_samples = len(counts)
         self.geometry: BuiltGeometry
         self.geometry, order = geometry_of(_with_samples(coordinates, rows), self.num_samples)
         self._rows = rows[order]
-        self._features, self._targets = features, targets
+        self._features = features
+        self._targets = targets
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -215,7 +217,8 @@ def padded(clouds: Sequence[Tensor], features: Sequence[Tensor], points: int = 0
     coordinates = torch.zeros(len(clouds), rows, 3, dtype=clouds[0].dtype)
     values = torch.zeros(len(clouds), rows, features[0].shape[1], dtype=features[0].dtype)
     for index, (cloud, value) in enumerate(zip(clouds, features, strict=True)):
-        coordinates[index, : len(cloud)], values[index, : len(cloud)] = cloud, value
+        coordinates[index, : len(cloud)] = cloud
+        values[index, : len(cloud)] = value
     return _whole_numbers(coordinates), values, torch.tensor([len(cloud) for cloud in clouds])
 
 

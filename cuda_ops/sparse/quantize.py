@@ -169,7 +169,8 @@ def _collated(name: str, values: list[Any]) -> Any:
 
 
 def _cloud(number: int, coords: Any, feats: Any) -> tuple[Tensor, Tensor]:
-    sites, rows = torch.as_tensor(coords), torch.as_tensor(feats)
+    sites = torch.as_tensor(coords)
+    rows = torch.as_tensor(feats)
     where = f"{_COLLATE}, sample {number}"
     if sites.ndim != 2 or sites.shape[1] != 3:
         _refuse_batch("shape of coordinates", list(sites.shape), "[N, 3]", "the batch index is added here", where=where)
@@ -187,7 +188,9 @@ def _cloud(number: int, coords: Any, feats: Any) -> tuple[Tensor, Tensor]:
 
 
 def _joined(samples: Sequence[SparseTensor]) -> SparseTensor:
-    stride, clouds, first = samples[0].stride, [], 0
+    stride = samples[0].stride
+    clouds = []
+    first = 0
     for number, sample in enumerate(samples):
         if sample.stride != stride:
             remedy = "collate the tensors that the network reads"
@@ -204,7 +207,8 @@ def _joined(samples: Sequence[SparseTensor]) -> SparseTensor:
 
 def _order(samples: Sequence[SparseTensor]) -> Tensor | None:
     """Sorted samples one after another are sorted: their own orders, counted on."""
-    orders, first = [], 0
+    orders = []
+    first = 0
     for sample in samples:
         if sample.order is None:
             return None

@@ -67,9 +67,12 @@ BLOCK_BYTES = 1 << 20
 
 def sparse_conv(x: Tensor, weight: Tensor, neighbours: Tensor, reverse: Tensor) -> Tensor:
     """[M, Cout]: the sum over offsets k of x [N, Cin] at neighbours[k], times weight [K, Cin, Cout]."""
-    dtype, wide = x.dtype, accumulator(x.dtype)
-    x, weights = x.to(wide), weight.to(wide).unbind(0)
-    outputs, centre = neighbours.shape[1], identity(neighbours, x.shape[0])
+    dtype = x.dtype
+    wide = accumulator(x.dtype)
+    x = x.to(wide)
+    weights = weight.to(wide).unbind(0)
+    outputs = neighbours.shape[1]
+    centre = identity(neighbours, x.shape[0])
     sums = x.new_zeros((outputs, weight.shape[2])) if centre is None else x @ weights[centre]
     for rows in blocks(outputs, weight.shape[1:], x):
         part = sums[rows]
@@ -80,8 +83,11 @@ def sparse_conv(x: Tensor, weight: Tensor, neighbours: Tensor, reverse: Tensor) 
 
 def sparse_conv_weight(x: Tensor, dy: Tensor, neighbours: Tensor) -> Tensor:
     """[K, Cin, Cout]: for every offset the sum over its pairs of x [N, Cin] outer dy [M, Cout]."""
-    dtype, wide = x.dtype, accumulator(x.dtype)
-    x, dy, centre = x.to(wide), dy.to(wide), identity(neighbours, x.shape[0])
+    dtype = x.dtype
+    wide = accumulator(x.dtype)
+    centre = identity(neighbours, x.shape[0])
+    x = x.to(wide)
+    dy = dy.to(wide)
     sums = x.new_zeros((neighbours.shape[0], x.shape[1], dy.shape[1]))
     of_offset = sums.unbind(0)
     for rows in blocks(neighbours.shape[1], sums.shape[1:], x):
@@ -227,7 +233,8 @@ def _search_offsets(
     are_consecutive = dilation[2] == 1 and not transposed
     planes = [(x, y) for x in asked[0] for y in asked[1]][: -(-len(neighbours) // kernel[2])]
     for number, ((x, x_there), (y, y_there)) in enumerate(planes):
-        plane, plane_there = batch + x + y, _both(x_there, y_there)
+        plane = batch + x + y
+        plane_there = _both(x_there, y_there)
         places = None
         for (z, z_there), rows in zip(asked[2], neighbours[number * kernel[2] :], strict=False):
             keys = plane + z
@@ -306,7 +313,8 @@ def pack_boxes(x: Tensor, boxes: Sequence[int]) -> Tensor:
 
 def unpack_boxes(buffer: Tensor, x: Tensor, boxes: Sequence[int], add: bool) -> Tensor:
     """A copy of x with the elements of buffer put into its boxes, or added to them."""
-    filled, first = x.clone(memory_format=torch.contiguous_format), 0
+    filled = x.clone(memory_format=torch.contiguous_format)
+    first = 0
     for box in slices(boxes, x.ndim):
         target = filled[box]
         part = buffer[first : first + target.numel()].view(target.shape)
@@ -363,11 +371,13 @@ def sparse_max_pool(x: Tensor, neighbours: Tensor, reverse: Tensor) -> tuple[Ten
 
     Ties go to the smallest k; without any neighbour 0 and -1; the first NaN wins.
     """
-    outputs, channels = neighbours.shape[1], x.shape[1]
+    outputs = neighbours.shape[1]
+    channels = x.shape[1]
     largest = x.new_zeros((outputs, channels))
     argmax = neighbours.new_full((outputs, channels), -1)
     for _, to_rows, from_rows in offsets(neighbours):
-        candidate, best = x.index_select(0, from_rows), largest.index_select(0, to_rows)
+        candidate = x.index_select(0, from_rows)
+        best = largest.index_select(0, to_rows)
         best_row = argmax.index_select(0, to_rows)
         takes = (best_row < 0) | (candidate > best) | (candidate.isnan() & ~best.isnan())
         largest.index_copy_(0, to_rows, torch.where(takes, candidate, best))
@@ -406,7 +416,8 @@ def segment_max(x: Tensor, starts: Tensor, lengths: Tensor) -> tuple[Tensor, Ten
     Ties go to the smallest row; the first NaN wins.
     """
     rows, segments = segment_rows(starts, lengths)
-    values, shape = x.index_select(0, rows), (len(starts), x.shape[1])
+    values = x.index_select(0, rows)
+    shape = (len(starts), x.shape[1])
     spread = segments[:, None].expand(-1, shape[1])
     largest = torch.full(shape, -torch.inf, dtype=x.dtype, device=x.device).scatter_reduce_(0, spread, values, "amax")
     takes = (values == largest[segments]) | values.isnan()

@@ -158,7 +158,8 @@ def _unpack_add(base: Tensor, index: Tensor, rows: Tensor) -> Tensor:
 
 
 def _pack_boxes(x: Tensor, boxes: Sequence[int]) -> Tensor:
-    per_box, extents = 2 * x.ndim, [stop - start for start, stop in zip(boxes[::2], boxes[1::2], strict=True)]
+    per_box = 2 * x.ndim
+    extents = [stop - start for start, stop in zip(boxes[::2], boxes[1::2], strict=True)]
     return x.new_empty(sum(prod(extents[i : i + x.ndim]) for i in range(0, len(boxes) // per_box * x.ndim, x.ndim)))
 
 

@@ -95,7 +95,8 @@ def _name_arguments(error: HalopipeError, call: str, hints: Mapping[str, Any]) -
             return text
 
         def argument(match: re.Match[str]) -> str:
-            flag, value = match[1].replace("-", "_"), match[2]
+            flag = match[1].replace("-", "_")
+            value = match[2]
             name = next((each for each in (flag, _OTHERWISE.get(flag, "")) if each in hints), "")
             if not name:
                 return match[0]

@@ -53,9 +53,11 @@ def compare(*plans: PlanOrPath, **named: PlanOrPath) -> Comparison:
         raise UsageError("hp.compare has nothing to compare", [], ["hp.compare(plan, *others)"])
     by_name: dict[str, Plan] = {}
     for one in map(plan_in, plans):
-        name, number = one.search.solver, 2
+        name = one.search.solver
+        number = 2
         while name in by_name:
-            name, number = f"{one.search.solver} {number}", number + 1
+            name = f"{one.search.solver} {number}"
+            number = number + 1
         by_name[name] = one
     by_name.update({name: plan_in(one) for name, one in named.items()})
     first = next(iter((*plans, *named.values())))

@@ -99,7 +99,8 @@ def parallelize(
     from halopipe.launch.job_environment import job_rank
     from halopipe.training.optimizer_spec import spec_of
 
-    measured, job = None if profile is None else profile_in(profile), job_rank()
+    measured = None if profile is None else profile_in(profile)
+    job = job_rank()
     cluster = devices if job is None else job.num_ranks
 
     def make_plan() -> tuple[Profile, Plan]:

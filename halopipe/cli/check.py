@@ -87,8 +87,10 @@ def check(
 
 def _claim(proof: Proof) -> list[str]:
     """What a proof that holds says."""
-    space, gap = proof.space, units.percent(proof.gap)
-    bound, step = units.seconds(proof.bound_s), units.seconds(proof.step_s)
+    space = proof.space
+    gap = units.percent(proof.gap)
+    bound = units.seconds(proof.bound_s)
+    step = units.seconds(proof.step_s)
     cuts = "all" if space.any_cut else "between two layers of the network's order"
     repeated = [name for name in space.recompute if name != "nothing"]
     return [

@@ -55,7 +55,8 @@ def checkpoint(
     FILE: its weights. import --from FILE --plan PLAN: a checkpoint of plain weights, for run --resume to begin from.
     """
     if folder is None:
-        verb, folder = ("" if to is None else EXPORT), Path(what)
+        verb = "" if to is None else EXPORT
+        folder = Path(what)
         if what in VERBS and not folder.exists():
             raise UsageError(f"checkpoint {what} needs a folder", [], [f"halopipe checkpoint {what} FOLDER"])
     elif what in VERBS:

@@ -81,7 +81,8 @@ def with_words(arguments: Sequence[str]) -> list[str]:
         UsageError: what follows is nearly such a word.
     """
     choices = {flag_of(name): option_of(name).choices for name in ASKED if option_of(name).kind == WORD}
-    joined, rest = list[str](), list(arguments)
+    joined = list[str]()
+    rest = list(arguments)
     while rest:
         each = rest.pop(0)
         if each == "--":
@@ -195,19 +196,26 @@ def with_options(verb: Callable[..., None]) -> Callable[..., None]:
 
 def _parameter(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
     """The field as typer takes it, with limits of its values where they are numbers."""
-    default, option, name = field.default, spec(field), flag(field)
+    default = field.default
+    option = spec(field)
+    name = flag(field)
     kind = hint if default is None else type(default)
     is_number = kind in (int, float) or hint in (int | None, Sequence[int])
     if default is True:
         name, default = (name, False) if name.startswith("--no-") else (f"{name}/--no-{name.removeprefix('--')}", True)
     if option.kind == PATH:
-        kind, default = Path | None, None
+        kind = Path | None
+        default = None
     elif option.kind in WRITTEN:
-        kind, default, is_number = str, default_text(field), False
+        kind = str
+        default = default_text(field)
+        is_number = False
     elif option.kind == WORD:
-        kind, default = str, ""
+        kind = str
+        default = ""
     elif isinstance(default, tuple):
-        kind, default = list[int] | None if hint == Sequence[int] else list[str] | None, None
+        kind = list[int] | None if hint == Sequence[int] else list[str] | None
+        default = None
     names = option.choices or option.offers
     offers = names if callable(names) else completion.offered(names, listed=option.kind == NAMES) if names else None
     shown = typer.Option(

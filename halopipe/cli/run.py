@@ -65,8 +65,10 @@ def run(
     if options.profile_steps and not options.profile_folder:
         options = replace(options, profile_folder=str(Path("torch-traces").absolute()))
     output = Path(files.output) if files.output else plan_files.timeline_of(plan)
-    trace, profile = _path(files.trace), _path(files.profile)
-    events, traces = folder_of(options.metrics), _path(options.profile_folder)
+    trace = _path(files.trace)
+    profile = _path(files.profile)
+    events = folder_of(options.metrics)
+    traces = _path(options.profile_folder)
     metrics = _path(options.metrics) if events is None else None
     replaced = [plan] if files.update else []
     read = [plan, profile, job_of(context), *job_file.factory_files(options)]
@@ -92,7 +94,8 @@ def run(
         changes = () if replanned is None else replanned.changes
         is_other = replanned is not None and replanned.plan != planned
         if replanned is not None and is_other:
-            planned, source = replanned.plan, replanned.plan.inputs.as_seen(replanned.profile)
+            planned = replanned.plan
+            source = replanned.plan.inputs.as_seen(replanned.profile)
             step = training.predicted_step(planned, source)
         drift = None if source is None else calibration.drift(source, planned, options, result)
         report = training.RunReport(planned, result, *step, drift, changes, details)

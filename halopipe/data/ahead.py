@@ -45,8 +45,10 @@ class AheadSource:
     """
 
     def __init__(self, source: BatchSource, expect: Callable[[Batch], None]) -> None:
-        self._source, self._expect = source, expect
-        self.position, self.agreement = source.position, source.agreement
+        self._source = source
+        self._expect = expect
+        self.position = source.position
+        self.agreement = source.agreement
         self._next: tuple[Batch | None, Any] | None = None
 
     def take(self) -> Batch | None:
@@ -92,7 +94,8 @@ class Upcoming:
 
     def take(self) -> tuple[Any, ...]:
         """The batch of the step behind this one, once; () where nobody knows it, which is said at the second step."""
-        following, self._next = self._next, _END
+        following = self._next
+        self._next = _END
         self._num_taken += 1
         if self.is_wanted and self.warns and not self._is_told and self._num_taken == 2:
             _log.warning("%s", UNTOLD)
@@ -113,13 +116,16 @@ class Announced:
     def announce(self, item: Item, inputs: InputSpecs, planned: Sequence[int]) -> Batch:
         """``item`` as the engine takes it; raises as :func:`halopipe.data.sources.bound`."""
         copied = [_copied(pair) for pair in item] if isinstance(item, list) else _copied(item)
-        self._tensors, self._batch = tensors_of(copied), bound(copied, inputs, planned, is_prepared=True)
+        self._tensors = tensors_of(copied)
+        self._batch = bound(copied, inputs, planned, is_prepared=True)
         return self._batch
 
     def recognised(self, item: Item) -> Batch | None:
         """What was announced, if ``item`` is the same; it is forgotten in either case."""
-        tensors, batch = self._tensors, self._batch
-        self._tensors, self._batch = (), None
+        tensors = self._tensors
+        batch = self._batch
+        self._tensors = ()
+        self._batch = None
         return batch if batch is not None and _same(tensors, tensors_of(item)) else None
 
 

@@ -39,7 +39,8 @@ _MOST = 64
 
 COMPARING = "comparing batches with the others"
 
-UNREAD, ENDED = -1, -2
+UNREAD = -1
+ENDED = -2
 """In place of a digest: not read by this rank; there was no batch."""
 
 _REMEDIES = (
@@ -97,7 +98,8 @@ class Agreement:
         for slot, row in digests.items():
             table[slot] = torch.tensor(row, dtype=torch.int64)
         self._waiting.append((f"step {self.step + self.noted}{where}", table))
-        is_due, self.noted = self.always or self._is_due, self.noted + 1
+        is_due = self.always or self._is_due
+        self.noted = self.noted + 1
         if is_due:
             self.confirm()
 
@@ -116,7 +118,8 @@ class Agreement:
             return
         labels, tables = zip(*self._waiting, strict=True)
         self._waiting = []
-        mine, size = torch.stack(tables).flatten(), self.transport.world_size
+        mine = torch.stack(tables).flatten()
+        size = self.transport.world_size
         everybody = torch.zeros(size, mine.numel(), dtype=torch.int64)
         everybody[self.transport.rank] = mine
         flat = everybody.flatten()
@@ -214,8 +217,10 @@ class OwnSource:
         epochs: int = 0,
         agreement: Agreement | None = None,
     ) -> None:
-        self._context, self._items = context, read(data, start, epochs)
-        self.position, self.agreement = start, agreement
+        self._context = context
+        self._items = read(data, start, epochs)
+        self.position = start
+        self.agreement = agreement
 
     def take(self) -> Batch | None:
         upcoming = next(self._items, None)
@@ -241,7 +246,8 @@ class SentSource:
     """
 
     def __init__(self, context: RankContext, own: OwnSource | None, start: Position) -> None:
-        self._context, self._own = context, own
+        self._context = context
+        self._own = own
         self.position = start
         self.agreement: Agreement | None = None
 
@@ -280,7 +286,8 @@ class SentSource:
         return header
 
     def _receive(self, turn: int) -> Batch | None:
-        context, transport = self._context, self._context.transport
+        context = self._context
+        transport = self._context.transport
         size = self._header_size()
         transport.post_receive(_key(turn, _HEADER), 0, [((size,), torch.int64)])
         (header,) = transport.receive(_key(turn, _HEADER), 0)
@@ -333,7 +340,9 @@ class PartialBatch:
         self, context: RankContext, rows: tuple[int, ...], shapes: list[Shapes], parts: Mapping[Need, Tensor]
     ) -> None:
         self.rows = rows
-        self._context, self._shapes, self._parts = context, shapes, parts
+        self._context = context
+        self._shapes = shapes
+        self._parts = parts
 
     def shapes(self, microbatch: int) -> Shapes:
         return self._shapes[microbatch]

@@ -43,7 +43,8 @@ def digits(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterat
     while True:
         while len(waiting) < global_batch:
             waiting = torch.cat((waiting, torch.randperm(len(labels), generator=generator)))
-        now, waiting = waiting[:global_batch], waiting[global_batch:]
+        now = waiting[:global_batch]
+        waiting = waiting[global_batch:]
         yield images[now].expand(-1, input_shape[1], -1, -1).contiguous(), labels[now]
 
 

@@ -105,7 +105,8 @@ def _of_divided(
     targets: tuple[str, ...],
 ) -> Iterator[Need]:
     """Of a stage whose layers are divided along any dims: the samples that the rank's parts reach into."""
-    boundaries, values = Boundaries.of_decision(graph, decision), graph.values()
+    boundaries = Boundaries.of_decision(graph, decision)
+    values = graph.values()
     position = decision.stages[stage].ranks.index(rank)
     for m, samples in enumerate(rows):
         if not samples:

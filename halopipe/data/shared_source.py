@@ -55,9 +55,11 @@ class SharedSource:
                     [f"its dims are {', '.join(spec.dims) or 'none'}"],
                     ["--data FACTORY --data-from each: a factory of whole batches, which need no Dataset"],
                 )
-        self._context, self._samples = context, samples
+        self._context = context
+        self._samples = samples
         self._wanted = _wanted(samples, start, epochs)
-        self.position, self.agreement = start, agreement
+        self.position = start
+        self.agreement = agreement
         samples.require_repeatable(start)
 
     def take(self) -> Batch | None:
@@ -100,7 +102,8 @@ class SharedSource:
         return parts
 
     def _shapes(self, rows: tuple[int, ...], parts: Mapping[Need, Tensor]) -> list[Shapes]:
-        inputs, transport = self._context.inputs, self._context.transport
+        inputs = self._context.inputs
+        transport = self._context.transport
         free = sorted(inputs.free)
         extents = torch.zeros(len(rows), len(free), dtype=torch.int64)
         for need, part in parts.items():
@@ -151,7 +154,8 @@ class DataSources:
     """
 
     def __init__(self, context: RankContext, options: RunOptions, model: LoadedModel, seed: int) -> None:
-        self._context, self._way = context, options.data_from
+        self._context = context
+        self._way = options.data_from
         self._reads = options.data_from != FIRST or context.transport.rank == 0
         self._training = self._opened(options.data, model, seed, shuffled=True)
         self._evaluation = self._opened(options.eval_data, model, seed, shuffled=False) if options.eval_data else None
@@ -174,9 +178,11 @@ class DataSources:
 
     def _require_last(self, options: RunOptions) -> None:
         """Raises :class:`UsageError` where an epoch's smaller last batch would end the job in the middle."""
-        decision, samples = self._context.decision, samples_of_epoch(self._training)
+        decision = self._context.decision
+        samples = samples_of_epoch(self._training)
         batch = decision.global_batch
-        fits, last = samples - samples % batch, samples % batch
+        fits = samples - samples % batch
+        last = samples % batch
         if not last or options.steps <= samples // batch or not decision.trains:
             return
         length = f"the data have {samples} samples: {last} of {batch} in an epoch's last batch"

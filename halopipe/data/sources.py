@@ -96,7 +96,9 @@ class StreamData:
 
     def __init__(self, first: Iterator[Any], make: Callable[[], Iterator[Any]], seed: int, form: BatchPytree) -> None:
         self._first: Iterator[Any] | None = first
-        self._make, self._seed, self._form = make, seed, form
+        self._make = make
+        self._seed = seed
+        self._form = form
         self.origin = f"{form.call} gave an iterator of batches"
 
     def epoch(self, start: Position) -> Iterator[Item]:
@@ -115,7 +117,9 @@ class LoaderData:
     repeats = True
 
     def __init__(self, loader: Iterable[Any], seed: int, form: BatchPytree, global_batch: int) -> None:
-        self._loader, self._seed, self._form = loader, seed, form
+        self._loader = loader
+        self._seed = seed
+        self._form = form
         self.origin = f"{form.call} gave batches in epochs ({type(loader).__name__})"
         self.length = self._samples(global_batch)
 
@@ -162,7 +166,10 @@ class Samples:
     repeats = True
 
     def __init__(self, dataset: Any, global_batch: int, seed: int, form: BatchPytree, *, shuffled: bool) -> None:
-        self._dataset, self._global_batch, self._seed, self._form = dataset, global_batch, seed, form
+        self._dataset = dataset
+        self._global_batch = global_batch
+        self._seed = seed
+        self._form = form
         self._shuffled = shuffled
         with form.told():
             self.length = len(dataset)
@@ -239,7 +246,8 @@ def open_data(name: str, model: LoadedModel, global_batch: int, seed: int, *, sh
     if not name:
         return ExampleData(_repeated(model, global_batch))
     with seeded(seed):
-        factory, shape = find_factory(name), _input_shape(model)
+        factory = find_factory(name)
+        shape = _input_shape(model)
     call = call_of(name, factory, {"global_batch": global_batch, "input_shape": shape, "seed": seed})
     form = BatchPytree(name, model.casts, model.batch, call.text)
 

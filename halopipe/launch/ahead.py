@@ -96,7 +96,10 @@ def begin(call: str, num_processes: int, *rest: Any) -> int:
     """A process of a server that becomes one itself, once it has called what its processes are to begin with."""
     *arguments, handle = rest
     os.set_inheritable(handle, False)
-    folder, paths, variables, open_files = os.getcwd(), list(sys.path), dict(os.environ), _open_files()
+    folder = os.getcwd()
+    paths = list(sys.path)
+    variables = dict(os.environ)
+    open_files = _open_files()
     forget = pkgutil.resolve_name(call)(*arguments)
     if _open_files() != open_files or os.getcwd() != folder or not _is_single_threaded():
         return 1

@@ -28,7 +28,8 @@ def job_stores(rank: int, num_ranks: int) -> tuple[Store, StatusStore]:
         DeadlineError: not all ranks came.
     """
     choose_gloo_interface(os.environ)
-    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    address = os.environ.get("MASTER_ADDR", "")
+    port = os.environ.get("MASTER_PORT", "")
     if not address or not port.isdecimal():
         raise UsageError(
             "this job does not say where its ranks meet",

@@ -120,12 +120,17 @@ class Parallel:
             has_state: whether the weights of ``module`` are others than those that the plan's model is loaded with.
             answers: whether the ranks are to answer a stream.
         """
-        self.plan, self.profile, self.num_steps, self._state_of = plan, profile, 0, -1
-        self._kept_of, self._is_quiet = 0, quiet
+        self.plan = plan
+        self.profile = profile
+        self.num_steps = 0
+        self._state_of = -1
+        self._kept_of = 0
+        self._is_quiet = quiet
         self._own = None if module is None else ScriptModule(module, loss_fn)
         self._values = None if module is None else ScriptValues(owners(module, loss_fn), loss_fn)
         rank, _ = rank_of_script(plan, optimizer, options or {})
-        device, made = rank.device, rank.context.optimizer
+        device = rank.device
+        made = rank.context.optimizer
         self._followed = made if isinstance(made, Followed) else None
         rank_options = {**(options or {}), "device": device}
         if isinstance(device, torch.device):
@@ -283,7 +288,8 @@ class Parallel:
         """Go on from a checkpoint; see :meth:`halopipe.training.session.Execution.load`."""
         with unbroken():
             answer = self.ranks.call(Execution.load, str(Path(folder).absolute()), step=step)
-            self.num_steps, self._state_of = answer["num_steps"], -1
+            self.num_steps = answer["num_steps"]
+            self._state_of = -1
             self._take_loaded()
             if self._own is not None:
                 self._own.known()
@@ -319,7 +325,9 @@ class ScriptRanks:
 
     def __init__(self, script: Script, state: Mapping[str, Any] | None, deadline_s: float) -> None:
         plan = script.plan
-        self._num_ranks, self._number, self._do = plan.decision.num_ranks, 0, cast("Callable[..., Any] | None", None)
+        self._num_ranks = plan.decision.num_ranks
+        self._number = 0
+        self._do = cast("Callable[..., Any] | None", None)
         self._failure: HalopipeError | None = None
         self._is_over = threading.Event()
         assignments = device_assignments_of(plan.decision, script.options["device"])
@@ -406,7 +414,8 @@ class ScriptRanks:
         if not self.is_alive:
             why = [self._failure.title] if self._failure is not None else ["it was closed"]
             raise UsageError("this run is over", why, ["hp.parallelize(...) again, and run.load(folder)"])
-        self._number, self._do = self._number + 1, do
+        self._number = self._number + 1
+        self._do = do
         write(self.folder / f"call-{self._number}.pt", ScriptCall(do, arguments, options, settings, is_written))
         self._store.set(f"call/{self._number}", do.__name__)
 

@@ -63,12 +63,19 @@ class Processes:
         is_own: bool = False,
         server: fork_server.Server | None = None,
     ) -> None:
-        self._name, self._call, self._arguments = call.rpartition(":")[2], call, list(arguments)
+        self._name = call.rpartition(":")[2]
+        self._call = call
+        self._arguments = list(arguments)
         if server is not None:
             self._call, self._arguments = ahead.continued(call, arguments)
-        self._variables, self._folder, self._environment = variables, folder, environment
-        self._loads, self._afresh, self._leaves = loads, afresh, str(folder) if is_own else ""
-        self._server, self._processes = server, dict[int, fork_server.Process]()
+        self._variables = variables
+        self._folder = folder
+        self._environment = environment
+        self._loads = loads
+        self._afresh = afresh
+        self._leaves = str(folder) if is_own else ""
+        self._server = server
+        self._processes = dict[int, fork_server.Process]()
         self._ended: dict[int, EndedWorker] = {}
 
     def start(self) -> None:

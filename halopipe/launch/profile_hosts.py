@@ -59,7 +59,8 @@ def profile_hosts(
     with raised_by_all(board, job.rank, job.num_ranks), Heartbeat(board, job.rank, activity):
         store.set(f"host/{job.rank}", f"n{job.host}")
         hosts = tuple(store.get(f"host/{rank}").decode() for rank in range(job.num_ranks))
-        core, cluster = core_of(job.local_rank), _cluster(hosts, job)  # before this process takes one core
+        core = core_of(job.local_rank)
+        cluster = _cluster(hosts, job)  # before this process takes one core
         waiting = _HostsWait(board, hosts, job.rank > 0)
         profile = _model(job, hosts, store, waiting, measure) if job.local_rank == 0 else None
         activity.begin("waiting for the others")
@@ -114,7 +115,8 @@ class _HostsWait:
         """
         from runtime.monitor.activity import Silence, StatusStore, read_board
 
-        asked, ranks = StatusStore.of(store), range(len(self.hosts))
+        asked = StatusStore.of(store)
+        ranks = range(len(self.hosts))
         silence = Silence(ranks)
         with Reporter("profiling", quiet=self.quiet) as reporter:
             while not asked.answer(lambda own: own.check(keys), False):
@@ -156,7 +158,8 @@ def _model(
 
 def _cluster(hosts: tuple[str, ...], job: JobRank) -> Cluster:
     """The devices of this host."""
-    host, count = hosts[job.rank], hosts.count(hosts[job.rank])
+    host = hosts[job.rank]
+    count = hosts.count(hosts[job.rank])
     device = device_description(count)
     names = [f"{host}/cpu{number}" for number in range(count)]
     return Cluster(tuple(DeviceSpec(name, device.processor, host, device.memory_bytes) for name in names), {})

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from cuda_ops._torch import Store
     from halopipe.launch.restart import LostAttempt
 
-PLAN, HOSTS = "plan.json", "hosts.json"
+PLAN = "plan.json"
+HOSTS = "hosts.json"
 """In the folder of checkpoints: the plan that was made for what was left, and which host was which of the plan."""
 
 _OF_DEVICES = (WorkerDiedError, DeadlineError, TransportError)
@@ -92,7 +93,8 @@ class Replanner:
 
     def __post_init__(self) -> None:
         self.plan = self.first
-        self._cores_before, self._began_s = self.num_cores(), time.monotonic()
+        self._cores_before = self.num_cores()
+        self._began_s = time.monotonic()
 
     def require_restarts(self) -> None:
         """Raises :class:`UsageError` where no launcher starts the ranks again."""
@@ -113,7 +115,10 @@ class Replanner:
             InfeasibleError: nothing fits on what is left.
         """
         self._num_losses = loss.number + 1
-        self._began_s, self._heard_step, better, self._better = time.monotonic(), 0, self._better, None
+        self._began_s = time.monotonic()
+        self._heard_step = 0
+        better = self._better
+        self._better = None
         self._checkpoint = None
         self._lost |= lost_in_succession((*loss.before, loss), self.options.gone_after)
         gone = dict.fromkeys((*sorted(self._lost), *self._absent()), 0.0)
@@ -178,13 +183,15 @@ class Replanner:
             plan = load(path, Plan)
         except HalopipeError:
             return None
-        earlier, asked = plan.inputs.request, self.first.inputs.request
+        earlier = plan.inputs.request
+        asked = self.first.inputs.request
         one, other = (
             replace(each, speeds={}, micro_batch_sizes=(), num_ranks=0, forbid=())  # what another plan may differ in
             for each in (earlier, asked)
         )
         alike = one == other and earlier.speeds == {**asked.speeds, **speeds}
-        ours, theirs = self.first.decision, plan.decision
+        ours = self.first.decision
+        theirs = plan.decision
         same = ours.global_batch == theirs.global_batch
         if self.options.replan != FREE:
             same = ours.micro_batches == theirs.micro_batches
@@ -345,7 +352,8 @@ def _assigned(own: Replanner, arrivals: Mapping[JobRank, str]) -> RankAssignment
     Args:
         arrivals: the name of each rank's host.
     """
-    decision, cluster = own.first.decision, own.profile.cluster
+    decision = own.first.decision
+    cluster = own.profile.cluster
     hosts: dict[int, list[JobRank]] = {}
     for each in sorted(arrivals, key=lambda each: (each.host, each.local_rank)):
         hosts.setdefault(each.host, []).append(each)
@@ -411,7 +419,8 @@ def devices_there(
         of_host = used.setdefault(device.host, [])
         of_host += [device.name] if device.name not in of_host else []
     sizes = {name: len(ranks) for name, ranks in ranks_by_host(decision).items()}
-    free, by_host = list(used), list[list[str]]()
+    free = list(used)
+    by_host = list[list[str]]()
     for name, count in hosts:
         before = host_names.get(name)
         ways = (

@@ -153,7 +153,8 @@ class History:
     def lost(self, done: AttemptRecord, at_s: float) -> None:
         """Keeps what an attempt did that ended before its last step."""
         self.note(done)
-        self.saves, self.lost_s = self.saves.then(done.saves), at_s
+        self.saves = self.saves.then(done.saves)
+        self.lost_s = at_s
 
     def num_done(self, start: ResumePoint) -> int:
         """Steps that were complete, before the next attempt begins at ``start``."""
@@ -168,7 +169,8 @@ class History:
 
     def whole(self, result: RunResult) -> RunResult:
         """The result of the last attempt, with the steps of those before."""
-        first, before = result.first_step, list[tuple[float, float]]()
+        first = result.first_step
+        before = list[tuple[float, float]]()
         while first - 1 in self.steps:
             first -= 1
             before.insert(0, self.steps[first])
@@ -230,7 +232,8 @@ class _Attempts:
         plan = self.decide(loss) or self.plan
         if plan == self.plan and loss.is_repeated:
             raise also(error, ["it came twice at the same step: to start again would not help"])
-        self.plan, self.losses = plan, (*self.losses, loss)
+        self.plan = plan
+        self.losses = (*self.losses, loss)
         progress = f"after step {start.step}" if start.step else "from the beginning"
         progress += f" ({len(self.losses)} of at most {self.options.restarts})"
         self._say(start.step, f"{error.title}; started again {progress}")
@@ -273,9 +276,12 @@ class EventLogs:
     """
 
     def __init__(self, checkpoints: Path, job: str) -> None:
-        self.folder, self._job = checkpoints / ".halopipe.attempts", job
-        self._history, self._error = self.folder / "history.json", self.folder / "error.json"
-        self.history, self._is_begun = History(), False
+        self.folder = checkpoints / ".halopipe.attempts"
+        self._job = job
+        self._history = self.folder / "history.json"
+        self._error = self.folder / "error.json"
+        self.history = History()
+        self._is_begun = False
 
     def resume_point(self, plan: Plan, options: RunOptions) -> ResumePoint:
         """Where this attempt begins; rank 0 asks, before the others write anything.
@@ -285,12 +291,14 @@ class EventLogs:
         """
         if not self._job:
             return resume_point(plan, options)
-        kept, self._is_begun = _read(self._history, _JobRecord), True
+        kept = _read(self._history, _JobRecord)
+        self._is_begun = True
         if kept.job != self._job:
             start = resume_point(plan, options)
             self.history = History(not start.options.resume)
         else:
-            self.history, end = kept.history, _read(self._error, _End)
+            end = _read(self._error, _End)
+            self.history = kept.history
             self.history.lost(AttemptRecord.read(self.folder), end.at_s or time.time())
             start = resume_point(plan, options, began_anew=self.history.began_anew)
             ended = end.error or f"ranks were lost after step {self.history.num_done(start)}"

@@ -82,7 +82,8 @@ class ScriptModule:
     """
 
     def __init__(self, module: nn.Module, loss_fn: Any) -> None:
-        self.module, self.owned = module, owners(module, loss_fn)
+        self.module = module
+        self.owned = owners(module, loss_fn)
         self.settings = Settings.of(self.owned)
         self.known()
 

@@ -40,10 +40,13 @@ if TYPE_CHECKING:
     from cuda_ops._torch import Store
     from runtime.monitor.activity import StatusStore
 
-SCRIPT, STATE, CLOSE = "script.pt", "state.pt", "close"
+SCRIPT = "script.pt"
+STATE = "state.pt"
+CLOSE = "close"
 
 _FOREVER_S = 1e9
-_SHORTEST_S, _IDLE_S = 1e-4, 2e-2
+_SHORTEST_S = 1e-4
+_IDLE_S = 2e-2
 """Between two looks at the store: at first, and where there is nothing to do."""
 
 

@@ -43,7 +43,9 @@ def spawn(plan: Plan, options: RunOptions, progress: Progress | None, folder: Pa
     """
     assignments = device_assignments_of(plan.decision, options.device)
     require_devices(assignments, plan.prediction.ranks)
-    job, is_afresh, num_ranks = Job(plan, options, folder), on_gpus(assignments), len(assignments)
+    job = Job(plan, options, folder)
+    is_afresh = on_gpus(assignments)
+    num_ranks = len(assignments)
     job.write(folder / JOB)
     num_workers = num_ranks + job.is_compared
     with nullcontext() if is_afresh or num_workers == 1 else captured_once(folder, num_workers) as server:
@@ -87,7 +89,8 @@ def one_device(job: Job, store: Store | StatusStore, server: Server | None = Non
                     set_text(store, REFERENCE, _reference_text(own_store, ended))
                     return
 
-    over, watching = threading.Event(), threading.Thread(target=watch, name="one device", daemon=True)
+    over = threading.Event()
+    watching = threading.Thread(target=watch, name="one device", daemon=True)
     one.start()
     try:
         watching.start()
@@ -114,7 +117,10 @@ def _watched(job: Job, workers: Processes, store: Store, progress: Progress | No
 
     Where checkpoints are written, who asks this process to end asks the ranks: they save, and raise EndedError.
     """
-    last, end, passed_on, remarks = 0, EndRequest(job.options.grace_s), False, set[str]()
+    last = 0
+    end = EndRequest(job.options.grace_s)
+    passed_on = False
+    remarks = set[str]()
 
     def tell(remark: str) -> None:
         if progress is not None and remark and remark not in remarks:
@@ -134,7 +140,8 @@ def _watched(job: Job, workers: Processes, store: Store, progress: Progress | No
             tell(beat.remark)
         with_loss = [beat for beat in beats.values() if beat.loss is not None]
         if progress is not None and with_loss and with_loss[0].num_done > last:
-            last, first = with_loss[0].num_done, beats.get(0, with_loss[0])
+            last = with_loss[0].num_done
+            first = beats.get(0, with_loss[0])
             latest = (with_loss[0].loss, with_loss[0].step_s, first.slow, first.left_out)
             progress(RunProgress(last, job.options.steps, *latest))
 

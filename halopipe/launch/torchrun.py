@@ -53,7 +53,8 @@ _POLL_S = 0.05
 _FAREWELL_S = 0.5
 """How long a rank that failed listens for errors of others, which may explain its own; less where all have spoken."""
 
-_IDLE, _UNNAMED = "idle", "none"
+_IDLE = "idle"
+_UNNAMED = "none"
 _WATCH_S = 1.0
 _HANGING_S = 15.0
 """How long a rank may go on after another failed before it ends itself: it hangs where no message can wake it."""
@@ -83,7 +84,8 @@ def join(
             latest = (result.loss, result.step_s, activity.slow, activity.left_out)
             progress(RunProgress(step + 1, options.steps, *latest))
 
-    is_writer, event_logs = bool(options.checkpoint) and job_rank.rank == 0, _event_logs(options, store)
+    is_writer = bool(options.checkpoint) and job_rank.rank == 0
+    event_logs = _event_logs(options, store)
     with (
         event_logs.noted(),
         raised_by_all(board, job_rank.rank, job_rank.num_ranks),
@@ -102,14 +104,16 @@ def join(
             assignment = RankAssignment(plan, {job_rank.rank: job_rank.rank_of(plan.decision)})
         else:
             assignment = ranks_assigned(job_rank, store, replanner)
-        rank, job = assignment.rank_of.get(job_rank.rank), Job(assignment.plan, options, folder)
+        rank = assignment.rank_of.get(job_rank.rank)
+        job = Job(assignment.plan, options, folder)
         job.write(folder / JOB)
         with one_device(job, board) if rank == 0 else contextlib.nullcontext():
             text = _IDLE
             if rank is None:  # this process must not end before the others, or torchrun counts its host as done
                 Supervisor(_titles(assignment.rank_of), board, deadline_s=options.deadline_s).wait()
             else:
-                log, local_rank = event_logs.event_log(rank), job_rank.local_rank
+                log = event_logs.event_log(rank)
+                local_rank = job_rank.local_rank
                 result = work(job, rank, store, board, after_step=show, local_rank=local_rank, event_log=log)
                 text = result.to_json()
             texts = gathered(store, job_rank.rank, job_rank.num_ranks, text, options.deadline_s)
@@ -120,7 +124,8 @@ def join(
 
 def _event_logs(options: RunOptions, store: Store) -> EventLogs:
     """Where attempts of this job tell of themselves, if they can know that they are of one job."""
-    run, is_shared = os.environ.get("TORCHELASTIC_RUN_ID", _UNNAMED), is_torchruns_store()
+    run = os.environ.get("TORCHELASTIC_RUN_ID", _UNNAMED)
+    is_shared = is_torchruns_store()
     if options.resume != IF_ANY or (run == _UNNAMED and not is_shared):
         run = ""
     elif is_shared:  # it knows one start of a run from the next
@@ -171,7 +176,8 @@ def gathered(store: Store, rank: int, num_ranks: int, text: str, limit_s: float 
 def _explained(board: StatusStore, rank: int, num_ranks: int, error: Exception) -> Exception:
     """Tell the others what happened here, hear what happened there, and return what came first."""
     mine = write_error(error)
-    failures, others = {rank: read_error(mine)}, [other for other in range(num_ranks) if other != rank]
+    failures = {rank: read_error(mine)}
+    others = [other for other in range(num_ranks) if other != rank]
     with contextlib.suppress(RuntimeError):
         leave_error(board, rank, mine)
         end_s = time.monotonic() + _FAREWELL_S

@@ -50,7 +50,8 @@ def calibrated(profile: Profile, plan: Plan, result: RunResult) -> Profile:
     from planner.costs.observe import observe
 
     on = profile.standing(plan.inputs.request.speeds)
-    measured, machine_speeds = result.measured(plan.prediction), speeds(on, plan.decision, result.isolated_passes)
+    measured = result.measured(plan.prediction)
+    machine_speeds = speeds(on, plan.decision, result.isolated_passes)
     machine = machine_of(profile.calibration.corrections) if machine_speeds is None else machine_speeds.corrections
     timelines = result.timed_steps or (result.timeline,)
     observed = observe(on, plan.decision, timelines, measured.step_s, measured.spread, machine)

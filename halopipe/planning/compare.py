@@ -99,7 +99,8 @@ class Comparison:
         }
         if self.profile is None or self.fastest not in alike:
             return {}, self.fastest
-        judge, wanted = ties_of(self.profile), first.inputs.request.confidence or DEFAULT_CONFIDENCE
+        judge = ties_of(self.profile)
+        wanted = first.inputs.request.confidence or DEFAULT_CONFIDENCE
         best = alike[self.fastest]
         ties = {
             name: judge.confidence(best, other)
@@ -179,7 +180,8 @@ class Comparison:
 
     def _planning(self, name: str) -> str:
         """What a strategy took, and whether that was all it might."""
-        took_s, limit_s = self.solved.took_s[name], self.solved.limits_s[name]
+        took_s = self.solved.took_s[name]
+        limit_s = self.solved.limits_s[name]
         all_of_it = f" (all of {units.seconds(limit_s)})" if took_s >= _NEARLY_ALL * limit_s else ""
         return f"{name} {units.seconds(took_s)}{all_of_it}"
 
@@ -223,7 +225,8 @@ def differences(a: Decision, b: Decision) -> tuple[str, ...]:
         here, there = (" + ".join(map(str, each.token_slices)) or "none" for each in (b, a))
         sentences.append(f"token slices: {here} instead of {there}")
     if a.micro_batches != b.micro_batches:
-        here, there = units.micro_batches(b.micro_batches), units.micro_batches(a.micro_batches)
+        here = units.micro_batches(b.micro_batches)
+        there = units.micro_batches(a.micro_batches)
         sentences.append(f"micro-batches: {here} instead of {there}")
     if len(a.stages) != len(b.stages):
         sentences.append(f"stages: {len(b.stages)} instead of {len(a.stages)}")
@@ -258,7 +261,8 @@ def _stage_changes(a: Decision, b: Decision) -> list[str]:
         if stage.level != a.stages[other].level:
             divided = f"divide {DIVIDED[stage.level]}" if stage.sharded else "keep the optimiser's state whole"
             lines.append(f"{where}: its ranks {divided}")
-        here, there = in_flight(b, number), in_flight(a, other)
+        here = in_flight(b, number)
+        there = in_flight(a, other)
         if here != there and number == other:  # elsewhere in the pipeline it follows from the place
             kept = units.count(here, "micro-batch", "micro-batches")
             lines.append(f"{where}: {kept} in flight instead of {there}")
@@ -284,7 +288,8 @@ def _moved(a: Decision, b: Decision) -> list[str]:
 def _move(a: Decision, b: Decision, layer: str) -> str:
     if layer not in b.layers:
         return "not in this plan"
-    before, after = _place(a, layer), _place(b, layer)
+    before = _place(a, layer)
+    after = _place(b, layer)
     return "" if before == after else f"on {after} instead of {before}"
 
 

@@ -118,7 +118,8 @@ def with_faster_link(cluster: Cluster, name: str, times: float) -> Cluster:
         return tuple((size, seconds / times) for size, seconds in points)
 
     def changed(link: Link) -> Link:
-        latency_s, bandwidth = link.latency_s / times, link.bandwidth_bytes_per_s * times
+        latency_s = link.latency_s / times
+        bandwidth = link.bandwidth_bytes_per_s * times
         points = faster(link.points)
         return replace(link, latency_s=latency_s, bandwidth_bytes_per_s=bandwidth, points=points, evidence=DATASHEET)
 
@@ -222,7 +223,8 @@ def _apply(at: Changed, part: str) -> Changed:
         gone = dict.fromkeys(problems.devices_named(value.split("+"), at.problem.profile.cluster), 0.0)
         return replace(at, problem=problems.standing(at.problem, gone))
     if name.endswith(".speed"):
-        device, speed = name.removesuffix(".speed"), _number("speed", value)
+        device = name.removesuffix(".speed")
+        speed = _number("speed", value)
         at_speed = dict.fromkeys(problems.devices_named([device], at.problem.profile.cluster), speed)
         return replace(at, problem=problems.standing(at.problem, at_speed), assumed=True)
     if name.endswith(".memory"):
@@ -258,7 +260,8 @@ def _link_changed(at: Changed, name: str, what: str, value: str) -> Changed:
 
 
 def _memory_changed(at: Changed, pattern: str, value: str) -> Changed:
-    cluster, memory_bytes = at.problem.profile.cluster, int(_quantity(value, BYTES))
+    cluster = at.problem.profile.cluster
+    memory_bytes = int(_quantity(value, BYTES))
     names = [*(device.name for device in cluster.devices), *(device.kind for device in cluster.devices)]
     if not any(fnmatchcase(name, pattern) for name in names):
         require_known("device", [pattern], list(dict.fromkeys(names)))
@@ -293,7 +296,8 @@ def _token_slices(problem: Problem, value: str) -> Problem:
 
 
 def _ranks(problem: Problem, value: str) -> Problem:
-    wanted, there = _integer("ranks", value), len(problem.profile.cluster.devices)
+    wanted = _integer("ranks", value)
+    there = len(problem.profile.cluster.devices)
     if wanted > there:
         raise RankCountError(f"{wanted} ranks are asked for, the profile has {there}", [], [f"devices={wanted}"])
     return replace(problem, num_ranks=wanted)

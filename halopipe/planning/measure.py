@@ -72,7 +72,8 @@ def source_of(
         texts = {key: json.dumps(value, separators=(",", ":")) for key, value in arguments.items()}
     except (TypeError, ValueError) as error:
         raise UsageError(f"an argument of the factory cannot be written as JSON: {error}") from None
-    shape, rest = tuple(input_shape), (autocast, tuple(elementwise))
+    shape = tuple(input_shape)
+    rest = (autocast, tuple(elementwise))
     name = str(model) if isinstance(model, (str, Path)) else ""
     if not is_module and not ModelSource(name).is_file:
         name = name or _factory_name(model)
@@ -287,7 +288,9 @@ def summary(profile: Profile) -> str:
     """What was measured: the model, its time by micro-batch size, the links, and how far it can be trusted."""
     from halopipe.reports.explain import model_text
 
-    graph, cluster, provenance = profile.graph, profile.cluster, profile.provenance
+    graph = profile.graph
+    cluster = profile.cluster
+    provenance = profile.provenance
     num_parameters = sum(prod(spec.shape) for spec in graph.parameters.values())
     lines = [
         model_text(profile.model),
@@ -345,7 +348,8 @@ def no_model(candidate: object) -> UsageError:
 def _factory_name(model: object) -> str:
     if not inspect.isroutine(model) or inspect.ismethod(model):
         raise no_model(model)
-    name, module = model.__qualname__, model.__module__
+    name = model.__qualname__
+    module = model.__module__
     if "." in name or name == "<lambda>":
         raise UsageError(f"{name} is not at the top level of its module", [], ["move the factory to the top level"])
     if module != "__main__":

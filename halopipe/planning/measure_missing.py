@@ -66,13 +66,12 @@ def plan_and_measure(problem: Problem, solve: Solve, measure: Measure, say: Say 
         wanted = {kind: left for kind, needs in missing.items() if (left := _untried(kind, needs, tried))}
         if not wanted:
             break
-        profile, busy = problem.profile, False
+        profile = problem.profile
+        busy = False
         for kind, each in wanted.items():
             measured = measure(profile, kind, each)
-            profile, busy = (
-                with_measurements(profile, kind, measured.whole, measured.parts),
-                busy or measured.is_contended,
-            )
+            profile = with_measurements(profile, kind, measured.whole, measured.parts)
+            busy = busy or measured.is_contended
             if each.waits and measured.action_overhead_s is not None:
                 overheads_s = {**profile.action_overhead_s, kind: measured.action_overhead_s}
                 profile = replace(profile, action_overhead_s=overheads_s)
@@ -80,7 +79,8 @@ def plan_and_measure(problem: Problem, solve: Solve, measure: Measure, say: Say 
                 profile = with_calls(profile, measured.calls)
             tried |= {(kind, what) for what in (*each.sizes, *each.shapes, *each.exchanges, _WAITS)}
         problem = replace(problem, profile=profile)
-        before, plan = plan, solve(problem)
+        before = plan
+        plan = solve(problem)
         rounds.append(_line(len(rounds) + 1, wanted, before, plan, problem, busy))
         say(rounds[-1])
     return Completed(plan, problem.profile, tuple(rounds))
@@ -229,7 +229,8 @@ def _line(
         measured.append(f"{' and '.join(filter(None, (whole, parts, waits, calls)))} on {kind}")
     same, _ = planning.predict_again(before, problem.profile)
     moved = same.step_s / before.prediction.step_s - 1 if before.prediction.step_s else 0.0
-    old, now = units.seconds(before.prediction.step_s), units.seconds(same.step_s)
+    old = units.seconds(before.prediction.step_s)
+    now = units.seconds(same.step_s)
     text = f"round {number}: measured {'; '.join(measured)}: the plan's step is {now}, predicted {old} ({moved:+.1%})"
     if after.decision == before.decision:
         text += "; it stays the best"

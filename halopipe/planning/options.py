@@ -31,7 +31,8 @@ from planner.ir.problem import (
 )
 from planner.ir.profile import Optimizer
 
-SPACE, SEARCH = "What plans may use", "Search"
+SPACE = "What plans may use"
+SEARCH = "Search"
 """Headings in the help, below the common options, which have none."""
 
 FAMILIES = (SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS, TIME_DIMS)
@@ -261,7 +262,9 @@ def of_a_search(*groups: PlanOptions | SearchOptions) -> list[str]:
     return [flags[name] for name in _OF_A_SEARCH if name in flags]
 
 
-MODEL, MEASURED, EFFORT = "The model", "What is measured", "How often"
+MODEL = "The model"
+MEASURED = "What is measured"
+EFFORT = "How often"
 ELSEWHERE = "Machines that are not here"
 """Headings in the help of ``halopipe profile``."""
 

@@ -108,7 +108,9 @@ def _families(options: PlanOptions, graph: Graph) -> tuple[str, ...]:
 
 def _require_devices(asked: Problem) -> None:
     """Raises where the devices that are left are too few or too small, or links between them are not known."""
-    cluster, num_ranks, memory_bytes = asked.profile.cluster, asked.num_ranks, asked.memory_bytes
+    cluster = asked.profile.cluster
+    num_ranks = asked.num_ranks
+    memory_bytes = asked.memory_bytes
     num_devices = len(cluster.devices)
     if num_ranks > num_devices:
         raise RankCountError(
@@ -140,7 +142,8 @@ def _require_devices(asked: Problem) -> None:
 def problem_of(plan: Plan, profile: Profile) -> Problem:
     """The problem that ``plan`` answers; what a decision edited by hand makes use of is allowed as well."""
     profile = plan.inputs.as_seen(profile)
-    decision, asked = plan.decision, Problem.of(profile, plan.decision.global_batch, plan.inputs.request)
+    decision = plan.decision
+    asked = Problem.of(profile, plan.decision.global_batch, plan.inputs.request)
     has_recompute = asked.recompute == NEVER and any(stage.recompute or stage.recomputed for stage in decision.stages)
     schedules = asked.schedules
     looked_at = schedules or default_schedules(asked.chunks == AUTO)

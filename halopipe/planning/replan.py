@@ -44,7 +44,8 @@ TIME_LIMIT_S = 20.0
 LEAST_GAIN = 0.05
 """Of the step: predictions of two plans beside one another are not surer than that."""
 
-APART, NUM_HEARD = 0.2, 5
+APART = 0.2
+NUM_HEARD = 5
 """How far a speed must be from the one that the plan counts with, and how often in succession."""
 
 _ROUNDING = 1e-9
@@ -167,10 +168,12 @@ def _is_faster(recut: Plan, searched: Plan, objective: str) -> bool:
 
 def _bounded_by(recut: Plan, searched: Plan) -> Plan:
     """``recut`` with the bound of the search that found nothing faster."""
-    bound_s, step_s = searched.search.bound_s, recut.prediction.step_s
+    bound_s = searched.search.bound_s
+    step_s = recut.prediction.step_s
     if not 0 < bound_s < step_s:
         return recut
-    gap, bounds_s = step_s / bound_s - 1, searched.search.bounds_s
+    gap = step_s / bound_s - 1
+    bounds_s = searched.search.bounds_s
     status = status_of(searched.search.status, step_s, bound_s, recut.inputs.request.gap)
     return replace(recut, search=replace(recut.search, status=status, bound_s=bound_s, gap=gap, bounds_s=bounds_s))
 

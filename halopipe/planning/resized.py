@@ -72,7 +72,8 @@ def resized(profile: Profile, graph: Graph) -> Profile:
     before = profile.graph
     if [layer.name for layer in graph.layers] != [layer.name for layer in before.layers]:
         raise UsageError("a graph of other sizes has other layers", [f"{len(graph.layers)} layers", before.loss])
-    old, new = _sized(before), _sized(graph)
+    old = _sized(before)
+    new = _sized(graph)
     times = {name: prod(new[name].work.shape) / max(1, prod(old[name].work.shape)) for name in old}
     parts = {
         kind: (

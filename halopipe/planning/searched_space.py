@@ -17,7 +17,8 @@ _WORDS = {SAMPLE_DIMS: "samples", SPATIAL_DIMS: "space", CHANNEL_DIMS: "channels
 
 _LAID_OUT = (_WORDS[SPATIAL_DIMS], _WORDS[CHANNEL_DIMS])
 
-_INTERLEAVED, _ZERO_BUBBLE = "interleaved", "zb-h1"
+_INTERLEAVED = "interleaved"
+_ZERO_BUBBLE = "zb-h1"
 """Best known of their kind."""
 
 _NEARLY_FULL = 0.9
@@ -41,7 +42,8 @@ def not_tried(plan: Plan, profile: Profile | None = None) -> Iterator[str]:
 
     What only changes the optimisation, or is asked for to hold less where nothing is full, is not named.
     """
-    request, schedules = plan.inputs.request, _schedules(plan)
+    request = plan.inputs.request
+    schedules = _schedules(plan)
     is_alone = len(profile.cluster.devices if profile is not None else plan.prediction.ranks) == 1
     if not plan.search.bound_s or is_alone or request.num_ranks == 1:
         return

@@ -31,7 +31,9 @@ from typing import Any
 from cuda_ops.device import compiling, gpus, host, torch_versions
 from halopipe.terminal import units
 
-OK, ODD, MISSING = "ok", "odd", "missing"
+OK = "ok"
+ODD = "odd"
+MISSING = "missing"
 
 EXTRAS: Mapping[str, Mapping[str, str]] = {
     "demo": {"scikit-learn": "sklearn"},
@@ -51,11 +53,14 @@ EXTRAS: Mapping[str, Mapping[str, str]] = {
 MPICH is a library alone, which mpi4py loads.
 """
 
-OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
+OLDEST_PYTHON = (3, 11)
+NEWEST_PYTHON = (3, 13)
 """Those that are tested; the oldest is also that of ``pyproject.toml``."""
 _PYTHONS = "{}.{} to {}.{}".format(*OLDEST_PYTHON, *NEWEST_PYTHON)
-_LITTLE_MEMORY, _LITTLE_SHARED = 2 * 2**30, 256 * 2**20
-_FEW_FILES, _FEW_PROCESSES = 1024, 256
+_LITTLE_MEMORY = 2 * 2**30
+_LITTLE_SHARED = 256 * 2**20
+_FEW_FILES = 1024
+_FEW_PROCESSES = 256
 _SLOW_WAKING_S = 1e-3
 _OWN_SHARE = 0.95  # of a core's time
 _BUSY_S = 0.2
@@ -157,7 +162,8 @@ def _torch() -> Iterator[Finding]:
     try:
         importlib.import_module("cuda_ops._torch")
     except torch_versions.TorchVersionError as error:
-        status, text = MISSING, f"{error.title}; {error.tested}"
+        status = MISSING
+        text = f"{error.title}; {error.tested}"
     yield Finding("torch", status, text, "" if status == OK else install, needed=True)
     has_gloo = dist.is_available() and dist.is_gloo_available()
     text = "moves messages between processes" if has_gloo else "this build of torch has no gloo"
@@ -165,7 +171,8 @@ def _torch() -> Iterator[Finding]:
     has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch's has no types
     speed = "convolutions have fast kernels" if has_onednn else "this build of torch lacks it: convolutions are slow"
     yield _judged("oneDNN", speed, not has_onednn, install)
-    level, flags = str(torch.backends.cpu.get_cpu_capability()), _cpu_flags()
+    level = str(torch.backends.cpu.get_cpu_capability())
+    flags = _cpu_flags()
     why = "the processor has no AVX-512" if "avx512f" not in flags else "torch does not use AVX-512"
     text = level if level == "AVX512" or not flags else f"{level}: {why}"
     yield _judged("vectors", text, level == "DEFAULT" and text != level, "")
@@ -194,7 +201,8 @@ def _cores() -> Iterator[Finding]:
     if governor:
         is_slow = governor in ("powersave", "ondemand", "conservative")
         yield _judged("clock", f"governor {governor}", is_slow, "cpupower frequency-set -g performance")
-    share, waking = own_share(), waking_s()
+    share = own_share()
+    waking = waking_s()
     text = f"a busy thread gets {units.percent(share)} of a core; load {os.getloadavg()[0]:.1f}"
     remedy = "wait until nothing else runs before you profile"
     yield _judged("cores are free", text, share < _OWN_SHARE, remedy)
@@ -221,7 +229,8 @@ def hyperthreads(folder: Path = Path("/sys/devices/system/cpu")) -> int:
 
 def own_share(busy_s: float = _BUSY_S) -> float:
     """The part of a core's time that a thread gets which wants all of it."""
-    start_s, used_s = time.perf_counter(), time.thread_time()
+    start_s = time.perf_counter()
+    used_s = time.thread_time()
     while time.perf_counter() - start_s < busy_s:
         pass
     return min(1.0, (time.thread_time() - used_s) / (time.perf_counter() - start_s))
@@ -309,7 +318,8 @@ def _gpus() -> Iterator[Finding]:
         f"{units.count(gpus.num_gpus(), 'GPU')}: {driver}; "
         "plans of one rank were tested on one H200, two GPUs and NCCL never",
     )
-    has_nccl, text = dist.is_nccl_available(), "this build of torch has none"
+    has_nccl = dist.is_nccl_available()
+    text = "this build of torch has none"
     if has_nccl:
         text = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]  # torch's has no types
     yield _judged("NCCL", text, not has_nccl, "install the build of torch for CUDA")
@@ -354,7 +364,9 @@ def loopback_bytes_per_s(num_bytes: int = _SENT_BYTES) -> float:
             connection, _ = server.accept()
             with connection:
                 connection.settimeout(_DEADLINE_S)
-                buffer, got, start_s = bytearray(2**20), 0, time.perf_counter()
+                buffer = bytearray(2**20)
+                got = 0
+                start_s = time.perf_counter()
                 while got < num_bytes and (size := connection.recv_into(buffer)):
                     got += size
         finally:
@@ -365,7 +377,8 @@ def loopback_bytes_per_s(num_bytes: int = _SENT_BYTES) -> float:
 def _packages() -> Iterator[Finding]:
     for extra, packages in EXTRAS.items():
         lacking = [name for name, module in packages.items() if importlib.util.find_spec(module) is None]
-        what, text = f"extra {extra}", f"not installed: {', '.join(lacking)}"
+        what = f"extra {extra}"
+        text = f"not installed: {', '.join(lacking)}"
         if lacking:
             yield Finding(what, MISSING, text, f"pip install 'halopipe[{extra}]'")
         else:

@@ -45,7 +45,8 @@ def explain(plan: Plan, profile: Profile | None = None, width: int = 96) -> str:
     if timeline is not None:
         picture = tables.gantt(timeline, plan_files.device_names(plan), width - 2)
         blocks.append("\n".join(["Step (predicted)", *(f"  {line}" for line in picture.splitlines())]))
-    rows, (others, other_cells) = stage_rows(plan, profile, timeline), alternative_table(plan)
+    rows = stage_rows(plan, profile, timeline)
+    others, other_cells = alternative_table(plan)
     blocks += [
         "\n".join(
             [
@@ -113,7 +114,9 @@ def headline(
         objective: what the plan was to make small; one line more unless it is the step.
         profile: that the plan was made from; without it what its network has not is named as not tried, too.
     """
-    decision, prediction, speeds = plan.decision, fresh or plan.prediction, plan.inputs.request.speeds
+    decision = plan.decision
+    prediction = fresh or plan.prediction
+    speeds = plan.inputs.request.speeds
     over = f", messages over {prediction.transport}" if prediction.transport else ""
     peak = f": {units.size(prediction.peak_bytes)} on the fullest rank" if objective == MEMORY else ""
     facts = {
@@ -131,7 +134,8 @@ def headline(
         "a tie": _tie(plan),
         "uncut": _uncut(plan.search),
     }
-    stages, devices = units.count(len(decision.stages), "stage"), units.count(len(decision.used_ranks), "device")
+    stages = units.count(len(decision.stages), "stage")
+    devices = units.count(len(decision.used_ranks), "device")
     batches = units.micro_batches(decision.micro_batches) + units.token_slices(decision.token_slices)
     lines = [f"{stages} on {devices}, schedule {decision.schedule}, {batches}"]
     lines += [f"{_LABEL.format(name)}{text}" for name, text in facts.items() if text]
@@ -166,7 +170,8 @@ def _division(decision: Decision) -> str:
 
 def optimisation_changes(plan: Plan) -> list[str]:
     """Where the schedule, or a loss of each block, does not train as the model itself would."""
-    decision, blocks = plan.decision, plan.inputs.model.local_losses
+    decision = plan.decision
+    blocks = plan.inputs.model.local_losses
     by_blocks = f"the optimisation: each of {blocks} blocks is trained by its own loss, no gradient passes between them"
     changes = [by_blocks] if blocks else []
     if decision.schedule not in names() or traits(decision.schedule).synchronous:
@@ -241,7 +246,8 @@ def _stream(prediction: Prediction) -> str:
 
 def _tie(plan: Plan) -> str:
     """What the plan was taken for, where another is faster at the mean."""
-    tie, wanted = plan.search.tie, plan.inputs.request.confidence
+    tie = plan.search.tie
+    wanted = plan.inputs.request.confidence
     if tie is None:
         return ""
     return (
@@ -271,7 +277,8 @@ def stale(cached: Prediction, fresh: Prediction) -> str:
 def stage_table(rows: tuple[StageRow, ...]) -> tuple[list[str], list[list[str]]]:
     """(header, lines): a line a stage; times and messages if they are known."""
     has_costs = any(row.sends is not None for row in rows)
-    recomputes, divided = any(row.recompute or row.recomputed for row in rows), any(row.sharded for row in rows)
+    recomputes = any(row.recompute or row.recomputed for row in rows)
+    divided = any(row.sharded for row in rows)
     header = [
         "stage",
         "devices",
@@ -345,7 +352,8 @@ def recomputed_lines(plan: Plan, profile: Profile) -> list[str]:
     """What is won and lost by spans of layers that are computed again; empty where there are none."""
     from planner import predict
 
-    decision, priced_profile = plan.decision, plan.inputs.as_seen(profile)
+    decision = plan.decision
+    priced_profile = plan.inputs.as_seen(profile)
     if not any(stage.recomputed for stage in decision.stages):
         return []
     without = replace(decision, stages=tuple(replace(stage, recomputed=()) for stage in decision.stages))
@@ -429,7 +437,9 @@ def _measured(measured: Measured, prediction: Prediction) -> str:
     if measured.transport:
         note += f", over {measured.transport}"
     if other := apart_text(prediction, measured.transport, measured.kinds):
-        header, row, note = header[:-1], row[:-1], f"{note}\n  {other}"
+        header = header[:-1]
+        row = row[:-1]
+        note = f"{note}\n  {other}"
     return "Measured\n" + tables.table(header, [row]) + "\n" + note
 
 

@@ -130,7 +130,8 @@ class Split:
 
     def data(self) -> dict[str, Any]:
         """For JSON."""
-        rival, option = self.rival, self.rival.option
+        rival = self.rival
+        option = self.rival.option
         return {
             "layout": self.layout,
             "cuts": {dim: list(points) for dim, points in option.cuts},
@@ -214,7 +215,8 @@ def render(splits: tuple[Split, ...], step_s: float, ranks: int) -> str:
 
 def verdict(splits: tuple[Split, ...], step_s: float) -> list[str]:
     """Which of the layouts wins, by how much, and the runner-up."""
-    best, chosen = splits[0], next(split for split in splits if split.rival.is_chosen)
+    best = splits[0]
+    chosen = next(split for split in splits if split.rival.is_chosen)
     if len(splits) == 1:
         return [f"{best.layout}: no other way to divide it is known"]
     second = splits[1]

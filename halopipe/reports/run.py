@@ -172,14 +172,16 @@ class RunReport:
 
 
 def _losses(result: RunResult) -> str:
-    losses, first = result.losses, result.first_step + 1
+    losses = result.losses
+    first = result.first_step + 1
     if not result.trained:
         return f"mean loss of {units.count(len(losses), 'step')} {fmean(losses):.4f}; forward passes alone, no training"
     text = (
         f"loss {losses[0]:.4f} at step {first}, {losses[-1]:.4f} at step {result.first_step + len(result.step_seconds)}"
     )
     if len(losses) >= 2 * _AVERAGED:
-        start, end = fmean(losses[:_AVERAGED]), fmean(losses[-_AVERAGED:])
+        start = fmean(losses[:_AVERAGED])
+        end = fmean(losses[-_AVERAGED:])
         text += f"; mean of the first {_AVERAGED} {start:.4f}, of the last {_AVERAGED} {end:.4f}"
     return text
 

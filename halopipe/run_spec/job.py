@@ -32,7 +32,8 @@ FLOAT32 = "float32"
 JOB = "job.json"
 """Where the job is written, in its folder."""
 
-REFERENCE, REFERENCE_RANK = "reference", -1
+REFERENCE = "reference"
+REFERENCE_RANK = -1
 """What one device computed in these steps: its key on the store of the job; and what stands in place of a rank."""
 
 
@@ -51,7 +52,8 @@ class Job:
     @property
     def source(self) -> ModelSource:
         """The model, in the dtype asked for; autocast is for parameters in float32 alone."""
-        model, dtype = self.plan.inputs.model, self.options.dtype
+        model = self.plan.inputs.model
+        dtype = self.options.dtype
         return replace(model, dtype=dtype, autocast=model.autocast if dtype == FLOAT32 else "") if dtype else model
 
     @property
@@ -70,7 +72,8 @@ class Job:
     def read(cls, path: Path) -> Job:
         """The job that :meth:`write` wrote."""
         record = json.loads(path.read_text(encoding="utf-8"))
-        plan, options = loads(record["plan"], Plan), RunOptions(**record["options"])
+        plan = loads(record["plan"], Plan)
+        options = RunOptions(**record["options"])
         return cls(plan, options, Path(record["folder"]))
 
 

@@ -31,7 +31,8 @@ from planner.ir.files import read_text, write_text
 from planner.ir.strict_yaml import cut, parse_yaml_words, suggestion
 
 SUFFIXES = (".yaml", ".yml")
-NAME, VERSION = "job", 1
+NAME = "job"
+VERSION = 1
 
 _HEADER = "halopipe", "version"
 _REMEDY = "halopipe schema job lists what may be there; halopipe run PLAN ... --write-job FILE writes such a file"
@@ -157,7 +158,8 @@ def _model() -> Any:
         "plan": (str, Field(min_length=1, description="The plan file to run.")),
     }
     for name, kind in _kinds().items():
-        option, field = option_of(name), ASKED[name]
+        option = option_of(name)
+        field = ASKED[name]
         least, most = limits(field, kind) if kind in (int, float) else (None, None)
         described = Field(
             default="" if option.kind == SIZE else field.default,

@@ -52,8 +52,12 @@ STOP, SKIP, IGNORE = ON_NAN = ("stop", "skip", "ignore")
 TENSORBOARD = "tb:"
 """Before a folder that gets metrics for TensorBoard."""
 
-TRAINING, DATA, CHECKPOINTS = "Training", "Data and evaluation", "Checkpoints"
-CHECKS, RECORDS, LOSSES = "Checks and limits", "Records", "Machines that come and go"
+TRAINING = "Training"
+DATA = "Data and evaluation"
+CHECKPOINTS = "Checkpoints"
+CHECKS = "Checks and limits"
+RECORDS = "Records"
+LOSSES = "Machines that come and go"
 """Headings in the help of the command line, below the common options, which have none."""
 
 

@@ -15,9 +15,16 @@ from halopipe.terminal import units
 from planner.ir.errors import UsageError
 from planner.ir.quantities import limits_of
 
-PATH, METRICS, FACTORY, WORD = "path", "metrics", "factory", "word"
-SIZE, DURATION, INTERVAL = "size", "duration", "interval"
-NAMES, INTEGERS, SUM = "names", "integers", "sum"
+PATH = "path"
+METRICS = "metrics"
+FACTORY = "factory"
+WORD = "word"
+SIZE = "size"
+DURATION = "duration"
+INTERVAL = "interval"
+NAMES = "names"
+INTEGERS = "integers"
+SUM = "sum"
 
 MOST_WHOLE = 2**31 - 1
 """Of what is counted, and no option limits otherwise: steps, samples, ranks, processes."""
@@ -86,7 +93,8 @@ def flag(field: dataclasses.Field[Any]) -> str:
 
 def limits(field: dataclasses.Field[Any], kind: type) -> tuple[float, float]:
     """Least and most of a number that the field may be, as its option says, else by its name and ``kind``."""
-    option, highest = spec(field), limits_of(field.name)[1]
+    option = spec(field)
+    highest = limits_of(field.name)[1]
     if kind is int and not field.name.endswith("_bytes"):
         highest = min(MOST_WHOLE, int(highest))
     most = highest if option.most is None else option.most

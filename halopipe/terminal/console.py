@@ -115,7 +115,8 @@ class Reporter:
     def _line(self, done: float, total: float | None, numbers: str, left: str) -> None:
         elapsed = units.seconds(time.monotonic() - self._start_s)
         share = f" {units.percent(done / total)}" if total else ""
-        head, tail = f"{self._what}{share}: ", f" ({elapsed}{', ' if left else ''}{left})"
+        head = f"{self._what}{share}: "
+        tail = f" ({elapsed}{', ' if left else ''}{left})"
         sys.stderr.write(f"{head}{_fitted(numbers, _LINE_COLUMNS - len(head) - len(tail))}{tail}\n")
         sys.stderr.flush()
 
@@ -178,7 +179,8 @@ class _Bar:
 
     def update(self, done: float, total: float | None, numbers: str, left: str) -> None:
         """Moves the bar."""
-        share, after = f" {units.percent(done / total)}" if total else "", f", {left}" if left else ""
+        share = f" {units.percent(done / total)}" if total else ""
+        after = f", {left}" if left else ""
         self._progress.update(
             self._task, completed=done, total=total or None, numbers=numbers, left=left, after=after, share=share
         )

@@ -135,7 +135,8 @@ def in_turn(path: Path, patience_s: float) -> Iterator[None]:
         UsageError: another process holds it for longer.
         MissingFileError: nothing can be written beside it.
     """
-    ends_s, real = time.monotonic() + patience_s, Path(os.path.realpath(path))
+    ends_s = time.monotonic() + patience_s
+    real = Path(os.path.realpath(path))
     with contextlib.ExitStack() as held:
         while True:
             try:
@@ -189,7 +190,8 @@ def _locked(name: Path, path: Path) -> int:
 
 def _is_at(handle: int, name: Path) -> bool:
     try:
-        named, here = os.stat(name), os.fstat(handle)
+        named = os.stat(name)
+        here = os.fstat(handle)
     except FileNotFoundError:
         return False
     return (named.st_dev, named.st_ino) == (here.st_dev, here.st_ino)

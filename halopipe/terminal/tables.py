@@ -124,7 +124,8 @@ def _row(drawn: list[tuple[Span, Action]], step_s: float, cells: int) -> str:
     per_s = cells / step_s if step_s > 0 else 0.0
     several_stages = len({action.stage for _, action in drawn}) > 1
     for span, action in sorted(drawn, key=lambda pair: pair[1].op is not Op.PREPARE):  # compute covers it
-        first, last = round(span.start_s * per_s), round(span.stop_s * per_s)
+        first = round(span.start_s * per_s)
+        last = round(span.stop_s * per_s)
         length = min(cells, last) - first
         if length <= 0:
             continue

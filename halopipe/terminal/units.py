@@ -79,9 +79,11 @@ def seconds_within(value_s: float, low_s: float, high_s: float) -> str:
 
 def size(num_bytes: float) -> str:
     """Three digits and the binary unit that fits: ``1.25 GiB``, ``312 KiB``."""
-    value, unit = float(num_bytes), 0
+    value = float(num_bytes)
+    unit = 0
     while abs(value) >= 999.5 and unit < len(_BINARY_UNITS) - 1:
-        value, unit = value / 1024, unit + 1
+        value = value / 1024
+        unit = unit + 1
     return f"{value:.0f} B" if unit == 0 else f"{_three_digits(value)} {_BINARY_UNITS[unit]}"
 
 

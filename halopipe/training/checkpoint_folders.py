@@ -103,8 +103,10 @@ def require_sound(folder: Path, checkpoints: tuple[CheckpointEntry, ...]) -> Non
 
 def describe(checkpoint: Checkpoint) -> str:
     """What a checkpoint holds, in a few lines."""
-    saved, manifest = Saved(checkpoint), checkpoint.manifest
-    at, num_bytes = saved.position, sum(files.data_bytes for files in manifest.folders.values())
+    saved = Saved(checkpoint)
+    manifest = checkpoint.manifest
+    at = saved.position
+    num_bytes = sum(files.data_bytes for files in manifest.folders.values())
     num_weights = sum(key.startswith(MODEL) for key in manifest.tensors)
     by = f", by {checkpoint.number(PLAN)}" if PLAN in checkpoint else ""
     ranks = f"{units.count(manifest.num_ranks, 'rank')}{by}"

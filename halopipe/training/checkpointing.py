@@ -36,9 +36,13 @@ from runtime.rank import NOTHING, SAVE, STOP, RankContext
 SAVE_S = 600.0
 """Longest time until a checkpoint is on disk."""
 
-SEED, PLAN, MICRO_BATCHES = "run/seed", "run/plan", "run/micro_batches"
+SEED = "run/seed"
+PLAN = "run/plan"
+MICRO_BATCHES = "run/micro_batches"
 DATA = "data"
-FAILURES, RAN, ENDED = "run/failures", "run/seconds", "run/ended"
+FAILURES = "run/failures"
+RAN = "run/seconds"
+ENDED = "run/ended"
 
 _log = logging.getLogger(__name__)
 
@@ -65,9 +69,13 @@ class Checkpoints:
         end: EndRequest,
     ) -> None:
         context = engine.context
-        self._folder, self._accumulate, self._steps = options.checkpoint, options.accumulate, options.steps
+        self._folder = options.checkpoint
+        self._accumulate = options.accumulate
+        self._steps = options.steps
         self._last = engine.num_steps
-        self._engine, self._context, self._end = engine, context, end
+        self._engine = engine
+        self._context = context
+        self._end = end
         self._fingerprints = fingerprints_of(context.graph)
         self._times = SaveTimes.of(options, len(set(hosts_of(context.decision))), *history)
         self._has_history = options.checkpoint_every == AUTO_INTERVAL
@@ -125,7 +133,8 @@ class Checkpoints:
             CheckpointError: it could not be saved.
         """
         self.finish(position)
-        num_steps, why = self._engine.num_steps, self._end.why or "another rank was asked"
+        num_steps = self._engine.num_steps
+        why = self._end.why or "another rank was asked"
         done = f"after {units.count(num_steps, 'step')}" if num_steps else "before its first step"
         saved = complete_path(Path(self._folder), num_steps)
         there = saved.exists()

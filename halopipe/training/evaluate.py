@@ -58,7 +58,8 @@ class Classes:
 
 def classes_of(graph: Graph, read: Sequence[str] = ()) -> Classes | None:
     """None where ``read`` (by default, what the loss reads) is not one value of numbers and one of integers."""
-    values, read = graph.values(), read or judging_layer(graph).inputs
+    values = graph.values()
+    read = read or judging_layer(graph).inputs
     logits = [name for name in read if values[name].is_float and name not in graph.inputs]
     targets = [name for name in read if values[name].dtype == "int64"]
     if len(logits) != 1 or len(targets) != 1 or len(read) != 2:
@@ -121,7 +122,8 @@ def evaluate(
         UsageError: there is no batch; or what is to be read is not to be had, at all or under this plan.
         FactoryError: the metric cannot be made, or fails.
     """
-    context, graph = engine.context, engine.context.graph
+    context = engine.context
+    graph = engine.context.graph
     compared = values_named(outputs, context) if outputs else judging_layer(graph).inputs
     call = metric_call(context, outputs) if metric else LossCall((), tuple)
     kept = dict.fromkeys((*call.values, *compared))
@@ -160,7 +162,8 @@ def metric_call(context: RankContext, outputs: Sequence[str] = ()) -> LossCall:
         UsageError: it is not to be had, at all or under this plan.
     """
     call = LossCall(values_named(outputs, context), tuple) if outputs else _call_of_loss(context)
-    decision, values = context.decision, context.graph.values()
+    decision = context.decision
+    values = context.graph.values()
     interleaved = {layer.name for layer in context.graph.layers if INTERLEAVES_SAMPLES in layer.attributes}
     for name in call.values:
         if name in context.graph.inputs or values[name].has_sites:
@@ -178,7 +181,8 @@ def metric_call(context: RankContext, outputs: Sequence[str] = ()) -> LossCall:
 
 def _call_of_loss(context: RankContext) -> LossCall:
     """How the loss function is called; of a module whose output is not known, what the layer of the loss compares."""
-    call, judging = context.loss_call, judging_layer(context.graph)
+    call = context.loss_call
+    judging = judging_layer(context.graph)
     if call is None and compares(judging):
         return LossCall(judging.inputs, tuple)
     if call is None:
@@ -219,11 +223,13 @@ class _Own:
                     ["a metric of torchmetrics", "a class with these two methods"],
                 )
         self._metrics: Mapping[str, Metric] = metrics
-        self._context, self._call = context, call
+        self._context = context
+        self._call = call
 
     def take(self, evaluation: EvaluationResult) -> None:
         """Hands on what ranks have of a batch."""
-        context, call = self._context, self._call
+        context = self._context
+        call = self._call
         pieces = united(_pieces(context.graph, evaluation, call.values), context.transport)
         micro_batches = list(_put_together(pieces))
         is_whole = context.preparation is None and not isinstance(evaluation.batch, MicroBatches)
@@ -272,14 +278,16 @@ def _joined_batch(graph: Graph, read: Sequence[str], micro_batches: Sequence[Seq
 
 def _pieces(graph: Graph, evaluation: EvaluationResult, read: Sequence[str]) -> dict[str, Tensor]:
     """What this rank has of the values ``read``, by micro-batch, place among them, and where it lies."""
-    pieces, values = {}, graph.values()
+    pieces = {}
+    values = graph.values()
     for m, outputs in evaluation.outputs.items():
         shapes = evaluation.batch.shapes(m)
         for number, name in enumerate(read):
             if name in outputs:
                 box, tensor = outputs[name]
             elif name in graph.inputs:
-                shape, is_here = tuple(shapes[name]), isinstance(evaluation.batch, WholeBatch | MicroBatches)
+                shape = tuple(shapes[name])
+                is_here = isinstance(evaluation.batch, WholeBatch | MicroBatches)
                 box = whole(shape) if is_here else _beside(outputs, values, shape, name)
                 tensor = _part(graph, evaluation, name, m, box)
             else:
@@ -301,7 +309,9 @@ def _without(box: Box, dim: int) -> Box:
 def _beside(outputs: Mapping[str, Piece], values: Mapping[str, TensorSpec], shape: tuple[int, ...], name: str) -> Box:
     """The part of an input of the loss, ``shape`` in all, that belongs to the part of the prediction that is here."""
     made = next((each for each in outputs if values[each].is_float), next(iter(outputs)))
-    box, prediction, target = outputs[made][0], values[made], values[name]
+    box = outputs[made][0]
+    prediction = values[made]
+    target = values[name]
     if target.shape == prediction.shape:
         return box
     dim = _class_dim(prediction, target)
@@ -309,7 +319,8 @@ def _beside(outputs: Mapping[str, Piece], values: Mapping[str, TensorSpec], shap
         return _without(box, dim)
     place = list(whole(shape))
     if SAMPLE in target.dims:
-        by, of = target.dims.index(SAMPLE), prediction.dims.index(SAMPLE) if SAMPLE in prediction.dims else 0
+        by = target.dims.index(SAMPLE)
+        of = prediction.dims.index(SAMPLE) if SAMPLE in prediction.dims else 0
         others = [len(interval) for number, interval in enumerate(box) if number != of]
         if others != [extent for number, extent in enumerate(prediction.shape) if number != of]:
             raise UsageError(
@@ -317,7 +328,8 @@ def _beside(outputs: Mapping[str, Piece], values: Mapping[str, TensorSpec], shap
                 [f"{made} {prediction.shape} is divided over more than samples, {name} is {target.shape}"],
                 ["halopipe plan --solver data-parallel", "a target of the prediction's own form"],
             )
-        length, rows = target.shape[by], prediction.shape[of]  # of as many samples
+        length = target.shape[by]
+        rows = prediction.shape[of]  # of as many samples
         place[by] = Interval(box[of].start * length // rows, -(-box[of].stop * length // rows))
     return tuple(place)
 
@@ -348,14 +360,16 @@ def _answers(graph: Graph, classes: Classes, evaluation: EvaluationResult) -> tu
         box, logits = outputs[classes.logits]
         if len(box[classes.dim]) != num_classes:
             continue
-        place, targets = _without(box, classes.dim), None
+        place = _without(box, classes.dim)
+        targets = None
         if classes.target in outputs and outputs[classes.target][0] == place:
             targets = outputs[classes.target][1]
         elif classes.target in graph.inputs:
             targets = _part(graph, evaluation, classes.target, m, place).to(logits.device)
         if targets is not None:
             counts = classes.count(logits, targets)
-            right, asked = right + counts[0], asked + counts[1]
+            right = right + counts[0]
+            asked = asked + counts[1]
     return right, asked
 
 

@@ -70,7 +70,8 @@ def _in_the_graph(context: RankContext, model: LoadedModel, captured: CapturedMo
     decision = context.decision
     dtype = next((each.dtype for each in model.module.parameters()), torch.get_default_dtype())
     near = TOLERANCES.get(model.autocast or dtype, TOLERANCES[torch.float32]).tensor
-    loss_of, draw = losses_of(model, captured, context), CounterRng(context.seed)
+    loss_of = losses_of(model, captured, context)
+    draw = CounterRng(context.seed)
     for number, (rows, inputs, targets) in enumerate(_micro_batches(item, decision, captured)):
         trace = _Trace()
         with trace, Answers(captured, draw).given((rows,), number):  # answers come first, and need not be looked at

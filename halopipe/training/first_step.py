@@ -85,7 +85,8 @@ class FirstStep:
         Raises:
             NumericsError: on all ranks, if any of them computes something else.
         """
-        context, store = self.rank.context, self.rank.store
+        context = self.rank.context
+        store = self.rank.store
         context.activity.begin("waiting for the run on one device")
         context.activity.deadline_s = SETUP_S
         if context.rank == 0:
@@ -110,7 +111,8 @@ class FirstStep:
 
     def _provide(self, store: Store) -> None:
         """Has the reference on the store."""
-        end_s, reference = time.monotonic() + PATIENCE_S, None if self.read is None else self.read()
+        end_s = time.monotonic() + PATIENCE_S
+        reference = None if self.read is None else self.read()
         while reference is None and not store.check([REFERENCE]):
             if time.monotonic() > end_s:
                 reference = Reference(skipped=f"one device did not come to an end in {PATIENCE_S:g} s")

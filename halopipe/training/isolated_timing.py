@@ -21,10 +21,12 @@ from runtime.rank import RankContext
 if TYPE_CHECKING:
     from runtime.stage.alone import LoneStage
 
-LARGEST_SHARE, LONGEST_S = 0.05, 2.0
+LARGEST_SHARE = 0.05
+LONGEST_S = 2.0
 LEAST_STEPS = 20
 _TIMING_S = 600.0  # another rank is waited for so long
-LEAST_PASSES, MOST_PASSES = 4, 200
+LEAST_PASSES = 4
+MOST_PASSES = 200
 """The first of which does not count: memory is taken and caches are filled."""
 
 
@@ -82,7 +84,8 @@ class IsolatedTimer:
         self.context.gather()
 
     def _repeated(self, pass_s: Callable[[], float], budget_s: float) -> tuple[float, ...]:
-        passes_s, ends_s = [pass_s()], time.perf_counter() + budget_s
+        passes_s = [pass_s()]
+        ends_s = time.perf_counter() + budget_s
         while len(passes_s) < LEAST_PASSES or (len(passes_s) < MOST_PASSES and time.perf_counter() < ends_s):
             passes_s.append(pass_s())
         return tuple(passes_s[1:])

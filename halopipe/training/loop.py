@@ -71,15 +71,21 @@ class Loop:
         saved: Saved | None,
         end: EndRequest | None,
     ) -> None:
-        self._options, self._engine, self._context = job.options, rank.engine, rank.context
-        self._data_sources, self._begun = data_sources, rank.engine.num_steps
+        self._options = job.options
+        self._engine = rank.engine
+        self._context = rank.context
+        self._data_sources = data_sources
+        self._begun = rank.engine.num_steps
         source = data_sources.training(Position() if saved is None else saved.position, self._begun)
         self._source = AheadSource(source, rank.engine.expect) if rank.engine.looks_ahead else source
-        self._done, self._scores, self._left_out = source.position, list[Score](), list[LeftOut]()
+        self._done = source.position
+        self._scores = list[Score]()
+        self._left_out = list[LeftOut]()
         self._results = list[StepResult]()
         self._spans = deque[tuple[int, tuple[Span, ...]]](maxlen=KEPT_STEPS)
         self._memory = deque[tuple[int, tuple[int, ...]]](maxlen=KEPT_STEPS)
-        first, options = None, job.options
+        first = None
+        options = job.options
         if options.metrics:
             from halopipe.training.metrics import Metrics  # late: most runs write none
 
@@ -95,7 +101,8 @@ class Loop:
         if job.is_compared:
             first = FirstStep(rank, None, partial(first_batch_of, job), strict=options.check_numerics)
         self._steps = RankSteps(rank.engine, self._take, self._run, source.agreement, False, self._note, first)
-        self._steps.behind, self._steps.around = self._go_on, self._traced
+        self._steps.behind = self._go_on
+        self._steps.around = self._traced
 
     def run(self) -> RankResult:
         """All steps from the engine's own number on.
@@ -105,7 +112,8 @@ class Loop:
             EndedError: somebody asked the job to end.
             NotFiniteError: a loss or gradient is NaN or infinite, where that is to stop the job.
         """
-        options, engine = self._options, self._engine
+        options = self._options
+        engine = self._engine
         if options.profile_steps:
             from halopipe.training.torch_traces import TorchTraces  # late: most runs trace nothing
 
@@ -125,7 +133,8 @@ class Loop:
 
     def _finish(self) -> None:
         """What follows the last step: the others' word on it, the last evaluation, checkpoint and stages alone."""
-        options, engine = self._options, self._engine
+        options = self._options
+        engine = self._engine
         engine.settle()
         self._steps.confirm()
         if options.eval_data and not (self._scores and self._scores[-1].step == options.steps):
@@ -137,7 +146,8 @@ class Loop:
             self.isolated_timer.time(engine, forgets=options.accumulate == 1)
 
     def _result(self) -> RankResult:
-        context, timer = self._context, self.isolated_timer
+        context = self._context
+        timer = self.isolated_timer
         reference, compared = self._steps.comparison or (Reference(), ())
         losses = tuple(each.loss for each in self._results if not each.left_out and each.loss is not None)
         if self._options.check_numerics and reference.losses and context.rank == context.loss_rank:
@@ -181,7 +191,8 @@ class Loop:
     def _run(self, number: int, batch: Batch) -> StepResult:
         is_traced = self._traces is not None and self._traces.traces(number + 1)
         is_watched = number - self._begun == self._options.warmup - 1 and not is_traced
-        engine, context = self._engine, self._context
+        engine = self._engine
+        context = self._context
         run = engine.step_on if context.program.trains else engine.evaluate_on
         if context.meter is not None or not is_watched:
             return run(batch)
@@ -196,7 +207,8 @@ class Loop:
         return result
 
     def _note(self, number: int, batch: Batch, result: StepResult, seconds: float) -> None:
-        activity, self._done = self._context.activity, self._source.position
+        activity = self._context.activity
+        self._done = self._source.position
         if self._checkpoints is not None:
             self._checkpoints.stepped(seconds)
         self._results.append(StepResult(result.loss, result.step_s, (), left_out=result.left_out))
@@ -215,7 +227,8 @@ class Loop:
             self.after_step(number, result, activity)
 
     def _go_on(self, number: int) -> None:
-        options, checkpoints = self._options, self._checkpoints
+        options = self._options
+        checkpoints = self._checkpoints
         if options.eval_data and options.eval_every and (number + 1) % options.eval_every == 0:
             self._evaluate()
         if checkpoints is not None and checkpoints.is_due:

@@ -73,7 +73,8 @@ _OTHER_MODEL = "profile and plan this model again, or run the plan with the mode
 
 def rank_of(job: Job, number: int) -> Rank:
     """A rank of a job, which nobody hears yet."""
-    plan, options = job.plan, job.options
+    plan = job.plan
+    options = job.options
     optimizer, scheduler = makers_of(options, plan.inputs.optimizer)
     context = RankContext(
         plan.decision,
@@ -142,7 +143,8 @@ class Rank:
         Raises:
             MissingDeviceError: the device that the plan names for this rank is not there.
         """
-        context, decision = self.context, self.plan.decision
+        context = self.context
+        decision = self.plan.decision
         on = self.device if isinstance(self.device, str) else rank_device.AS_PLANNED
         assignment = rank_device.device_assignment_of(decision, context.rank, on)
         if local_rank is not None:
@@ -155,21 +157,27 @@ class Rank:
             where = self.device
 
         def join(groups: tuple[tuple[int, ...], ...], program: Callable[[], Program]) -> Transport:
-            hosts, rest = rank_device.hosts_of(decision), (groups, program, SETUP_S, self.transport)
+            hosts = rank_device.hosts_of(decision)
+            rest = (groups, program, SETUP_S, self.transport)
             return rank_device.opened(assignment, where, hosts, store, *rest, sleeps=context.gives_way)
 
         with self._stack as stack:
             slow = self._slow_watch() if context.rank == 0 and decision.num_ranks > 1 else None
             heartbeat = RankHeartbeat(board, decision, context.rank, context.deadline_s, SETUP_S, slow)
             stack.enter_context(heartbeat)
-            context.activity, context.others, context.meet = heartbeat.activity, heartbeat.others, heartbeat.meet
-            context.device, context.meter = where, meter_of(where or CPU) if is_metered else None
-            self.store, self._open_transport = store, open_transport or join
+            context.activity = heartbeat.activity
+            context.others = heartbeat.others
+            context.meet = heartbeat.meet
+            context.device = where
+            context.meter = meter_of(where or CPU) if is_metered else None
+            self.store = store
+            self._open_transport = open_transport or join
             yield self
 
     def _slow_watch(self) -> SlowWatch:
         """What finds slow ranks; where the job computes otherwise than the profile measured, by their first steps."""
-        plan, planned = self.plan, self.plan.inputs.model.dtype
+        plan = self.plan
+        planned = self.plan.inputs.model.dtype
         is_as_measured = not self.context.compiler and self.spelled.get("dtype", planned) == planned
         return SlowWatch(plan.decision, plan.prediction if is_as_measured else replace(plan.prediction, ranks=()))
 
@@ -185,7 +193,8 @@ class Rank:
             CorruptFileError: the plan was edited and divides a layer as it cannot be.
             IllegalProgramError: the plan's program was edited and does not end.
         """
-        plan, context = self.plan, self.context
+        plan = self.plan
+        context = self.context
         context.activity.begin("loading the model")
         model, captured_ahead = load()
         context.activity.begin("capturing the model")
@@ -194,7 +203,9 @@ class Rank:
         _require_planned(plan, captured.graph)
         if load_to_run is not None:
             model, captured = self._captured(*load_to_run())
-        self.model, context.model, context.module = model, captured, model.module
+        self.model = model
+        context.model = captured
+        context.module = model.module
         require_possible(plan.decision, context.graph)
         validate(context.program)
 
@@ -214,7 +225,8 @@ class Rank:
             StaleFileError: the ranks hold different plans or models.
             UsageError: they were told different things, or begin with different weights.
         """
-        context, store = self.context, self.store
+        context = self.context
+        store = self.store
         context.activity.begin("comparing plans with the others")
         module = context.model.graph_module  # parameters, buffers and constants by the graph's names, each once
         mine = {
@@ -269,7 +281,8 @@ class Rank:
         Raises:
             OutOfMemoryError: it needs more.
         """
-        plan, rank = self.plan, self.context.rank
+        plan = self.plan
+        rank = self.context.rank
         limit_memory(self.context.meter, limit_bytes)
         try:
             yield
@@ -286,7 +299,8 @@ class Rank:
         limit_memory(self.context.meter, 0)
 
     def _between_actions(self, error: torch.OutOfMemoryError) -> HalopipeError:
-        noted, device = out_of_memory(error), self.context.decision.device_of(self.context.rank)
+        noted = out_of_memory(error)
+        device = self.context.decision.device_of(self.context.rank)
         title = f"rank {self.context.rank} ({device}) ran out of memory between two actions"
         return OutOfMemoryError(title, noted.details if noted else (), noted.remedies if noted else ())
 
@@ -296,8 +310,10 @@ def _require_planned(plan: Plan, graph: Graph) -> None:
     fingerprint_here = fingerprint(graph)
     if fingerprint_here == plan.inputs.model_fingerprint:
         return
-    planned, here = plan.decision.layers, graph.by_name()
-    gone, new = [name for name in planned if name not in here], [name for name in here if name not in planned]
+    planned = plan.decision.layers
+    here = graph.by_name()
+    gone = [name for name in planned if name not in here]
+    new = [name for name in here if name not in planned]
     details = [f"plan: {plan.inputs.model_fingerprint}, of {units.count(len(planned), 'layer')}"]
     details += [f"here: {fingerprint_here}, of {units.count(len(here), 'layer')}; {plan.inputs.model.factory}"]
     details += [f"only in the plan: {_some(gone)}"] if gone else []
@@ -327,10 +343,8 @@ def _difference(rank: int, first: Mapping[str, Any], mine: Mapping[str, Any]) ->
         title = f"rank {rank} was given another plan than rank 0"
         return StaleFileError(title, both("plan"), ["copy one plan file to all hosts"])
     if first["model"] != mine["model"]:
-        title, remedy = (
-            f"rank {rank} has another model than rank 0",
-            "build the same model, in the same dtype, on all ranks",
-        )
+        title = f"rank {rank} has another model than rank 0"
+        remedy = "build the same model, in the same dtype, on all ranks"
         return StaleFileError(title, both("model"), [remedy])
     for name in sorted(first["options"].keys() | mine["options"].keys()):
         if first["options"].get(name) != mine["options"].get(name):

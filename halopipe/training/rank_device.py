@@ -45,7 +45,8 @@ _GPU = re.compile(r"gpu(\d+)")
 _DRIVEN = re.compile(r"(cpu\d*|gpu\d+)?")
 """What ranks can compute on, by the names of devices; plans made by hand may name none."""
 _MOST_NAMED = 4
-_NCCL_INTERFACE, _GLOO_INTERFACE = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
+_NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
+_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +205,8 @@ def kind_of(device: torch.device | None, planned: str) -> str:
         planned: a kind of a profile, or a name of the catalogue.
     """
     if device is None or device.type != "cuda":
-        own, name_parts = device_description().processor, _words(planned)
+        own = device_description().processor
+        name_parts = _words(planned)
         return planned if planned and name_parts <= _words(own) | {"core"} else own
     import torch
 

@@ -78,7 +78,8 @@ class Saved:
 
         Steps are then those of one device all the same, but not those that the plan before would have made.
         """
-        before, layers = self.micro_batches, engine.layers_by_micro_batch
+        before = self.micro_batches
+        layers = engine.layers_by_micro_batch
         if not layers or before in ((), decision.micro_batches):
             return ""
         shown = f"layer{'s' * (len(layers) > 1)} {', '.join(layers[:_SHOWN])}"
@@ -183,7 +184,8 @@ def resume_point(plan: Plan, options: RunOptions, *, began_anew: bool = False) -
     except CorruptFileError as error:
         if not began_anew:
             raise
-        checkpoint, skipped = None, _all_set_aside(Path(options.checkpoint), error.details)
+        checkpoint = None
+        skipped = _all_set_aside(Path(options.checkpoint), error.details)
     if checkpoint is None:
         return ResumePoint(replace(options, resume=False), skipped=skipped)
     step = checkpoint.manifest.step
@@ -208,7 +210,8 @@ def newest_sound(folder: str | Path) -> tuple[Checkpoint | None, tuple[str, ...]
         CorruptFileError: there are some, and none of them is sound.
         NewerFileError: a newer release wrote it, and would go on from it.
     """
-    steps, faults = complete_steps(folder), list[CorruptFileError]()
+    steps = complete_steps(folder)
+    faults = list[CorruptFileError]()
     for step in reversed(steps):
         try:
             checkpoint = Checkpoint.open(folder, step)

@@ -135,7 +135,8 @@ class SaveTimes:
         begun_s = self.clock()
         yield
         self._last_s = self.clock()
-        seconds, was = self._last_s - begun_s, self.saves
+        seconds = self._last_s - begun_s
+        was = self.saves
         self._beside_s.clear()
         stood_s, last_s = (was.stood_s, seconds) if is_last else (was.stood_s + seconds, was.last_s)
         self._saves = replace(was, number=was.number + 1, stood_s=stood_s, last_s=last_s)
@@ -179,8 +180,10 @@ class EndRequest:
     """
 
     def __init__(self, grace_s: float) -> None:
-        self.why, self.signal = "", 0
-        self._grace_s, self._asked_s = grace_s, 0.0
+        self.why = ""
+        self.signal = 0
+        self._grace_s = grace_s
+        self._asked_s = 0.0
 
     def ask(self, why: str) -> None:
         """Have the job save and end before its next step; one rank is enough."""

@@ -73,7 +73,9 @@ class ScriptValues:
             )
 
     def _note(self, of: str, owner: Any) -> None:
-        is_torchs, read, written = _is_torchs(type(owner)), self._reading.names, self._reading.written
+        is_torchs = _is_torchs(type(owner))
+        read = self._reading.names
+        written = self._reading.written
         for key, value in vars(owner).items():
             is_read = key not in _OF_ALL_MODULES and (is_torchs or key in read)
             if is_read and (type(owner), key) not in written and _is_plain(value):
@@ -95,7 +97,8 @@ class _Reading:
 
     def method(self, cls: type, name: str) -> None:
         """A method of a class, with the methods and properties that it mentions."""
-        followed, waiting = set(), [name]
+        followed = set()
+        waiting = [name]
         while waiting:
             each = waiting.pop()
             attribute_value = getattr(cls, each, None)
@@ -137,7 +140,8 @@ class _Reading:
         for function in self._functions.values():
             if "site-packages" in function.__code__.co_filename:  # flags of a library, which it may set when it likes
                 continue
-            code, names = function.__code__, function.__globals__
+            code = function.__code__
+            names = function.__globals__
             cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
             readers = {name: partial(_content, cell) for name, cell in cells}
             readers |= {

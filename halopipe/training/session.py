@@ -48,7 +48,8 @@ from runtime.rank import RankContext
 _log = logging.getLogger(__name__)
 
 _TAKES_BACK = "run.optimizer_state_dict()"
-_NONE_THERE, _NONE_SOUND = -1, -2
+_NONE_THERE = -1
+_NONE_SOUND = -2
 
 Tensors = Tensor | tuple[Tensor, ...]
 Batch = Any
@@ -88,16 +89,24 @@ class Execution:
     values: ScriptValues | None = None
 
     def __init__(self, opened: Rank, kept: KeptModel | None = None) -> None:
-        self._opened, self._engine, self._context = opened, opened.engine, opened.context
+        self._opened = opened
+        self._engine = opened.engine
+        self._context = opened.context
         optimizer = opened.context.optimizer
         self.followed = optimizer if isinstance(optimizer, Followed) else None
-        self.plan, self._kept, self._given = opened.plan, kept, list[Batch]()
-        self.activity, self._form = opened.context.activity, BatchPytree("the batch", {}, opened.model.batch)
+        self.plan = opened.plan
+        self._kept = kept
+        self._given = list[Batch]()
+        self.activity = opened.context.activity
+        self._form = BatchPytree("the batch", {}, opened.model.batch)
         self.model = users_module(opened.model.module)
         del opened.model  # its example need not stay
-        self.rank, self.num_ranks = opened.context.rank, len(opened.context.ranks)
-        self._locks, self._claimed = contextlib.ExitStack(), set[Path]()
-        self._upcoming, self._announced = Upcoming(self.looks_ahead, self.rank == 0), Announced()
+        self.rank = opened.context.rank
+        self.num_ranks = len(opened.context.ranks)
+        self._locks = contextlib.ExitStack()
+        self._claimed = set[Path]()
+        self._upcoming = Upcoming(self.looks_ahead, self.rank == 0)
+        self._announced = Announced()
         self._is_ahead = False
         self._hook = None if self.followed is None else self.followed.before_state_dict(self._require_back)
         self._trained = agreement_of(opened.context, 0, is_script=True)
@@ -275,7 +284,8 @@ class Execution:
 
     def _newest(self, folder: str | Path) -> int | None:
         """The step of the newest sound checkpoint, which rank 0 looks for; None where there is no checkpoint."""
-        step, failure = _NONE_THERE, cast("HalopipeError | None", None)
+        step = _NONE_THERE
+        failure = cast("HalopipeError | None", None)
         if self.rank == 0:
             try:
                 checkpoint, skipped = newest_sound(folder)
@@ -283,7 +293,8 @@ class Execution:
                 for line in skipped:
                     _log.warning("%s", line)
             except HalopipeError as error:
-                step, failure = _NONE_SOUND, error
+                step = _NONE_SOUND
+                failure = error
         agreed = self._said_by_0(step, "looking for a checkpoint")
         if agreed == _NONE_SOUND:
             raise failure or CorruptFileError(f"rank 0 finds no sound checkpoint in {folder}")
@@ -297,7 +308,8 @@ class Execution:
 
     def _sum(self, number: float) -> float:
         """Over all ranks."""
-        total, context = torch.tensor([number], dtype=torch.float64), self._context
+        total = torch.tensor([number], dtype=torch.float64)
+        context = self._context
         context.transport.all_reduce(total, context.ranks)
         return total.item()
 
@@ -405,7 +417,8 @@ class Execution:
 
     def _take(self, number: int) -> EngineBatch:
         """The batch that was given, as the engine takes it; the one that was announced, if it is that."""
-        (batch, *upcoming), self._given = self._given, []
+        batch, *upcoming = self._given
+        self._given = []
         item = self._item(batch)
         self._trained.step = number - self._trained.noted
         bound_batch = self._bound(item, self._trained, self._announced.recognised(item))
@@ -433,7 +446,8 @@ class Execution:
 
     def _follow(self, _: int) -> None:
         if self._steps.comparison is not None:
-            (reference, compared), self._steps.comparison = self._steps.comparison, None
+            reference, compared = self._steps.comparison
+            self._steps.comparison = None
             self._forget_first()
             self.numerics = (
                 NumericsReport(reference.dtype, 0, 0, {}, skipped=reference.skipped)

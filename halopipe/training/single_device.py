@@ -62,7 +62,8 @@ _log = logging.getLogger(__name__)
 
 EXACT = torch.float64
 _TORCH = str(Path(torch.__file__).parent)
-WHOLE, IN_PARTS = "the user's module on the whole batch", "the user's module on one micro-batch after another"
+WHOLE = "the user's module on the whole batch"
+IN_PARTS = "the user's module on one micro-batch after another"
 
 
 def make_reference(job: Job, device: torch.device | None = None) -> Reference:
@@ -72,13 +73,16 @@ def make_reference(job: Job, device: torch.device | None = None) -> Reference:
         device: of the kind that the ranks compute on, which rounds as they do and draws the same numbers; None: the
             processor.
     """
-    options, rank, where = job.options, rank_of(job, REFERENCE_RANK), device or CPU
+    options = job.options
+    rank = rank_of(job, REFERENCE_RANK)
+    where = device or CPU
     reason = why_not_compared(job.plan, where, is_asked=options.check_numerics)
     if reason:
         return Reference(skipped=reason)
     model, captured = load(job.source, options.seed)
     if job.plan.inputs.model.sizes:
-        model, captured = replace(model, sizes=job.plan.inputs.model.sizes), None  # as the ranks are fed
+        model = replace(model, sizes=job.plan.inputs.model.sizes)  # as the ranks are fed
+        captured = None
     wanted = max(NUM_COMPARED, options.accumulate) if options.check_numerics else options.accumulate
     try:
         if captured is None:
@@ -103,7 +107,8 @@ def why_not_compared(plan: Plan, device: torch.device, *, is_asked: bool = False
     """
     if updates_within(plan.decision.rows()):
         return f"schedule {plan.decision.schedule} updates the weights within a step, which one device does not do"
-    needed, available = _needed_bytes(plan, 1), _available_bytes(plan, device)
+    needed = _needed_bytes(plan, 1)
+    available = _available_bytes(plan, device)
     if not is_asked and needed > available:
         return f"one device would need about {size(needed)}, {size(max(available, 0))} are free beside the job"
     return ""
@@ -128,7 +133,8 @@ class KeptModel:
     @classmethod
     def of(cls, rank: Rank) -> KeptModel:
         """A copy, where there is memory for it and one device has such a step."""
-        reason, made = why_not_compared(rank.plan, CPU), rank.context.optimizer
+        reason = why_not_compared(rank.plan, CPU)
+        made = rank.context.optimizer
         if reason:
             return cls(rank, reason=reason)
         try:
@@ -333,15 +339,18 @@ def parts_of(item: Item, rows: Sequence[int], specs: InputSpecs) -> list[tuple[T
 
 
 def _run(rank: Rank, model: LoadedModel, captured: CapturedModule, items: Sequence[Item]) -> Reference:
-    decision, draw = rank.plan.decision, CounterRng(rank.context.seed)
-    answers, specs = Answers(captured, draw), step_inputs(captured)
+    decision = rank.plan.decision
+    draw = CounterRng(rank.context.seed)
+    answers = Answers(captured, draw)
+    specs = step_inputs(captured)
     fits = _needed_bytes(rank.plan, len(decision.micro_batches)) <= _available_bytes(rank.plan, model.inputs[0].device)
     can_be_whole = answers.in_parts and not mixes(captured) and not (captured.preparation is not None and answers)
     whole = can_be_whole and (fits or len(decision.micro_batches) == 1)
     loss_of = _shared(losses_of(model, captured, rank.context), rank.context.accumulate)
     if not rank.plan.decision.trains:
         return _evaluated(rank, model, specs, items[:1])
-    parameters, buffers = named_parameters(model.owners), named_buffers(model.owners)
+    parameters = named_parameters(model.owners)
+    buffers = named_buffers(model.owners)
     optimizer = cast("torch.optim.Optimizer", _Optimizer(rank.context, parameters))  # has what a step calls
     losses: list[float] = []
     first: dict[str, Any] = {}
@@ -408,7 +417,9 @@ class _Optimizer:
             if context.scheduler is not None:
                 optimizer.schedule(context.scheduler)
             self._step = optimizer.step
-        self._clip_norm, self._accumulate, self._number = context.clip_norm, context.accumulate, 0
+        self._clip_norm = context.clip_norm
+        self._accumulate = context.accumulate
+        self._number = 0
 
     def zero_grad(self, set_to_none: bool) -> None:
         if self._number % self._accumulate == 0:

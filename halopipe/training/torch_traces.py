@@ -62,7 +62,9 @@ class TorchTraces:
     """
 
     def __init__(self, options: RunOptions, rank: int, activity: Activity, num_done: int) -> None:
-        self._steps, self._rank, self._activity = steps_of(options), rank, activity
+        self._steps = steps_of(options)
+        self._rank = rank
+        self._activity = activity
         self._path = Path(options.profile_folder or FOLDER) / f"rank-{rank}.json"
         self._profile: profile | None = None
         self._range: record_function | None = None

@@ -52,7 +52,8 @@ def work(
         device: instead of what the job says.
         event_log: of what is done, for whoever goes on after a loss.
     """
-    own, end = rank_of(job, rank), None
+    own = rank_of(job, rank)
+    end = None
     own.device = own.device if device is None else device
     with ExitStack() as stack:
         stack.enter_context(own.opened(store, board, local_rank=local_rank, open_transport=open_transport))
@@ -70,12 +71,15 @@ def work(
 def _worked(
     job: Job, rank: Rank, after_step: AfterStep | None, end: EndRequest | None, event_log: EventLog | None
 ) -> RankResult:
-    options, context, planned = job.options, rank.context, job.plan.inputs.model
+    options = job.options
+    context = rank.context
+    planned = job.plan.inputs.model
     rank.prepare(
         lambda: load(planned, options.seed),
         None if job.source == planned else lambda: load(job.source, options.seed),
     )
-    captured, model = context.model, rank.model
+    captured = context.model
+    model = rank.model
     if captured.evaluation and (options.eval_data or not job.plan.decision.trains):
         raise cannot_evaluate(captured.evaluation)
     rank.agree()
@@ -105,7 +109,9 @@ def _worked(
     with within(context.transport, SETUP_S):
         context.transport.barrier()
     loop = Loop(job, rank, data_sources, saved, end)
-    loop.isolated_timer, loop.event_log, loop.after_step = timer, event_log, after_step
+    loop.isolated_timer = timer
+    loop.event_log = event_log
+    loop.after_step = after_step
     with loop.metrics or nullcontext(), rank.limited(options.memory_limit_bytes):
         result = loop.run()
     context.meet()

@@ -14,7 +14,10 @@ from typing import Union, get_args, get_origin, get_type_hints
 
 from planner.ir.plan import Plan
 
-WHOLLY, PARTLY, NOT, HISTORY = "wholly", "partly", "not", "history"
+WHOLLY = "wholly"
+PARTLY = "partly"
+NOT = "not"
+HISTORY = "history"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +184,8 @@ ROWS: Mapping[str, Check] = {
 
 def fields_of(kind: object = Plan, path: str = "") -> Iterator[str]:
     """Every field of a plan file, as the rows name it: ``[]`` for the entries of a list, ``*`` for names."""
-    origin, arguments = get_origin(kind), [one for one in get_args(kind) if one is not type(None)]
+    origin = get_origin(kind)
+    arguments = [one for one in get_args(kind) if one is not type(None)]
     if isinstance(kind, type) and is_dataclass(kind):
         hints = get_type_hints(kind)
         for one in fields(kind):

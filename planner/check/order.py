@@ -101,7 +101,8 @@ def _pairs(decision: Decision, edge: Edge, size: Size, ends: tuple[set[int], set
 
 def _spans(decision: Decision, stage: int, samples: int) -> dict[int, tuple[int, int]]:
     """The samples of each rank of a stage: from, to."""
-    ranks, at = decision.stages[stage].ranks, 0
+    ranks = decision.stages[stage].ranks
+    at = 0
     if len(ranks) == 1:
         return {ranks[0]: (0, samples)}
     spans = {}

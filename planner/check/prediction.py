@@ -21,13 +21,15 @@ from planner.ir.program import Program
 
 _TIME_TOLERANCE = 1e-7
 """Of the times of a rank, which are sums of small differences, as a part of the step."""
-_DRAWN_TOLERANCE, _RATE_TOLERANCE = 2e-6, 4e-6
+_DRAWN_TOLERANCE = 2e-6
+_RATE_TOLERANCE = 4e-6
 """Of deciles, which are rounded to six digits, and of the rates that are made of such."""
 
 
 def prediction_faults(plan: Plan, pricing: Pricing) -> Iterator[str]:
     """Where the prediction differs from a new forecast of the same decision."""
-    request, stated = plan.inputs.request, plan.prediction
+    request = plan.inputs.request
+    stated = plan.prediction
     num_draws = DRAWS if stated.p10_s or stated.p90_s else 0
     new_forecast = forecast(pricing, plan.decision, request.memory_margin, request.memory_bytes, num_draws)
     fresh = new_forecast.prediction
@@ -45,15 +47,18 @@ def prediction_faults(plan: Plan, pricing: Pricing) -> Iterator[str]:
         links = f"the links were measured with {fresh.transport!r}"
         yield f"prediction.transport: {stated.transport!r}, {links}"
     for name in ("p10_s", "p90_s"):
-        one, other = getattr(stated, name), getattr(fresh, name)
+        one = getattr(stated, name)
+        other = getattr(fresh, name)
         if not close(one, other, _DRAWN_TOLERANCE):
             yield f"prediction.{name}: {one} s, drawn again {other} s"
     for name in ("sustained_per_s", "sustained_p10_per_s", "sustained_p90_per_s"):
-        one, other = getattr(stated, name), getattr(fresh, name)
+        one = getattr(stated, name)
+        other = getattr(fresh, name)
         if not close(one, other, _RATE_TOLERANCE):
             yield f"prediction.{name}: {one} samples/s, simulated again {other}"
     if fresh.step_s > 0:
-        sums, messages = longest_sum_s(new_forecast) / fresh.step_s, most_messages_s(new_forecast) / fresh.step_s
+        sums = longest_sum_s(new_forecast) / fresh.step_s
+        messages = most_messages_s(new_forecast) / fresh.step_s
         without_profile = set(binding_faults(plan))
         yield from (fault for fault in binding_faults(plan, sums, messages) if fault not in without_profile)
 
@@ -64,7 +69,9 @@ def _rounded_bytes(decision: Decision) -> int:
 
 
 def _rank_faults(plan: Plan, prediction: Prediction, rank: int, device: str) -> Iterator[str]:
-    stated, fresh, rounded = plan.prediction.ranks[rank], prediction.ranks[rank], _rounded_bytes(plan.decision)
+    stated = plan.prediction.ranks[rank]
+    fresh = prediction.ranks[rank]
+    rounded = _rounded_bytes(plan.decision)
     path = f"prediction.ranks[{rank}]"
     holds = f"rank {rank} is predicted to hold"
     if abs(stated.peak_bytes - fresh.peak_bytes) > rounded:
@@ -80,7 +87,8 @@ def _rank_faults(plan: Plan, prediction: Prediction, rank: int, device: str) -> 
         room = f"{stated.on_chip_limit_bytes} bytes on chip, {device} has {fresh.on_chip_limit_bytes}"
         yield f"{path}.on_chip_limit_bytes: {room}"
     for name in ("compute_s", "communication_s", "bubble_s", "idle_s"):
-        one, other = getattr(stated, name), getattr(fresh, name)
+        one = getattr(stated, name)
+        other = getattr(fresh, name)
         if abs(one - other) > max(_TIME_TOLERANCE * prediction.step_s, 1e-9 * other):
             yield f"{path}.{name}: {one} s, recomputed {other} s"
 

@@ -72,7 +72,8 @@ def _form_faults(request: Request) -> Iterator[str]:
 
 
 def _schedule_faults(plan: Plan, trains: bool) -> Iterator[str]:
-    request, name = plan.inputs.request, plan.decision.schedule
+    request = plan.inputs.request
+    name = plan.decision.schedule
     by_name = name in request.schedules and _is_forward(name) and not trains
     if (request.objective == LATENCY or request.rate_per_s > 0) == trains and not by_name:
         passes = ("forward passes alone", "training")
@@ -91,7 +92,8 @@ def _is_forward(name: str) -> bool:
 
 
 def _size_faults(plan: Plan, profile: Profile | None) -> Iterator[str]:
-    sizes, micro_batches = plan.inputs.request.micro_batch_sizes, plan.decision.micro_batches
+    sizes = plan.inputs.request.micro_batch_sizes
+    micro_batches = plan.decision.micro_batches
     most = max(micro_batches)
     if set(micro_batches[:-1]) - {most} or micro_batches[-1] > most:
         yield f"decision.micro_batches: {list(micro_batches)}: only the last may be smaller than the others"
@@ -107,7 +109,8 @@ def _size_faults(plan: Plan, profile: Profile | None) -> Iterator[str]:
 
 def _division_faults(plan: Plan) -> Iterator[str]:
     """How layers are divided: dims, and rows beyond the part."""
-    request, decision = plan.inputs.request, plan.decision
+    request = plan.inputs.request
+    decision = plan.decision
     if request.token_slices and decision.token_slices != request.token_slices:
         yield f"decision.token_slices: {list(decision.token_slices)}, asked for {list(request.token_slices)}"
     if decision.token_slices and TIME_DIMS not in request.allow:
@@ -130,7 +133,8 @@ def _division_faults(plan: Plan) -> Iterator[str]:
 
 
 def _stage_faults(plan: Plan, profile: Profile | None) -> Iterator[str]:
-    request, decision = plan.inputs.request, plan.decision
+    request = plan.inputs.request
+    decision = plan.decision
     if 0 < request.max_stages < len(decision.stages):
         yield f"decision.stages: {len(decision.stages)} stages, asked for at most {request.max_stages}"
     trains = request.objective != LATENCY and not _is_forward(decision.schedule)
@@ -178,7 +182,8 @@ def _stage_faults(plan: Plan, profile: Profile | None) -> Iterator[str]:
 
 def _limit_faults(plan: Plan, profile: Profile) -> Iterator[str]:
     """What each rank may hold: what the device has, less the margin, at most what was asked for."""
-    request, devices = plan.inputs.request, profile.cluster.devices
+    request = plan.inputs.request
+    devices = profile.cluster.devices
     usable = [int(device.memory_bytes * (1 - request.memory_margin)) for device in devices]
     limits = [min(size, request.memory_bytes) if request.memory_bytes else size for size in usable]
     for number, (rank, limit) in enumerate(zip(plan.prediction.ranks, limits, strict=False)):

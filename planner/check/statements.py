@@ -76,7 +76,8 @@ def correction_faults(plan: Plan) -> Iterator[str]:
 
 
 def _prediction_faults(plan: Plan, trains: bool) -> Iterator[str]:
-    stated, batch = plan.prediction, plan.decision.global_batch
+    stated = plan.prediction
+    batch = plan.decision.global_batch
     if not stated.step_s:  # of costs that are all 0
         for name in ("samples_per_s", "bubble_fraction"):
             if getattr(stated, name):
@@ -89,7 +90,8 @@ def _prediction_faults(plan: Plan, trains: bool) -> Iterator[str]:
         yield f"prediction.evidence: {stated.evidence!r} is none of {', '.join(EVIDENCES)}"
     if (stated.p10_s > 0) != (stated.p90_s > 0) or stated.p10_s > stated.p90_s:
         yield f"prediction.p10_s: one step in ten is below {stated.p10_s} s, one above {stated.p90_s} s"
-    slowest, fastest = stated.sustained_p10_per_s, stated.sustained_p90_per_s
+    slowest = stated.sustained_p10_per_s
+    fastest = stated.sustained_p90_per_s
     if (slowest > 0) != (fastest > 0) or slowest > fastest:
         yield f"prediction.sustained_p10_per_s: one stream in ten is below {slowest} samples/s, one above {fastest}"
     if stated.sustained_per_s and stated.sustained_per_s * stated.step_s < batch * (1 - TOLERANCE):
@@ -110,7 +112,8 @@ def _prediction_faults(plan: Plan, trains: bool) -> Iterator[str]:
 
 def _rank_faults(plan: Plan) -> Iterator[str]:
     """The times of each rank add up to the step; what it holds is within its limit."""
-    prediction, decision = plan.prediction, plan.decision
+    prediction = plan.prediction
+    decision = plan.decision
     if len(prediction.ranks) != decision.num_ranks:
         yield f"prediction.ranks: {len(prediction.ranks)} ranks are predicted, the program has {decision.num_ranks}"
     for number, rank in enumerate(prediction.ranks):
@@ -135,7 +138,8 @@ def _rank_faults(plan: Plan) -> Iterator[str]:
 
 def _search_faults(plan: Plan) -> Iterator[str]:
     """Status, bound and gap agree; they are about the plan that is fastest at the mean."""
-    search, step_s = plan.search, plan.search.optimum_s(plan.prediction.step_s)
+    search = plan.search
+    step_s = plan.search.optimum_s(plan.prediction.step_s)
     yield from _tie_faults(plan)
     if search.status not in STATUSES:
         yield f"search.status: status {search.status!r} is none of {', '.join(STATUSES)}"
@@ -164,7 +168,9 @@ def _tie_faults(plan: Plan) -> Iterator[str]:
 
     Or as many, where it is hardly faster.
     """
-    tie, step_s, wanted = plan.search.tie, plan.prediction.step_s, plan.inputs.request.confidence
+    tie = plan.search.tie
+    step_s = plan.prediction.step_s
+    wanted = plan.inputs.request.confidence
     used = len({rank for stage in plan.decision.stages for rank in stage.ranks})
     if tie is None:
         return
@@ -198,7 +204,8 @@ def binding_faults(plan: Plan, sums: float | None = None, messages: float | None
     Args:
         sums, messages: shares of the step, where there is a forecast to ask; else any share of them will do.
     """
-    stated, step_s = plan.prediction, plan.prediction.step_s
+    stated = plan.prediction
+    step_s = plan.prediction.step_s
     if not plan.search.binding or step_s <= 0 or not stated.ranks:
         return
     busiest_s = max(rank.compute_s for rank in stated.ranks)
@@ -244,7 +251,8 @@ def _is_of_objective(plan: Plan, line: str) -> bool:
 
 def _alternative_faults(plan: Plan, other: Alternative, path: str) -> Iterator[str]:
     """It is no better than the decision, and its words are those of its figures."""
-    search, step_s = plan.search, plan.prediction.step_s
+    search = plan.search
+    step_s = plan.prediction.step_s
     if other.step_s is None:
         if not _is_reason(plan, other):
             yield f"{path}.why_not: {other.name}: {other.why_not!r} is no reason, or not that of its figures"
@@ -261,7 +269,8 @@ def _alternative_faults(plan: Plan, other: Alternative, path: str) -> Iterator[s
 
 def _is_reason(plan: Plan, other: Alternative) -> bool:
     """Whether it says why a plan is none: it holds more than a rank may, or is too slow for a stream."""
-    peak, reason = other.peak_bytes, other.why_not
+    peak = other.peak_bytes
+    reason = other.why_not
     if peak is None:
         return plan.prediction.sustained_per_s > 0 and reason.startswith("sustains ")
     for rank in plan.prediction.ranks:
@@ -274,7 +283,8 @@ def _is_reason(plan: Plan, other: Alternative) -> bool:
 
 def _measured_faults(plan: Plan) -> Iterator[str]:
     """What a run wrote: as many entries as there are stages and ranks, and its error."""
-    run, decision = plan.measured, plan.decision
+    run = plan.measured
+    decision = plan.decision
     if run is None:
         return
     if run.num_steps < 1:

@@ -147,7 +147,8 @@ def samples_of(decision: Decision, stage: int, rows: int, throughout: bool) -> t
 def _share_faults(decision: Decision, number: int) -> Iterator[str]:
     ranks = decision.stages[number].ranks
     first = decision.layers_of(number)[0]
-    layout, path = decision.layers[first].layout, f"decision.layers.{first}.cuts"
+    layout = decision.layers[first].layout
+    path = f"decision.layers.{first}.cuts"
     for rows in sorted(set(decision.micro_batches)):
         shares = layout.samples(rows)
         if sum(shares) != rows and len(ranks) > 1:
@@ -238,7 +239,8 @@ def layer_faults(decision: Decision, graph: Graph) -> Iterator[str]:
 
 def named_layer_faults(decision: Decision, graph: Graph) -> Iterator[tuple[str, str]]:
     """As :func:`layer_faults`, each with the layer's name."""
-    mixing, wide = frozenset(check_samples_apart(graph)), batch_wide_layers(graph)
+    mixing = frozenset(check_samples_apart(graph))
+    wide = batch_wide_layers(graph)
     if wide and len(decision.micro_batches) > 1:
         yield wide[0], f"layer {wide[0]} needs the whole batch, which is in {len(decision.micro_batches)} micro-batches"
     others = sorted(set(decision.micro_batches) - {graph.samples})
@@ -254,7 +256,8 @@ def named_layer_faults(decision: Decision, graph: Graph) -> Iterator[tuple[str, 
     for faults_of in hooks("planner", "layer faults").values():
         yield from faults_of(decision, graph)
     laid_out = [stage for stage in range(len(decision.stages)) if has_layouts(decision, stage)]
-    values, sites = graph.values(), over_sites(graph)
+    values = graph.values()
+    sites = over_sites(graph)
     for layer in graph.layers:
         placed = decision.layers[layer.name]
         if placed.stage in laid_out and layer.name in sites:
@@ -300,7 +303,8 @@ def cut_dims(placed: Placement) -> list[str]:
 
 def _cut_faults(placed: Placement, sized: SizedLayer) -> Iterator[str]:
     """Dims that the layer cannot be cut along."""
-    layer, dims = sized.layer, sized.work.dims
+    layer = sized.layer
+    dims = sized.work.dims
     for dim in cut_dims(placed):
         if dim not in sized.divisible:
             why = (
@@ -319,7 +323,8 @@ def _ways_faults(graph: Graph, layer: Layer, placed: Placement) -> Iterator[str]
         return
     from planner.layers.contraction import contracted_dims, num_channels  # late: few layers share input channels
 
-    values, subject = graph.values(), f"layer {layer.name} ({operator_of(layer)}) has ways {ways}"
+    values = graph.values()
+    subject = f"layer {layer.name} ({operator_of(layer)}) has ways {ways}"
     inputs = tuple(values[name] for name in layer.inputs)
     dims = contracted_dims(layer, inputs, tuple(graph.parameters[name] for name in layer.parameters))
     if dims is None:
@@ -338,12 +343,14 @@ def _ways_faults(graph: Graph, layer: Layer, placed: Placement) -> Iterator[str]
 
 def _margin_faults(graph: Graph, layer: Layer, placed: Placement) -> Iterator[str]:
     """Rows beyond the part, which are the neighbour's."""
-    margin, subject = placed.margin, f"layer {layer.name} has margin {placed.margin}"
+    margin = placed.margin
+    subject = f"layer {layer.name} has margin {placed.margin}"
     if not margin:
         return
     values = graph.values()
     inputs = tuple(values[name] for name in layer.inputs)
-    work, cut = kind(layer.kind).work(layer, inputs), cut_dims(placed)
+    work = kind(layer.kind).work(layer, inputs)
+    cut = cut_dims(placed)
     in_space = [dim for dim in cut if dim in SPACE and dim in work.dims]
     channels = [dim for dim in cut if dim in AXES["channel"][1]]
     if channels:

@@ -40,8 +40,10 @@ def faults_of(plan: Plan, profile: Profile | None) -> tuple[str, ...]:
     malformed = validation.faults(plan)
     if malformed:  # no file of such a plan would be read
         return malformed
-    decision, rows = plan.decision, plan.decision.rows()
-    misshapen, corrections = list(structure_faults(decision)), list(correction_faults(plan))
+    decision = plan.decision
+    rows = plan.decision.rows()
+    misshapen = list(structure_faults(decision))
+    corrections = list(correction_faults(plan))
     misshapen += [*(form_faults(decision) if profile is None else ()), *misplaced_actions(decision, rows)]
     faults = [*misshapen, *statement_faults(plan, rows)]
     is_sound = not (misshapen or corrections)

@@ -129,7 +129,8 @@ class Candidate:
 
     def placement_of(self, layer: int) -> Placement:
         """How a plan writes down where the layer runs."""
-        stage, option = self.stage_of[layer], self.option_of(layer)
+        stage = self.stage_of[layer]
+        option = self.option_of(layer)
         return Placement(stage, self.layouts()[stage].cuts) if option is None else option.placement(stage)
 
     def blocks_of(self, stage: int) -> tuple[Block, ...]:

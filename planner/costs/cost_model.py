@@ -98,7 +98,8 @@ class CostModel:
         Raises:
             MissingMeasurementError: as ``tables.at``.
         """
-        table, added = self.tables.at(kind, samples), self.added(kind, shared)
+        table = self.tables.at(kind, samples)
+        added = self.added(kind, shared)
         if (added == 1).all():
             return table
         return replace(table, **{name: getattr(table, name) * more for name, more in zip(_TIMES, added, strict=True)})
@@ -115,7 +116,8 @@ class CostModel:
             return None
         rows = [factors.get(layer.name, (1.0, 1.0)) for layer in self.profile.graph.layers]
         forward, backward = np.array(rows).T - 1
-        table, more = self.at(kind, samples, shared), (forward, backward, backward, backward)
+        table = self.at(kind, samples, shared)
+        more = (forward, backward, backward, backward)
         longer: dict[str, Any] = {
             name: running(np.diff(getattr(table, name)) * by) for name, by in zip(_TIMES, more, strict=True)
         }
@@ -152,14 +154,16 @@ class CostModel:
         forward, backward = self.norms_s(ranks, trains)
         for exchanges in self.stage_exchanges if len(ranks) > 1 else ():
             there, back = exchanges.seconds(ranks, samples)
-            forward, backward = forward + running(there), backward + running(back)
+            forward = forward + running(there)
+            backward = backward + running(back)
         return forward, backward + of_those(forward, recompute) if recompute else backward
 
     @once_by(lambda self, ranks, trains=True: (self.profile.cluster.group_alike(ranks), trains))
     def norms_s(self, ranks: tuple[int, ...], trains: bool = True) -> tuple[Array, Array]:
         """Exchanges of statistics over ``ranks``, forward and backward: running sums over layers."""
         takes = np.array([takes_statistics(layer, trains) for layer in self.profile.graph.layers])
-        channels, element = takes * self.tables.graph.norm_channels, self.tables.graph.norm_bytes
+        channels = takes * self.tables.graph.norm_channels
+        element = self.tables.graph.norm_bytes
         sizes = (len(ranks) * (channels > 0) * (1 + 2 * channels) * _STATISTIC_BYTES, 2 * channels * element)
         forward, backward = (norm_s(self.profile.cluster, ranks, size) for size in sizes)
         return running(forward), running(backward)

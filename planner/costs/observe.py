@@ -88,7 +88,8 @@ def observe(
     """
     bare = profile.corrected_by(machine)
     base = as_run(predict(bare, decision)[1], bare)
-    lengths, measured = _lengths(base, decision), _medians([_lengths(one, decision) for one in timelines])
+    lengths = _lengths(base, decision)
+    measured = _medians([_lengths(one, decision) for one in timelines])
     travels = _travels(bare, decision)
     by_class: list[Seen] = []
     for of in _classes(bare, decision):
@@ -103,7 +104,8 @@ def observe(
     explained_s, explained = _explained(bare, decision, by_class)
     kind = kind_of([stage.ranks for stage in decision.stages])
     plain_s = predict(profile.bare, decision)[0].step_s if machine else base.step_s
-    slower, plan = base.step_s / plain_s if plain_s else 1.0, fingerprint(decision)
+    slower = base.step_s / plain_s if plain_s else 1.0
+    plan = fingerprint(decision)
     return Observation(plan, len(timelines), spread, base.step_s, step_s, explained_s, explained, kind, slower)
 
 
@@ -113,7 +115,8 @@ def as_run(predicted: Timeline, profile: Profile) -> Timeline:
     owed: dict[int, float] = {}
     spans = []
     for span in predicted.spans:
-        op, before_s = Action.parse(span.action).op, owed.get(span.rank, 0.0)
+        op = Action.parse(span.action).op
+        before_s = owed.get(span.rank, 0.0)
         if op in RECEIVE:
             owed[span.rank] = before_s + overhead_s.get(profile.cluster.devices[span.rank].kind, 0.0)
         elif op in COMPUTE:
@@ -124,7 +127,8 @@ def as_run(predicted: Timeline, profile: Profile) -> Timeline:
 
 def _explained(profile: Profile, decision: Decision, by_class: Sequence[Seen]) -> tuple[float, tuple[Seen, ...]]:
     """The step under the plan's own ratios, and what was seen with its part of that step; less what plays no part."""
-    own, machine = {each.of: clipped(each.ratio) for each in by_class}, profile.calibration.corrections
+    own = {each.of: clipped(each.ratio) for each in by_class}
+    machine = profile.calibration.corrections
     step_s = predict(profile.corrected_by((*machine, *_corrections(own))), decision)[0].step_s
     explained = []
     for one in by_class:
@@ -135,7 +139,8 @@ def _explained(profile: Profile, decision: Decision, by_class: Sequence[Seen]) -
 
 
 def _classes(profile: Profile, decision: Decision) -> Iterator[CostClass]:
-    devices, cluster = profile.cluster.devices, profile.cluster
+    devices = profile.cluster.devices
+    cluster = profile.cluster
     shared = {(devices[rank].kind, len(stage.ranks) > 1) for stage in decision.stages for rank in stage.ranks}
     for what in (FORWARD, BACKWARD):
         yield from (CostClass(what, kind, several) for kind, several in sorted(shared))
@@ -198,7 +203,8 @@ def _of_actions(
 def _travels(profile: Profile, decision: Decision) -> list[_Travel]:
     """Messages that travel alone: of receives that wait for one."""
     program = Boundaries.of_decision(profile.graph, decision).program(decision)
-    network, travels = CostModel(profile).network, []
+    network = CostModel(profile).network
+    travels = []
     if program.blocking:
         return []
     joined = program.joined()
@@ -229,7 +235,8 @@ def _of_messages(travels: Sequence[_Travel], timelines: Sequence[Timeline]) -> t
         spans = {(span.rank, span.action): span for span in timeline.spans}
         there = [one for one in travels if one.sent in spans and one.received in spans]
         for one in there:
-            sent, received = spans[one.sent], spans[one.received]
+            sent = spans[one.sent]
+            received = spans[one.received]
             others = [other for other in there if other is not one and {*one.ends} == {*other.ends}]
             alone = all(_apart(sent, received, spans[other.sent], spans[other.received]) for other in others)
             if one.seconds >= LEAST_MESSAGE_S and alone and received.start_s <= sent.start_s:

@@ -91,7 +91,9 @@ def forecast(
     priced = pricing.priced(candidate)
     if priced.symmetry is not None and num_draws and varies(priced.costs):  # ranks vary by themselves
         priced = pricing.priced(candidate, each_rank=True)
-    costs, compiled, symmetry = priced.costs, priced.compiled, priced.symmetry
+    costs = priced.costs
+    compiled = priced.compiled
+    symmetry = priced.symmetry
     prices = priced.prices()
     trace = run(compiled, prices)
     steps = timeline(compiled, trace, costs, priced.sizes, priced.carried)
@@ -117,7 +119,9 @@ def forecast(
         )
         for rank, (part, memory) in enumerate(zip(parts, memories, strict=True))
     )
-    step_s, used, batch = trace.step_s, candidate.used_ranks, sum(candidate.micro_batches)
+    step_s = trace.step_s
+    used = candidate.used_ranks
+    batch = sum(candidate.micro_batches)
     lost_s = sum(ranks[rank].bubble_s + ranks[rank].idle_s for rank in used)
     within = deciles(compiled, costs, prices, trace, num_draws) if num_draws else Deciles(0.0, 0.0, 0.0)
     stream = Sustained() if costs.trains else sustained(pricing, candidate, num_draws)
@@ -153,7 +157,9 @@ class PairedForecast:
 def paired_forecast(pricing: Pricing, decision: Decision | Candidate, num_draws: int) -> PairedForecast:
     """The step under draws that are the same for every plan of a profile; raises as :func:`predict`."""
     priced = pricing.priced(_indexed(pricing, decision), each_rank=True)
-    compiled, costs, prices = priced.compiled, priced.costs, priced.prices()
+    compiled = priced.compiled
+    costs = priced.costs
+    prices = priced.prices()
     inside = sum(
         len(layers_of(costs.stages[action.stage].runs))
         for row in compiled.grid
@@ -234,7 +240,8 @@ def _indexed(pricing: Pricing, decision: Decision | Candidate) -> Candidate:
 
 def _parts(priced: PricedProgram, prices: SlotPrices, steps: Timeline, trace: Trace) -> tuple[Parts, ...]:
     """Where the time of each rank goes."""
-    costs, grid = priced.costs, priced.compiled.grid
+    costs = priced.costs
+    grid = priced.compiled.grid
     exchanged_s = [costs.exchange_s(action) if action.op in COMPUTE else 0.0 for row in grid for action in row]
     return breakdown(steps, len(grid), exchanged_s, prices.beside, trace.left_s)
 

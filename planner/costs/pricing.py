@@ -127,8 +127,10 @@ class Pricing:
             IllegalProgramError: the rows that it has are no legal program.
             MissingMeasurementError: the profile does not say what a layer costs at a size the candidate uses.
         """
-        sizes, costs = candidate.sizes, self._costs(candidate)
-        edges, symmetry = self.edges(candidate), None if each_rank else symmetry_of(costs)
+        sizes = candidate.sizes
+        costs = self._costs(candidate)
+        edges = self.edges(candidate)
+        symmetry = None if each_rank else symmetry_of(costs)
         if candidate.rows:  # whatever they are
             program = program_of(self.graph, candidate)
             symmetry = symmetry if symmetry is not None and symmetry.holds(program) else None
@@ -158,7 +160,8 @@ class Pricing:
 
     def stages(self, candidate: Candidate) -> tuple[StagePlacement, ...]:
         """The stages as the prices see them; raises as :meth:`priced`."""
-        table, full = self.cost_model.tables.graph, max(candidate.micro_batches)
+        table = self.cost_model.tables.graph
+        full = max(candidate.micro_batches)
         layouts = self.layouts or LayoutCosts(self.cost_model, evaluates=not candidate.trains)
         ties, tied = ties_between(table.tied, candidate.stage_of, candidate.groups)
         layers: list[list[int]] = [[] for _ in candidate.groups]
@@ -166,14 +169,16 @@ class Pricing:
             layers[stage].append(index)
         stages = []
         for stage, (group, shares) in enumerate(zip(candidate.groups, candidate.shares, strict=True)):
-            runs, own = runs_of(layers[stage]), frozenset(layers[stage])
+            runs = runs_of(layers[stage])
+            own = frozenset(layers[stage])
             spans: tuple[tuple[int, ...], ...] = ()
             if candidate.spans:  # a file's own
                 spans = candidate.spans[stage]
             elif candidate.recomputes_cores(stage):
                 inside = (tuple(index for index in core if index in own) for core in self._cores)
                 spans = tuple(core for core in inside if core)
-            recompute, in_spans = candidate.recomputes(stage), {index for span in spans for index in span}
+            recompute = candidate.recomputes(stage)
+            in_spans = {index for span in spans for index in span}
             options = {
                 index: replace(option, recompute=recompute or index in in_spans)
                 for index in layers[stage]
@@ -243,7 +248,8 @@ class Pricing:
 
     def edges(self, candidate: Candidate) -> Edges:
         """What crosses from stage to stage."""
-        stage_of, sizes = candidate.stage_of, set(candidate.sizes)
+        stage_of = candidate.stage_of
+        sizes = set(candidate.sizes)
         boundaries: Boundaries | None = None
         edges: dict[tuple[int, int], dict[Size, dict[tuple[int, int], Load]]] = {}
         for value, made_by, readers in self._readers:
@@ -307,8 +313,10 @@ def program_of(graph: Graph, candidate: Candidate, symmetry: Symmetry | None = N
         symmetry: of the order that the schedule gives; the program is then its first slice.  None: rows of all ranks.
     """
     boundaries = boundaries_of(graph, candidate)
-    edges, sizes = boundaries.edges(), candidate.sizes
-    stages, routes = boundaries.stages(edges, sizes), boundaries.routes(edges, sizes)
+    edges = boundaries.edges()
+    sizes = candidate.sizes
+    stages = boundaries.stages(edges, sizes)
+    routes = boundaries.routes(edges, sizes)
     if candidate.rows:
         return Program(candidate.rows, stages, candidate.groups, routes)
     order = schedule_named(candidate.schedule)(Pipeline(stages, candidate.positions, candidate.windows))
@@ -331,12 +339,14 @@ def _transfers(
     compiled: CompiledProgram, edges: Edges, sizes: Sequence[Size]
 ) -> tuple[list[int], list[CoalescedMessage]]:
     """By transfer slot: all bytes, and how they are carried."""
-    num_bytes, carried = [], []
+    num_bytes = []
+    carried = []
     for slot in compiled.transfers:
         src, dst, microbatch = slot.route
         pieces = edges[src, dst][sizes[microbatch]]
         load = pieces[slot.src, slot.dst] if slot.forward else pieces[slot.dst, slot.src]
         num_bytes.append(load.forward if slot.forward else load.backward)
-        there, back = (load.forward_framed, load.forward_copied), (load.backward_framed, load.backward_copied)
+        there = (load.forward_framed, load.forward_copied)
+        back = (load.backward_framed, load.backward_copied)
         carried.append(CoalescedMessage(*(there if slot.forward else back)))
     return num_bytes, carried

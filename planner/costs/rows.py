@@ -178,7 +178,9 @@ def _median(values: Iterable[float]) -> float | None:
 
 
 def _plan_row(name: str, plan: Plan, best_per_s: float) -> PlanRow:
-    decision, prediction, measured = plan.decision, plan.prediction, plan.measured
+    decision = plan.decision
+    prediction = plan.prediction
+    measured = plan.measured
     return PlanRow(
         plan=name,
         step_s=prediction.step_s,

@@ -11,18 +11,21 @@ from planner.costs.predict import Forecast
 from planner.ir.plan import Stage
 from planner.ir.schedule import Op
 
-NEARLY_FULL, WORTH_NAMING = 0.9, 0.01
+NEARLY_FULL = 0.9
+WORTH_NAMING = 0.01
 """Shares of a rank's limit, and of the step, from which on they are named."""
 IDLE = "of the ranks' time is idle (bubble)"
 SUMS = "of the step sums gradients (all-reduce and wait)"
 MESSAGES = "of the step moves activations, gradients or statistics"
-AS_FAST, TIE = "as fast", ", a tie"
+AS_FAST = "as fast"
+TIE = ", a tie"
 _GIB = 2.0**30
 
 
 def binding(stages: Sequence[Stage], forecast: Forecast) -> tuple[str, ...]:
     """What limits the step, in words, the largest share of it first."""
-    step_s, ranks = forecast.prediction.step_s, forecast.prediction.ranks
+    step_s = forecast.prediction.step_s
+    ranks = forecast.prediction.ranks
     if step_s <= 0:
         return ()
     busiest = max(ranks, key=lambda rank: rank.compute_s)

@@ -60,7 +60,8 @@ MODEL: Mapping[str, float] = {ONE_DEVICE: 0.06, PIPELINE: 0.1, SHARING: 0.14}
 """Standard deviation of log(measured / predicted) by kind of plan, as long as no run has shown it: with these 77 % of
 the steps of the 58 plans of the accuracy benchmark whose devices compute lie in their ranges, without them 39 %."""
 
-_SEED, _OF_MODEL = 20, 1
+_SEED = 20
+_OF_MODEL = 1
 _DIGITS = 6
 _DECILE = 1.2815515655446004  # of the normal distribution, in standard deviations
 
@@ -152,7 +153,8 @@ def _noises(compiled: CompiledProgram, costs: StageCosts) -> dict[int, CostNoise
     for number, slot in enumerate(compiled.actions):
         if slot.action.op not in COMPUTE:
             continue
-        placed, rows = costs.stages[slot.action.stage], samples_in(costs.micro_batches[slot.action.microbatch or 0])
+        placed = costs.stages[slot.action.stage]
+        rows = samples_in(costs.micro_batches[slot.action.microbatch or 0])
         samples = placed.samples[rows][placed.ranks.index(slot.rank)] if placed.samples else float(rows)
         key = (slot.action.stage, costs.kind(slot.rank), samples)
         if key not in noise_of:
@@ -192,7 +194,8 @@ class _Drawn:
     """Numbers drawn: of each rank its process, its common pass, its place in a normal one; of layers alike theirs."""
 
     def __init__(self, draw: np.random.Generator, num_ranks: int, num_draws: int) -> None:
-        self.draw, self.num_draws = draw, num_draws
+        self.draw = draw
+        self.num_draws = num_draws
         self.process = [draw.random(num_draws) for _ in range(num_ranks)]
         self.steady = [draw.random(num_draws) for _ in range(num_ranks)]
         self.normal = [draw.standard_normal(num_draws) for _ in range(num_ranks)]
@@ -240,7 +243,8 @@ class _Paired(_Drawn):
 
 def _ranged(normal: Draws, low: float, high: float) -> Draws:
     """Factors around 1 with these deciles."""
-    down, up = -log(max(low, 1e-6)), log(max(high, 1.0))
+    down = -log(max(low, 1e-6))
+    up = log(max(high, 1.0))
     exponents: Draws = np.exp(normal / _DECILE * np.where(normal < 0, max(0.0, down), up))
     return exponents
 
@@ -260,10 +264,12 @@ def _ranges(
     total_s = sum(weights.values())
     if total_s <= 0:
         return
-    table, layers = costs.cost_model.tables.at(kind, samples), costs.cost_model.profile.graph.layers
+    table = costs.cost_model.tables.at(kind, samples)
+    layers = costs.cost_model.profile.graph.layers
     by_kind: dict[str, list[tuple[float, float, float]]] = {}
     for index, seconds in weights.items():
-        low, high = float(table.low[index]), float(table.high[index])
+        low = float(table.low[index])
+        high = float(table.high[index])
         if seconds > 0 and (low < 1 or high > 1):
             by_kind.setdefault(layers[index].kind, []).append((seconds, low, high))
     for name, of_kind in sorted(by_kind.items()):
@@ -304,7 +310,10 @@ class _Replay:
         factors: Mapping[tuple[int, int], Draws],
         num_draws: int,
     ) -> None:
-        self.compiled, self.prices, self.trace, self.factors = compiled, prices, trace, factors
+        self.compiled = compiled
+        self.prices = prices
+        self.trace = trace
+        self.factors = factors
         self.beside = prices.beside or (False,) * len(compiled.rows)
         self.before = _before(compiled, prices, trace)
         self.clock = [np.zeros(num_draws) for _ in compiled.rows]
@@ -328,11 +337,13 @@ class _Replay:
 
     def advance(self, rank: int) -> list[int]:
         """Takes a rank as far as it gets; the ranks that can go on now."""
-        row, woken = self.compiled.rows[rank], list[int]()
+        row = self.compiled.rows[rank]
+        woken = list[int]()
         while self.position[rank] < len(row):
             position = self.position[rank]
             code, slot, numbers = row[position]
-            now, lasts_s = self.clock[rank], self.trace.stops[rank][position] - self.trace.starts[rank][position]
+            now = self.clock[rank]
+            lasts_s = self.trace.stops[rank][position] - self.trace.starts[rank][position]
             if code == RECEIVE_STEP:
                 if self._missing(numbers, rank):
                     break
@@ -374,7 +385,8 @@ class _Replay:
         return False
 
     def _received(self, rank: int, position: int, numbers: tuple[int, ...]) -> Draws:
-        now, there_s = self.clock[rank], self.trace.starts[rank][position]
+        now = self.clock[rank]
+        there_s = self.trace.starts[rank][position]
         for number in numbers:
             arrived = self.arrived[number]
             if arrived is not None:
@@ -399,7 +411,8 @@ class _Replay:
         """Whether all ranks of its ties are there; the last one takes the others along."""
         self.came.setdefault(rank, self.clock[rank])
         for number in ties:
-            there, everyone = self.tied[number], self.compiled.ties[number]
+            there = self.tied[number]
+            everyone = self.compiled.ties[number]
             if rank not in there:
                 there.add(rank)
                 woken += [other for other in everyone if other != rank] if len(there) == len(everyone) else []

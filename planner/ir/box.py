@@ -58,7 +58,8 @@ def subtract(box: Box, other: Box) -> tuple[Box, ...]:
     shared = intersect(box, other)
     if shared is None:
         return (box,)
-    parts, rest = [], box
+    parts = []
+    rest = box
     for dim, (interval, cut) in enumerate(zip(box, shared, strict=True)):
         for side in (Interval(interval.start, cut.start), Interval(cut.stop, interval.stop)):
             if len(side):

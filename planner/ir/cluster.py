@@ -22,7 +22,11 @@ Evidence = str
 """How a figure is known, best first: ``measured``, ``interpolated``, by the model of a ``family`` of layers, by models
 of ``kernels`` that others measured on such a device, or ``datasheet``."""
 
-MEASURED, INTERPOLATED, FAMILY, KERNELS, DATASHEET = "measured", "interpolated", "family", "kernels", "datasheet"
+MEASURED = "measured"
+INTERPOLATED = "interpolated"
+FAMILY = "family"
+KERNELS = "kernels"
+DATASHEET = "datasheet"
 
 HOST = "host"
 """The level of groups that every device is in: its host."""
@@ -41,7 +45,8 @@ class Tier:
     within: str = ""
 
 
-WITHIN_HOST, ACROSS_HOSTS = "within-host", "across-hosts"
+WITHIN_HOST = "within-host"
+ACROSS_HOSTS = "across-hosts"
 
 HOST_TIERS = (Tier(WITHIN_HOST, HOST), Tier(ACROSS_HOSTS))
 """Of a cluster that states none; innermost first, as always."""
@@ -52,7 +57,11 @@ def host_tier(hosts: Collection[str]) -> str:
     return HOST_TIERS[len(set(hosts)) > 1].name
 
 
-SHARED_MEMORY, GLOO, MPI, NCCL, IN_PROCESS = "shared memory", "gloo", "mpi", "nccl", "in process"
+SHARED_MEMORY = "shared memory"
+GLOO = "gloo"
+MPI = "mpi"
+NCCL = "nccl"
+IN_PROCESS = "in process"
 """What moves messages between ranks: the names of transports."""
 
 STANDING_BYTES = 1 << 20
@@ -82,8 +91,11 @@ ALL_REDUCE = "all_reduce"
 
 STATISTICS = "statistics"
 
-NORMALISATION, PIECES, SITES = "normalisation", "pieces", "sites"
-PARTIAL_SUMS, GRADIENT_SUMS = "partial sums", "gradient sums"
+NORMALISATION = "normalisation"
+PIECES = "pieces"
+SITES = "sites"
+PARTIAL_SUMS = "partial sums"
+GRADIENT_SUMS = "gradient sums"
 """What a rank computes around an exchange of statistics, of parts of a tensor, of rows over shared sites, around a
 small sum of what ranks have parts of, and around the sum of a bucket of gradients: collectives over a group of one."""
 
@@ -340,7 +352,8 @@ class Cluster:
 
 
 def _path(device: DeviceSpec, tiers: tuple[Tier, ...]) -> tuple[str, ...]:
-    groups, inner = [], device.name
+    groups = []
+    inner = device.name
     for tier in tiers[:-1]:
         inner = device.group(tier.within) or f"{inner} alone"
         groups.append(inner)

@@ -321,11 +321,14 @@ def _render(value: Any, depth: int) -> str:
     is_row = isinstance(value, list) and all(isinstance(item, (int, float)) for item in value)
     if depth >= _INLINE_DEPTH or not isinstance(value, (dict, list)) or not value or is_row:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    indent, end = "  " * (depth + 1), "  " * depth
+    indent = "  " * (depth + 1)
+    end = "  " * depth
     if isinstance(value, list):
         items = [_render(item, depth + 1) for item in value]
-        opening, closing = "[", "]"
+        opening = "["
+        closing = "]"
     else:
         items = [f"{json.dumps(key, ensure_ascii=False)}: {_render(item, depth + 1)}" for key, item in value.items()]
-        opening, closing = "{", "}"
+        opening = "{"
+        closing = "}"
     return f"{opening}\n{indent}" + f",\n{indent}".join(items) + f"\n{end}{closing}"

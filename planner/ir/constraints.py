@@ -27,7 +27,12 @@ from planner.ir.errors import UnknownNameError, UsageError
 from planner.ir.plan import Decision
 from planner.ir.problem import CHANNEL_DIMS, SAMPLE_DIMS, SPATIAL_DIMS, Rule
 
-STAGE, DEVICE, KIND, REPLICAS, RECOMPUTE, TOGETHER = "stage", "device", "kind", "replicas", "recompute", "together"
+STAGE = "stage"
+DEVICE = "device"
+KIND = "kind"
+REPLICAS = "replicas"
+RECOMPUTE = "recompute"
+TOGETHER = "together"
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     SAMPLE_DIMS: ("sample",),
     SPATIAL_DIMS: ("depth", "height", "width", "x", "y", "z"),
@@ -52,7 +57,8 @@ _OTHERWISE: Mapping[str, str] = {
 WHATS = (STAGE, DEVICE, KIND, REPLICAS, *FAMILY_OF, RECOMPUTE, TOGETHER)
 """Everything that a rule may be about."""
 
-YES, NO = "yes", "no"
+YES = "yes"
+NO = "no"
 _MOST_DIGITS = 9
 _FORMS = (
     "PATTERN=stage:0, device:NAME, kind:NAME, replicas:N, sample:N, spatial:N, height:N, channel:N, recompute:yes "
@@ -67,7 +73,8 @@ def parse_rule(text: str) -> Rule:
         UsageError: it spells none; the error says what is known.
     """
     pattern, equals, rest = text.rpartition("=")
-    pattern, rest = pattern.strip(), rest.strip()
+    pattern = pattern.strip()
+    rest = rest.strip()
     if not equals or not pattern or not rest:
         raise UsageError(f"{text!r} is not a rule", ["a rule has a pattern of layer names, =, and what"], [_write()])
     asked, colon, value = (part.strip() for part in rest.partition(":"))

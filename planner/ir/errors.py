@@ -86,7 +86,8 @@ class HalopipeError(Exception):
 class UsageError(HalopipeError):
     """The command line or the call cannot be understood."""
 
-    code, exit_code = "H200", 2
+    code = "H200"
+    exit_code = 2
     usual: ClassVar[tuple[str, ...]] = ("change what is named above; --help of the command says what may be given",)
 
 
@@ -152,7 +153,8 @@ class BusyError(UsageError):
 class InputFileError(HalopipeError):
     """A file cannot be used."""
 
-    code, exit_code = "H300", 3
+    code = "H300"
+    exit_code = 3
     usual: ClassVar[tuple[str, ...]] = ("name another file, or make it anew",)
 
 
@@ -208,14 +210,16 @@ class FormatError(InputFileError):
 class InfeasibleError(HalopipeError):
     """No plan satisfies the constraints; ``details`` names the binding one."""
 
-    code, exit_code = "H401", 4
+    code = "H401"
+    exit_code = 4
     usual = ("more devices, or devices with more memory",)
 
 
 class WorkerError(HalopipeError):
     """The run of a plan failed."""
 
-    code, exit_code = "H500", 5
+    code = "H500"
+    exit_code = 5
     usual: ClassVar[tuple[str, ...]] = (
         "run again; if it comes again, report it with the command and all that it wrote",
     )
@@ -275,7 +279,8 @@ class OutOfMemoryError(WorkerError):
 class CheckError(HalopipeError):
     """A check that the user asked for failed."""
 
-    code, exit_code = "H600", 6
+    code = "H600"
+    exit_code = 6
     usual: ClassVar[tuple[str, ...]] = ("look at what is named above",)
 
 
@@ -313,7 +318,9 @@ class NotFiniteError(CheckError):
 class EndedError(HalopipeError):
     """The job ended because somebody asked it to (SIGTERM, Ctrl-C), in good order; the text says what was saved."""
 
-    word, code, exit_code = "ended", "H701", 7
+    word = "ended"
+    code = "H701"
+    exit_code = 7
     usual = ("run it again",)
 
 

@@ -181,7 +181,8 @@ class Graph:
 
     def made_of(self, names: Iterable[str]) -> tuple[Layer, ...]:
         """The layers of these names and all that they are made of, in order."""
-        needed, layers = set(names), list[Layer]()
+        needed = set(names)
+        layers = list[Layer]()
         for layer in reversed(self.layers):
             if layer.name in needed:
                 layers.append(layer)
@@ -217,7 +218,8 @@ class Graph:
 
     def buffer_bytes(self, layers: Iterable[int]) -> int:
         """Bytes of the distinct buffers of layers, by index."""
-        own, shared = 0, dict[str, int]()
+        own = 0
+        shared = dict[str, int]()
         for layer in (self.layers[index] for index in layers):
             own += layer.buffer_bytes - sum(size for _, size in layer.shared_buffers)
             shared.update(layer.shared_buffers)

@@ -504,7 +504,8 @@ class Plan:
 
     def __repr__(self) -> str:
         """What is decided and predicted, in a line; ``hp.explain`` says more."""
-        count, largest = len(self.decision.micro_batches), max(self.decision.micro_batches)
+        count = len(self.decision.micro_batches)
+        largest = max(self.decision.micro_batches)
         gap = f", gap {self.search.gap:.1%}" if self.search.bound_s > 0 else ""
         return (
             f"Plan({self.inputs.model.factory}: {self.decision.shape_text()}, {self.decision.schedule}, "

@@ -11,12 +11,17 @@ THROUGHPUT, MEMORY, LATENCY = OBJECTIVES = ("throughput", "memory", "latency")
 """Shortest training step, or of schedules of forward passes alone the most samples a second of a stream without an end;
 least memory on the fullest rank; shortest forward pass (inference) of one batch."""
 
-SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS, TIME_DIMS = "sample", "spatial", "channel", "time"
+SAMPLE_DIMS = "sample"
+SPATIAL_DIMS = "spatial"
+CHANNEL_DIMS = "channel"
+TIME_DIMS = "time"
 """Families of dims that may be cut: samples; height, width and depth; channels and filters; tokens, in their order.
 
 Layers are cut along the first three, over ranks; along time sequences are, into slices that follow one another."""
 
-NEVER, AUTO, ALWAYS = "never", "auto", "always"
+NEVER = "never"
+AUTO = "auto"
+ALWAYS = "always"
 SELECTIVE = "selective"
 RECOMPUTE = (NEVER, AUTO, SELECTIVE, ALWAYS)
 """Whether a stage drops its activations after the forward and computes them again before the backward."""

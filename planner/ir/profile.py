@@ -333,10 +333,18 @@ class Slowdown:
     spread: float = 0.0
 
 
-FORWARD, BACKWARD, UPDATE, OVERHEAD = "forward", "backward", "update", "overhead"
-MESSAGES, ALL_REDUCES, STATISTIC_SUMS = "messages", "all-reduces", "statistics"
-MACHINE, STEP_RANGE = "machine", "range"
-ONE_DEVICE, PIPELINE, SHARING = "one device", "pipeline", "shared stages"
+FORWARD = "forward"
+BACKWARD = "backward"
+UPDATE = "update"
+OVERHEAD = "overhead"
+MESSAGES = "messages"
+ALL_REDUCES = "all-reduces"
+STATISTIC_SUMS = "statistics"
+MACHINE = "machine"
+STEP_RANGE = "range"
+ONE_DEVICE = "one device"
+PIPELINE = "pipeline"
+SHARING = "shared stages"
 """Kinds of plans: on one rank, of several stages of one rank each, with a stage of several ranks."""
 
 
@@ -473,7 +481,8 @@ class Profile:
 
     def __repr__(self) -> str:
         """What was profiled where, in a line."""
-        devices, measured = len(self.cluster.devices), sum(map(len, self.measurements.values()))
+        devices = len(self.cluster.devices)
+        measured = sum(map(len, self.measurements.values()))
         return f"Profile({self.model.factory}: {len(self.graph.layers)} layers, {devices} devices, {measured} costs)"
 
     @property

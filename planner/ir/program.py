@@ -31,12 +31,14 @@ def in_buckets(
         kinds: of each; only those of one kind may share a bucket.  Empty: all are alike.
     """
     buckets: list[list[int]] = []
-    room_bytes, current = 0, None
+    room_bytes = 0
+    current = None
     for position in reversed(range(len(sizes))):
         kind = kinds[position] if kinds else True
         if kind != current or sizes[position] > room_bytes:
             buckets.append([])
-            room_bytes, current = bucket_bytes, kind
+            room_bytes = bucket_bytes
+            current = kind
         buckets[-1].append(position)
         room_bytes -= sizes[position]
     return tuple(map(tuple, buckets))
@@ -195,7 +197,8 @@ class Program:
             for action in row:
                 made_by = (action.stage, action.op, action.microbatch)
                 if made_by != maker:
-                    maker, before = made_by, {}
+                    maker = made_by
+                    before = {}
                 for message in self.messages_of(rank, action) if action.op in SEND else ():
                     other = message.src + message.dst - rank
                     behind = before.get(other, ())
@@ -270,5 +273,6 @@ def sent_by(receive: Action) -> Action:
 
 def _in_order(places: Mapping[Action, int], first: Action, second: Action) -> bool:
     """Whether a row, given by the places of its actions, receives ``first`` before ``second``."""
-    here, there = places.get(taken_by(first)), places.get(taken_by(second))
+    here = places.get(taken_by(first))
+    there = places.get(taken_by(second))
     return here is not None and there is not None and here < there

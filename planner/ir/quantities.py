@@ -109,7 +109,10 @@ def _out_of_range(value: int | float, low: float, high: float) -> str:
     return f"{shown} is not above 0" if low == _LEAST_RATE else f"{shown} is less than {low:g}"
 
 
-BYTES, BYTES_PER_S, FLOP_PER_S, SECONDS = "bytes", "bytes per second", "operations per second", "seconds"
+BYTES = "bytes"
+BYTES_PER_S = "bytes per second"
+FLOP_PER_S = "operations per second"
+SECONDS = "seconds"
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*(\S*)")
 _DECIMAL = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}

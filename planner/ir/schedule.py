@@ -64,7 +64,8 @@ ADDS_GRADIENTS = frozenset({Op.BACKWARD, Op.BACKWARD_WEIGHT})
 _OPS = "|".join(sorted((op.value for op in Op), key=len, reverse=True))
 _ACTION = re.compile(rf"(\d+)({_OPS})(\d*)(?:[<>](\d+)(!|~~?)?)?(?:@(\d+))?")
 
-ALONE, IN_PAIRS = "~", "~~"
+ALONE = "~"
+IN_PAIRS = "~~"
 """How a message streams: while the one action that makes or reads it runs, or while a forward and a backward do."""
 
 
@@ -277,7 +278,8 @@ def dependencies(action: Action, stages: StageGraph) -> tuple[frozenset[Action],
     and a reduction or update asks the same of each micro-batch that it counts.  Where these are cut it is the same for
     part k of every micro-batch.
     """
-    s, m = action.stage, action.microbatch
+    s = action.stage
+    m = action.microbatch
     match action.op:
         case Op.FORWARD:
             prepared = [frozenset({Action(s, Op.PREPARE, m)})] if s in stages.prepares else []

@@ -59,7 +59,8 @@ class Timeline:
             for span in self.spans
             if span.rank == rank and "RECV" not in span.action and "SEND" not in span.action
         )
-        total_s, until_s = 0.0, 0.0
+        total_s = 0.0
+        until_s = 0.0
         for start_s, stop_s in busy:
             total_s += max(0.0, stop_s - max(start_s, until_s))
             until_s = max(until_s, stop_s)

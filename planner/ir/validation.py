@@ -189,7 +189,8 @@ def _measured(path: str, measured: Sequence[Measurement], names: Mapping[str, La
     for what in ("forward_s", "backward_s"):
         seconds = [(getattr(each, what), index) for index, each in enumerate(measured) if getattr(each, what) > 0]
         if seconds and max(seconds)[0] > MOST_RATIO * min(seconds)[0]:
-            (low, first), (high, last) = min(seconds), max(seconds)
+            low, first = min(seconds)
+            high, last = max(seconds)
             yield (
                 f"{path}[{last}].{what}",
                 f"{high:g} s is {high / low:.0e} times the {low:g} s of [{first}]; {MOST_RATIO:.0e} is the most",
@@ -254,7 +255,8 @@ def _cluster(cluster: Cluster) -> Iterator[Fault]:
 
 def _tiers(cluster: Cluster) -> Iterator[Fault]:
     """Levels are named once, groups nest, and whatever two devices use has a link."""
-    tiers, levels = cluster.nested_tiers, [tier.within for tier in cluster.nested_tiers]
+    tiers = cluster.nested_tiers
+    levels = [tier.within for tier in cluster.nested_tiers]
     yield from _twice("cluster.tiers", "a tier called", (tier.name for tier in tiers))
     yield from _twice("cluster.tiers", "the tier within", levels)
     if HOST not in levels:
@@ -291,7 +293,8 @@ def nesting_faults(cluster: Cluster) -> Iterator[Fault]:
         for level, (inner, outer) in enumerate(pairwise(groups)):
             first_outer, first = outside.setdefault((level, inner), (outer, index))
             if first_outer != outer:
-                larger, ends = levels[level + 1], [cluster.devices[each].name for each in (index, first)]
+                larger = levels[level + 1]
+                ends = [cluster.devices[each].name for each in (index, first)]
                 where = larger if larger == HOST else f"groups.{larger}"
                 what = (
                     f"{levels[level]} {inner!r} is in {larger} {outer!r} ({ends[0]}) and in {first_outer!r} ({ends[1]})"
@@ -340,7 +343,8 @@ def _plan(plan: Plan) -> Iterator[Fault]:
 
 
 def _request(plan: Plan) -> Iterator[Fault]:
-    request, path = plan.inputs.request, "inputs.request"
+    request = plan.inputs.request
+    path = "inputs.request"
     for name, what, allowed in (
         ("objective", "objective", OBJECTIVES),
         ("recompute", "way to recompute", RECOMPUTE),
@@ -363,7 +367,9 @@ def _request(plan: Plan) -> Iterator[Fault]:
 
 
 def _decision(decision: Decision) -> Iterator[Fault]:
-    path, num_stages, num_ranks = "decision", len(decision.stages), decision.num_ranks
+    path = "decision"
+    num_stages = len(decision.stages)
+    num_ranks = decision.num_ranks
     if not decision.micro_batches:
         yield f"{path}.micro_batches", "there is none"
     for what, count, most in (

@@ -69,7 +69,8 @@ def sample_interval(work: TensorSpec, work_box: Box, extent: int) -> Interval | 
     if SAMPLE not in work.dims:
         return None
     dim = work.dims.index(SAMPLE)
-    rows, total = work_box[dim], work.shape[dim]
+    rows = work_box[dim]
+    total = work.shape[dim]
     return Interval(rows.start * extent // total, -(-rows.stop * extent // total))
 
 
@@ -108,7 +109,8 @@ def window(outputs: Interval, kernel: int, stride: int, padding: int, dilation: 
 
 def group_inputs(outputs: Interval, num_outputs: int, num_inputs: int, groups: int) -> Interval:
     """The channels that a grouped convolution reads to make the channels ``outputs``."""
-    outputs_each, inputs_each = num_outputs // groups, num_inputs // groups
+    outputs_each = num_outputs // groups
+    inputs_each = num_inputs // groups
     return Interval(outputs.start // outputs_each * inputs_each, -(-outputs.stop // outputs_each) * inputs_each)
 
 
@@ -124,7 +126,8 @@ def convolved(layer: Layer, inputs: Specs, work_box: Box, read: Callable[..., In
     Args:
         read: (outputs, kernel, stride, padding, dilation) -> inputs.  A weight that is an input is read whole.
     """
-    data, output = inputs[0], layer.outputs[0]
+    data = inputs[0]
+    output = layer.outputs[0]
     numbers = windows(layer)
     space = len(data.shape) - len(numbers)
     channel = space - 1

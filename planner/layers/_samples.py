@@ -101,10 +101,12 @@ def takes_statistics(layer: Layer, trains: bool) -> bool:
 
 def statistics_text(decision: Decision, graph: Graph) -> str:
     """Where layers that depend on their batch see less than the whole of it, in words; empty where none does."""
-    layers, count = batch_dependent_layers(graph), len(decision.micro_batches)
+    layers = batch_dependent_layers(graph)
+    count = len(decision.micro_batches)
     if count < 2:
         return ""
-    by_name, whole = graph.by_name(), f"not of the whole batch of {decision.global_batch}"
+    by_name = graph.by_name()
+    whole = f"not of the whole batch of {decision.global_batch}"
     updating = [name for name in layers if UPDATES_STATE in by_name[name].attributes]
     norms = [name for name in layers if name not in updating and _is_batch_norm(by_name[name])]
     others = [name for name in layers if name not in (*updating, *norms)]
@@ -174,7 +176,8 @@ def require_micro_batches(decision: Decision, graph: Graph) -> None:
             ["its code fixes the number of samples"],
             [f"plan again with --micro-batch {graph.samples}", "sizes from x.shape, and no Python loop over samples"],
         )
-    wide, count = batch_wide_layers(graph), len(decision.micro_batches)
+    wide = batch_wide_layers(graph)
+    count = len(decision.micro_batches)
     if wide and count > 1:
         raise UnsupportedModelError(
             f"the loss needs all samples of a step at once, and the plan has {count} micro-batches",

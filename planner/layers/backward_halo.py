@@ -76,7 +76,8 @@ def halo_of_dy(layer: Layer, data: TensorSpec, held: Boxes, needed: Boxes, done:
     """
     if not is_convolution(layer.kind) or not isinstance(layer.attributes.get("kernel"), tuple):
         return None
-    output, space = layer.outputs[0].shape, windows(layer)
+    output = layer.outputs[0].shape
+    space = windows(layer)
     leading = len(output) - len(space)
     if not are_apart(held) or not are_apart(done) or (held[:, :leading] != needed[:, :leading]).any():
         return None
@@ -86,7 +87,9 @@ def halo_of_dy(layer: Layer, data: TensorSpec, held: Boxes, needed: Boxes, done:
         return None  # other ranks' filters read what is held
     reached = done.copy()
     for dim, (kernel, stride, padding, dilation) in enumerate(space, start=leading):
-        span, start, last = dilation * (kernel - 1), held[:, dim, 0], held[:, dim, 1] - 1
+        span = dilation * (kernel - 1)
+        start = held[:, dim, 0]
+        last = held[:, dim, 1] - 1
         if layer.kind == "transposed_conv":
             ends = start * stride - padding, last * stride - padding + span + 1
         else:

@@ -23,7 +23,9 @@ from planner.layers._samples import prepared_inputs
 from planner.layers.boxes import as_tuples, boxes_of, transfers
 from planner.layers.division import Division, layer_division, read_by
 
-_DETACH, _ADD, _BROADCAST = "aten.detach.default", "aten.add.Tensor", "aten.broadcast_tensors.default"
+_DETACH = "aten.detach.default"
+_ADD = "aten.add.Tensor"
+_BROADCAST = "aten.broadcast_tensors.default"
 
 
 def loss_terms(graph: Graph) -> frozenset[str]:
@@ -31,10 +33,13 @@ def loss_terms(graph: Graph) -> frozenset[str]:
 
     So the stage that makes one needs no message to begin its backward: losses that are local to stages.
     """
-    makers, reads = {layer.name: layer for layer in graph.layers}, Counter[str]()
+    makers = {layer.name: layer for layer in graph.layers}
+    reads = Counter[str]()
     for layer in graph.layers:
         reads.update(layer.inputs)
-    values, summed, left = graph.values(), set[str](), [graph.loss]
+    values = graph.values()
+    summed = set[str]()
+    left = [graph.loss]
     while left:
         maker = makers.get(producer(left.pop()))
         if maker is None or maker.attributes.get("op") != _ADD or "alpha" in maker.attributes:
@@ -54,7 +59,8 @@ def without_gradient(graph: Graph) -> frozenset[str]:
     """Values of which no stage sends a gradient back: detached ones, what is made of these alone, terms of the loss."""
     detached: set[str] = set()
     for layer in graph.layers:
-        op, inputs = layer.attributes.get("op"), layer.inputs
+        op = layer.attributes.get("op")
+        inputs = layer.inputs
         if op == _BROADCAST and len(inputs) == len(layer.outputs):  # each output is one input: some may be targets
             silent = [value in detached or value in graph.inputs for value in inputs]
         else:
@@ -233,7 +239,8 @@ class Boundaries:
         for value in edge.values:
             spec = self._spec(value, samples_in(size))
             if self.axis is None:
-                owned, needed = self.owned(value, samples_in(size)), self.needed(value, edge.dst, samples_in(size))
+                owned = self.owned(value, samples_in(size))
+                needed = self.needed(value, edge.dst, samples_in(size))
             else:  # between stages of one rank: what belongs to the part, all where nothing does
                 box = self.axis.box_of(value, spec, size)
                 owned, needed = (dict.fromkeys(self.ranks[stage], box) for stage in (edge.src, edge.dst))

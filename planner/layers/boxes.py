@@ -145,7 +145,8 @@ def transfers(owned: Mapping[int, Box], needed: Mapping[int, Box]) -> tuple[Tran
     Args:
         owned: by rank, pairwise disjoint or identical (a replicated tensor).
     """
-    owners, readers = sorted(owned, key=owned.__getitem__), list(needed)
+    owners = sorted(owned, key=owned.__getitem__)
+    readers = list(needed)
     boxes = as_boxes([owned[rank] for rank in owners])
     pieces = shared(boxes[None], as_boxes(list(needed.values()))[:, None])
     own = np.array(readers)[:, None] == np.array(owners)
@@ -187,7 +188,8 @@ def _lengths(owned: Boxes, needed: Boxes) -> tuple[Counts, list[int], list[int]]
     Few options cut a dim in a way of their own, so that each pair of ways is looked at once; one number where all share
     as much.
     """
-    (a, of_a), (b, of_b) = distinct(owned), distinct(needed)
+    a, of_a = distinct(owned)
+    b, of_b = distinct(needed)
     pieces = shared(a[:, None, :, None], b[None, :, None])
     lengths = np.maximum(pieces[..., 1] - pieces[..., 0], 0).astype(np.float64)
     if lengths.size and (lengths == lengths.flat[0]).all():

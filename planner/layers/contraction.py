@@ -107,7 +107,9 @@ def contracted_dims(layer: Layer, inputs: Specs, parameters: Specs) -> Contracte
     """
     if not inputs or not parameters:
         return None
-    data, weight, output = inputs[0].shape, parameters[0].shape, layer.outputs[0].shape
+    data = inputs[0].shape
+    weight = parameters[0].shape
+    output = layer.outputs[0].shape
     if layer.kind == "linear":
         dims = ContractedDims(len(output) - 1, len(data) - 1, 0, 1, data[:-1] == output[:-1])
         return dims if weight == (output[-1], data[-1]) else None
@@ -116,7 +118,8 @@ def contracted_dims(layer: Layer, inputs: Specs, parameters: Specs) -> Contracte
     kernel = layer.attributes.get("kernel")
     if not is_convolution(layer.kind) or not isinstance(kernel, tuple):
         return None
-    filters, channels = len(output) - len(kernel) - 1, len(data) - len(kernel) - 1
+    filters = len(output) - len(kernel) - 1
+    channels = len(data) - len(kernel) - 1
     of_weight = (0, 1) if layer.kind == "conv" else (1, 0)
     dims = ContractedDims(filters, channels, *of_weight)
     extents = (output[filters], data[channels])
@@ -177,7 +180,8 @@ def _contraction(
 
 def refused(sized: SizedLayer, layout: Layout, ways: int) -> UnsupportedModelError:
     """The refusal of a layer of which so many ranks cannot share the input channels."""
-    dims, layer = contracted_dims(sized.layer, sized.inputs, sized.parameters), sized.layer
+    dims = contracted_dims(sized.layer, sized.inputs, sized.parameters)
+    layer = sized.layer
     if dims is None:
         why = "it is no linear map, embedding or convolution (of one group) with a weight of its own"
     else:

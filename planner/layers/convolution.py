@@ -149,7 +149,8 @@ class AdaptivePoolKind(Kind, name="adaptive_pool"):
     @empty_work_reads_nothing
     def input_boxes(layer: Layer, inputs: Specs, work_box: Box) -> Boxes:
         """The bins of the outputs."""
-        data, output = inputs[0], layer.outputs[0]
+        data = inputs[0]
+        output = layer.outputs[0]
         if len(data.shape) != len(output.shape):
             return (samples_apart(output, work_box, data),)
         numbers = zip(work_box, data.shape, output.shape, strict=True)

@@ -63,14 +63,16 @@ def copied_at(chain: Sequence[Layer], shapes: Sequence[Sequence[int]]) -> int | 
     shape = list(chain[-1].outputs[0].shape) if chain else []
     strides = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
     for place in reversed(range(len(chain))):
-        data, kept = list(shapes[place]), [*integers(chain[place].attributes.get("kept", ()))]
+        data = list(shapes[place])
+        kept = [*integers(chain[place].attributes.get("kept", ()))]
         if sorted(kept) == [*range(len(data))]:
             data_strides: list[int] | None = [strides[kept.index(dim)] for dim in range(len(data))]
         else:
             data_strides = _viewed(shape, strides, data) if prod(shape) == prod(data) else None
         if data_strides is None:
             return place
-        shape, strides = data, data_strides
+        shape = data
+        strides = data_strides
     return None
 
 
@@ -78,7 +80,8 @@ def _viewed(shape: Sequence[int], strides: Sequence[int], wanted: Sequence[int])
     """The strides of the same elements in another shape; None where they would have to be copied for that."""
     if prod(shape) < 2:
         return [1] * len(wanted)
-    view_strides, dim = [0] * len(wanted), len(wanted)
+    view_strides = [0] * len(wanted)
+    dim = len(wanted)
     stretch = 1  # elements that lie one behind the other at ``step``
     step = strides[-1] if strides else 1
     for at in reversed(range(len(shape))):
@@ -92,7 +95,8 @@ def _viewed(shape: Sequence[int], strides: Sequence[int], wanted: Sequence[int])
             made *= wanted[dim]
         if made != stretch:
             return None
-        stretch, step = 1, strides[at - 1] if at else 1
+        stretch = 1
+        step = strides[at - 1] if at else 1
     return view_strides if not dim else None
 
 
@@ -104,7 +108,8 @@ def regrouped(layer: Layer, data: TensorSpec, work_box: Box) -> tuple[dict[int, 
     read: dict[int, Interval] = {}
     made: dict[int, Interval] = {}
     for outer, inner in _regroupings(layer, data):
-        sizes, input_sizes = [layer.outputs[0].shape[dim] for dim in outer], [data.shape[dim] for dim in inner]
+        sizes = [layer.outputs[0].shape[dim] for dim in outer]
+        input_sizes = [data.shape[dim] for dim in inner]
         run = _elements([work_box[dim] for dim in outer], sizes)
         while True:  # until the run is a box of either shape
             larger = _elements(_hull(_elements(_hull(run, input_sizes), input_sizes), sizes), sizes)
@@ -121,16 +126,20 @@ def _regroupings(layer: Layer, data: TensorSpec) -> Iterator[tuple[tuple[int, ..
 
     Those along which samples lie are left out: a cut along samples is between samples, and not of a run of elements.
     """
-    kept, output = layer.attributes.get("kept"), layer.outputs[0]
+    kept = layer.attributes.get("kept")
+    output = layer.outputs[0]
     if not isinstance(kept, tuple):
         return
     places = [(at, dim) for at, dim in enumerate(kept) if dim >= 0]
     if [dim for _, dim in places] != sorted(dim for _, dim in places):
         return  # dims change places
-    outer_begin, inner_begin = 0, 0
+    outer_begin = 0
+    inner_begin = 0
     for place, dim in (*places, (len(kept), len(data.shape))):
-        outer, inner = tuple(range(outer_begin, place)), tuple(range(inner_begin, dim))
-        outer_begin, inner_begin = place + 1, dim + 1
+        outer = tuple(range(outer_begin, place))
+        inner = tuple(range(inner_begin, dim))
+        outer_begin = place + 1
+        inner_begin = dim + 1
         same = prod(output.shape[at] for at in outer) == prod(data.shape[at] for at in inner)
         names = {*(output.dims[at] for at in outer), *(data.dims[at] for at in inner)}
         if outer and inner and same and SAMPLE not in names:
@@ -141,23 +150,27 @@ def _elements(box: Sequence[Interval], shape: Sequence[int]) -> Interval:
     """From the first element of a box to its last, as places in the tensor laid flat."""
     first = last = 0
     for interval, extent in zip(box, shape, strict=True):
-        first, last = first * extent + interval.start, last * extent + interval.stop - 1
+        first = first * extent + interval.start
+        last = last * extent + interval.stop - 1
     return Interval(first, last + 1)
 
 
 def _hull(run: Interval, shape: Sequence[int]) -> list[Interval]:
     """The smallest box that holds a run of elements."""
     box: list[Interval] = []
-    first, last = run.start, run.stop - 1
+    first = run.start
+    last = run.stop - 1
     stride = prod(shape)
     for extent in shape:
         if not stride or (box and len(box[-1]) > 1):
             box.append(Interval(0, extent))
             continue
         stride //= extent
-        begin, end = first // stride, last // stride
+        begin = first // stride
+        end = last // stride
         box.append(Interval(begin, end + 1))
-        first, last = first - begin * stride, last - end * stride
+        first = first - begin * stride
+        last = last - end * stride
     return box
 
 
@@ -177,7 +190,8 @@ class SliceKind(Kind, name="slice"):
 
         (The work is the first part.  Parts may differ in length, so that its box does not tell those of the others.)
         """
-        dim, step = integer(layer.attributes.get("dim")), integer(layer.attributes.get("step", 1))
+        dim = integer(layer.attributes.get("dim"))
+        step = integer(layer.attributes.get("step", 1))
         starts = integers(layer.attributes.get("starts"))
         if layer.attributes.get("drops"):
             return ((*work_box[:dim], Interval(min(starts), max(starts) + 1), *work_box[dim:]),)
@@ -198,7 +212,8 @@ class ConcatKind(Kind, name="concat"):
     def input_boxes(layer: Layer, inputs: Specs, work_box: Box) -> Boxes:
         """What of each input's place lies in the work box; nothing of inputs beside it."""
         dim = integer(layer.attributes.get("dim"))
-        boxes, offset = [], 0
+        boxes = []
+        offset = 0
         for spec in inputs:
             stacked = len(spec.shape) < len(layer.outputs[0].shape)
             extent = 1 if stacked else spec.shape[dim]
@@ -243,10 +258,8 @@ def _padded(positions: Interval, extent: int, mode: str) -> Interval:
     """The hull of the elements at ``positions``, which may lie outside of a dim of ``extent``."""
     if mode == "constant" or (positions.start >= 0 and positions.stop <= extent):
         return positions
-    left, right = (
-        Interval(positions.start, min(positions.stop, 0)),
-        Interval(max(positions.start, extent), positions.stop),
-    )
+    left = Interval(positions.start, min(positions.stop, 0))
+    right = Interval(max(positions.start, extent), positions.stop)
     inside = positions & Interval(0, extent)
     pieces = [_image(piece, extent, mode) for piece in (left, right) if len(piece)] + ([inside] if len(inside) else [])
     return Interval(min(piece.start for piece in pieces), max(piece.stop for piece in pieces))
@@ -297,7 +310,8 @@ class UpsampleKind(Kind, name="upsample"):
     @empty_work_reads_nothing
     def input_boxes(layer: Layer, inputs: Specs, work_box: Box) -> Boxes:
         """The same place, but along interpolated dims what lies about the outputs' positions."""
-        shape, outputs = inputs[0].shape, layer.outputs[0].shape
+        shape = inputs[0].shape
+        outputs = layer.outputs[0].shape
         first = len(shape) - integer(layer.attributes.get("space"))
         along = []
         for dim in range(first, len(shape)):

@@ -84,7 +84,8 @@ class LayerDivision:
     @classmethod
     def view(cls, shards: Shards, option: int) -> LayerDivision:
         """One of the options of ``shards``."""
-        sized, sharding = shards.sized, shards.options[option]
+        sized = shards.sized
+        sharding = shards.options[option]
         contraction = shards.contractions[option][0] if sharding.ways > 1 else None
         arrays = (shards.own, shards.done), shards.owned, shards.held, shards.needed, shards.weights
         (own, done), owned, held, needed, weights = (
@@ -124,7 +125,9 @@ class Division:
     """
 
     def __init__(self, layers: Mapping[str, LayerDivision], num_ranks: int, samples: int) -> None:
-        self.layers, self.num_ranks, self.samples = layers, num_ranks, samples
+        self.layers = layers
+        self.num_ranks = num_ranks
+        self.samples = samples
         self.sizes: Mapping[str, int] = {}
         self.number: int | None = None
         self._outside: dict[str, Boxes] = {}
@@ -156,7 +159,8 @@ class Division:
         Raises:
             UnsupportedModelError: there are blocks, and no extra knows what a stage does in blocks.
         """
-        by_name, values = graph.by_name(), graph.values()
+        by_name = graph.by_name()
+        values = graph.values()
         divided = {
             name: layer_division(graph, by_name[name], values, each, samples) for name, each in placements.items()
         }
@@ -166,7 +170,8 @@ class Division:
     def in_use(self, sizes: Mapping[str, int], number: int | None) -> Self:
         """The same for batches of those ``sizes``; other divisions in use have other numbers."""
         division = copy(self)
-        division.sizes, division.number = sizes, number
+        division.sizes = sizes
+        division.number = number
         return division
 
     def makes(self, value: str) -> bool:
@@ -228,7 +233,8 @@ def overlap(graph: Graph, decision: Decision, stage: int) -> float:
             for box, counts in zip(part.done, layer.is_first, strict=True)
             if counts
         )
-        once, done = once + flops, done + flops * made / max(1, own)
+        once = once + flops
+        done = done + flops * made / max(1, own)
     return done / once - 1 if once else 0.0
 
 

@@ -49,7 +49,8 @@ class PointwiseKind(Kind, name="pointwise"):
         return num_elements(layer.outputs[0])
 
 
-ELEMENTS, PLACES = "elements", "places"
+ELEMENTS = "elements"
+PLACES = "places"
 
 CLASS = 1
 """The dim of a prediction that holds the classes."""
@@ -81,7 +82,8 @@ class LossKind(Kind, name="loss"):
     @empty_work_reads_nothing
     def input_boxes(layer: Layer, inputs: Specs, work_box: Box) -> Boxes:
         """Prediction and targets of the same terms."""
-        prediction, terms = inputs[0], layer.attributes.get("terms")
+        prediction = inputs[0]
+        terms = layer.attributes.get("terms")
         if terms == ELEMENTS:
             return tuple(broadcast(prediction, work_box, spec) for spec in inputs)
         if terms == PLACES and len(prediction.shape) > CLASS:
@@ -98,7 +100,8 @@ class LossKind(Kind, name="loss"):
 
 def has_classes_apart(layer: Layer, inputs: Specs) -> bool:
     """Whether a loss can be computed of parts of the classes: a cross-entropy of logits and numbers of classes."""
-    op, shape = str(layer.attributes.get("op", "")), inputs[0].shape
+    op = str(layer.attributes.get("op", ""))
+    shape = inputs[0].shape
     of_numbers = len(inputs) == 2 and not inputs[1].is_float and inputs[1].shape == (*shape[:CLASS], *shape[2:])
     return "cross_entropy_loss" in op and layer.attributes.get("terms") == PLACES and of_numbers and len(shape) > CLASS
 
@@ -121,7 +124,8 @@ class OpaqueKind(Kind, name="opaque"):
     @staticmethod
     def input_boxes(layer: Layer, inputs: Specs, work_box: Box) -> Boxes:
         """The samples of the work, and the rank's own sites: messages of a sampled graph come from its own rows."""
-        boxes, work = all_apart(layer, inputs, work_box), layer.outputs[0]
+        boxes = all_apart(layer, inputs, work_box)
+        work = layer.outputs[0]
         goes_with = work.has_sites and SAMPLE not in work.dims
         return tuple(
             own_rows(work, work_box, spec, with_samples=goes_with) if spec.has_sites or goes_with else box

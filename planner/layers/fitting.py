@@ -65,13 +65,15 @@ def _windows(path: str, layer: Layer, inputs: tuple[TensorSpec, ...]) -> Iterato
         shown = f"no {', '.join(lacking)}" if lacking else f"{', '.join(map(str, counts))} of {', '.join(_WINDOW)}"
         yield f"{path}.attributes", f"{shown}: a number for each dim of space is needed"
         return
-    data, made = inputs[0].shape, layer.outputs[0].shape
+    data = inputs[0].shape
+    made = layer.outputs[0].shape
     if len(data) != len(made) or len(data) < counts[0] + 1:
         yield f"{path}.outputs[0].shape", f"{len(made)} dims, of an input of {len(data)}, for {counts[0]} of space"
         return
     for dim, numbers in enumerate(zip(*attributes, strict=True), start=len(data) - counts[0]):
         kernel, stride, padding, dilation = numbers
-        reads, there = (made[dim] - 1) * stride + dilation * (kernel - 1) + 1, data[dim] + 2 * padding
+        reads = (made[dim] - 1) * stride + dilation * (kernel - 1) + 1
+        there = data[dim] + 2 * padding
         if made[dim] > 0 and not there - 2 * stride < reads < there + stride:
             text = f"{made[dim]} windows reach over {reads} of an input of {there} with its padding"
             yield f"{path}.outputs[0].shape[{dim}]", text

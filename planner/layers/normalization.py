@@ -115,7 +115,8 @@ class ReduceKind(Kind, name="reduce"):
     @empty_work_reads_nothing
     def input_boxes(layer: Layer, inputs: Specs, work_box: Box) -> Boxes:
         """Whole along the reduced dims, the same place along others."""
-        reduced, keeps = integers(layer.attributes.get("dims")), bool(layer.attributes.get("keeps"))
+        reduced = integers(layer.attributes.get("dims"))
+        keeps = bool(layer.attributes.get("keeps"))
         places = iter(work_box)
         box = []
         for dim, extent in enumerate(inputs[0].shape):

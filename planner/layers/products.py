@@ -25,7 +25,8 @@ class LinearKind(Kind, name="linear"):
     @empty_work_reads_nothing
     def input_boxes(layer: Layer, inputs: Specs, work_box: Box) -> Boxes:
         """The same rows, all their features; of a factor that is an activation itself, its samples."""
-        data, output = inputs[0], layer.outputs[0]
+        data = inputs[0]
+        output = layer.outputs[0]
         if len(data.shape) == len(output.shape) and data.shape[:-1] == output.shape[:-1]:
             rows: Box = (*work_box[:-1], Interval(0, data.shape[-1]))
         else:
@@ -105,7 +106,8 @@ def _batch(output: TensorSpec, work_box: Box, spec: TensorSpec) -> Box:
     """The same place; of fewer heads than the queries have, those that the queries' groups share."""
     pairs = zip(work_box[:-2], output.shape[:-2], spec.shape[:-2], strict=True)
     box = [interval if extent == total else Interval(0, extent) for interval, total, extent in pairs]
-    heads, shared = output.shape[-3:-2], spec.shape[-3:-2]
+    heads = output.shape[-3:-2]
+    shared = spec.shape[-3:-2]
     if heads != shared and shared[0] > 1 and not heads[0] % shared[0]:
         box[-1] = group_inputs(work_box[-3], heads[0], shared[0], shared[0])
     return tuple(box)
@@ -128,11 +130,14 @@ class LstmKind(Kind, name="lstm"):
     @staticmethod
     def forward_flops(layer: Layer, inputs: Specs) -> int:
         """Per step and direction, gates x hidden x (input + hidden) multiply-adds; functions of gates do not count."""
-        features, output = inputs[0].shape[-1], layer.outputs[0]
+        features = inputs[0].shape[-1]
+        output = layer.outputs[0]
         if len(layer.outputs) > 1:
-            hidden, num_cells = layer.outputs[1].shape[-1], layer.outputs[1].shape[0]
+            hidden = layer.outputs[1].shape[-1]
+            num_cells = layer.outputs[1].shape[0]
         else:
-            hidden, num_cells = output.shape[-1], 1
+            hidden = output.shape[-1]
+            num_cells = 1
         directions = output.shape[-1] // hidden
         steps = num_elements(output) // output.shape[-1]
         inner = (num_cells // directions - 1) * directions * hidden * (directions * hidden + hidden)

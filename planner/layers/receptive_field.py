@@ -179,7 +179,8 @@ def receptive_field(graph: Graph, value: str, box: Box | Mapping[str, tuple[int,
 
 def _along(layers: Sequence[Layer], specs: Specs, value: str, name: str) -> tuple[FieldAlong, ...]:
     """By dim of an input: output positions along the dim of that name are tried one after the other."""
-    spec, input_spec = specs[value], specs[name]
+    spec = specs[value]
+    input_spec = specs[name]
     middle = tuple(Interval(extent // 2, extent // 2 + 1) for extent in spec.shape)
 
     def reads(dim: int | None, position: int, at: int) -> Interval:

@@ -47,7 +47,8 @@ def running_order(items: Sequence[Item], reads: Mapping[Item, Iterable[Item]], s
     members: dict[object, list[Item]] = {}
     for item in items:
         members.setdefault(span_of.get(item, (item,)), []).append(item)
-    units, place = list(members.values()), {item: at for at, item in enumerate(items)}
+    units = list(members.values())
+    place = {item: at for at, item in enumerate(items)}
     unit = {item: number for number, own in enumerate(units) for item in own}
     reading = ((unit[other], unit[item]) for item in items for other in reads.get(item, ()) if other in unit)
     order = topological_order(
@@ -71,7 +72,8 @@ def layers_in_order(graph: Graph, names: Collection[str], spans: Spans) -> list[
 
 def attention_cores(graph: Graph) -> Spans:
     """The core of every attention, in the graph's order; none where the graph has none that can be told."""
-    layers, readers = graph.by_name(), _readers(graph)
+    layers = graph.by_name()
+    readers = _readers(graph)
     cores: list[tuple[str, ...]] = []
     in_cores: set[str] = set()
     for layer in graph.layers:
@@ -99,7 +101,8 @@ def cores_among(graph: Graph, names: Collection[str]) -> Spans:
 
 def span_faults(decision: Decision, number: int, graph: Graph | None = None) -> Iterator[str]:
     """What is wrong with the spans of a stage; without the graph, what can be seen without it."""
-    stage, names = decision.stages[number], list(decision.layers_of(number))
+    stage = decision.stages[number]
+    names = list(decision.layers_of(number))
     path = f"decision.stages[{number}].recomputed"
     if not stage.recomputed:
         return
@@ -159,7 +162,8 @@ def _between_products(softmax: Layer, layers: Mapping[str, Layer], readers: Mapp
 
 def _reached(start: str, layers: Mapping[str, Layer], way: Mapping[str, Sequence[str]]) -> set[str]:
     """What ``way`` leads to from a softmax, up to the nearest products; layers with weights are the end of it."""
-    reached, open_ends = {start}, [start]
+    reached = {start}
+    open_ends = [start]
     while open_ends:
         for name in way.get(open_ends.pop(), ()):
             layer = layers[name]

@@ -80,14 +80,16 @@ class Shards:
         for position, name in enumerate(names):
             first = names.index(name)
             if first != position:
-                a, b = wanted[first], wanted[position]
+                a = wanted[first]
+                b = wanted[position]
                 wanted[first] = np.stack([np.minimum(a[..., 0], b[..., 0]), np.maximum(a[..., 1], b[..., 1])], axis=-1)
         return tuple(wanted)
 
     @cached_property
     def samples(self) -> NDArray[np.int64]:
         """``[options, ranks]``: samples of which a rank does a part."""
-        at, samples = self.sized.samples_dim, self.sized.samples
+        at = self.sized.samples_dim
+        samples = self.sized.samples
         if at is None or not samples:
             return np.full(self.done.shape[:2], samples, dtype=np.int64)
         rows = np.maximum(self.done[..., at, 1] - self.done[..., at, 0], 0)
@@ -103,7 +105,9 @@ class Shards:
 
     def read_share(self, option: int) -> Counts:
         """``[ranks]``: the share of the bytes of its inputs that each rank's part reads, of as many whole samples."""
-        read, total, ways = np.zeros(self.samples.shape[1]), 0.0, self.contractions[option]
+        read = np.zeros(self.samples.shape[1])
+        total = 0.0
+        ways = self.contractions[option]
         for position, (spec, boxes) in enumerate(zip(self.sized.inputs, self.wanted, strict=True)):
             of_option = inside(ways[-1].needed, spec.shape) if ways and position == 0 else boxes[option]
             read += volumes(of_option) * BYTES_PER_ELEMENT[spec.dtype]

@@ -90,7 +90,8 @@ class SizedLayer:
         What is read may reach outside the tensor, where padding is.  Each distinct box is looked at once.
         """
         distinct_work, which = distinct(work.reshape(prod(work.shape[:-2]), *work.shape[-2:]))
-        relation, parts = self.relation, as_tuples(distinct_work)
+        relation = self.relation
+        parts = as_tuples(distinct_work)
 
         def spread(boxes: Sequence[Box]) -> Boxes:
             array = as_boxes(boxes)
@@ -113,7 +114,8 @@ class SizedLayer:
         return frozenset(dim for position, dim in enumerate(self.work.dims) if self._narrows(position))
 
     def _narrows(self, position: int) -> bool:
-        dim, extent = self.work.dims[position], self.work.shape[position]
+        dim = self.work.dims[position]
+        extent = self.work.shape[position]
         if extent < 2 or self.work.dims.count(dim) > 1 or not self.inputs:
             return False
         if dim == SAMPLE and (self.mixes_samples or self.samples < 2):

@@ -74,7 +74,8 @@ def why_gradients_stay_whole(graph: Graph) -> str:
     """Why no ranks of a stage can divide gradients or parameters of this network; empty: they can."""
     if prepared_inputs(graph):
         return "sites of clouds and sampled graphs: their layers sum what ranks have in ways of their own"
-    terms, batch_wide = _terms(graph), batch_wide_layers(graph)
+    terms = _terms(graph)
+    batch_wide = batch_wide_layers(graph)
     if terms and batch_wide:
         return f"layer {terms[0]} makes a term of the loss, and layer {batch_wide[0]} needs it of the whole batch"
     return ""
@@ -195,7 +196,8 @@ def refused_parts(name: str, stage: int, layers: str, why: str) -> UnsupportedMo
 
 def unlike_parts(one: tuple[str, Sequence[Box]], other: tuple[str, Sequence[Box]]) -> str:
     """Where two layers use other parts of a parameter: their names, each with its boxes by position."""
-    (first, boxes), (second, others) = one, other
+    first, boxes = one
+    second, others = other
     position, (here, there) = next(
         (at, pair) for at, pair in enumerate(zip(boxes, others, strict=True)) if pair[0] != pair[1]
     )
@@ -262,9 +264,11 @@ def _of_stage_of_seeds(decision: Decision, graph: Graph, stage: int) -> Iterator
         mixes = layer.attributes.get(SEEDS) == "mixes"
         if not mixes and (SEEDS not in layer.attributes or decision.layers[layer.name].stage != stage):
             continue
-        twice, helps = "counts once on one device, and twice in parts", "nn.LayerNorm over channels, not over nodes"
+        twice = "counts once on one device, and twice in parts"
+        helps = "nn.LayerNorm over channels, not over nodes"
         if not mixes:
-            twice, helps = "would be dropped on one of them alone", "dropout behind the last layer, a row a seed"
+            twice = "would be dropped on one of them alone"
+            helps = "dropout behind the last layer, a row a seed"
         error = UnsupportedModelError(
             f"stage {stage} cannot share out seeds: {_of_seeds(layer)}",
             [

@@ -62,7 +62,9 @@ class _UntimedRows(RankRows):
 
     def __init__(self, numbering: Numbering, held_sends: bool, windows: Sequence[int]) -> None:
         super().__init__(len(numbering.rows))
-        self.numbering, self.program, self.held_sends = numbering, numbering.program, held_sends
+        self.numbering = numbering
+        self.program = numbering.program
+        self.held_sends = held_sends
         ranks = range(len(numbering.rows))
         self.channel_of: dict[tuple[int, int, int, int, bool], int] = {}
         self.ends: list[tuple[int, int]] = []  # (sending rank, receiving rank) of each channel
@@ -70,7 +72,8 @@ class _UntimedRows(RankRows):
         self.num_taken: list[int] = []  # how many of them were received
         self.codes = [self._code(kind) for kind in range(len(numbering.kinds))]
         self.steps = [list(self._steps(rank)) for rank in ranks]
-        self.ready, self.asleep = list(ranks), set[int]()
+        self.ready = list(ranks)
+        self.asleep = set[int]()
         self.windows: Sequence[int] = ()
         self.num_received = [0] * len(self.steps)
         self.place: dict[tuple[int, int], int] = {}  # of a receive among those of its rank, by channel and micro-batch
@@ -82,7 +85,8 @@ class _UntimedRows(RankRows):
         """Advances everybody until nobody can."""
         while self.ready:
             rank = self.ready.pop()
-            before, row = self.position[rank], self.steps[rank]
+            before = self.position[rank]
+            row = self.steps[rank]
             while self.position[rank] < len(row) and self._pass(rank, row[self.position[rank]]):
                 self.position[rank] += 1
             if self.held_sends and self.position[rank] > before:  # somebody may wait for it to post a receive
@@ -119,14 +123,16 @@ class _UntimedRows(RankRows):
 
     def _next(self, channel: int) -> int | None:
         """The micro-batch of the first message that waits in the channel."""
-        queue, num_taken = self.sent[channel], self.num_taken[channel]
+        queue = self.sent[channel]
+        num_taken = self.num_taken[channel]
         return queue[num_taken] if num_taken < len(queue) else None
 
     def _stage(self, number: int) -> int:
         return self.numbering.kinds[number // self.numbering.span][0]
 
     def _steps(self, rank: int) -> Iterator[_Step]:
-        numbering, span = self.numbering, self.numbering.span
+        numbering = self.numbering
+        span = self.numbering.span
         channels_of: dict[tuple[int, int], tuple[int, ...]] = {}  # by kind and identity of who exchanges with whom
         for index, number in enumerate(numbering.rows[rank]):
             kind, m = divmod(number, span)
@@ -170,10 +176,12 @@ class _UntimedRows(RankRows):
 
     def _is_posted(self, channel: int, microbatch: int) -> bool:
         receiver = self.ends[channel][1]
-        place, done = self.place.get((channel, microbatch)), self.num_received[receiver]
+        place = self.place.get((channel, microbatch))
+        done = self.num_received[receiver]
         if place is None or place < done + self.windows[receiver]:
             return place is not None
-        steps, at = self.steps[receiver], self.position[receiver]
+        steps = self.steps[receiver]
+        at = self.position[receiver]
         return place == done and at < len(steps) and steps[at][0] == _RECEIVE
 
     def _waiting(self, rank: int) -> Waiting:
@@ -181,7 +189,8 @@ class _UntimedRows(RankRows):
         code, channels, microbatch, number, index = self.steps[rank][self.position[rank]]
         why = str(self.numbering.action(number))
         for channel in channels if code == _RECEIVE else ():
-            src, first = self.ends[channel][0], self._next(channel)
+            src = self.ends[channel][0]
+            first = self._next(channel)
             if first is None:
                 return Waiting(rank, index, f"{why} (nothing has come from rank {src})")
             if first != microbatch:

@@ -75,7 +75,8 @@ class StageClock:
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self.pipeline, self.free = pipeline, [0.0] * pipeline.num_positions
+        self.pipeline = pipeline
+        self.free = [0.0] * pipeline.num_positions
         self._ends = dict[tuple[int, Op, int], float]()
         self._needs = Memo(self._needed)
 
@@ -126,7 +127,9 @@ def _is_prepared(group: Iterable[Action]) -> bool:
 
 def in_order(rows: Sequence[Sequence[Action]], pipeline: Pipeline) -> tuple[Action, ...] | None:
     """The compute actions of all rows in an order in which they can run; None if they wait for one another."""
-    clock, order, position = StageClock(pipeline), list[Action](), [0] * len(rows)
+    clock = StageClock(pipeline)
+    order = list[Action]()
+    position = [0] * len(rows)
     before = -1
     while before < len(order):
         before = len(order)

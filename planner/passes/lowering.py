@@ -47,7 +47,8 @@ class Numbering:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.span, self.parts = program.stages.num_microbatches + 1, program.stages.parts
+        self.span = program.stages.num_microbatches + 1
+        self.parts = program.stages.parts
         self.kinds: list[Kind] = []
         self.strangers: set[int] = set()
         self._kind_of: Memo[Kind | tuple[int, Op, int | None, int], int] = Memo(self._new_kind)
@@ -62,7 +63,8 @@ class Numbering:
 
     def number(self, action: Action) -> int:
         """The number of an action; one of a micro-batch that does not exist has a kind of its own."""
-        last, m = self.span - 1, action.microbatch
+        last = self.span - 1
+        m = action.microbatch
         if m is None or 0 <= m < last:
             return self._kind_of[action.stage, action.op, action.peer] * self.span + (last if m is None else m)
         number = self._kind_of[action.stage, action.op, action.peer, m] * self.span
@@ -115,7 +117,9 @@ class Numbering:
 
         A receive needs sends on other ranks; these too are looked for if ``missing``.
         """
-        span, parts, strangers = self.span, self.parts, self.strangers
+        span = self.span
+        parts = self.parts
+        strangers = self.strangers
         rules = [self._rule(kind) for kind in range(len(self.kinds))]
         for rank, (row, place) in enumerate(zip(self.rows, self.places, strict=True)):
             for index, number in enumerate(row):
@@ -130,10 +134,12 @@ class Numbering:
                         return Unmet(rank, index, (), late=False)
                     continue
                 if not groups:
-                    needed, shift = tuple(self.needs(number)), 0
+                    needed = tuple(self.needs(number))
+                    shift = 0
                 else:
                     which = shift % parts
-                    needed, shift = groups[which], shift - which
+                    needed = groups[which]
+                    shift = shift - which
                 for group in needed:
                     is_there = not missing
                     for first in group:
@@ -172,7 +178,8 @@ class Numbering:
         return pairs
 
 
-_FORWARD, _BACKWARD = (Op.FORWARD,), (Op.BACKWARD, Op.BACKWARD_INPUT)
+_FORWARD = (Op.FORWARD,)
+_BACKWARD = (Op.BACKWARD, Op.BACKWARD_INPUT)
 _GRADIENTS_END_WITH = (Op.BACKWARD, Op.BACKWARD_WEIGHT, Op.SEND_BACKWARD)  # let the neighbour start, then reduce
 
 
@@ -254,7 +261,8 @@ def _prepared(stages: StageGraph, computes: list[Action], ahead: bool) -> list[t
 
 def _moved(program: Program, rank: int, compute: Action, prepared: tuple[Action, ...], ahead: bool) -> Iterator[Action]:
     """``compute`` between the receives it needs and the sends of what it makes; ``prepared`` goes before or between."""
-    stage, microbatch = compute.stage, compute.microbatch
+    stage = compute.stage
+    microbatch = compute.microbatch
     before: Iterable[Action] = ()
     after: Iterable[Action] = ()
     if compute.op in _FORWARD:

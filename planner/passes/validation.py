@@ -54,7 +54,8 @@ def _illegal(program: Program, why: str, mark: tuple[int, Action] | None = None)
 
 
 def _check_stages(program: Program) -> None:
-    stages, num_ranks = program.stages, len(program.rows)
+    stages = program.stages
+    num_ranks = len(program.rows)
     if len(program.ranks) != stages.num_stages:
         raise _illegal(program, f"ranks are given for {len(program.ranks)} stages, there are {stages.num_stages}")
     for stage, ranks in enumerate(program.ranks):
@@ -75,7 +76,8 @@ def _check_stages(program: Program) -> None:
 
 
 def _check_complete(numbering: Numbering) -> None:
-    program, trains = numbering.program, numbering.program.trains
+    program = numbering.program
+    trains = numbering.program.trains
     updates = updates_of(program)
     for rank, row in enumerate(numbering.rows):
         expected = list(_expected(numbering, rank, trains, updates))
@@ -122,7 +124,8 @@ def _lacks(program: Program, rank: int, missing: list[Action]) -> IllegalProgram
 
 def _expected(numbering: Numbering, rank: int, trains: bool, updates: tuple[int | None, ...]) -> Iterator[int]:
     """Every action that ``rank`` must have, micro-batch by micro-batch."""
-    program, count = numbering.program, numbering.program.stages.num_microbatches
+    program = numbering.program
+    count = numbering.program.stages.num_microbatches
     present = numbering.places[rank]
     for stage, ranks in enumerate(program.ranks):
         if rank not in ranks:
@@ -205,7 +208,8 @@ def _check_order(numbering: Numbering) -> None:
 def _check_ends(numbering: Numbering, held_sends: bool) -> None:
     waiting = stuck(numbering, held_sends)
     if waiting:
-        first, program = waiting[0], numbering.program
+        first = waiting[0]
+        program = numbering.program
         why = "; ".join(f"rank {each.rank} waits in {each.why}" for each in waiting)
         mark = (first.rank, program.rows[first.rank][first.index])
         raise _illegal(program, f"the program never ends: {why}", mark)

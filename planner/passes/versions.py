@@ -87,7 +87,8 @@ def versions_kept(rows: Iterable[Sequence[Action]], num_stages: int) -> tuple[in
         running: dict[tuple[int, int | None], int] = {}
         users = [Counter[int]() for _ in range(num_stages)]  # micro-batches under way by the version they run on
         for action in row:
-            stage, key = action.stage, (action.stage, action.microbatch)
+            stage = action.stage
+            key = (action.stage, action.microbatch)
             if action.op is Op.UPDATE:
                 newest[stage] += 1
             elif action.op is Op.FORWARD:
@@ -120,7 +121,8 @@ def faults(program: Program, staleness_limits: Sequence[int] = ()) -> Iterator[F
     for rank, row in enumerate(program.rows):
         num_updates = [0] * program.stages.num_stages
         for action in row:
-            stage, m = action.stage, action.microbatch or 0
+            stage = action.stage
+            m = action.microbatch or 0
             if action.op is Op.UPDATE:
                 num_updates[stage] += 1
             if action.op in ADDS_GRADIENTS and (uncounted := num_updates[stage]) < len(ends) and m > ends[uncounted]:

@@ -43,11 +43,16 @@ class SpacePrices:
     """
 
     def __init__(self, space: PlanSpace) -> None:
-        self.space, self.cluster, self.of_layers = space, space.cluster, dict[tuple[str, int], Array]()
-        graph, profile, users = space.graph, space.problem.profile, space.users
+        self.space = space
+        self.cluster = space.cluster
+        self.of_layers = dict[tuple[str, int], Array]()
+        graph = space.graph
+        profile = space.problem.profile
+        users = space.users
         own = [[p for p in layer.parameters if users[p] == [n]] for n, layer in enumerate(graph.layers)]
         sizes = [float(sum(graph.parameters[p].num_bytes for p in names)) for names in own]
-        self.own_bytes, self.unties = space.members @ np.array(sizes), all(len(of) == 1 for of in users.values())
+        self.own_bytes = space.members @ np.array(sizes)
+        self.unties = all(len(of) == 1 for of in users.values())
         whole = [len(names) == len(layer.parameters) for names, layer in zip(own, graph.layers, strict=True)]
         costs = {k: [profile.parameters.get(k, {}).get(layer.name) for layer in graph.layers] for k in space.kinds}
         rows = {k: [(c.accumulate_s, c.update_s) if c else (0.0, 0.0) for c in of] for k, of in costs.items()}
@@ -79,18 +84,22 @@ class SpacePrices:
         """Before each cut: F, B, I and W, B without recomputation, saved of each micro-batch, saved of one at once."""
         forward, backward, of_input, weight, saved, _ = self.of_layers[kind, samples]
         repeated = self.space.repeated[recompute]
-        more, kept = repeated * forward, saved * (1 - repeated)
+        more = repeated * forward
+        kept = saved * (1 - repeated)
         once = saved if recompute == "all" else kept
         rows = [forward, backward + more, of_input + more, weight, backward, kept, once]
         return np.asarray((self.space.members @ np.array(rows).T).T)
 
     def stage(self, group: ProofGroup, size: int) -> LeastCost:
         """Stages of ``group``, by first and last cut."""
-        batches, own_bytes = self.space.micro_batches(size), _between(self.own_bytes)
-        others, state = len(batches) - 1, self.space.problem.profile.optimizer.state_bytes_per_parameter_byte
+        batches = self.space.micro_batches(size)
+        own_bytes = _between(self.own_bytes)
+        others = len(batches) - 1
+        state = self.space.problem.profile.optimizer.state_bytes_per_parameter_byte
         met_s = _between((self.space.members @ self.met_s(group.devices, group.recompute).T).T)
         samples = (samples_of(group.shares, n) for n in (size, batches[-1]))
-        members, rows = self.space.members_of(group.devices), list[tuple[Array, ...]]()
+        members = self.space.members_of(group.devices)
+        rows = list[tuple[Array, ...]]()
         for (kind, limit), *counts in dict.fromkeys(zip(members, *samples, strict=True)):
             a, b = (_between(self.sums(kind, n, group.recompute)) for n in counts)
             adds, update = _between(self.of_parameters[kind])
@@ -116,7 +125,8 @@ class SpacePrices:
     @cache  # noqa: B019
     def _largest(self, kind: str, samples: int) -> Array:
         """The workspace of the hungriest layer, by first and last cut."""
-        largest, workspace = np.zeros(self.space.inside.shape), self.of_layers[kind, samples][5]
+        largest = np.zeros(self.space.inside.shape)
+        workspace = self.of_layers[kind, samples][5]
         for layer in np.argsort(workspace, kind="stable"):
             has = self.space.members[:, layer] > 0
             largest[np.ix_(~has, has)] = workspace[layer]
@@ -125,18 +135,20 @@ class SpacePrices:
     def _least_sums_s(self, devices: Counts, num_bytes: Array, behind_s: Array) -> Array:
         """What is waited for sums of gradients at least, whatever buckets they are in."""
         line = self.sum_of(devices)
-        rate, is_one = min([line[1], *(s / at for at, s in line[0])]), (num_bytes <= BUCKET_BYTES) & self.unties
+        rate = min([line[1], *(s / at for at, s in line[0])])
+        is_one = (num_bytes <= BUCKET_BYTES) & self.unties
         return np.where(is_one, read(line, num_bytes), np.maximum(rate * num_bytes - behind_s, 0))
 
     def waited_s(self, group: ProofGroup, size: int, first: int, last: int) -> float:
         """The same of one stage, bucket by bucket: a sum begins when backward has come past its layers."""
-        space, left_s, waits_s, behind_s = self.space, 0.0, [0.0], np.zeros(self.space.count)
+        space = self.space
+        left_s = 0.0
+        waits_s = [0.0]
+        behind_s = np.zeros(self.space.count)
         inside = np.flatnonzero(space.members[last] > space.members[first]).tolist()
         names = [(of[0], p) for n in inside for p, of in space.users.items() if of[0] == n and set(of) <= set(inside)]
-        sizes, shares = (
-            [space.graph.parameters[p].num_bytes for _, p in names],
-            samples_of(group.shares, space.micro_batches(size)[-1]),
-        )
+        sizes = [space.graph.parameters[p].num_bytes for _, p in names]
+        shares = samples_of(group.shares, space.micro_batches(size)[-1])
         members = zip(space.members_of(group.devices), shares, strict=True)
         slowest = max((self.of_layers[kind, n][1][inside] for (kind, _), n in members), key=np.sum)
         if self._ring(group.devices)[1]:
@@ -149,7 +161,8 @@ class SpacePrices:
 
     def of_stage(self, kind: str, first: int, last: int) -> Array:
         """Of a stage: seconds of adding into its gradients, and of its update, with what other stages use too."""
-        space, total = self.space, np.zeros(2)
+        space = self.space
+        total = np.zeros(2)
         inside = set(np.flatnonzero(space.members[last] > space.members[first]).tolist())
         for name, users in space.users.items():
             if inside.intersection(users):
@@ -160,7 +173,8 @@ class SpacePrices:
 
     def meetings(self, groups: Sequence[ProofGroup], cuts: Sequence[int]) -> list[tuple[set[int], float]]:
         """By stage: those that share parameters with it, itself included, and seconds of summing their gradients."""
-        space, sizes = self.space, Counter[tuple[int, ...]]()
+        space = self.space
+        sizes = Counter[tuple[int, ...]]()
         stage_of = len(groups) - space.members[list(cuts[1:])].sum(axis=0).astype(int)
         for name, users in space.users.items():
             sizes[tuple(sorted({int(stage_of[n]) for n in users}))] += space.graph.parameters[name].num_bytes
@@ -175,7 +189,8 @@ class SpacePrices:
     def _ring(self, devices: Counts) -> tuple[str, bool, int, int]:
         """Of a group: its class of links, whether these move messages while ranks compute, ranks and hosts."""
         ranks = tuple(r for pool, n in zip(self.space.pools, devices, strict=True) for r in pool[:n])
-        name, hosts = self.cluster.group_link_class(ranks), {self.cluster.devices[r].host for r in ranks}
+        name = self.cluster.group_link_class(ranks)
+        hosts = {self.cluster.devices[r].host for r in ranks}
         return name, len(ranks) < 2 or self.cluster.links[name].in_background, len(ranks), len(hosts)
 
     @cache  # noqa: B019
@@ -216,7 +231,8 @@ class SpacePrices:
 
     def lines(self, source: Counts, target: Counts) -> list[Line]:
         """Of messages between members of two stages, whichever members these are."""
-        pools, pairs = self.space.pools, product(np.flatnonzero(source), np.flatnonzero(target))
+        pools = self.space.pools
+        pairs = product(np.flatnonzero(source), np.flatnonzero(target))
         ends = ((pools[a][0], pools[b][-1 if a == b else 0]) for a, b in pairs)
         return [self.message_of(name) for name in {self.cluster.link_class(a, b) for a, b in ends if a != b}]
 
@@ -228,7 +244,9 @@ class SpacePrices:
         A piece, all that a member waits for, and all of a step on one channel.  Where ``shares`` are not known pieces
         are of one sample.
         """
-        lines, batches, prices = self.lines(*ends), self.space.micro_batches(size), list[Array]()
+        lines = self.lines(*ends)
+        batches = self.space.micro_batches(size)
+        prices = list[Array]()
         kinds = {kind for of in ends for kind, n in zip(self.space.kinds, of, strict=True) if n}
         extra_s = min(self.space.problem.profile.action_overhead_s.get(kind, 0.0) for kind in kinds)
         some = [[samples_of(own, n) for own in shares] for n in (size, batches[-1])]
@@ -256,7 +274,8 @@ def read(line: Line, size: Array) -> Array:
 
 def pieces(source: Sequence[int], target: Sequence[int]) -> list[tuple[int, int, int]]:
     """Messages between members that share samples so: from, to, how many samples."""
-    starts, ends = np.cumsum([0, *source]).tolist(), np.cumsum([0, *target]).tolist()
+    starts = np.cumsum([0, *source]).tolist()
+    ends = np.cumsum([0, *target]).tolist()
     cuts = pairwise(sorted({*starts, *ends}))
     return [(bisect_left(starts, b) - 1, bisect_left(ends, b) - 1, b - a) for a, b in cuts]
 
@@ -275,7 +294,8 @@ def _measured(points: Points) -> Line:
 def _at(measured: Sequence[Measurement], samples: int) -> Array:
     """A layer's ``QUANTITIES``, read between sizes of one back end in log-log, beyond them straight."""
     rows = [np.array([getattr(m, name) for name in QUANTITIES], dtype=np.float64) for m in measured]
-    sizes, keys = [m.samples for m in measured], [m.key for m in measured]
+    sizes = [m.samples for m in measured]
+    keys = [m.key for m in measured]
     if samples in sizes:
         return rows[sizes.index(samples)]
     at = bisect_left(sizes, samples)
@@ -285,9 +305,11 @@ def _at(measured: Sequence[Measurement], samples: int) -> Array:
     ends = [at - 1, at] if is_inside else below[-2:] if len(below) > 1 else above[:2]
     if len(ends) < 2:
         return np.zeros(len(QUANTITIES))
-    (low, high), (a, b) = (rows[n] for n in ends), (sizes[n] for n in ends)
+    low, high = (rows[n] for n in ends)
+    a, b = (sizes[n] for n in ends)
     values = np.maximum(0.0, low + (high - low) * (samples - a) / (b - a))
     if is_inside:
-        share, positive = np.log(samples / a) / np.log(b / a), (low > 0) & (high > 0)
+        share = np.log(samples / a) / np.log(b / a)
+        positive = (low > 0) & (high > 0)
         values[positive] = low[positive] ** (1 - share) * high[positive] ** share
     return np.asarray(values)

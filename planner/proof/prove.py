@@ -22,7 +22,8 @@ from planner.proof.scope import refusals
 from planner.proof.space import Array, PlanSpace
 from planner.proof.verify import Key, ProofAccount, ProofPrefix
 
-MOST_OPENED, MOST_SIMULATED = 1_000, 2_000
+MOST_OPENED = 1_000
+MOST_SIMULATED = 2_000
 """So much is looked at; the claim is then what the rest takes at least."""
 
 _ROUNDING = 1 - 1e-9
@@ -80,7 +81,10 @@ def _account(prices: SpacePrices, claim_s: float) -> ProofAccount:
 
 def _claim_s(account: ProofAccount) -> float:
     """The least that any pipeline takes, as far as there is room to look."""
-    order, claim_s, num_opened, num_simulated = count(), account.claim_s, 0, 0
+    order = count()
+    claim_s = account.claim_s
+    num_opened = 0
+    num_simulated = 0
     waiting: list[tuple[float, int, int, ProofPrefix]] = [
         (0.0, next(order), size, ProofPrefix()) for size in account.space.sizes
     ]
@@ -99,7 +103,8 @@ def _claim_s(account: ProofAccount) -> float:
 
 def _opened(account: ProofAccount) -> list[str]:
     """What the verifier looks for."""
-    opened, waiting = list[str](), [(size, ProofPrefix()) for size in account.space.sizes]
+    opened = list[str]()
+    waiting = [(size, ProofPrefix()) for size in account.space.sizes]
     while waiting:
         size, prefix = waiting.pop()
         for _, child in account.children(prefix, size):
@@ -112,7 +117,8 @@ def _opened(account: ProofAccount) -> list[str]:
 def _potential(key: Key, rows: Array) -> Potential:
     size, pairs, recompute = key
     cuts = np.flatnonzero(np.isfinite(rows[3]))
-    unused, devices = tuple(a for a, _ in pairs), tuple(b for _, b in pairs)
+    unused = tuple(a for a, _ in pairs)
+    devices = tuple(b for _, b in pairs)
     return Potential(size, unused, devices, recompute, tuple(cuts.tolist()), *_rows(rows[:, cuts]))
 
 

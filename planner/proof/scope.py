@@ -15,7 +15,8 @@ MOST_WAYS = 50_000
 
 def refusals(problem: Problem) -> Iterator[tuple[str, str]]:
     """What no proof covers of a request and its profile, and what to do about it."""
-    cluster, ranks = problem.profile.cluster, problem.ranks
+    cluster = problem.profile.cluster
+    ranks = problem.ranks
     traits = {name: schedules.traits(name) for name in problem.schedules}
     odd = [n for n, t in traits.items() if t.timed or not (t.synchronous and t.trains and t.stages_per_position == 1)]
     pools = Counter((cluster.groups_of(r), cluster.devices[r].kind, problem.memory_limit_bytes(r)) for r in ranks)

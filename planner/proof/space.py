@@ -25,7 +25,8 @@ Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Numbers = NDArray[np.signedinteger[Any]]
 Counts = tuple[int, ...]  # devices by pool
-MOST_CUTS, FEW_SAMPLES = 640, 12
+MOST_CUTS = 640
+FEW_SAMPLES = 12
 
 
 class ProofGroup(NamedTuple):
@@ -58,13 +59,18 @@ class PlanSpace:
     """
 
     def __init__(self, problem: Problem) -> None:
-        self.problem, self.graph, self.cluster = problem, problem.profile.graph, problem.profile.cluster
-        self.count, devices = len(self.graph.layers), self.cluster.devices
+        self.problem = problem
+        self.graph = problem.profile.graph
+        self.cluster = problem.profile.cluster
+        self.count = len(self.graph.layers)
+        devices = self.cluster.devices
         alike: dict[tuple[str, tuple[str, ...], int], list[int]] = {}
         for rank in problem.ranks:
             key = devices[rank].kind, self.cluster.groups_of(rank), problem.memory_limit_bytes(rank)
             alike.setdefault(key, []).append(rank)
-        self.pools, self.kinds, self.limits = list(alike.values()), [k for k, *_ in alike], [m for *_, m in alike]
+        self.pools = list(alike.values())
+        self.kinds = [k for k, *_ in alike]
+        self.limits = [m for *_, m in alike]
         self.hosts = [devices[ranks[0]].host for ranks in self.pools]
         swaps = len(set(self.hosts)) == len(self.pools) and len(self.cluster.nested_tiers) == 2
         shapes = [(k, m, len(ranks), 0 if swaps else ranks[0]) for (k, _, m), ranks in alike.items()]
@@ -83,7 +89,8 @@ class PlanSpace:
 
     def _sizes(self) -> tuple[int, ...]:
         """Of micro-batches: divisors of the batch and what was measured, all of a small batch; or what is asked for."""
-        batch, asked = self.problem.global_batch, self.problem.micro_batch_sizes
+        batch = self.problem.global_batch
+        asked = self.problem.micro_batch_sizes
         if layers.batch_wide_layers(self.graph) or layers.fixes_samples(self.graph):
             return (batch if layers.batch_wide_layers(self.graph) else self.graph.samples,)
         most = min(batch, sum(self.covered[k] * len(p) for k, p in zip(self.kinds, self.pools, strict=True)))
@@ -92,8 +99,11 @@ class PlanSpace:
         return tuple(sorted({min(size, batch) for size in asked} or sizes))
 
     def _read_graph(self) -> None:
-        graph, index = self.graph, {layer.name: n for n, layer in enumerate(self.graph.layers)}
-        specs, silent, read_by = graph.values(), without_gradient(graph), dict[str, dict[int, float]]()
+        graph = self.graph
+        index = {layer.name: n for n, layer in enumerate(self.graph.layers)}
+        specs = graph.values()
+        silent = without_gradient(graph)
+        read_by = dict[str, dict[int, float]]()
         self.users: dict[str, list[int]] = {}
         for number, layer in enumerate(graph.layers):
             for name, size in _bytes_read(layer, tuple(specs[name] for name in layer.inputs), graph.samples):
@@ -125,7 +135,8 @@ class PlanSpace:
             if self.members[middle, maker] and not self.members[start, readers].all():
                 made = self.members[middle, maker] - self.members[first, maker]
                 some = self.members[last][:, readers] - self.members[start, readers]
-                most, reads = (some * num_bytes).max(axis=1), some.max(axis=1)
+                most = (some * num_bytes).max(axis=1)
+                reads = some.max(axis=1)
                 total += made[:, None] * np.array([most, most * gradient, reads, reads * gradient])[:, None]
         return total
 
@@ -142,7 +153,8 @@ class PlanSpace:
     def groups(self, devices: Counts, recompute: str, size: int) -> list[ProofGroup]:
         """Those devices as a stage: alike ones share alike, kinds share in any way that leaves each device a sample."""
         used = Counter(kind for kind, _ in self.members_of(devices))
-        kinds, groups = list(used.elements()), list[ProofGroup]()
+        kinds = list(used.elements())
+        groups = list[ProofGroup]()
         for some in product(*(range(n, size) for n in list(used.values())[1:])):
             totals = (size - sum(some), *some)
             if all(total >= n for total, n in zip(totals, used.values(), strict=True)):
@@ -187,7 +199,8 @@ def _by_layer(measured: Sequence[Measurement], of: Sequence[Layer]) -> list[list
 
 def _ideals(needs: Sequence[int]) -> tuple[list[int], bool]:
     """Places to cut as bit sets of the layers before; where they are too many, those of the graph's own order."""
-    reached, pending = {0}, [0]
+    reached = {0}
+    pending = [0]
     for ideal in pending:
         for layer, needed in enumerate(needs):
             if not ideal >> layer & 1 and needed & ~ideal == 0 and (grown := ideal | 1 << layer) not in reached:

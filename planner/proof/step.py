@@ -19,7 +19,8 @@ from planner.proof.space import Array, ProofGroup
 from planner.schedules import schedule as schedule_named
 from planner.schedules import traits
 
-FEW_WINDOWS, CAPS = 40, (1, 2, 3, 4, 6)
+FEW_WINDOWS = 40
+CAPS = (1, 2, 3, 4, 6)
 PASSES = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 Row = tuple[Action, ...]
 
@@ -32,7 +33,8 @@ def least_step_s(
     Args:
         most: micro-batches that each stage can keep.
     """
-    pipeline, best = _Pipeline(prices, size, groups, cuts), (inf, "")
+    pipeline = _Pipeline(prices, size, groups, cuts)
+    best = (inf, "")
     graph = StageGraph(len(groups), len(pipeline.batches), tuple(pipeline.edges))
     for name in prices.space.schedules:
         for windows in _windows(most, graph, name) if traits(name).windowed else [()]:
@@ -56,11 +58,16 @@ class _Pipeline:
 
     def __init__(self, prices: SpacePrices, size: int, groups: Sequence[ProofGroup], cuts: Sequence[int]) -> None:
         space = prices.space
-        self.batches, overhead_s = space.micro_batches(size), space.problem.profile.action_overhead_s
-        self.takes, rows = list[dict[tuple[Op, int], Array]](), sorted({size, self.batches[-1]})
-        self.adds, self.waits_s, self.tails = list[Array](), list[Array](), list[tuple[float, float]]()
+        self.batches = space.micro_batches(size)
+        overhead_s = space.problem.profile.action_overhead_s
+        self.takes = list[dict[tuple[Op, int], Array]]()
+        rows = sorted({size, self.batches[-1]})
+        self.adds = list[Array]()
+        self.waits_s = list[Array]()
+        self.tails = list[tuple[float, float]]()
         for group, (a, b) in zip(groups, pairwise(cuts), strict=True):
-            kinds, own = [kind for kind, _ in space.members_of(group.devices)], dict[tuple[Op, int], Array]()
+            kinds = [kind for kind, _ in space.members_of(group.devices)]
+            own = dict[tuple[Op, int], Array]()
             met_s = prices.met_s(group.devices, group.recompute) @ (space.members[b] - space.members[a])
             for n in rows:
                 members = zip(kinds, samples_of(group.shares, n), strict=True)
@@ -82,7 +89,8 @@ class _Pipeline:
                 self.edges[Edge(a, b, (), bool(facts[3] > 0))] = facts[:2]
         self.routes = dict[tuple[Edge, bool, int], list[tuple[int, int, float]]]()
         for edge, n in product(self.edges, rows):
-            source, target = groups[edge.src], groups[edge.dst]
+            source = groups[edge.src]
+            target = groups[edge.dst]
             lines = prices.lines(source.devices, target.devices)
             parts = pieces(samples_of(source.shares, n), samples_of(target.shares, n))
             for num_bytes, there in zip(self.edges[edge], (True, False), strict=True):
@@ -91,15 +99,19 @@ class _Pipeline:
 
     def step_s(self, rows: Sequence[Row]) -> float:
         """From the first action to the end of the last update, in the order of ``rows``."""
-        clock, arrived = [np.zeros(len(each)) for each in self.adds], dict[tuple[Edge, bool, int], Array]()
-        wires, accumulating = defaultdict[tuple[Edge, bool, int, int], float](float), set[int]()
+        clock = [np.zeros(len(each)) for each in self.adds]
+        arrived = dict[tuple[Edge, bool, int], Array]()
+        wires = defaultdict[tuple[Edge, bool, int, int], float](float)
+        accumulating = set[int]()
         queue = [list(reversed(row)) for row in rows]
         while any(queue):
             before = sum(map(len, queue))
             for stage, row in enumerate(queue):
                 while row:
-                    op, m = row[-1].op, row[-1].microbatch or 0
-                    there, into = op is Op.FORWARD, list(self._edges(op, stage, receives=True))
+                    op = row[-1].op
+                    m = row[-1].microbatch or 0
+                    there = op is Op.FORWARD
+                    into = list(self._edges(op, stage, receives=True))
                     if any((edge, there, m) not in arrived for edge in into):
                         break
                     row.pop()
@@ -134,7 +146,10 @@ class _Pipeline:
 
 def _windows(most: Sequence[int], graph: StageGraph, schedule: str) -> list[tuple[int, ...]]:
     """Forwards before the first backward, by stage: all there are, if few; else multiples of the stages downstream."""
-    held, behind, num, falls = list(most), [0] * len(most), len(most), not traits(schedule).splits_backward
+    held = list(most)
+    behind = [0] * len(most)
+    num = len(most)
+    falls = not traits(schedule).splits_backward
     edges = sorted((edge.src, edge.dst) for edge in graph.edges if edge.gradient)
     for source, reader in edges * falls:  # no more than a stage that gets its gradients, where no W waits
         held[reader] = min(held[reader], held[source])

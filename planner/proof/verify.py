@@ -57,7 +57,9 @@ class ProofAccount:
     """A space with potentials: what pipelines take at least.  ``claim_s``: what is not below it is of no interest."""
 
     def __init__(self, prices: SpacePrices, claim_s: float) -> None:
-        self.prices, self.space, self.claim_s = prices, prices.space, claim_s
+        self.prices = prices
+        self.space = prices.space
+        self.claim_s = claim_s
         self.potentials = dict[Key, Array]()
 
     def key(self, size: int, unused: Counts, devices: Counts, recompute: str) -> Key:
@@ -82,12 +84,15 @@ class ProofAccount:
 
     def allowed(self, key: Key) -> Array:
         """``[4, cuts]``: the most that a potential may be, given those behind it; infinity where it is the claim."""
-        (size, pairs, recompute), last = key, np.arange(self.space.last + 1)
-        devices, left = tuple(n for _, n in pairs), tuple(a - b for a, b in pairs)
+        size, pairs, recompute = key
+        last = np.arange(self.space.last + 1)
+        devices = tuple(n for _, n in pairs)
+        left = tuple(a - b for a, b in pairs)
         each = [self.stage(group, size) for group in self.space.groups(devices, recompute, size)]
         if not each:
             return np.full((4, len(last)), inf)
-        (*lows, most), rest = zip(*each, strict=True), self.rest(size, left, devices)
+        *lows, most = zip(*each, strict=True)
+        rest = self.rest(size, left, devices)
         stage = LeastCost._make([*map(np.minimum.reduce, lows), np.maximum.reduce(most)])
         return np.asarray(self.labels(stage, size, rest, last, self.space.inside).min(axis=2))
 
@@ -98,7 +103,8 @@ class ProofAccount:
 
     def labels(self, stage: LeastCost, size: int, rest: Array, last: Numbers, inside: Flags) -> Array:
         """``[4, ...]`` of stages that end at ``last``, with ``rest`` behind; infinite from the claim on."""
-        count, is_end = len(self.space.micro_batches(size)), last == self.space.last
+        count = len(self.space.micro_batches(size))
+        is_end = last == self.space.last
         linked, returns = (self.space.meeting[2:, last] > 0) & ~is_end
         trip, end, total, free = np.where(is_end, 0.0, rest[:, last])
         trip = stage.head + np.where(returns, trip, 0.0) + stage.back
@@ -113,7 +119,8 @@ class ProofAccount:
     def rest(self, size: int, left: Counts, devices: Counts) -> Array:
         """``[4, cuts]``: the least that follows an F of a stage on ``devices`` that ends there; infinite: the claim."""
         space = self.space
-        least, mine = np.full((4, space.last + 1), inf), space.groups(devices, "nothing", size)
+        least = np.full((4, space.last + 1), inf)
+        mine = space.groups(devices, "nothing", size)
         for behind in self.options(left) if mine else ():
             keys = (self.key(size, left, behind, recompute) for recompute in space.recompute)
             potentials = [self.potentials[each] for each in keys if each in self.potentials]
@@ -130,7 +137,9 @@ class ProofAccount:
 
     def children(self, prefix: ProofPrefix, size: int) -> Iterator[tuple[float, ProofPrefix]]:
         """Every stage that may come next and may end below the claim, with the bound of its best continuation."""
-        space, first, number = self.space, prefix.cuts[-1], len(prefix.groups)
+        space = self.space
+        first = prefix.cuts[-1]
+        number = len(prefix.groups)
         history = list(zip(*(group.devices for group in prefix.groups), strict=True)) or [()] * len(space.pools)
         unused = tuple(len(pool) - sum(used) for pool, used in zip(space.pools, history, strict=True))
         last = np.flatnonzero(space.inside[first])
@@ -147,7 +156,8 @@ class ProofAccount:
                 stage = LeastCost(*(row[first, last] for row in self.stage(group, size)))
                 start, upstream = np.zeros((2, len(last)))
                 for s, (source, facts) in enumerate(zip(prefix.groups, handed, strict=True)):
-                    ends, shares = (source.devices, devices), (source.shares, group.shares)
+                    ends = (source.devices, devices)
+                    shares = (source.shares, group.shares)
                     _, there, _, back, *_ = self.prices.messages(ends, shares, size, facts[:2])
                     start = np.maximum(start, np.where(facts[2] > 0, prefix.done_s[s] + there, 0.0))
                     upstream = np.maximum(upstream, np.where(facts[3] > 0, back + prefix.after_s[s], 0.0))
@@ -156,7 +166,8 @@ class ProofAccount:
                 bound_s = np.maximum.reduce([free, start + np.maximum(end + tail, total)])
                 own_s = start + np.maximum(stage.work + tail, stage.all_work + stage.tail)
                 for k in np.flatnonzero(np.maximum(bound_s, prefix.bound_s) < self.claim_s):
-                    done_s, after_s = float(start[k] + stage.head[k]), float(stage.back[k] + tail[k])
+                    done_s = float(start[k] + stage.head[k])
+                    after_s = float(stage.back[k] + tail[k])
                     yield max(float(bound_s[k]), prefix.bound_s), ProofPrefix(
                         (*prefix.groups, group), (*prefix.cuts, int(last[k])), (*prefix.done_s, done_s),
                         (*prefix.after_s, after_s), max(float(own_s[k]), prefix.bound_s))  # fmt: skip
@@ -192,7 +203,9 @@ def verify(proof: Proof, plan: Plan, profile: Profile) -> tuple[str, ...]:
 def _faults(proof: Proof, prices: SpacePrices) -> Iterator[str]:
     faults = [*_space_faults(proof, prices.space), *_price_faults(proof, prices)]
     yield from faults
-    account, numbers, last = ProofAccount(prices, proof.bound_s), dict[Key, int](), prices.space.last
+    account = ProofAccount(prices, proof.bound_s)
+    numbers = dict[Key, int]()
+    last = prices.space.last
     for number, row in enumerate(proof.potentials):
         values = [getattr(row, name) for name in LABELS]
         fits = len(row.unused) == len(row.devices) == len(prices.space.pools) and set(row.cuts) <= set(range(last))
@@ -200,7 +213,8 @@ def _faults(proof: Proof, prices: SpacePrices) -> Iterator[str]:
             yield f"potentials[{number}]: its lists differ in length, or name cuts that there are not"
             return
         key = account.key(row.micro_batch, row.unused, row.devices, row.recompute)
-        numbers[key], account.potentials[key] = number, np.full((4, last + 1), inf)
+        numbers[key] = number
+        account.potentials[key] = np.full((4, last + 1), inf)
         account.potentials[key][:, list(row.cuts)] = values
     for size in prices.space.sizes if not faults else ():
         for key in account.keys(size):
@@ -239,7 +253,8 @@ def _price_faults(proof: Proof, prices: SpacePrices) -> Iterator[str]:
 
 
 def _opened_faults(proof: Proof, account: ProofAccount, size: int) -> Iterator[str]:
-    opened, pending = set(proof.opened), [ProofPrefix()]
+    opened = set(proof.opened)
+    pending = [ProofPrefix()]
     while pending:
         for bound_s, child in account.children(pending.pop(), size):
             text = child.text(size)

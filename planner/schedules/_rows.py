@@ -82,7 +82,8 @@ def turns(name: str, pipeline: Pipeline, windows: Iterable[int] | None = None) -
     Raises:
         UsageError: as of :func:`by_position`.
     """
-    count, stated = pipeline.stages.num_microbatches, ENTRIES[name].max_in_flight
+    count = pipeline.stages.num_microbatches
+    stated = ENTRIES[name].max_in_flight
     if windows is None:
         windows = stated(pipeline) if stated is not None else ()
     return by_position(name, pipeline, [in_turn(s, window, count) for s, window in enumerate(windows)])

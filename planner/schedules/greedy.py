@@ -89,7 +89,8 @@ def chimera(pipeline: Pipeline) -> Schedule:
 
 
 def _in_waves(name: str, pipeline: Pipeline) -> Schedule:
-    stages, p = pipeline.stages, pipeline.num_positions
+    stages = pipeline.stages
+    p = pipeline.num_positions
     require_positions(name, pipeline, zigzag(p, -(-stages.num_stages // p))[: stages.num_stages])
     alike = replace(pipeline, windows=(), times=(_EQUAL,) * stages.num_stages, transfer=0.0)
     return Schedule(list_scheduled(alike, (stages.num_microbatches,) * stages.num_stages)[1])
@@ -101,7 +102,8 @@ def list_scheduled(pipeline: Pipeline, windows: tuple[int, ...]) -> tuple[float,
     Args:
         windows: by stage, the most micro-batches that it holds.
     """
-    stages, clock = pipeline.stages, StageClock(pipeline)
+    stages = pipeline.stages
+    clock = StageClock(pipeline)
     limits = [max(1, window) for window in windows]
     near: list[set[int]] = [{pipeline.position(s)} for s in range(stages.num_stages)]
     for edge in stages.edges:
@@ -113,7 +115,8 @@ def list_scheduled(pipeline: Pipeline, windows: tuple[int, ...]) -> tuple[float,
     best = [_choice(clock, held, started, limits) for held in stages_of]
     for _ in range(2 * stages.num_stages * stages.num_microbatches):
         _, is_forward, microbatch, minus_stage, ready = min(choice for choice in best if choice is not None)
-        stage, op = -minus_stage, Op.FORWARD if is_forward else Op.BACKWARD
+        stage = -minus_stage
+        op = Op.FORWARD if is_forward else Op.BACKWARD
         clock.run(stage, op, microbatch, ready)
         rows[pipeline.position(stage)].append(Action(stage, op, microbatch))
         started[op][stage] += 1
@@ -128,7 +131,8 @@ def _choice(
     """What a position would run next; None if it has to wait for something that has not run yet."""
     choices: list[Choice] = []
     for stage in stages:
-        forwards, backwards = started[Op.FORWARD][stage], started[Op.BACKWARD][stage]
+        forwards = started[Op.FORWARD][stage]
+        backwards = started[Op.BACKWARD][stage]
         possible = [(False, backwards)] if backwards < forwards else []
         if forwards < clock.pipeline.stages.num_microbatches and forwards - backwards < limits[stage]:
             possible.append((True, forwards))

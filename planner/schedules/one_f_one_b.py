@@ -138,7 +138,8 @@ def interleaved(pipeline: Pipeline) -> Schedule:
     Raises:
         UsageError: stage s is not at position s mod p.
     """
-    num_positions, num_stages = pipeline.num_positions, pipeline.stages.num_stages
+    num_positions = pipeline.num_positions
+    num_stages = pipeline.stages.num_stages
     per_position = -(-num_stages // num_positions)
     require_positions("interleaved", pipeline, tuple(s % num_positions for s in range(num_stages)))
     return Schedule(tuple(tuple(_passed_again(pipeline, r, per_position)) for r in range(num_positions)))
@@ -151,7 +152,9 @@ def chunks_in_flight(num_positions: int, per_position: int, position: int) -> in
 
 
 def _passed_again(pipeline: Pipeline, position: int, per_position: int) -> Iterator[Action]:
-    p, v, stages = pipeline.num_positions, per_position, pipeline.stages
+    p = pipeline.num_positions
+    v = per_position
+    stages = pipeline.stages
     count = -(-stages.num_microbatches // p) * p * v
     warm_up = min(count, chunks_in_flight(p, v, position) - 1)
     sequence = [(Op.FORWARD, k) for k in range(warm_up)]
@@ -213,7 +216,9 @@ class _Filling:
     """The stages while they are filled: always the one that can start first is advanced, so that gaps are known."""
 
     def __init__(self, pipeline: Pipeline, rows: list[Row], held: list[int]) -> None:
-        self.clock, self.most_held, self.num_held = StageClock(pipeline), held, [0] * len(rows)
+        self.clock = StageClock(pipeline)
+        self.most_held = held
+        self.num_held = [0] * len(rows)
         self.position = [pipeline.position(stage) for stage in range(len(rows))]
         self.main = [[action for action in split(row) if action.op is not Op.BACKWARD_WEIGHT] for row in rows]
         self.done: list[list[Action]] = [[] for _ in rows]
@@ -246,7 +251,8 @@ class _Filling:
 
     def _advance(self, stage: int, action: Action, ready: float) -> None:
         """Runs ``action`` after the W that fit before it, or must come before it."""
-        microbatch, lasts = action.microbatch or 0, self.clock.duration(stage, Op.BACKWARD_WEIGHT)
+        microbatch = action.microbatch or 0
+        lasts = self.clock.duration(stage, Op.BACKWARD_WEIGHT)
         while self.late[stage] and ready - self.clock.free[self.position[stage]] >= lasts:
             self._weights(stage)
         while action.op is Op.FORWARD and self.late[stage] and self.num_held[stage] >= self.most_held[stage]:

@@ -52,7 +52,9 @@ def zb_h2(pipeline: Pipeline) -> Schedule:
     return Schedule(by_position("zb-h2", pipeline, rows))
 
 
-_F, _I, _W = Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT
+_F = Op.FORWARD
+_I = Op.BACKWARD_INPUT
+_W = Op.BACKWARD_WEIGHT
 
 
 @registered("zb-v", Traits(splits_backward=True, stages_per_position=2), positions=zigzag)
@@ -76,7 +78,8 @@ def zb_v(pipeline: Pipeline) -> Schedule:
 
 
 def _v_row(p: int, r: int, num_microbatches: int) -> tuple[Action, ...]:
-    down, up = r, 2 * p - 1 - r
+    down = r
+    up = 2 * p - 1 - r
     count = max(2 * p - 1, num_microbatches)
     done: Counter[tuple[int, Op]] = Counter()
     row: list[Action] = []

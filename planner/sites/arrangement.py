@@ -111,12 +111,14 @@ def cut_places(arrangement: Arrangement, speeds: Sequence[float], tolerance: flo
         UsageError: no speed above 0, one below, or a tolerance below 0.
     """
     _require_speeds(speeds, tolerance)
-    before, ends = arrangement.before, arrangement.sample_ends
+    before = arrangement.before
+    ends = arrangement.sample_ends
     best = balanced_cuts(before, speeds)
     most = (1 + tolerance) * bottleneck(before, best, speeds)
     places = [0]
     for stretch in best_stretches(before[ends], speeds, most).row:
-        first, last = int(ends[stretch.first_sample]), int(ends[stretch.last_sample])
+        first = int(ends[stretch.first_sample])
+        last = int(ends[stretch.last_sample])
         own = speeds[stretch.first_rank : stretch.last_rank]
         inside = balanced_cuts(before[first : last + 1] - before[first], own) if sum(own) else [0] * (len(own) + 1)
         places += [first + place for place in inside[1:]]
@@ -131,12 +133,14 @@ def _goals(work: Ints, order: Sequence[int], speeds: Sequence[float], tolerance:
     """
     if not len(work):
         return work
-    before, ascending = _sums(work[np.array(order)]), _sums(work)
+    before = _sums(work[np.array(order)])
+    ascending = _sums(work)
     most = (1 + tolerance) * int(before[-1]) / sum(speeds)
     goals = []
     for stretch in best_stretches(before, speeds, most).row:
         own = speeds[stretch.first_rank : stretch.last_rank]
-        low, high = int(before[stretch.first_sample]), int(before[stretch.last_sample])
+        low = int(before[stretch.first_sample])
+        high = int(before[stretch.last_sample])
         for speed in np.cumsum(own)[:-1].tolist() if high > low else ():
             place = low + int(speed / sum(own) * (high - low))
             sample = int(np.searchsorted(before, place, side="right")) - 1
@@ -219,7 +223,8 @@ def _large_first(work: Sequence[int], speeds: Sequence[float], large: Sequence[i
     """Large samples one after another from rank 0 on, each from a new rank on unless ranks are ``shared``."""
     fair = sum(work) / sum(speeds)
     loads = [0.0] * len(speeds)
-    first, rank = {}, 0
+    first = {}
+    rank = 0
     for item in sorted(large, key=lambda item: (-work[item], item)):
         left = float(work[item])
         while rank < len(speeds) and loads[rank] >= fair * speeds[rank]:
@@ -248,7 +253,8 @@ def halo_sites(source: Ranks, target: Ranks, neighbours: AnyInts, num_ranks: int
     for rows in neighbours:  # row -1 (absent) falls on the last, which is not counted
         needed[np.asarray(rows, dtype=np.int64) * num_ranks + target] = True
     pairs = np.flatnonzero(needed[: len(source) * num_ranks])
-    src, dst = source[pairs // num_ranks].astype(np.int64), pairs % num_ranks
+    src = source[pairs // num_ranks].astype(np.int64)
+    dst = pairs % num_ranks
     counts = np.bincount(src * num_ranks + dst, minlength=num_ranks**2).reshape(num_ranks, num_ranks)
     np.fill_diagonal(counts, 0)
     return counts

@@ -70,7 +70,8 @@ def block_keys(samples: AnyInts, coordinates: AnyInts, stride: int | Sequence[in
     Raises:
         UsageError: shapes, types, samples or strides that mean nothing.
     """
-    samples, coordinates = np.asarray(samples), np.asarray(coordinates)
+    samples = np.asarray(samples)
+    coordinates = np.asarray(coordinates)
     steps = (stride,) * 3 if isinstance(stride, int) else tuple(int(step) for step in stride)
     _require_sites(samples, coordinates, steps)
     columns = (coordinates[:, axis].astype(np.int64) * step for axis, step in enumerate(steps))

@@ -80,16 +80,24 @@ def best_stretches(before: Ints, speeds: Sequence[float], most: float) -> Stretc
     ``most`` is at least all work over all speeds, so that one stretch of everything is a solution.
     """
     ahead: Floats = np.concatenate([[0.0], np.cumsum(speeds)])
-    total, num_ranks, num_samples = int(before[-1]), len(speeds), len(before) - 1
+    total = int(before[-1])
+    num_ranks = len(speeds)
+    num_samples = len(before) - 1
     slack = 1e-9 * total
-    done, used, cuts, time, origin = [0], [0], [0], [0.0], [-1]
+    done = [0]
+    used = [0]
+    cuts = [0]
+    time = [0.0]
+    origin = [-1]
     for rank in range(1, num_ranks + 1):
         low = np.searchsorted(before, total - most * (ahead[-1] - ahead[rank]) - slack)
         high = np.searchsorted(before, most * ahead[rank] + slack, side="right")
         targets = range(int(low), int(high)) if rank < num_ranks else [num_samples]
         past = len(done)
-        starts, ranks = np.array(done[:past]), np.array(used[:past])
-        past_cuts, past_time = np.array(cuts[:past]), np.array(time[:past])
+        starts = np.array(done[:past])
+        ranks = np.array(used[:past])
+        past_cuts = np.array(cuts[:past])
+        past_time = np.array(time[:past])
         speed = ahead[rank] - ahead[ranks]
         for target in targets:
             load = before[target] - before[starts]
@@ -134,7 +142,8 @@ def balanced_cuts(prefix: Ints, speeds: Sequence[float]) -> list[int]:
     """
     room = _room(_least_bottleneck(prefix, speeds) * (1 + _CLOSE), speeds)
     earliest = _earliest(prefix, room)
-    total, shares = int(prefix[-1]), np.cumsum(speeds) / sum(speeds)
+    total = int(prefix[-1])
+    shares = np.cumsum(speeds) / sum(speeds)
     cuts = [0]
     for rank in range(len(speeds) - 1):
         last = _reach(prefix, cuts[-1], room[rank])
@@ -243,7 +252,8 @@ def block_work(levels: Sequence[SiteLevel], loads: Sequence[SiteLoad]) -> BlockW
     rows = [np.searchsorted(keys, run_keys) for run_keys, _ in runs]
     work_s = np.zeros(len(keys))
     for load in loads:
-        starts, row = runs[load.level][1], rows[load.level]
+        starts = runs[load.level][1]
+        row = rows[load.level]
         if not len(row):
             continue
         pairs = np.add.reduceat(np.asarray(load.pairs, dtype=np.int64), starts)
@@ -264,7 +274,8 @@ def _runs(keys: Ints) -> tuple[Ints, Ints]:
 def _require_load(levels: Sequence[SiteLevel], load: SiteLoad) -> None:
     if not 0 <= load.level < len(levels):
         raise UsageError("a load names no level", [f"level {load.level} of {len(levels)}"])
-    sites, pairs = len(levels[load.level].samples), np.shape(load.pairs)
+    sites = len(levels[load.level].samples)
+    pairs = np.shape(load.pairs)
     if pairs != (sites,):
         raise UsageError(
             "a load does not fit its level", [f"level {load.level}: {sites} sites, pairs of shape {list(pairs)}"]
@@ -304,11 +315,14 @@ def bisection(keys: Ints, work: Ints, goals: Ints | None = None) -> Ints:
     rotated = (pack(samples, np.roll(blocks, -axis, axis=1)) for axis in range(3))
     orders = [np.argsort(key) for key in rotated]
     heads = np.diff(samples[orders[0]], prepend=-1) > 0  # whether a node begins at each position
-    result, places = orders[0].copy(), np.arange(len(keys))
+    result = orders[0].copy()
+    places = np.arange(len(keys))
     while True:
         alone = heads & np.append(heads, True)[1:]
         result[places] = orders[0]
-        orders, heads, places = [order[~alone] for order in orders], heads[~alone], places[~alone]
+        orders = [order[~alone] for order in orders]
+        heads = heads[~alone]
+        places = places[~alone]
         if not len(places):
             return result
         starts = np.flatnonzero(heads)
@@ -339,7 +353,8 @@ def _wanted(work: Ints, starts: Ints, stops: Ints, goals: Ints | None) -> Ints:
     last = np.searchsorted(goals, high - heaviest) - 1
     right = np.clip(np.searchsorted(2 * goals, low + high), first, np.maximum(first, last))
     left = np.maximum(right - 1, first)
-    left, right = np.minimum(left, len(goals) - 1), np.minimum(right, len(goals) - 1)
+    left = np.minimum(left, len(goals) - 1)
+    right = np.minimum(right, len(goals) - 1)
     nearest = np.where(low + high - 2 * goals[left] <= 2 * goals[right] - low - high, goals[left], goals[right])
     wanted: Ints = np.where(first <= last, 2 * (nearest - low), whole)
     return wanted

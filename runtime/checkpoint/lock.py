@@ -77,8 +77,10 @@ class Owner:
     @classmethod
     def here(cls, environment: Mapping[str, str] = os.environ) -> Owner:
         """This process."""
-        step, pid = environment.get("SLURM_STEP_ID", "batch"), os.getpid()
-        run, job = environment.get("TORCHELASTIC_RUN_ID", "none"), environment.get("SLURM_JOB_ID", "")
+        step = environment.get("SLURM_STEP_ID", "batch")
+        pid = os.getpid()
+        run = environment.get("TORCHELASTIC_RUN_ID", "none")
+        job = environment.get("SLURM_JOB_ID", "")
         # torchrun says "none" where nobody named the run
         name = f"torchrun {run}" if run != "none" else f"slurm {job}.{step}" if job else ""
         return cls(socket.gethostname(), _place(), pid, _started(pid), time.time(), name)
@@ -96,7 +98,8 @@ def held(folder: Path) -> Iterator[None]:
         UsageError: another job holds it.
         MissingFileError: nothing can be written there.
     """
-    path, mine = folder / LOCK, Owner.here()
+    path = folder / LOCK
+    mine = Owner.here()
     with _gone_if_empty(folder):
         try:
             make(folder)
@@ -193,7 +196,8 @@ def _remove_turn(turn: Path, mine: Owner) -> None:
 def _require_stale(path: Path, mine: Owner) -> tuple[Owner | None, str]:
     """Whose lock it was and why it holds no more; raises as :func:`_remove_stale`."""
     _require_file(path)
-    owner, age_s = _owner(path), _age_s(path)
+    owner = _owner(path)
+    age_s = _age_s(path)
     why = _why_stale(owner, mine, age_s)
     if not why:
         raise _refused(path, owner, mine, age_s)

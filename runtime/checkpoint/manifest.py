@@ -34,7 +34,8 @@ from runtime.checkpoint.state import Number
 VERSION = 3
 """Until 2 the tensors of a rank were kept as torch.distributed.checkpoint does; since 2 parts may be boxes."""
 
-TORCH, SAFETENSORS = "torch", "safetensors"
+TORCH = "torch"
+SAFETENSORS = "safetensors"
 """How the tensors of a rank may be kept."""
 
 _MOST_ELEMENTS = 1 << 60
@@ -203,14 +204,16 @@ def merged(manifests: Iterable[Manifest]) -> Manifest:
     entries: dict[str, list[TensorEntry]] = {}
     for rank, manifest in enumerate(ranks):
         for what in ("step", "num_ranks", "torch_version", "fingerprints"):
-            expected, actual = getattr(first, what), getattr(manifest, what)
+            expected = getattr(first, what)
+            actual = getattr(manifest, what)
             if expected != actual:
                 detail = f"rank 0 has {expected}, rank {rank} has {actual}"
                 raise CheckpointError(f"ranks save checkpoints of different {what.replace('_', ' ')}", [detail])
         for key, number in manifest.numbers.items():
             if key in numbers:
                 raise CheckpointError(f"{key} is saved by {owners[key]} and by {rank_name(rank)}; one must")
-            numbers[key], owners[key] = number, rank_name(rank)
+            numbers[key] = number
+            owners[key] = rank_name(rank)
         for key, entry in manifest.tensors.items():
             entries.setdefault(key, []).append(entry)
     if clash := numbers.keys() & entries.keys():

@@ -49,7 +49,8 @@ class SafetensorsFolder:
     files = (DATA_FILE,)
 
     def __init__(self, path: Path, name: str, files: RankFiles) -> None:
-        self._path, self._name = path, f"{name}/{DATA_FILE}"
+        self._path = path
+        self._name = f"{name}/{DATA_FILE}"
         length = int.from_bytes(read_file(path, self._name, 0, 8), "little")
         if length > _MOST_HEAD_BYTES:  # and of a large file not all is read to find that out
             raise damaged(path, f"{self._name}: its head would have {length} bytes")
@@ -91,7 +92,8 @@ class Checkpoint:
     """
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
-        self.path, self.manifest = path, manifest
+        self.path = path
+        self.manifest = manifest
         self._folders: dict[str, SafetensorsFolder] = {}
 
     @classmethod
@@ -247,7 +249,8 @@ class Checkpoint:
 
     def _load(self, key: str, entry: TensorEntry, part: StoredPart) -> Tensor:
         tensor = self._opened(part.folder).tensor(key, part.stored, part.sha256).reshape(-1)
-        dtype, shape = getattr(torch, entry.dtype), [len(interval) for interval in part.box]
+        dtype = getattr(torch, entry.dtype)
+        shape = [len(interval) for interval in part.box]
         if dtype not in NAMES and tensor.nbytes % dtype.itemsize == 0:
             tensor = tensor.view(dtype)
         if (tensor.dtype, tensor.numel()) != (dtype, math.prod(shape)):

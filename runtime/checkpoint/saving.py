@@ -124,7 +124,10 @@ class SavedPart:
     def __init__(self, folder: Path, step: int, rank: int, num_ranks: int) -> None:
         if step < 0 or not 0 <= rank < num_ranks:
             raise ValueError(f"step {step} of rank {rank} of {num_ranks}")
-        self._folder, self._step, self._rank, self._num_ranks = folder, step, rank, num_ranks
+        self._folder = folder
+        self._step = step
+        self._rank = rank
+        self._num_ranks = num_ranks
         self._path = incomplete_path(folder, step)
 
     def prepare(self) -> HalopipeError | None:
@@ -312,8 +315,12 @@ class BackgroundSaver:
         keep: int = 0,
         deadline_s: float = 600.0,
     ) -> None:
-        self._folder, self._rank, self._num_ranks, self._barrier = Path(folder), rank, num_ranks, barrier
-        self._keep, self._deadline_s = keep, deadline_s
+        self._folder = Path(folder)
+        self._rank = rank
+        self._num_ranks = num_ranks
+        self._barrier = barrier
+        self._keep = keep
+        self._deadline_s = deadline_s
         self._copies: dict[str, Tensor] = {}
         self._running: tuple[SavedPart, threading.Thread] | None = None
         self._failure: HalopipeError | None = None
@@ -358,7 +365,8 @@ class BackgroundSaver:
         self._barrier()
         if self._rank == 0:  # its thread waits for the files of the others, which are there now
             thread.join()
-        failure, self._failure = self._failure, None
+        failure = self._failure
+        self._failure = None
         self._barrier()
         part.conclude(failure)
 

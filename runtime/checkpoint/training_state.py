@@ -97,7 +97,8 @@ def load_rank_state(
         CorruptFileError: ``source`` lacks something, or has it in another shape.
     """
     for name, tensor in named.items():
-        key, part = MODEL + name, parts.get(name)
+        key = MODEL + name
+        part = parts.get(name)
         if name in sliced:
             shards, parameter = sliced[name]
             shards.load(parameter, partial(_slice_in, source, key))

@@ -61,7 +61,8 @@ def write_rank(
     stored = saved_tensors(state)
     tensors = {name: _plain(name, state.tensors[name]) for name in sorted({*stored.values()})}
     tensors = dict(sorted(tensors.items(), key=lambda row: -row[1].itemsize))
-    head, digests = _head(tensors), dict[str, str]()
+    head = _head(tensors)
+    digests = dict[str, str]()
     with open(folder / DATA_FILE, "xb") as file:
         file.write(head)
         for name, tensor in tensors.items():

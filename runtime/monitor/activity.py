@@ -48,7 +48,8 @@ class StatusStore:
     """
 
     def __init__(self, store: Store, patience_s: float = PATIENCE_S) -> None:
-        self._store, self._patience_s = store, patience_s
+        self._store = store
+        self._patience_s = patience_s
         self._open_s: dict[Future[Any], float] = {}  # when the questions were asked that have no answer yet
         self._lock = threading.Lock()
 
@@ -232,7 +233,10 @@ class Heartbeat:
         interval_s: float = INTERVAL_S,
         watch: Callable[[], None] = lambda: None,
     ) -> None:
-        self._status_store, self._rank, self.activity, self._watch = StatusStore.of(store), rank, activity, watch
+        self._status_store = StatusStore.of(store)
+        self._rank = rank
+        self.activity = activity
+        self._watch = watch
         self.interval_s = interval_s
         self._number = 0
         self._stop = threading.Event()

@@ -31,9 +31,14 @@ from planner.ir.plan import Decision, Prediction
 from planner.ir.schedule import MESSAGE, RECEIVE, Action, Op
 from planner.ir.timeline import Slow, Span
 
-IN_A_ROW, IN_A_ROW_NOISY, NOISY = 3, 5, 0.06
-LEAST_EACH, LEAST_MEAN, RECOVERED = 1.2, 1.22, 1.1
-LINK_FACTOR, LINK_SHARE = 5.0, 0.1
+IN_A_ROW = 3
+IN_A_ROW_NOISY = 5
+NOISY = 0.06
+LEAST_EACH = 1.2
+LEAST_MEAN = 1.22
+RECOVERED = 1.1
+LINK_FACTOR = 5.0
+LINK_SHARE = 0.1
 
 LEAST_S = 0.5e-3
 """What a step of a rank takes longer; less is noise of clocks and schedulers, and of small plans' predictions."""
@@ -102,7 +107,8 @@ class StepLog:
 
     def report(self) -> dict[str, Any]:
         """As :class:`StepReport` has it."""
-        last, (marked, spans) = self.last, self.marked
+        last = self.last
+        marked, spans = self.marked
         busy = [busy_s(each) for _, each in last]
         moves = [(each.action, each.start_s, each.stop_s) for each in spans if _action(each.action).op in MESSAGE]
         return {
@@ -208,17 +214,20 @@ class SlowWatch:
 
     def _factors(self, rank: int) -> list[float]:
         """Of the last ``_KEPT`` steps."""
-        pace, common = self._paces[rank], self._common(rank)
+        pace = self._paces[rank]
+        common = self._common(rank)
         if len(pace.ratios) < _KEPT or common <= 0:
             return []
         predicted_s = self._predicted_s.get(rank, 0.0)
         if not pace.base and len(pace.first) >= _FIRST and predicted_s > 0:
-            faster, others = median(pace.first) / predicted_s / common, self._paces.values()
+            faster = median(pace.first) / predicted_s / common
+            others = self._paces.values()
             pace.base = faster if faster <= _FASTER and not any(other.named for other in others) else 1.0
         return [ratio / common / (pace.base or 1.0) for ratio in list(pace.ratios)[-_KEPT:]]
 
     def _judged(self, rank: int, report: StepReport) -> Slow | None:
-        pace, factors = self._paces[rank], self._factors(rank)
+        pace = self._paces[rank]
+        factors = self._factors(rank)
         if not factors:
             return None
         newest = factors[-self._in_a_row(rank) :]

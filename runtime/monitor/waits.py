@@ -55,7 +55,8 @@ WORDS: Mapping[Op, str] = {
     Op.PREPARE: "preparing inputs",
 }
 
-_SHORTEST_LOOK_S, _LONGEST_LOOK_S = 5e-4, 0.02
+_SHORTEST_LOOK_S = 5e-4
+_LONGEST_LOOK_S = 0.02
 """Between two looks at the board for those who have not come to a meeting."""
 
 Place = tuple[int, float]
@@ -110,7 +111,9 @@ class Waits:
 
     def _walk(self, rank: int, beats: Mapping[int, Beat]) -> tuple[list[int], str]:
         """The ranks on the way, and what is said of the first and so on."""
-        walked, text, who = [rank], "", ""
+        walked = [rank]
+        text = ""
+        who = ""
         while True:
             beat = beats.get(rank)
             if beat is None:
@@ -279,7 +282,8 @@ class RankHeartbeat(Heartbeat):
         activity = Activity(deadline_s=setup_s)
         activity.begin("starting")
         super().__init__(status_store, rank, activity, min(INTERVAL_S, deadline_s / 4), watch)
-        self._num_ranks, self._deadline_s = decision.num_ranks, deadline_s
+        self._num_ranks = decision.num_ranks
+        self._deadline_s = deadline_s
         self._waits = Waits(decision.rows(), [stage.ranks for stage in decision.stages])
 
     def others(self) -> str:
@@ -300,7 +304,8 @@ class RankHeartbeat(Heartbeat):
         """
         self.activity.meetings += 1
         self.publish()
-        missing, pause_s = [rank for rank in range(self._num_ranks) if rank != self._rank], _SHORTEST_LOOK_S
+        missing = [rank for rank in range(self._num_ranks) if rank != self._rank]
+        pause_s = _SHORTEST_LOOK_S
         silence = Silence(missing)
         while missing:
             beats: Mapping[int, Beat] = {}

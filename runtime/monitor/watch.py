@@ -164,7 +164,9 @@ def meet(store: Store, rank: int, num_ranks: int, timeout_s: float = SETUP_S) ->
         attempt = store.get(f"halopipe/answer/{asked}").decode()
         store.set(f"{attempt}/here/{rank}", "")
         return attempt
-    attempt, answered, missing = f"halopipe/{uuid.uuid4().hex}", set(), set(range(1, num_ranks))
+    attempt = f"halopipe/{uuid.uuid4().hex}"
+    answered = set()
+    missing = set(range(1, num_ranks))
     while missing:
         for other in sorted(missing):
             if store.check([f"halopipe/ask/{other}"]):
@@ -229,7 +231,8 @@ class Supervisor:
             TransportError: a rank has left nothing within ``limit_s``.
         """
         began_s = answered_s = time.monotonic()
-        self._silence, read_s = Silence(self.titles), 0.0
+        self._silence = Silence(self.titles)
+        read_s = 0.0
         while True:
             now_s = time.monotonic()
             try:
@@ -321,10 +324,12 @@ class Supervisor:
         doing = f"in {beat.what}" if beat else "starting"
         where = f", step {beat.step}" if beat and beat.step >= 0 else ""
         if silent_s > deadline_s:
-            hangs, since = "is silent", "nothing was heard of it for"
+            hangs = "is silent"
+            since = "nothing was heard of it for"
         else:
             waits = beat is not None and self.waits.is_waiting(rank, self._beats)
-            hangs, since = "waits in vain" if waits else "hangs", "it has been there for"
+            hangs = "waits in vain" if waits else "hangs"
+            since = "it has been there for"
         what = f"{hangs} {doing}{where}: {since} {busy_s:.1f} s, deadline {deadline_s:g} s"
         self._fail(rank, what, "if it is only slow, raise --deadline")
 
@@ -338,7 +343,9 @@ class Supervisor:
             return
         rest = self._rests.get(rank) or self._rests.setdefault(rank, _Rest(now_s, now_s, cpu_s_of_all(number), now_s))
         rest.look(now.state, number, now_s)
-        stopped_s, slept_s, beat = now_s - rest.went_s, now_s - rest.woke_s, self._beats.get(rank)
+        stopped_s = now_s - rest.went_s
+        slept_s = now_s - rest.woke_s
+        beat = self._beats.get(rank)
         where = f"before its first step{f', in {beat.what}' if beat else ''}"
         if not is_starting:
             where = f"in {beat.what}, step {beat.step}" if beat else "behind its first step"
@@ -388,7 +395,8 @@ class _Rest:
         self.seen_s = now_s
         used_s = cpu_s_of_all(number) - self.cpu_s
         if state == "R" or not 0.0 <= used_s <= _TICKS_S + _AWAKE * (now_s - self.woke_s):
-            self.woke_s, self.cpu_s = now_s, self.cpu_s + used_s
+            self.woke_s = now_s
+            self.cpu_s = self.cpu_s + used_s
 
 
 _TICKS_S = 0.03

@@ -45,7 +45,9 @@ class OnNan(StrEnum):
     IGNORE = "ignore"
 
 
-FINITE, INFINITE, NAN = 0, 1, 2
+FINITE = 0
+INFINITE = 1
+NAN = 2
 WORDS: Mapping[int, str] = {INFINITE: "infinity", NAN: "NaN"}
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -180,7 +182,8 @@ class Examiner:
         """Call when the gradients of a micro-batch have been added to those of ``parameters``."""
         bad = next((name for name, each in parameters.items() if kind_of(each.grad)), None)
         if bad is not None and not self.gradients:
-            kind, layer = kind_of(parameters[bad].grad), self._readers.get(bad, bad)
+            kind = kind_of(parameters[bad].grad)
+            layer = self._readers.get(bad, bad)
             self.gradients[microbatch] = Origin(self.rank, microbatch, "", kind, layer, f"gradient of {bad}")
 
     def close(self) -> None:

@@ -73,8 +73,11 @@ class NanGuard:
         gradient_sync: GradientSync,
         rerun: Callable[[GuardedStep], object],
     ) -> None:
-        self._context, self.on_nan, self._rerun = context, context.on_nan, rerun
-        self._local_stages, self._gradient_sync = local_stages, gradient_sync
+        self._context = context
+        self.on_nan = context.on_nan
+        self._rerun = rerun
+        self._local_stages = local_stages
+        self._gradient_sync = gradient_sync
         self._written = [
             tensor
             for each in local_stages.values()
@@ -104,7 +107,8 @@ class NanGuard:
             return ""
         if not gradient_sync.is_agreed:
             is_bad = gradient_sync.is_spoilt or (guarded.loss is not None and not math.isfinite(guarded.loss))
-            self._untold, self._context.vote.is_bad = self._with_names(guarded) if is_bad else guarded, is_bad
+            self._untold = self._with_names(guarded) if is_bad else guarded
+            self._context.vote.is_bad = is_bad
             return ""
         if not gradient_sync.is_spoilt:
             return ""
@@ -125,16 +129,20 @@ class NanGuard:
         """
         if self._untold is None:
             return
-        context, activity = self._context, self._context.activity
+        context = self._context
+        activity = self._context.activity
         activity.begin(START)
-        activity.step, activity.deadline_s = step, context.deadline_s
+        activity.step = step
+        activity.deadline_s = context.deadline_s
         agreed = context.transport.barrier(BAD if context.vote.is_bad else NOTHING)
         activity.begin(BETWEEN)
         self.heard(agreed)
 
     def heard(self, agreed: int) -> None:
         """The others' word has come.  Raises as :meth:`settle`."""
-        guarded, self._untold, self._context.vote.is_bad = self._untold, None, False
+        guarded = self._untold
+        self._untold = None
+        self._context.vote.is_bad = False
         if agreed == BAD and guarded is not None:
             raise self._explained(guarded)
 
@@ -176,7 +184,8 @@ class NanGuard:
 
     def _explained(self, guarded: GuardedStep, *, runs_again: bool = True) -> NotFiniteError:
         """Where it first appeared; all ranks call this together."""
-        context, rank = self._context, self._context.rank
+        context = self._context
+        rank = self._context.rank
         own = NanReport(rank, guarded.loss, guarded.bad)
         if runs_again:
             own = self._examined(guarded, own)
@@ -191,7 +200,8 @@ class NanGuard:
 
     def _examined(self, guarded: GuardedStep, own: NanReport) -> NanReport:
         """``own`` with what this rank finds when the step is run again, which updates nothing."""
-        examiner, local_stages = Examiner(own.rank), self._local_stages.values()
+        examiner = Examiner(own.rank)
+        local_stages = self._local_stages.values()
         self._gradient_sync.spoil()
         for each in local_stages:
             each.forget_gradients()  # the examiner looks for the first micro-batch that spoils one

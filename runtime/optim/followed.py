@@ -101,7 +101,8 @@ class Followed:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, schedules: Schedules | SteppedElsewhere | None = None) -> None:
-        self.optimizer, self.schedules = optimizer, schedules
+        self.optimizer = optimizer
+        self.schedules = schedules
         self.names: Mapping[str, nn.Parameter] = {}
         self._led: WeakKeyDictionary[torch.optim.Optimizer, _Led] = WeakKeyDictionary()
         self._state_was = _writes(optimizer)
@@ -221,7 +222,8 @@ class Followed:
                 [f"it had {len(follower.param_groups)} when the stages were made"],
                 ["add all groups before"],
             )
-        led, now = self._led[follower], self.settings
+        led = self._led[follower]
+        now = self.settings
         vars(follower).update(_changed(now.own, led.last.own))
         for settings, last, own in zip(now.groups, led.last.groups, follower.param_groups, strict=True):
             own.update(_changed(settings, last))

@@ -36,14 +36,17 @@ class GradientSync:
     """
 
     def __init__(self, context: RankContext, local_stages: Mapping[int, LocalStage]) -> None:
-        self._local_stages, self._transport = local_stages, context.transport
+        self._local_stages = local_stages
+        self._transport = context.transport
         self._bound = local_stages
-        self._clip_norm, self._on_nan = context.clip_norm, context.on_nan
+        self._clip_norm = context.clip_norm
+        self._on_nan = context.on_nan
         named = {name: p for local_stage in local_stages.values() for name, p in local_stage.parameters.items()}
         self._tied = [(named[name], tie) for tie in context.ties if context.rank in tie.ranks for name in tie.names]
         self._accumulations = [AccumulationStep(), *(local_stage.accumulation for local_stage in local_stages.values())]
         for accumulation in self._accumulations:
-            accumulation.count, accumulation.number = context.accumulate, context.accumulate - 1
+            accumulation.count = context.accumulate
+            accumulation.number = context.accumulate - 1
 
     def bind(self, local_stages: Mapping[int, LocalStage] | None) -> None:
         """Call with the local stages as they are bound to the batch of the step to come.
@@ -88,7 +91,8 @@ class GradientSync:
     def spoil(self) -> None:
         """Leave the update of this step out, and look at nothing any more."""
         for accumulation in self._accumulations:
-            accumulation.is_spoilt, accumulation.checks = True, False
+            accumulation.is_spoilt = True
+            accumulation.checks = False
 
     @torch.no_grad()
     def run(self) -> float | None:
@@ -99,7 +103,8 @@ class GradientSync:
         """
         if self.is_last:
             self._sum_ties()
-        norm, bad = None, False
+        norm = None
+        bad = False
         if self.is_last and self._clip_norm:
             norm, bad = self._norm()
         elif self.is_agreed:

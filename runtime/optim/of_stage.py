@@ -63,9 +63,13 @@ def updates_of(
     Raises:
         UsageError: the optimiser cannot be used.
     """
-    rank, transport = context.rank, context.transport
-    of_stage, is_alone = context.decision.stages[stage], len(context.decision.stages) == 1
-    ranks, ties, zero = tuple(sorted(of_stage.ranks)), context.ties, of_stage.level
+    rank = context.rank
+    transport = context.transport
+    of_stage = context.decision.stages[stage]
+    is_alone = len(context.decision.stages) == 1
+    ranks = tuple(sorted(of_stage.ranks))
+    ties = context.ties
+    zero = of_stage.level
     tie_of = {name: tie for tie in ties if rank in tie.ranks for name in tie.names if name in parameters}
     own = {name: parameter for name, parameter in parameters.items() if name not in tie_of}
     reduction: GradientBuckets | ShardedParameters | None = None

@@ -77,7 +77,8 @@ def state_of(stage: StageOptimizer, speaks_for: Collection[str]) -> RankState:
     numbers: dict[str, Number] = {}
     writes: set[str] = set()
     for name, tensor in stage.tensors.items():
-        part, held = stage.slices.get(name), stage.parts.get(name)
+        part = stage.slices.get(name)
+        held = stage.parts.get(name)
         is_written = _speaks(stage, name, speaks_for) if part is None else part.start == 0
         for entry, value in stage.optimizer.state.get(tensor, {}).items():
             key = f"optimizer/{name}/{entry}"
@@ -210,7 +211,8 @@ def _entries(source: StateSource) -> dict[str, list[str]]:
 
 
 def _entry(stage: StageOptimizer, name: str, entry: str, source: StateSource) -> Any:
-    key, part = f"optimizer/{name}/{entry}", stage.slices.get(name)
+    key = f"optimizer/{name}/{entry}"
+    part = stage.slices.get(name)
     if key in source.numbers():
         return source.number(key)
     if part is not None and entry != STEP and tuple(source.shape(key)) == part.shape:
@@ -250,7 +252,8 @@ def _written(value: Any) -> Number:
 
 def _fill_object(optimizer: torch.optim.Optimizer, source: StateSource) -> None:
     """Puts back what the object kept, which a parameter of each stage was saved with."""
-    attributes, named = vars(optimizer), {str(key): key for key in named_state(optimizer)}
+    attributes = vars(optimizer)
+    named = {str(key): key for key in named_state(optimizer)}
     of_object = _of_object(optimizer)
     for key in (key for key in source.numbers() if key.startswith("object/")):
         _, _, kind, entry = key.split("/", 3)

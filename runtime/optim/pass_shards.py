@@ -69,7 +69,8 @@ class PassShards(ShardedParameters):
         gathers: bool,
     ) -> None:
         super().__init__(parameters, index, num_shards, reduce_scatter, all_gather)
-        self._gathers, self._index = gathers, index
+        self._gathers = gathers
+        self._index = index
         self._own: dict[int, Tensor] = {}  # by bucket, this rank's elements, where they do not lie in it
         self._there = set(range(len(self._shards)))
         self._stays = False
@@ -170,9 +171,11 @@ class PassShards(ShardedParameters):
         backward: list[_Event] = []
         for number, shards in enumerate(self._shards):
             used = [places[self._names[parameter]] for parameter in shards.bucket]
-            first, last = min(each.backward[0] for each in used), max(each.backward[1] for each in used)
+            first = min(each.backward[0] for each in used)
+            last = max(each.backward[1] for each in used)
             if self._gathers:
-                gather, let_go = partial(self._gather_bucket, number), partial(self._let_go, number)
+                gather = partial(self._gather_bucket, number)
+                let_go = partial(self._let_go, number)
                 forward += [
                     (min(each.forward[0] for each in used), gather),
                     (max(each.forward[1] for each in used) + 0.5, let_go),

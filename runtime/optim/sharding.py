@@ -111,7 +111,8 @@ class ShardedParameters:
     ) -> None:
         self._names = {parameter: name for name, parameter in parameters.items()}
         self.names = frozenset(parameters)
-        self._reduce_scatter, self._all_gather = reduce_scatter, all_gather
+        self._reduce_scatter = reduce_scatter
+        self._all_gather = all_gather
         self._shards = [_shards(bucket, index, num_shards) for bucket in in_buckets(parameters.values(), bucket_bytes)]
         self.slices = {
             self._names[parameter]: part
@@ -353,7 +354,8 @@ class GradientBuckets:
             hook.remove()
         self._hooks.clear()
         self._pending.clear()
-        self._awaited, self._num_started = None, 0
+        self._awaited = None
+        self._num_started = 0
 
     def _start_complete(self) -> None:
         while self._num_started < len(self.buckets) and not self._num_missing[self._num_started]:

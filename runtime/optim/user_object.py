@@ -307,7 +307,8 @@ def _reached(optimizer: torch.optim.Optimizer) -> Iterator[_Reached]:
 
 
 def _inside(each: _Reached) -> list[_Reached]:
-    name, value = each.name, each.value
+    name = each.name
+    value = each.value
     if isinstance(value, Mapping):
         return [one for key, own in value.items() for one in (each.inner(name, key), each.inner(name, own))]
     if isinstance(value, list | tuple | set | frozenset | deque):

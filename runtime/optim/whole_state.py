@@ -30,8 +30,15 @@ from runtime.transport import Transport
 if TYPE_CHECKING:
     from runtime.spatial.parameters import ParameterPart
 
-OPTIMIZER, GROUP, SCHEDULER, OBJECT = "optimizer/", "group/", "scheduler/", "object/"
-STATE, GROUPS, SCHEDULES, OBJECTS, STEPS = "state", "param_groups", "scheduler", "object", "num_steps"
+OPTIMIZER = "optimizer/"
+GROUP = "group/"
+SCHEDULER = "scheduler/"
+OBJECT = "object/"
+STATE = "state"
+GROUPS = "param_groups"
+SCHEDULES = "scheduler"
+OBJECTS = "object"
+STEPS = "num_steps"
 _NUMBERS = "numbers"
 _BYTES = torch.uint8
 

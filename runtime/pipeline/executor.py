@@ -145,12 +145,13 @@ class Executor:
         evaluates: bool = False,
         passes: Passes | None = None,
     ) -> None:
-        self._program, self._local_stages, self._routing = (
-            specialization.program,
-            specialization.local_stages,
-            specialization.routing,
-        )
-        self._context, self._finish, self._evaluates, self._passes = context, finish, evaluates, passes
+        self._program = specialization.program
+        self._local_stages = specialization.local_stages
+        self._routing = specialization.routing
+        self._context = context
+        self._finish = finish
+        self._evaluates = evaluates
+        self._passes = passes
         self._device = context.device or CPU
         self._moves_inputs = self._device.type != "cpu"
         self.kept: tuple[str, ...] = ()
@@ -158,7 +159,8 @@ class Executor:
         self._mailbox = P2PMailbox(context, specialization.routing, specialization.program)
         # All ranks finish a step together, also those that have nothing to update.
         self._finishes_at_end = not evaluates and not any(ends_step(action) for action in row)
-        self._last, self._final = last_gradients(row, specialization.program.ranks), last_updates(row)
+        self._last = last_gradients(row, specialization.program.ranks)
+        self._final = last_updates(row)
         self._tasks = self._made(row)
         self._batch: Batch | None = None
         self._ahead = Ahead(beside=self._moves_inputs)
@@ -180,7 +182,8 @@ class Executor:
         Raises:
             StopBeforeStepError: a rank has asked for it.
         """
-        context, vote = self._context, self._context.vote
+        context = self._context
+        vote = self._context.vote
         self.enter(step, batch)
         self.announce(turn)
         try:
@@ -199,8 +202,10 @@ class Executor:
         """Forget the last step; what is run next is ``step``, on ``batch``."""
         activity = self._context.activity
         activity.begin(START)
-        activity.step, activity.deadline_s = step, self._context.deadline_s
-        self._step, self._batch = step, batch
+        activity.step = step
+        activity.deadline_s = self._context.deadline_s
+        self._step = step
+        self._batch = batch
         self._ahead.forget()
         self.outputs.clear()
         for local_stage in self._local_stages.values():
@@ -215,8 +220,11 @@ class Executor:
         Raises:
             StageFailedError: a stage raised; DeadlineError, TransportError: a message failed.  The text says where.
         """
-        context, activity = self._context, self._context.activity
-        clock, meter, peak_bytes = clock_of(self._device), context.meter, list[int]()
+        context = self._context
+        activity = self._context.activity
+        clock = clock_of(self._device)
+        meter = context.meter
+        peak_bytes = list[int]()
         if meter is not None:
             meter.take_peak()
         clock.mark()
@@ -247,7 +255,9 @@ class Executor:
         return RowTrace(tuple(spans), tuple(peak_bytes))
 
     def _forward(self, work: _PassWork) -> None:
-        stage, microbatch, local_stage = work.stage, work.microbatch, work.local_stage
+        stage = work.stage
+        microbatch = work.microbatch
+        local_stage = work.local_stage
         pieces = self._mailbox.take(FORWARD, stage, microbatch)
         batch = cast(Batch, self._batch)  # since prepare()
         values = self._ahead.take(stage, microbatch) or local_stage.feed(batch, microbatch)
@@ -267,7 +277,8 @@ class Executor:
             self._mailbox.hand_out(FORWARD, route, outputs)
 
     def _prepare(self, action: Action) -> None:
-        stage, microbatch = action.stage, _microbatch(action)
+        stage = action.stage
+        microbatch = _microbatch(action)
         batch = cast(Batch, self._batch)  # since prepare()
         self._ahead.make(stage, microbatch, partial(self._local_stages[stage].feed, batch, microbatch))
 
@@ -281,7 +292,8 @@ class Executor:
         }
 
     def _backward(self, work: _PassWork) -> None:
-        microbatch, program = work.microbatch, work.local_stage.program
+        microbatch = work.microbatch
+        program = work.local_stage.program
         pieces = self._mailbox.take(BACKWARD, work.stage, microbatch)
         # Zeros where none came: a rank with an empty share must still take part in what its stage does together.
         gradients = {
@@ -311,14 +323,16 @@ class Executor:
         self._update(action)
 
     def _made(self, row: Sequence[Action]) -> tuple[_Task, ...]:
-        first, mailbox = next(filter(ends_step, row), None), self._mailbox
+        first = next(filter(ends_step, row), None)
+        mailbox = self._mailbox
 
         def handler(action: Action) -> Callable[[Executor], None]:
             if action.op in MESSAGE:
                 passes = mailbox.handler(action)
                 return lambda _: passes()
             if action.op in _PASSES:
-                work, does_pass = self._work(action), _PASSES[action.op]
+                work = self._work(action)
+                does_pass = _PASSES[action.op]
                 return lambda executor: does_pass(executor, work)
             does = Executor._finish_and_update if action == first else _HANDLERS[action.op]
             return lambda executor: does(executor, action)
@@ -326,8 +340,11 @@ class Executor:
         return tuple(_Task(action, str(action), handler(action)) for action in row)
 
     def _work(self, action: Action) -> _PassWork:
-        stage, microbatch = action.stage, _microbatch(action)
-        routing, local_stage, stages = self._routing, self._local_stages[stage], self._program.stages
+        stage = action.stage
+        microbatch = _microbatch(action)
+        routing = self._routing
+        local_stage = self._local_stages[stage]
+        stages = self._program.stages
         is_forward = action.op is Op.FORWARD
         names = local_stage.received if is_forward else local_stage.handed_on
         if is_forward:

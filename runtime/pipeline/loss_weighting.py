@@ -18,7 +18,8 @@ class LossWeighting:
     """What the layers of this rank's stages take in each micro-batch."""
 
     def __init__(self, context: RankContext) -> None:
-        model, self._context = context.model, context
+        model = context.model
+        self._context = context
         self._shapes = {layer.name: layer.outputs[0].shape for layer in context.graph.layers}
         self._weighed = {stage: weighed_in(model, context.decision.layers_of(stage)) for stage in context.stages}
         self._countings = {stage: countings(model, weighed) for stage, weighed in self._weighed.items()}

@@ -253,7 +253,8 @@ def filled(rows: int, planned: tuple[int, ...]) -> tuple[int, ...]:
                 *([f"halopipe plan PROFILE --global-batch {rows}"] if rows else []),
             ],
         )
-    sizes, left = [], rows
+    sizes = []
+    left = rows
     for size in planned:
         sizes.append(min(size, left))
         left -= sizes[-1]
@@ -267,7 +268,8 @@ def part_in(batch: Batch, name: str, microbatch: int, box: Box, spec: TensorSpec
         return batch.part(name, microbatch, 0, rows)[slices(box, whole(spec.shape))]
     dim = spec.dims.index(SAMPLE)
     each = max(1, spec.shape[dim] // rows)
-    start, stop = box[dim].start // each, -(-box[dim].stop // each)
+    start = box[dim].start // each
+    stop = -(-box[dim].stop // each)
     origin = list(whole(spec.shape))
     origin[dim] = Interval(start * each, stop * each)
     return batch.part(name, microbatch, start, stop - start)[slices(box, tuple(origin))]

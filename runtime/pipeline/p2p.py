@@ -24,7 +24,8 @@ from runtime.pipeline.routing import CPU, MessageSlice, Piece, Routing
 from runtime.rank import RankContext
 from runtime.transport import Key, Spec
 
-FORWARD, BACKWARD = "F", "B"
+FORWARD = "F"
+BACKWARD = "B"
 """Kinds of messages: activations and gradients."""
 
 _Pieces = dict[str, list[Piece]]
@@ -78,7 +79,8 @@ class P2PMailbox:
         self._behind: dict[Leg, list[Action]] = {}  # by the leg that a message is named after, what else is in it
         for (rank, send, other), before in self._joined.items():
             self._behind.setdefault((rank, before[0], other), []).append(send)
-        self._routing, self._transport = routing, context.transport
+        self._routing = routing
+        self._transport = context.transport
         self._device = context.device or CPU
         self._moves_device = self._device.type != "cpu"
         self._lookahead = context.lookahead or program.receive_window(context.rank)
@@ -89,7 +91,8 @@ class P2PMailbox:
 
     def begin(self, turn: int) -> None:
         """Forget the last step and announce the first receives of this one."""
-        self._turn, self._num_posted = turn, 0
+        self._turn = turn
+        self._num_posted = 0
         self._arrived.clear()
         self._outbox.clear()
         self._announce(self._lookahead)
@@ -169,7 +172,8 @@ class P2PMailbox:
 
     def _moved(self, action: Action) -> P2PTransfer:
         """What ``action`` moves, with what else travels in the same messages."""
-        rank, sends = self._transport.rank, action.op in SEND
+        rank = self._transport.rank
+        sends = action.op in SEND
         kind, route, wires = self._wires(action)
         src, dst = route[:2] if kind == FORWARD else route[1::-1]
         parcels = []
@@ -188,14 +192,25 @@ class P2PMailbox:
 
     def _wires(self, action: Action) -> tuple[str, Route, tuple[MessageSlice, ...]]:
         """The kind of what a send or receive moves, along which route, and its messages, those within the rank too."""
-        stage, peer, microbatch, routing = action.stage, action.peer or 0, action.microbatch or 0, self._routing
+        stage = action.stage
+        peer = action.peer or 0
+        microbatch = action.microbatch or 0
+        routing = self._routing
         match action.op:
             case Op.SEND_FORWARD:
-                kind, route, wires = FORWARD, (stage, peer, microbatch), routing.forward_out
+                kind = FORWARD
+                route = (stage, peer, microbatch)
+                wires = routing.forward_out
             case Op.RECV_FORWARD:
-                kind, route, wires = FORWARD, (peer, stage, microbatch), routing.forward_in
+                kind = FORWARD
+                route = (peer, stage, microbatch)
+                wires = routing.forward_in
             case Op.SEND_BACKWARD:
-                kind, route, wires = BACKWARD, (peer, stage, microbatch), routing.backward_out
+                kind = BACKWARD
+                route = (peer, stage, microbatch)
+                wires = routing.backward_out
             case _:
-                kind, route, wires = BACKWARD, (stage, peer, microbatch), routing.backward_in
+                kind = BACKWARD
+                route = (stage, peer, microbatch)
+                wires = routing.backward_in
         return kind, route, wires[route]

@@ -127,7 +127,10 @@ class Routing:
         divisions: Mapping[tuple[int, int], Division] | None = None,
         parts: int = 1,
     ) -> None:
-        self._boundaries, self._rows, self._rank, self._parts = boundaries, rows, rank, parts
+        self._boundaries = boundaries
+        self._rows = rows
+        self._rank = rank
+        self._parts = parts
         self._divisions = divisions or {}
         self._values = {id(graph): graph.values() for graph in (each.graph for each in boundaries)}
         self._held: dict[tuple[str, int, int, int], Box] = {}
@@ -149,7 +152,8 @@ class Routing:
 
         Of a stage that is divided along other dims as well, what the rank's layers make or read of it.
         """
-        samples, boundaries = self._rows[microbatch], self._boundaries[microbatch]
+        samples = self._rows[microbatch]
+        boundaries = self._boundaries[microbatch]
         division = self._divisions.get((stage, microbatch))
         if division is not None:
             return division.held(value)[self._position(stage, microbatch)]
@@ -166,7 +170,8 @@ class Routing:
         division = self._divisions.get((stage, microbatch))
         if division is None:
             return True
-        held, position = division.held(value), self._position(stage, microbatch)
+        held = division.held(value)
+        position = self._position(stage, microbatch)
         return held.index(held[position]) == position
 
     def _position(self, stage: int, microbatch: int) -> int:

@@ -52,15 +52,19 @@ class Runner:
         gradient_sync: GradientSync,
         heard: Callable[[int], None],
     ) -> None:
-        self.context, self._local_stages, self._heard = context, local_stages, heard
-        self._gradient_sync, self._loss_weighting = gradient_sync, LossWeighting(context)
+        self.context = context
+        self._local_stages = local_stages
+        self._heard = heard
+        self._gradient_sync = gradient_sync
+        self._loss_weighting = LossWeighting(context)
         self.specializer = Specializer(context, self._loss_weighting)
         self.specializer.require_possible(local_stages)
         self.preparing: BatchPreparation[AnyBatch] | None = None
         if context.preparation is not None:
             from runtime.sparse.preparing import preparing  # late: other networks do without
 
-            core, gives_way = context.spare_core, context.gives_way
+            core = context.spare_core
+            gives_way = context.gives_way
             self.preparing = preparing(context.decision, context.model, core, gives_way=gives_way)
         self._executors = Recent[tuple[Specialization, bool], Executor]()
         self._turn = 0
@@ -84,7 +88,8 @@ class Runner:
         stale = [key for key in self._executors if not key[0].is_kept]
         while stale:  # no name may keep one
             del self._executors[stale.pop()]
-        meter, start = None if self.preparing is None else self.context.meter, time.perf_counter()
+        meter = None if self.preparing is None else self.context.meter
+        start = time.perf_counter()
         if meter is not None:
             meter.take_peak()
         try:

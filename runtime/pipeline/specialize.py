@@ -67,9 +67,15 @@ class Specializer:
     """
 
     def __init__(self, context: RankContext, loss_weighting: LossWeighting) -> None:
-        model, decision, self._context = context.model, context.decision, context
-        self._decision, self._boundaries, self._graph = decision, context.boundaries, context.graph
-        self._loss_weighting, self._sizes, self._fixed = loss_weighting, dict(model.sizes), model.fixed
+        model = context.model
+        decision = context.decision
+        self._context = context
+        self._decision = decision
+        self._boundaries = context.boundaries
+        self._graph = context.graph
+        self._loss_weighting = loss_weighting
+        self._sizes = dict(model.sizes)
+        self._fixed = model.fixed
         # Shapes that are not the capture's are found on a copy without parameters.
         is_reshaped = model.sizes and context.preparation is None
         self._graph_at: GraphAt | None = partial(graph_at, without_data(model)) if is_reshaped else None
@@ -87,7 +93,8 @@ class Specializer:
                 divisions = [self._division(self._boundaries, stage, n, ()) for n in self._decision.micro_batches]
                 self._require_possible(stage, {count for each in divisions for count in self._rows_in(each, stage)})
                 continue
-            layout, position = self._decision.layout_of(stage), self._context.position(stage)
+            layout = self._decision.layout_of(stage)
+            position = self._context.position(stage)
             self._require_possible(stage, {layout.samples(n)[position] for n in self._decision.micro_batches})
 
     def bind(self, local_stages: Mapping[int, LocalStage], batch: Batch) -> Specialization:
@@ -106,7 +113,8 @@ class Specializer:
         return specialization
 
     def _bound(self, local_stages: Mapping[int, LocalStage], batch: Batch) -> Specialization:
-        rows, num_parts = batch.rows, self._decision.num_parts
+        rows = batch.rows
+        num_parts = self._decision.num_parts
         of_whole = [
             self._boundaries_of(batch.shapes(m)) if count and self._sizes else self._boundaries
             for m, count in enumerate(rows)
@@ -232,14 +240,16 @@ class Specializer:
     def _shared(
         self, stage: int, local_stage: LocalStage, batch: Batch, sites: Mapping[int, Share] | None = None
     ) -> LocalStage:
-        layout, position = self._decision.layout_of(stage), self._context.position(stage)
+        layout = self._decision.layout_of(stage)
+        position = self._context.position(stage)
         counts = [
             sites[m].shares if sites and m in sites else layout.samples(samples) for m, samples in enumerate(batch.rows)
         ]
         self._require_possible(stage, {count[position] for count, rows in zip(counts, batch.rows, strict=True) if rows})
         weights = list(self._weights(batch.rows))
         names = [name for name in local_stage.program.inputs if name in self._graph.inputs]
-        shares, feeds = list[MicrobatchShard](), list[dict[str, Feed]]()
+        shares = list[MicrobatchShard]()
+        feeds = list[dict[str, Feed]]()
         for m, count in enumerate(counts):
             start = sum(count[:position])
             sizes = self._sizes_of(local_stage.program.sizes, batch.shapes(m)) if batch.rows[m] else ()
@@ -265,19 +275,23 @@ class Specializer:
         num_parts = self._decision.num_parts
         weights = list(self._weights(batch.rows))
         names = [name for name in local_stage.program.inputs if name in self._graph.inputs]
-        shares, feeds = list[MicrobatchShard](), list[dict[str, Feed]]()
+        shares = list[MicrobatchShard]()
+        feeds = list[dict[str, Feed]]()
         for number in range(len(batch.rows) * num_parts):
             m, k = divmod(number, num_parts)
-            rows, division = batch.rows[m], divisions.get((stage, number))
+            rows = batch.rows[m]
+            division = divisions.get((stage, number))
             sizes = self._sizes_of(local_stage.program.sizes, batch.shapes(m)) if rows else ()
-            position, weight = k if num_parts > 1 else self._context.position(stage), rows * weights[m]
+            position = k if num_parts > 1 else self._context.position(stage)
+            weight = rows * weights[m]
             shares.append(MicrobatchShard(number, rows, 0, rows, sizes, division, whole=m, loss_weight=weight))
             feeds.append(self._factors(stage, local_stage, m))
             if division is None:
                 continue
             self._require_possible(stage, self._rows_in(division, stage))
             for name in names:
-                box, shape = division.held(name)[position], batch.shapes(m)[name]
+                box = division.held(name)[position]
+                shape = batch.shapes(m)[name]
                 spec = replace(self._graph.inputs[name], shape=tuple(shape))
                 feeds[-1][name] = partial(part_in, name=name, microbatch=m, box=box, spec=spec)
         return replace(local_stage, shares=tuple(shares), feeds=tuple(feeds))

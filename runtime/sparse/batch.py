@@ -102,7 +102,8 @@ class ArrangedClouds:
         """See :class:`Clouds`."""
         arranged = self._maps.get(spec)
         if arranged is None:
-            (source, _, row_of_source), (target, _, row_of_target) = self._order(spec.source), self._order(spec.target)
+            source, _, row_of_source = self._order(spec.source)
+            target, _, row_of_target = self._order(spec.target)
             kernel_map = self.clouds.map(spec)
             neighbours = _renumbered(kernel_map.neighbours, target, row_of_source)
             reverse = _renumbered(kernel_map.reverse, source, row_of_target)
@@ -126,7 +127,8 @@ class ArrangedClouds:
         return rows[self._order(())[0]] if (name, 0) in preparation.varying[SITES] else rows
 
     def _work(self, names: Mapping[str, str], price: SitePrices) -> BlockWork:
-        size_of, recipe = self.clouds.preparation.size_of, self.clouds.preparation.recipe
+        size_of = self.clouds.preparation.size_of
+        recipe = self.clouds.preparation.recipe
         pairs = {}
         for name in price.pair:
             passage = recipe.passage(self.clouds, names[name])
@@ -226,7 +228,9 @@ class SizedBatch(ABC):
     """The micro-batches of a step as the graph's inputs, whose sites, or sampled nodes, are counted first."""
 
     def __init__(self, raw: Batch, prepared: PreparedInputs) -> None:
-        self.raw, self.rows, self.prepared = raw, raw.rows, prepared
+        self.raw = raw
+        self.rows = raw.rows
+        self.prepared = prepared
         self._graphs: dict[int, Graph] = {}
 
     @abstractmethod
@@ -249,7 +253,9 @@ class SizedBatch(ABC):
         return self._graphs[microbatch]
 
     def shapes(self, microbatch: int) -> Shapes:
-        graph, sizes, rows = self.prepared.graph, self.sizes(microbatch), self.rows[microbatch]
+        graph = self.prepared.graph
+        sizes = self.sizes(microbatch)
+        rows = self.rows[microbatch]
         return {name: spec_of_sites(spec, rows, graph.samples, sizes).shape for name, spec in graph.inputs.items()}
 
 
@@ -274,7 +280,8 @@ class PreparedBatch(SizedBatch):
 
     def __init__(self, raw: Batch, prepared: PreparedInputs, price: SitePrices, speeds: Sequence[float] = ()) -> None:
         super().__init__(raw, prepared)
-        self._price, self._speeds = price, tuple(speeds)
+        self._price = price
+        self._speeds = tuple(speeds)
         self._clouds: dict[int, Clouds | ArrangedClouds] = {}
         self._made: dict[tuple[int, str], Tensor] = {}
         self.shares: dict[tuple[int, int], Any] = {}

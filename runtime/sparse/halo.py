@@ -64,7 +64,8 @@ class _Conv(torch.autograd.Function):
         if len(halo):  # convolution is linear: what the halo contributes is added
             y.index_add_(0, local.boundary, operators.sparse_conv(halo, weight, local.of_boundary, local.of_halo))
         ctx.save_for_backward(x, halo, weight)
-        ctx.local, ctx.wire = local, wire
+        ctx.local = local
+        ctx.wire = wire
         return y
 
     @staticmethod
@@ -72,7 +73,9 @@ class _Conv(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, halo, weight = ctx.saved_tensors
         local: LocalMap = ctx.local
-        dy, transposed, own = dy.contiguous(), weight.transpose(1, 2), local.of_own
+        dy = dy.contiguous()
+        transposed = weight.transpose(1, 2)
+        own = local.of_own
         dx = dw = back = None
         if ctx.needs_input_grad[0]:
             lent = dy.new_empty(0, weight.shape[1])
@@ -92,7 +95,8 @@ class _Conv(torch.autograd.Function):
 class _WithHalo(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, local: LocalMap, wire: PeerGroup) -> Tensor:
-        ctx.local, ctx.wire = local, wire
+        ctx.local = local
+        ctx.wire = wire
         halo, pending = _start(x, local.halo, wire)
         pending.wait()
         return torch.cat([x, halo])
@@ -109,7 +113,8 @@ class SampleSums:
     """How sums over sites become samples that ranks share: rank ``r`` goes on with ``shares[r]`` of them, in order."""
 
     def __init__(self, shares: tuple[int, ...], wire: PeerGroup) -> None:
-        self._shares, self._wire = shares, wire
+        self._shares = shares
+        self._wire = wire
 
     def sum(self, parts: Tensor) -> Tensor:
         """Of (samples, channels), this rank's part of each sum, the sums of its own samples."""
@@ -207,7 +212,8 @@ def _table(parts: Tensor, shares: tuple[int, ...], wire: PeerGroup) -> Tensor:
 
 def _all_samples(own: Tensor, shares: tuple[int, ...], wire: PeerGroup) -> Tensor:
     """(samples, channels) of every rank's own samples."""
-    me, ends = wire.position, list(accumulate(shares))
+    me = wire.position
+    ends = list(accumulate(shares))
     samples = own.new_empty(ends[-1], *own.shape[1:])
     parts = torch.split(samples, list(shares))
     own = own.contiguous()

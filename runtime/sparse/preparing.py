@@ -96,7 +96,8 @@ class Preparing:
 
     def _make(self, batch: PreparedBatch, rank: int) -> None:
         """All that is asked of ``batch`` before the program and in the ``PREP`` of this rank's stages."""
-        inputs, layers = self.prepared.graph.inputs, self.prepared.graph.by_name()
+        inputs = self.prepared.graph.inputs
+        layers = self.prepared.graph.by_name()
         for m, rows in enumerate(batch.rows):
             if not rows:
                 continue

@@ -138,7 +138,8 @@ _OPAQUE = "opaque"
 
 def _keeps_sites(layer: Layer, read: Sequence[tuple[str, ...]]) -> bool:
     """Whether what the layer makes at a site follows from what it reads there (or through a map)."""
-    kind, attributes = layer.kind, layer.attributes
+    kind = layer.kind
+    attributes = layer.attributes
     if kind not in _KEEP_SITES and (kind != _OPAQUE or attributes.get(MIXES_SAMPLES)):
         return False
     along: Any = attributes.get("dims" if kind == "reduce" else "dim") if kind in _ALONG_A_DIM else ()

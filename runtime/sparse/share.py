@@ -50,8 +50,12 @@ class SiteShare:
         position: int,
         shares: tuple[int, ...],
     ) -> None:
-        self._batch, self._microbatch, self._clouds = batch, microbatch, clouds
-        self._places, self._position, self.shares = tuple(places), position, shares
+        self._batch = batch
+        self._microbatch = microbatch
+        self._clouds = clouds
+        self._places = tuple(places)
+        self._position = position
+        self.shares = shares
         self.cuts = clouds.cut_points(places)
         self.sizes = {word: points[position + 1] - points[position] for word, points in self.cuts.items()}
         self._made: dict[tuple[str, torch.device], Any] = {}
@@ -89,7 +93,8 @@ class SiteShare:
             self.map(name)  # it is time to make it
         if name in prepared.maps and name not in prepared.looked_at:
             return torch.empty(0, dtype=torch.int32)
-        whole, spec = self._batch.whole(name, self._microbatch), prepared.graph.inputs[name]
+        whole = self._batch.whole(name, self._microbatch)
+        spec = prepared.graph.inputs[name]
         for dim, word in enumerate(spec.dims):
             if is_sites(word):
                 start, stop = self.cuts[word][self._position : self._position + 2]

@@ -82,13 +82,15 @@ def sharing_of(shard: LayerShard) -> Sharing:
     cached = shard.memo.get("sharing")
     if isinstance(cached, Sharing):
         return cached
-    division, me = shard.division, shard.position
+    division = shard.division
+    me = shard.position
     plan = division.contraction
     if plan is None:
         raise ValueError(f"no ranks share the input channels of {division.layer.name}")
     boxes = as_tuples(plan.made)
     gather = [Transfer(keeper, maker, division.own[keeper]) for maker, keeper in plan.pairs()]
-    own, block = division.own[me][plan.along], boxes[me][plan.along]
+    own = division.own[me][plan.along]
+    block = boxes[me][plan.along]
     own = own if len(own) else Interval(block.start, block.start)
     made = shard.memo["sharing"] = Sharing(
         Exchange.of(shard.wire, division.own, boxes, gather),
@@ -138,7 +140,8 @@ class _SendPartialSums(torch.autograd.Function):
         sharing = sums.sharing
         pieces = [theirs[sharing.within_others(box)] for _, box in sharing.exchange.receives]
         sums.arriving = sharing.exchange.start_adjoint(pieces, theirs)
-        ctx.sums, ctx.shape = sums, theirs.shape
+        ctx.sums = sums
+        ctx.shape = theirs.shape
         return theirs.new_empty(0)
 
     @staticmethod
@@ -146,7 +149,8 @@ class _SendPartialSums(torch.autograd.Function):
     def backward(ctx: Any, token: Tensor) -> tuple[Tensor, None]:
         sums: _PartialSums = ctx.sums
         gradient = token.new_empty(ctx.shape)
-        returning, sums.returning = sums.returning, None
+        returning = sums.returning
+        sums.returning = None
         for box, piece in () if returning is None else returning.wait():
             gradient[sums.sharing.within_others(box)] = piece
         return gradient, None
@@ -158,7 +162,8 @@ class _Keep(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor, token: Tensor, sums: _PartialSums) -> Tensor:
         ctx.sums = sums
-        arriving, sums.arriving = sums.arriving, None
+        arriving = sums.arriving
+        sums.arriving = None
         pieces = [piece for _, piece in (() if arriving is None else arriving.wait())]
         return _total(own, pieces)
 

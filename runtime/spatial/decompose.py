@@ -71,7 +71,8 @@ class DrawnPlaces:
 
     def draws_all(self, layer: str) -> bool:
         """Whether every rank draws all that one device draws."""
-        made, cuts = self.layers[layer], self.placements[layer].cuts
+        made = self.layers[layer]
+        cuts = self.placements[layer].cuts
         dims = made.outputs[0].dims if made.kind in _IN_PARTS else (SAMPLE,)
         return all(_parts(cuts.get(dim, ())) == 1 for dim in dims)
 
@@ -79,11 +80,14 @@ class DrawnPlaces:
 def place_of(shard: LayerShard, is_main: bool = True) -> DrawnPart:
     """Which numbers a rank draws of a layer."""
     division = shard.division
-    start, count, total = 0, division.samples, division.samples
+    start = 0
+    count = division.samples
+    total = division.samples
     if SAMPLE in division.work.dims and total:
         dim = division.work.dims.index(SAMPLE)
         each = division.work.shape[dim] // total
-        start, count = shard.done[dim].start // each, division.rows[shard.position]
+        start = shard.done[dim].start // each
+        count = division.rows[shard.position]
     shape = shard.layer.outputs[0].shape
     if not is_main or shard.layer.kind not in _IN_PARTS:
         return DrawnPart(start, count, total)
@@ -120,7 +124,8 @@ class DividedStage:
     """
 
     def __init__(self, model: CapturedModule, layers: Iterable[str], wire: PeerGroup, later: DeferredGradients) -> None:
-        self.wire, self.later = wire, later
+        self.wire = wire
+        self.later = later
         by_name = model.graph.by_name()
         self._layers = {name: by_name[name] for name in layers}
         self._layer_of_node = {node: name for node, name in model.layer_of_node.items() if name in self._layers}
@@ -223,7 +228,8 @@ class DividedStage:
 
     def _formed(self, call: NodeCall, layer: str, function: Callable[..., Any], training: bool) -> Callable[..., Any]:
         self._calls[layer] = call
-        run, op = form(self._layers[layer].kind), call.operator(function)
+        run = form(self._layers[layer].kind)
+        op = call.operator(function)
 
         def formed(*args: Any, **kwargs: Any) -> Any:
             shard = self.shard(layer, training)

@@ -28,7 +28,8 @@ class DeferredGradients:
     """
 
     def __init__(self, added: Callable[[Tensor], None] | None = None, most_kept: int = MOST_KEPT) -> None:
-        self.added, self._most_kept = added, most_kept
+        self.added = added
+        self._most_kept = most_kept
         self.targets: set[Tensor | None] = set()
         self._works: deque[Callable[[], None]] = deque()
 

@@ -27,7 +27,8 @@ _MOST_KEPT = 64
 _KEPT_BYTES = 64 << 10
 """Room for what comes again and again is kept up to here, and so are zeros."""
 
-_ZEROS, _HELD = -2, -1
+_ZEROS = -2
+_HELD = -1
 
 Pieces = tuple[tuple[Box, Tensor], ...]
 """Boxes in global coordinates, and the tensors that cover them."""
@@ -156,7 +157,9 @@ class Arriving:
     __slots__ = ("_batch", "_buffers", "_pending", "_sent")
 
     def __init__(self, batch: P2PBatch, buffers: Mapping[int, Tensor], pending: Pending | None, sent: object) -> None:
-        self._batch, self._buffers, self._pending = batch, buffers, pending
+        self._batch = batch
+        self._buffers = buffers
+        self._pending = pending
         self._sent = sent  # kept alive until the wait is over
 
     def wait(self) -> Pieces:
@@ -207,7 +210,8 @@ class Exchange:
         key: int | None = None,
     ) -> Exchange:
         """That of this rank among ``moves`` between positions; ``held`` and ``wanted`` are by position."""
-        moves, me = tuple(moves), wire.position
+        moves = tuple(moves)
+        me = wire.position
         receives = tuple((move.src, move.box) for move in moves if move.dst == me)
         sends = tuple((move.dst, move.box) for move in moves if move.src == me)
         shared = intersect(held[me], wanted[me])
@@ -266,7 +270,10 @@ class _Express:
     __slots__ = ("_lanes", "_pending", "_sent_bytes", "_wire", "pieces")
 
     def __init__(self, wire: PeerGroup, lanes: Any, sent_bytes: Sequence[int], pieces: Pieces) -> None:
-        self._wire, self._lanes, self._sent_bytes, self.pieces = wire, lanes, tuple(sent_bytes), pieces
+        self._wire = wire
+        self._lanes = lanes
+        self._sent_bytes = tuple(sent_bytes)
+        self.pieces = pieces
         self._pending: Pending | None = None
 
     @classmethod
@@ -386,7 +393,8 @@ def _row_of(exchange: Exchange, box: Box) -> tuple[int, tuple[tuple[int, int], .
     }
     if exchange.kept != (exchange.held,) or len(dims) != 1:
         return None
-    (dim,), row = dims, list[tuple[int, int]]()
+    (dim,) = dims
+    row = list[tuple[int, int]]()
     place = box[dim].start
     for which, part in sorted(parts, key=lambda each: each[1][dim].start):
         if part[dim].start > place:
@@ -431,7 +439,8 @@ def accumulate(x: Tensor, exchange: Exchange, box: Box | None = None) -> Tensor:
 class _Redistribute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, exchange: Exchange, box: Box) -> Tensor:
-        ctx.exchange, ctx.box = exchange, box
+        ctx.exchange = exchange
+        ctx.box = box
         return moved(x, exchange, box)
 
     @staticmethod
@@ -444,7 +453,8 @@ class _Redistribute(torch.autograd.Function):
 class _Accumulate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, exchange: Exchange, box: Box) -> Tensor:
-        ctx.exchange, ctx.box = exchange, box
+        ctx.exchange = exchange
+        ctx.box = box
         return moved_back(x, exchange, box)
 
     @staticmethod

@@ -139,8 +139,10 @@ class LayerShard:
         """How this rank gets what it needs of an input, as far as it lies inside the tensor."""
         cached = self._exchanges.get(index)
         if cached is None:
-            name, value = self.layer.name, self.layer.inputs[index]
-            held, wanted = self.whole.held(value), self.whole.wanted(name, index)
+            name = self.layer.name
+            value = self.layer.inputs[index]
+            held = self.whole.held(value)
+            wanted = self.whole.wanted(name, index)
             cached = self._exchanges[index] = self.wire.exchange(
                 held, wanted, self.whole.moves(name, index), self.key(index)
             )
@@ -254,7 +256,8 @@ class _InputPlaces:
     """Which inputs of a layer the nodes are that it reads, in the order in which it reads them."""
 
     def __init__(self, layer: Layer, value_of_node: Mapping[str, str]) -> None:
-        self._layer, self._value_of_node = layer, value_of_node
+        self._layer = layer
+        self._value_of_node = value_of_node
         self._reads = Counter[str]()
 
     def of(self, value: Any) -> InputIndex:

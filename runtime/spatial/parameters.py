@@ -83,7 +83,8 @@ def _is_by_element(readers: list[fx.Node], main: fx.Node) -> bool:
 
     So does what makes an average over all batches of running statistics (:mod:`cuda_ops.dense.running_statistics`).
     """
-    reached, waiting = set[fx.Node](), list(readers)
+    reached = set[fx.Node]()
+    waiting = list(readers)
     while waiting:
         node = waiting.pop()
         if node is not main and node not in reached:

@@ -58,7 +58,8 @@ class LoneStage:
         """Seconds of one forward and, where the plan trains, backward."""
         device = next((tensor.device for tensor in self.function.tensors.values()), CPU)
         with driver.kept_generators(device):
-            program, start = self.program(_apart(self.function)), _now(device)
+            program = self.program(_apart(self.function))
+            start = _now(device)
             program.forward(self.share, self.values, 1.0)
             if self.gradients is not None:
                 program.backward(0, self.gradients)
@@ -113,15 +114,19 @@ def _samples(context: RankContext, stage: int) -> int:
 def _lone_stage(
     context: RankContext, model: CapturedModule, stage: int, samples: int, example: Mapping[str, Tensor]
 ) -> LoneStage:
-    graph, program, of_stage = context.graph, context.program, context.decision.stages[stage]
+    graph = context.graph
+    program = context.program
+    of_stage = context.decision.stages[stage]
     layers = frozenset(context.decision.layers_of(stage))
     outputs = dict.fromkeys(value for edge in program.stages.out_of(stage) for value in edge.values)
     if producer(graph.loss) in layers:
         outputs[graph.loss] = None
     cut = StageCut(model, layers, tuple(outputs), device=context.device, recomputed=of_stage.recomputed)
-    rng, noise = CounterRng(0), torch.Generator().manual_seed(0)
+    rng = CounterRng(0)
+    noise = torch.Generator().manual_seed(0)
     functions = StageFunctions(cut, None, RandomNodes(model).rule(rng), contexts=[rng])
-    function, specs = functions.training, graph.values()
+    function = functions.training
+    specs = graph.values()
     values = {
         name: _repeated(example[name], graph.inputs[name], samples, graph.samples)
         if name in graph.inputs

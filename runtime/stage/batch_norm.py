@@ -144,9 +144,11 @@ class _Normalise(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: _Statistics) -> Tensor:
         mean, variance, num_values = statistics.of(x)
         dtype = _statistics_dtype(x, weight)
-        mean, variance = mean.to(dtype), variance.to(dtype)
+        mean = mean.to(dtype)
+        variance = variance.to(dtype)
         ctx.save_for_backward(x, weight, mean, variance)
-        ctx.statistics, ctx.num_values = statistics, num_values
+        ctx.statistics = statistics
+        ctx.num_values = num_values
         return torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, statistics.eps, False)
 
     @staticmethod

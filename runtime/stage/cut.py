@@ -145,7 +145,8 @@ class _Cut:
         extra_inputs: Mapping[str, str],
         enclose: Enclose | None,
     ) -> StageFunction:
-        graph, copies = fx.Graph(), {}
+        graph = fx.Graph()
+        copies = {}
         body, values, attributes, sizes = self._needed()
         number = graph.placeholder(NUM_SAMPLES)
         for name, nodes in sizes.items():
@@ -155,7 +156,8 @@ class _Cut:
         further = {node.name: graph.placeholder(f"given_{node.name}") for node in body if node.name in extra_inputs}
         for index, nodes in enumerate(attributes.values()):
             copies.update(dict.fromkeys(nodes, graph.placeholder(f"state_{index}")))
-        mutated, behind = set[str](), attributes_behind(self._module.graph)
+        mutated = set[str]()
+        behind = attributes_behind(self._module.graph)
         wanted = [self._nodes[self._node_of_value[value]] for value in outputs]
         same = _broadcast_to_themselves(body, wanted, replace)
         body = [node for node in body if node not in same]
@@ -173,7 +175,8 @@ class _Cut:
             if function is None:
                 copies[node] = graph.node_copy(node, copy_of)
             else:
-                args, kwargs = fx.map_arg(node.args, copy_of), fx.map_arg(node.kwargs, copy_of)
+                args = fx.map_arg(node.args, copy_of)
+                kwargs = fx.map_arg(node.kwargs, copy_of)
                 first = (further[node.name],) if node.name in further else ()
                 copies[node] = graph.call_function(_named(function), (*first, *args), kwargs)
         graph.output(tuple(copies[node] for node in wanted))

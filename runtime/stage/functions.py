@@ -82,7 +82,9 @@ class StageCalls:
         contexts: Sequence[MicrobatchContext] = (),
     ) -> None:
         self._functions: dict[tuple[bool, bool], StageFunction] = {(True, False): function}  # by Mode, which is dearer
-        self._autocast, self._variant, self._contexts = autocast, variant, tuple(contexts)
+        self._autocast = autocast
+        self._variant = variant
+        self._contexts = tuple(contexts)
 
     def run(self, call: StageCall, training: bool = True) -> dict[str, Tensor]:
         """The outputs by name."""

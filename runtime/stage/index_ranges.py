@@ -87,7 +87,8 @@ def index_ranges(model: CapturedModule) -> dict[str, tuple[IndexRange, ...]]:
         for index, count, ignored in _read_by(node):
             source = _source(index)
             if source is not None and not _is_float(source[0]):
-                name, cut = str(source[0].target), source[1]
+                name = str(source[0].target)
+                cut = source[1]
                 by_input.setdefault(name, []).append(IndexRange(layer, count, ignored, cut))
     return {name: tuple(dict.fromkeys(ranges)) for name, ranges in by_input.items()}
 
@@ -96,7 +97,8 @@ def _read_by(node: fx.Node) -> Iterator[tuple[Any, int, int | None]]:
     """What a node takes for numbers of classes or rows, how many there are, and which one it ignores."""
     entries = functional_row(node.target).entries if node.op == "call_function" else None
     if entries is not None:
-        arguments, (numbers, table, dim) = arguments_of(node), entries
+        arguments = arguments_of(node)
+        numbers, table, dim = entries
         shape = arguments[table].meta["val"].shape
         ignored = arguments.get("ignore_index", _IGNORED) if entries == CLASSES else None
         yield arguments[numbers], int(shape[min(dim, len(shape) - 1)]), ignored
@@ -121,11 +123,9 @@ def _source(index: Any) -> tuple[fx.Node, tuple[tuple[int, int, int], ...]] | No
             is_moved = is_moved or not _is_alike(node)
             continue
         arguments = arguments_of(node)
-        dim, start, end = (
-            arguments["dim"],
-            arguments["start"] or 0,
-            _FAR if arguments["end"] is None else arguments["end"],
-        )
+        dim = arguments["dim"]
+        start = arguments["start"] or 0
+        end = _FAR if arguments["end"] is None else arguments["end"]
         is_known = isinstance(dim, int) and isinstance(start, int) and isinstance(end, int)
         if is_moved or not is_known or dim < 0 or arguments["step"] != 1:
             return None

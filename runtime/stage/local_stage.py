@@ -63,11 +63,13 @@ class StageBuilder:
     """
 
     def __init__(self, context: RankContext) -> None:
-        self._context, self._model = context, context.model
+        self._context = context
+        self._model = context.model
         if context.device is not None:
             self._model = replace(self._model, graph_module=on_device(self._model.graph_module, context.device))
         self._answers = answers_of(self._model) if context.answers else ()
-        self._rng, self._draws = CounterRng(context.seed), RandomNodes(self._model)
+        self._rng = CounterRng(context.seed)
+        self._draws = RandomNodes(self._model)
         self._node_places = {node.name: place for place, node in enumerate(self._model.graph_module.graph.nodes)}
         self._compiler: StageCompiler | None = None
         if context.compiler is not None:
@@ -85,11 +87,14 @@ class StageBuilder:
         return {stage: self._local_stage(stage) for stage in self._context.stages}
 
     def _local_stage(self, stage: int) -> LocalStage:
-        context, decision, graph = self._context, self._context.decision, self._context.graph
+        context = self._context
+        decision = self._context.decision
+        graph = self._context.graph
         ranks = tuple(sorted(decision.stages[stage].ranks))
         actions = [action for action in context.row if action.stage == stage]
         run_config = RunConfig.of(actions, decision.stages[stage].recompute, self._model.autocast)
-        divided, sites = self._divided(stage), self._sites(stage)
+        divided = self._divided(stage)
+        sites = self._sites(stage)
         is_shared = divided is not None and context.boundaries.axis is None
         parts = spatial.parts_of(self._model, decision, stage, context.rank) if is_shared else {}
         passes = self._passes(stage, run_config)
@@ -100,7 +105,9 @@ class StageBuilder:
         loss = graph.loss if graph.loss in function.outputs else None
         is_spoken_for = divided is not None and context.rank != ranks[0]  # where layers are divided, sums are whole
         terms = dict.fromkeys(loss_terms(graph), 0.0 if is_spoken_for else 1.0)
-        values, parameters, silent = graph.values(), function.parameters, without_gradient(graph)
+        values = graph.values()
+        parameters = function.parameters
+        silent = without_gradient(graph)
         crossing = {value for edge in context.program.stages.out_of(stage) for value in edge.values}
         answered = {name for name in crossing if values[name].is_float} - silent - {graph.loss}
         places = {} if passes is None else passes.places(self._model, parameters, received)
@@ -108,7 +115,8 @@ class StageBuilder:
         if passes is not None:
             passes.shards = updates.in_passes
         if divided is not None and isinstance(updates.reduction, GradientBuckets):
-            divided.later.added, updates.reduction.put_off = updates.reduction.note, divided.later.targets
+            divided.later.added = updates.reduction.note
+            updates.reduction.put_off = divided.later.targets
         slices = None if updates.in_passes is None else updates.in_passes.slices
         program = StageProgram(
             function,
@@ -138,7 +146,8 @@ class StageBuilder:
         )
 
     def _cut(self, stage: int, parts: spatial.Parts, passes: ShardedPasses | None) -> StageCut:
-        context, model = self._context, self._model
+        context = self._context
+        model = self._model
         layers = frozenset(context.decision.layers_of(stage))
         outputs = dict.fromkeys(value for edge in context.program.stages.out_of(stage) for value in edge.values)
         outputs |= dict.fromkeys(v for v in (context.graph.loss, *self._answers) if producer(v) in layers)
@@ -163,7 +172,8 @@ class StageBuilder:
         divided: spatial.DividedStage | None,
         sites: SharedSites | None,
     ) -> StageFunctions:
-        decision, compiler = self._context.decision, self._compiler
+        decision = self._context.decision
+        compiler = self._compiler
         ranks = tuple(sorted(decision.stages[stage].ranks))
         functions = StageFunctions(
             stage_cut,
@@ -195,14 +205,17 @@ class StageBuilder:
         if divided is None:
             return None
         shard = partial(divided.shard, training=True)
-        context, layers, placements = self._context, self._model.graph.by_name(), self._context.decision.layers
+        context = self._context
+        layers = self._model.graph.by_name()
+        placements = self._context.decision.layers
         if (axis := context.boundaries.axis) is not None:
             placements = {name: axis.placement(name, context.decision.token_slices) for name in layers}
         return spatial.DrawnPlaces(shard, layers, placements)
 
     def _divided(self, stage: int) -> spatial.DividedStage | None:
         """How the layers of a stage are divided, over its ranks or over parts of a micro-batch; None: they are not."""
-        context, wire = self._context, cast("spatial.PeerGroup | None", None)
+        context = self._context
+        wire = cast("spatial.PeerGroup | None", None)
         if context.boundaries.axis is not None:
             wire = addition("runtime", "part peers", TIME_DIMS)(context.decision.num_parts)
         elif stage not in context.divided:
@@ -216,7 +229,8 @@ class StageBuilder:
 
     def _sites(self, stage: int) -> SharedSites | None:
         """How a stage of several ranks shares out the sites of a sparse network."""
-        context, ranks = self._context, self._context.decision.stages[stage].ranks
+        context = self._context
+        ranks = self._context.decision.stages[stage].ranks
         preparation = self._model.preparation
         if preparation is None or len(ranks) == 1 or isinstance(preparation, SeparatePreparation):
             return None

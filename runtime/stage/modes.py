@@ -43,7 +43,8 @@ class RunConfig:
     @classmethod
     def of(cls, actions: Iterable[Action], recompute: bool, autocast: torch.dtype | None) -> RunConfig:
         """What ``actions``, those of one stage on one rank, ask for."""
-        split, uses = set(), Counter[int]()
+        split = set()
+        uses = Counter[int]()
         trains = updates_within = False
         for action in actions:
             if action.op is Op.BACKWARD_INPUT and action.microbatch is not None:

@@ -40,7 +40,8 @@ class SpanRecompute:
     """
 
     def __init__(self, contexts: Sequence[MicrobatchContext], current: CurrentQueue) -> None:
-        self._contexts, self._current = tuple(contexts), current
+        self._contexts = tuple(contexts)
+        self._current = current
         self._microbatch_shard: MicrobatchShard | None = None
 
     def at(self, microbatch_shard: MicrobatchShard) -> None:
@@ -60,7 +61,8 @@ class SpanRecompute:
         if microbatch_shard is not None:
             for each in self._contexts:
                 each.at(microbatch_shard)
-        before, self._current.queue = self._current.queue, queue
+        before = self._current.queue
+        self._current.queue = queue
         try:
             yield
         finally:
@@ -91,7 +93,8 @@ def enclosed(
             [f"{len(spans)} spans, the first of {len(spans[0])} layers from {spans[0][0]}; a node lies between"],
             ["plan with --recompute always, or never"],
         ) from None
-    outer, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    outer = fx.Graph()
+    copies = dict[fx.Node, fx.Node]()
     for unit in units:
         if unit[0] in inside:
             _enclose(unit, outer, copies, state, span_recompute)
@@ -106,7 +109,8 @@ def _members(nodes: Sequence[fx.Node], layers: Mapping[str, str], span: frozense
     """The nodes of a span's layers, and sizes that are worked out between them."""
     own = {node for node in nodes if layers.get(node.name) in span}
     sizes = [node for node in nodes if node.op == "call_function" and node.name not in layers]
-    behind, before = set(own), set(own)
+    behind = set(own)
+    before = set(own)
     for node in sizes:
         if not behind.isdisjoint(node.all_input_nodes):
             behind.add(node)
@@ -174,7 +178,8 @@ def _run_span(
     turns = [first, {place: tensor.detach().clone() for place, tensor in first.items()}]
 
     def function(*plain: Any) -> tuple[Tensor, ...]:
-        own, rest = turns.pop(0), iter(plain)
+        own = turns.pop(0)
+        rest = iter(plain)
         return run(*(own[place] if place in written else next(rest) for place in range(len(inputs))))
 
     plain = [each for place, each in enumerate(inputs) if place not in written]

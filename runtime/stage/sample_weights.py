@@ -28,7 +28,10 @@ from planner.ir.graph import producer
 from runtime.captured import CapturedModule, attribute, main_nodes
 from runtime.stage.cut import NUM_SAMPLES, Rule
 
-SUM, TERMS, WHOLE_SUM, WHOLE_MEAN = "sum", "terms", "whole sum", "whole mean"
+SUM = "sum"
+TERMS = "terms"
+WHOLE_SUM = "whole sum"
+WHOLE_MEAN = "whole mean"
 
 _PREFIX = "factor of "
 _BY_SUM = 2
@@ -63,7 +66,9 @@ class Weighed:
 
 def weighed_in(model: CapturedModule, layers: Iterable[str]) -> tuple[Weighed, ...]:
     """Those among ``layers``, in the model's order."""
-    wanted, mains, by_name = frozenset(layers), main_nodes(model), model.graph.by_name()
+    wanted = frozenset(layers)
+    mains = main_nodes(model)
+    by_name = model.graph.by_name()
     return tuple(
         Weighed(name, mains[name].name, reduction, getattr(torch, by_name[name].outputs[0].dtype))
         for name, reduction in model.reductions.items()
@@ -75,7 +80,8 @@ def weighing(inner: Rule, weighed: Mapping[str, Weighed]) -> Rule:
     """``inner``, and for the operators of ``weighed``, by node, what takes their factor before their own arguments."""
 
     def rule(node: fx.Node) -> Callable[..., Any] | None:
-        function, one = inner(node), weighed.get(node.name)
+        function = inner(node)
+        one = weighed.get(node.name)
         if one is None:
             return function
         target: Any = node.target
@@ -141,7 +147,8 @@ class Counting:
         read = [argument for _, arguments in wanted for argument in arguments if isinstance(argument, fx.Node)]
         behind = _behind(read, before)
         self.needed = tuple(one for node, one in before.items() if node in behind)
-        graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+        graph = fx.Graph()
+        copies = dict[fx.Node, fx.Node]()
         self._attributes = dict[str, Any]()
         for node in model.graph_module.graph.nodes:
             if node not in behind:

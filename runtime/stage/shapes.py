@@ -39,7 +39,8 @@ def graph_at(model: CapturedModule, input_shapes: Mapping[str, tuple[int, ...]])
         UnsupportedModelError: a dim differs from the capture's that may not, or the model cannot run with these shapes.
     """
     sizes = _sizes(model, input_shapes)
-    graph, rows = model.graph, sizes.rows
+    graph = model.graph
+    rows = sizes.rows
     at_rows = {name: spec.at(rows, graph.samples) for name, spec in graph.inputs.items()}
     if all(tuple(input_shapes[name]) == spec.shape for name, spec in at_rows.items()):
         layers = (replace(each, outputs=_at(each.outputs, rows, graph.samples)) for each in graph.layers)

@@ -82,7 +82,8 @@ class ShardedPasses:
                     uses.setdefault(name, []).append((place, node in flows))
         by_name = {}
         for name, at in uses.items():
-            every, back = [place for place, _ in at], [place for place, differs in at if differs]
+            every = [place for place, _ in at]
+            back = [place for place, differs in at if differs]
             by_name[name] = UsePlaces((every[0], every[-1]), (back[0], back[-1]))
         everywhere = (0, len(graph.nodes))
         return by_name | {name: UsePlaces(everywhere, everywhere) for name in parameters if name not in by_name}
@@ -91,7 +92,8 @@ class ShardedPasses:
         """``replace``, with every operator of the stage called so that passes are followed."""
 
         def found(node: fx.Node) -> Callable[..., Any] | None:
-            function, place = replace(node), self._place.get(node.name)
+            function = replace(node)
+            place = self._place.get(node.name)
             if place is None:
                 return function
             target: Any = node.target

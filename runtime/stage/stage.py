@@ -53,7 +53,8 @@ class LeftGradients(WeightGradientQueue):
 
     def __init__(self, parameters: Iterable[Tensor], added: Added | None) -> None:
         super().__init__(self._add_and_tell)
-        self._parameters, self._added = tuple(parameters), added
+        self._parameters = tuple(parameters)
+        self._added = added
         self._parts: Counter[Tensor] = Counter()
         self._announced: set[Tensor] = set()
 
@@ -175,13 +176,20 @@ class StageProgram:
         span_recompute: MicrobatchContext | None = None,
     ) -> None:
         run_config = run_config or RunConfig()
-        self._function, self._loss, self._run_config = function, loss, run_config
-        self.inputs, self.sizes, self.mutated = function.inputs, function.sizes, function.mutated
+        self._function = function
+        self._loss = loss
+        self._run_config = run_config
+        self.inputs = function.inputs
+        self.sizes = function.sizes
+        self.mutated = function.mutated
         self._received_at = tuple((place, name) for place, name in enumerate(function.inputs) if name in received)
         self._graded: Mapping[str, Tensor] = function.parameters if slices is None else slices
         seed_weights = terms if loss is None else {**terms, loss: 1.0}
         self._seeded = {name: seed_weights[name] for name in function.outputs if name in seed_weights}
-        self._current, self._rng, self._divided, self._added = current or CurrentQueue(), rng, divided, added
+        self._current = current or CurrentQueue()
+        self._rng = rng
+        self._divided = divided
+        self._added = added
         contexts = [each for each in (rng, divided, span_recompute) if each is not None]
         self._calls = StageCalls(function, run_config.autocast, variant, contexts)
         parameters = function.parameters
@@ -215,7 +223,8 @@ class StageProgram:
                 counts.
             version: of the weights.
         """
-        microbatch, call = microbatch_shard.microbatch, self._call(microbatch_shard, values)
+        microbatch = microbatch_shard.microbatch
+        call = self._call(microbatch_shard, values)
         if not self._run_config.trains:
             return self._handed_out(microbatch, self._calls.run_without_gradients(call))
         held = _Held(self.weights.leaves(version), version, {})
@@ -253,7 +262,8 @@ class StageProgram:
             held.rerun = None
         if held.recorded is None:
             raise KeyError(f"micro-batch {microbatch} has had its backward for the input")
-        recorded, held.recorded = held.recorded, None
+        recorded = held.recorded
+        held.recorded = None
         output_gradients = {**gradients, **held.seeds}
         seeds = {name: output_gradients[name] for name in recorded.roots if name in output_gradients}
         if self._divided is not None:
@@ -328,7 +338,8 @@ class StageProgram:
 
     def _record(self, call: StageCall, left: LeftGradients | None) -> tuple[_Recorded, dict[str, Tensor]]:
         """Runs with gradients."""
-        values, leaves = list(call.values), {}
+        values = list(call.values)
+        leaves = {}
         for index, name in self._received_at:
             if _is_differentiable(values[index]):
                 values[index] = leaves[name] = values[index].detach().requires_grad_()

@@ -41,8 +41,10 @@ class StateDict:
     """
 
     def __init__(self, context: RankContext, local_stages: Mapping[int, LocalStage]) -> None:
-        model, module = context.model, context.module
-        self._local_stages, self._transport = local_stages, context.transport
+        model = context.model
+        module = context.module
+        self._local_stages = local_stages
+        self._transport = context.transport
         self.num_steps = 0
         self.named = named_state(local_stages, model, module)
         parts: dict[int, ParameterPart] = {}

@@ -172,7 +172,8 @@ DEADLINE_S = 600.0
 @contextmanager
 def within(transport: Transport, deadline_s: float) -> Iterator[None]:
     """Inside, waits may take so long."""
-    before, transport.deadline_s = transport.deadline_s, deadline_s
+    before = transport.deadline_s
+    transport.deadline_s = deadline_s
     try:
         yield
     finally:
@@ -244,7 +245,8 @@ def add_in_order(own: torch.Tensor, position: int, others: Sequence[torch.Tensor
     Args:
         others: on any device; they are left as they were.
     """
-    before, after = others[:position], others[position:]
+    before = others[:position]
+    after = others[position:]
     if before:
         total = before[0] if len(before) == 1 else before[0] + before[1]
         for term in before[2:]:
@@ -364,7 +366,8 @@ def join(
             store, rank, world_size = next(rendezvous("env://", *rank_and_size, timeout=timeout))
             # A restarted job finds the keys of its predecessor in torchrun's store: each attempt has its own.
             store = PrefixStore(f"halopipe/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-        mine, size = cast(int, rank), cast(int, world_size)  # who gives a store gives these as well
+        mine = cast(int, rank)  # who gives a store gives these as well
+        size = cast(int, world_size)
         dist.init_process_group(backend, store=store, rank=mine, world_size=size, timeout=timeout)
         return make()
     except (RuntimeError, ValueError) as error:

@@ -129,13 +129,15 @@ class CollectiveOperations:
     @without_gradients
     def reduce_scatter(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
         way = self.among(ranks)
-        meeting, terms = way.meet(SCATTER, ranks), dict(zip(ranks, parts(flat, counts, ranks), strict=True))
+        meeting = way.meet(SCATTER, ranks)
+        terms = dict(zip(ranks, parts(flat, counts, ranks), strict=True))
         Steps(way.added(meeting, terms)).wait()
 
     @without_gradients
     def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
         way = self.among(ranks)
-        meeting, pieces = way.meet(GATHER, ranks), dict(zip(ranks, parts(flat, counts, ranks), strict=True))
+        meeting = way.meet(GATHER, ranks)
+        pieces = dict(zip(ranks, parts(flat, counts, ranks), strict=True))
         Steps(way.gathered(meeting, pieces)).wait()
 
     @without_gradients
@@ -161,7 +163,8 @@ class CollectiveOperations:
             check_member(self.rank, ranks, self.groups)
             others = tuple(rank for rank in ranks if rank != self.rank)
             group = self.groups[ranks]
-            place, title = group * len(_KINDS) + _KINDS.index(kind), f"{kind} over ranks {ranks}, number"
+            place = group * len(_KINDS) + _KINDS.index(kind)
+            title = f"{kind} over ranks {ranks}, number"
             series = Series(kind, ranks, ranks.index(self.rank), others, group, place, title)
             self._series[kind, ranks] = series
         series.count += 1
@@ -181,7 +184,8 @@ class CollectiveOperations:
 
     def added(self, meeting: Meeting, terms: ByRank) -> Iterator[Pending]:
         """Each rank is sent its term; this rank's own becomes the sum of those that it is sent, and its own."""
-        own, others = terms[self.rank], meeting.series.others
+        own = terms[self.rank]
+        others = meeting.series.others
         rows = {rank: plain_like(own, self.device) for rank in others}
         yield self.exchange(meeting, {rank: terms[rank] for rank in others}, rows)
         add_in_order(own, meeting.series.position, list(rows.values()))

@@ -116,7 +116,9 @@ class Exchanges(OverWorks):
         self, group: dist.ProcessGroup | None, works: Works, *, device: str = "cpu", batched: bool = False
     ) -> None:
         self.rank, self.world_size = (0, 1) if group is None else (group.rank(), group.size())
-        self._works, self.device, self._batched = works, torch.device(device), batched
+        self._works = works
+        self.device = torch.device(device)
+        self._batched = batched
         self._pairs = _Subgroup(tuple(range(self.world_size)), group, ("exchange",))
         self._keyed = _Standing(ALL_STANDING_BYTES)
         self._sent: dict[int, list[_Sent]] = {}
@@ -164,7 +166,8 @@ class Exchanges(OverWorks):
             is_read: what comes is read in the buffers, and ``received`` says what it is like.
         """
         pending = _PendingExchange(self, subgroup, standing, is_read)
-        group, moves = subgroup.group, list[tuple[bool, int, torch.Tensor]]()
+        group = subgroup.group
+        moves = list[tuple[bool, int, torch.Tensor]]()
         if group is None:
             return pending
         for position, tensor in received.items():
@@ -243,7 +246,8 @@ class _PendingExchange:
 
     @without_gradients
     def wait(self) -> None:
-        works, subgroup = self.exchanges._works, self.subgroup
+        works = self.exchanges._works
+        subgroup = self.subgroup
         deadline = works.deadline()
         for work, peer in self.works:
             works.wait(work, subgroup.what, peer, deadline)
@@ -271,7 +275,8 @@ class GroupExchanges:
     deadline_s = DEADLINE_S
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self.rank, self.world_size = group.rank(), group.size()
+        self.rank = group.rank()
+        self.world_size = group.size()
         self._group = group
         config = dist.get_backend_config(group)  # as "cpu:gloo,cuda:nccl"
         self._backends = dict(each.split(":") for each in str(config).split(","))
@@ -327,22 +332,26 @@ class GroupCollectives(Exchanges, CollectiveOperations):
         pairs = _new_group(everybody, backend) if len(everybody) > 1 else None
         Exchanges.__init__(self, pairs, works, device=device, batched=batched)
         self.name = self._backend = backend
-        self._pair_bytes, self._standing = pair_bytes, _Standing(STANDING_BYTES)
+        self._pair_bytes = pair_bytes
+        self._standing = _Standing(STANDING_BYTES)
 
     def name_among(self, ranks: Sequence[int]) -> str:
         """See :class:`runtime.transport.base.Transport`, also for the others."""
         return self._backend
 
     def exchange(self, meeting: Meeting, sent: ByRank, received: ByRank, *, is_second: bool = False) -> Pending:
-        subgroup, position = self._subgroup(meeting), meeting.series.ranks.index
+        subgroup = self._subgroup(meeting)
+        position = meeting.series.ranks.index
         going, coming = ({position(rank): tensor for rank, tensor in each.items()} for each in (sent, received))
         return self._start(subgroup, going, coming, self._standing)
 
     def added(self, meeting: Meeting, terms: ByRank) -> Iterator[Pending]:
         """The terms of others are added from the buffers that they came into."""
-        own, ranks = terms[self.rank], meeting.series.ranks
+        own = terms[self.rank]
+        ranks = meeting.series.ranks
         going = {ranks.index(rank): terms[rank] for rank in meeting.series.others}
-        subgroup, coming = self._subgroup(meeting), dict.fromkeys(going, own)
+        subgroup = self._subgroup(meeting)
+        coming = dict.fromkeys(going, own)
         pending = self._start(subgroup, going, coming, self._standing, is_read=True)
         yield pending
         add_in_order(own, meeting.series.position, [buffer.view(own.shape) for _, buffer in pending.copies])
@@ -366,7 +375,8 @@ class GroupCollectives(Exchanges, CollectiveOperations):
         put_back(term, tensor)
 
     def _subgroup(self, meeting: Meeting) -> _Subgroup:
-        ranks, kind = meeting.series.ranks, meeting.series.kind
+        ranks = meeting.series.ranks
+        kind = meeting.series.kind
         group = (self._started if kind == STARTED_SUM else self._now).get(ranks)
         return _Subgroup(ranks, group, meeting.what, None, self._pair_bytes)
 

@@ -36,7 +36,8 @@ _DTYPES = (
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
 )
 _TAG_BITS = {"src_stage": 7, "dst_stage": 7, "microbatch": 10}
-_STEP_SHIFT, _KIND_SHIFT = 24, 26
+_STEP_SHIFT = 24
+_KIND_SHIFT = 26
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # one object for equal specs, hence compared and hashed by identity
@@ -155,7 +156,8 @@ def whole(
     layout: FrameLayout, inside: Iterable[torch.Tensor], buffers: Iterable[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
     """All tensors of a message: those inside the frame, and those that came alone, from their buffers."""
-    here, apart = iter(inside), iter(buffers)
+    here = iter(inside)
+    apart = iter(buffers)
     return tuple(
         [
             next(apart)[: prod(shape) * dtype.itemsize].view(dtype).view(shape) if span is None else next(here)
@@ -222,7 +224,8 @@ def _numbered(kind: str, src_stage: int, dst_stage: int, microbatch: int) -> int
 def header_of(key: Key, layout: FrameLayout, number: int, acknowledged: int) -> bytes:
     """The header of a message."""
     step, kind, src_stage, dst_stage, microbatch = key
-    ends, of_tensors = (src_stage, dst_stage, microbatch), (layout.checksum, layout.payload_bytes, layout.dtypes)
+    ends = (src_stage, dst_stage, microbatch)
+    of_tensors = (layout.checksum, layout.payload_bytes, layout.dtypes)
     stamp = number, acknowledged, ~(number ^ acknowledged) & _STAMP_MASK
     return _HEADER.pack(_MAGIC, _VERSION, kind.encode(), layout.count, step, *ends, *of_tensors, *stamp)
 

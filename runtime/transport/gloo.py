@@ -31,7 +31,8 @@ from runtime.transport.works import Barrier, OverWorks, Works
 _SPARE_LAYOUTS = 64
 """Of so many layouts frames are kept for the next message."""
 
-_MASK, _HALF = 0xFFFFFFFF, 1 << 31  # numbers of messages are counted in 32 bits, and go round
+_MASK = 0xFFFFFFFF  # numbers of messages are counted in 32 bits, and go round
+_HALF = 1 << 31
 
 
 @dataclass(slots=True)
@@ -62,8 +63,10 @@ class Peer:
     """The messages to and from ``rank``."""
 
     def __init__(self, world: dist.ProcessGroup, works: Works, rank: int) -> None:
-        self._send, self._recv = world.send, world.recv
-        self._works, self._rank = works, rank
+        self._send = world.send
+        self._recv = world.recv
+        self._works = works
+        self._rank = rank
         self._receives: dict[Key, _FrameReceive] = {}
         self._sends: deque[_FrameSend] = deque()  # the last one is number _num_sent
         self._spare_frames: dict[FrameLayout, list[Frame]] = {}  # the next step sends the same messages again
@@ -103,7 +106,8 @@ class Peer:
         spare = self._spare_frames.get(layout)
         frame = spare.pop() if spare else Frame(layout)
         self._num_sent = self._num_sent + 1 & _MASK
-        inside, alone = tensors, []
+        inside = tensors
+        alone = []
         if layout.alone:
             pairs = list(zip(tensors, layout.spans, strict=True))
             inside = [tensor for tensor, span in pairs if span is not None]
@@ -167,7 +171,8 @@ class FrameMessages(OverWorks):
     """
 
     def __init__(self, world: dist.ProcessGroup, works: Works) -> None:
-        self._works, self._barrier = works, Barrier(world, works)
+        self._works = works
+        self._barrier = Barrier(world, works)
         self._peers = [Peer(world, works, rank) for rank in range(world.size())]
 
     def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:

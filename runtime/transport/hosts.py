@@ -108,7 +108,8 @@ def open_shared(
 def _meet(groups: tuple[Sequence[int], ...], hosts: Sequence[str], required: bool, sleeps: bool) -> Transport:
     """The transport of this rank of the default process group."""
     world = default_group()
-    rank, size = world.rank(), world.size()
+    rank = world.rank()
+    size = world.size()
     hosts = hosts or [""] * size
     store = PrefixStore("halopipe/segments", default_store())
     segments, why = _segments(rank, size)
@@ -187,9 +188,12 @@ class MixedTransport(CollectiveOperations):
 
     def __init__(self, shared: SharedMemoryTransport, gloo: GlooTransport, near: Pairs) -> None:
         super().__init__(shared.groups, gloo.world_size)
-        self.rank, self.world_size = gloo.rank, gloo.world_size
+        self.rank = gloo.rank
+        self.world_size = gloo.world_size
         self.name = transport_text(shared.name, gloo.name)
-        self._shared, self._gloo, self._pairs = shared, gloo, near
+        self._shared = shared
+        self._gloo = gloo
+        self._pairs = near
         self._near = frozenset(sum(pair) - self.rank for pair in near if self.rank in pair)
 
     @property

@@ -147,7 +147,8 @@ class InProcessTransport(CollectiveOperations):
 
     def __init__(self, hub: Hub, rank: int) -> None:
         super().__init__(hub.groups, hub.world_size)
-        self.rank, self.world_size = rank, hub.world_size
+        self.rank = rank
+        self.world_size = hub.world_size
         self.name = IN_PROCESS
         self.deadline_s = hub.deadline_s
         self._hub = hub
@@ -187,7 +188,8 @@ class InProcessTransport(CollectiveOperations):
         return self._unpacked(message, key, source, layout)
 
     def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
-        message, number = self._packed(key, tensors), tag(key)
+        message = self._packed(key, tensors)
+        number = tag(key)
         with self._hub.changed:
             if self._hub.capacity is not None:
                 self._wait_for_room(key, destination, self._hub.capacity)
@@ -280,7 +282,8 @@ class _Delivery:
     expected: dict[_Address, torch.Tensor]
 
     def wait(self) -> None:
-        rank, deadline = self.transport.rank, Deadline(self.transport.deadline_s)
+        rank = self.transport.rank
+        deadline = Deadline(self.transport.deadline_s)
         with self.hub.changed, torch.no_grad():
             self.hub.wait(rank, self.what, self._is_there, self._missing, deadline)
             for place, tensor in self.expected.items():

@@ -29,14 +29,16 @@ from runtime.transport.mpi_requests import MpiExchange, MpiSteps, MpiWire, MpiWo
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-PAIR_SUM_BYTES, SUM_BYTES = 1 << 20, 16 * 1024
+PAIR_SUM_BYTES = 1 << 20
+SUM_BYTES = 16 * 1024
 """Up to here two ranks, or more of them, exchange their whole terms; of larger ones each adds a part up for all.
 
 Measured as above, sums of 64 KiB / 1 MiB / 4 MiB / 16 MiB: whole 16 / 156 / 1,920 / 11,200 us, parts 27 / 159 / 1,340 /
 10,500 us, MPI's own Iallreduce, which need not give all ranks the same bits, 31 / 233 / 1,360 / 14,700 us.
 """
 
-_KEYED, _TOGETHER = 1 << 31, 3 << 30  # tags beside those of messages
+_KEYED = 1 << 31  # tags beside those of messages
+_TOGETHER = 3 << 30
 _UNKEYED = _TOGETHER | 1 << 29
 _NUMBERS = 1 << 12  # of one group's sums, which are far fewer at a time
 
@@ -86,7 +88,9 @@ class MpiTransport(CollectiveOperations, FrameMessages):
     def __init__(
         self, mpi: Any, ranks: MPI.Intracomm, groups: Iterable[Sequence[int]] = (), *, is_crowded: bool = False
     ) -> None:
-        self.rank, self.world_size, self.name = ranks.rank, ranks.size, names.MPI
+        self.rank = ranks.rank
+        self.world_size = ranks.size
+        self.name = names.MPI
         CollectiveOperations.__init__(self, groups, self.world_size)
         self._wire = MpiWire(mpi, ranks)
         self._works: MpiWorks = MpiWorks(self._wire, is_crowded)
@@ -124,7 +128,8 @@ class MpiTransport(CollectiveOperations, FrameMessages):
 
     def _start(self, sent: ByRank, received: ByRank, tag: int, what: Words) -> Pending:
         """Receives, then sends; what is not plain on the CPU, by way of what is."""
-        copies, requests = [], []
+        copies = []
+        requests = []
         for rank, tensor in received.items():
             if tensor.numel():
                 here = tensor

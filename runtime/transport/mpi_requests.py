@@ -35,14 +35,16 @@ SPIN_S = 10e-3
 """How long a wait asks without a pause.  A large message goes on only while both ends ask: on two busy cores a sum of
 4 MiB took 7.3 ms with 2 ms of it and 2.1 ms with 10 ms."""
 
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 200e-6
+_SHORTEST_PAUSE_S = 20e-6
+_LONGEST_PAUSE_S = 200e-6
 _STRAGGLE_S = 0.02
 """How long what a rank sent before it left may still be on its way."""
 
 _LEAVE_S = 3.0
 """How long a process that failed waits for the others to end as well, so that all of them can say why."""
 
-_TAG_BITS, _MOST_COMMUNICATORS = 32, 64
+_TAG_BITS = 32
+_MOST_COMMUNICATORS = 64
 _FAREWELL = 29 << 26  # the upper five bits of a tag, which no message has
 
 _UNFINISHED: list[tuple[MPI.Request, torch.Tensor]] = []
@@ -90,7 +92,8 @@ def _give_up(timeout_s: float) -> None:
 def _leave(mpi: Any, has_failed: bool = False) -> None:
     """Finalise MPI when all processes end, as MPI wants; where one that failed does not, mpiexec ends the others."""
     has_failed = has_failed or bool(_UNFINISHED) or hasattr(sys, "last_value")
-    there, start_s = None if mpi.Is_finalized() else mpi.COMM_WORLD.Ibarrier(), time.monotonic()
+    there = None if mpi.Is_finalized() else mpi.COMM_WORLD.Ibarrier()
+    start_s = time.monotonic()
     while there is not None and not there.Test():
         if has_failed and time.monotonic() - start_s > _LEAVE_S:
             return
@@ -113,7 +116,8 @@ def meet(world: MPI.Intracomm, timeout_s: float) -> None:
     Raises:
         DeadlineError: they did not come in time.
     """
-    deadline, there = Deadline(timeout_s), world.Ibarrier()
+    deadline = Deadline(timeout_s)
+    there = world.Ibarrier()
     while not there.Test():
         if deadline.waited_s() > timeout_s:
             raise deadline.error("meet", world.rank, f"one of {world.size - 1} others")
@@ -133,9 +137,12 @@ class MpiRequest:
     def __init__(
         self, wire: MpiWire, request: MPI.Request, tensor: torch.Tensor, peer: int, is_receive: bool, is_exact: bool
     ) -> None:
-        self._wire, self._tensor, self.peer = wire, tensor, peer
+        self._wire = wire
+        self._tensor = tensor
+        self.peer = peer
         self._request: MPI.Request | None = request
-        self._is_receive, self._is_exact = is_receive, is_exact
+        self._is_receive = is_receive
+        self._is_exact = is_exact
 
     def test(self) -> bool:
         """Whether it is done.
@@ -145,7 +152,8 @@ class MpiRequest:
         """
         if self._request is None:
             return True
-        mpi, status = self._wire.mpi, self._wire.status
+        mpi = self._wire.mpi
+        status = self._wire.status
         try:
             if not self._request.Test(status):
                 return False
@@ -187,8 +195,10 @@ class MpiWire:
     """
 
     def __init__(self, mpi: Any, ranks: MPI.Intracomm) -> None:
-        self.mpi, self.status = mpi, mpi.Status()
-        self._rank, self._size = ranks.rank, ranks.size
+        self.mpi = mpi
+        self.status = mpi.Status()
+        self._rank = ranks.rank
+        self._size = ranks.size
         largest = int(mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) or 0)  # Open MPI tells it of no other
         self._bits = (largest + 1).bit_length() - 1
         if 1 << _TAG_BITS - self._bits > _MOST_COMMUNICATORS:
@@ -235,7 +245,8 @@ class MpiWorks(Works):
     def __init__(self, wire: MpiWire, is_crowded: bool) -> None:
         super().__init__(wire.rank())
         self._running: list[MpiSteps] = []
-        self._wire, self._is_crowded = wire, is_crowded
+        self._wire = wire
+        self._is_crowded = is_crowded
         others = [rank for rank in range(wire.size()) if rank != self.rank]
         self._farewells = {rank: self._farewell(wire.recv, rank) for rank in others}
         self._has_left = False
@@ -322,7 +333,10 @@ class MpiExchange:
         copies: list[tuple[torch.Tensor, torch.Tensor]],
         what: Words,
     ) -> None:
-        self._works, self._requests, self._copies, self._what = works, requests, copies, what
+        self._works = works
+        self._requests = requests
+        self._copies = copies
+        self._what = what
 
     @torch.no_grad()
     def is_done(self) -> bool:

@@ -232,7 +232,8 @@ class ChannelTransport(GroupCollectives):
         for number, group in enumerate(groups):
             if group is not None:
                 token = torch.zeros(1, device=self.device)
-                what, peers = ("connect group", number), ("one of", group.size(), "ranks")
+                what = ("connect group", number)
+                peers = ("one of", group.size(), "ranks")
                 self._works.finish(
                     self._works.start(partial(group.allreduce, [token]), what, peers), what, peers, deadline
                 )
@@ -275,7 +276,8 @@ class ChannelTransport(GroupCollectives):
 
     def _check_headers(self) -> None:
         """Raises TransportError for the first message that is not what was announced; one copy from the device."""
-        unchecked, self._unchecked = self._unchecked, []
+        unchecked = self._unchecked
+        self._unchecked = []
         if not unchecked:
             return
         headers = torch.stack([message.header for message in unchecked]).cpu().numpy()

@@ -44,13 +44,11 @@ _MOST_KEPT = 8192  # views of blocks, and frames
 _TOKEN_BYTES = 16
 _LEFT = 1  # in place of where something lies
 
-_CONTEXT, _RANK, _NUMBER, _NANOSECONDS, _GUARD = (
-    ctypes.c_void_p,
-    ctypes.c_int32,
-    ctypes.c_uint64,
-    ctypes.c_int64,
-    ctypes.c_uint32,
-)
+_CONTEXT = ctypes.c_void_p
+_RANK = ctypes.c_int32
+_NUMBER = ctypes.c_uint64
+_NANOSECONDS = ctypes.c_int64
+_GUARD = ctypes.c_uint32
 _PLACE = ctypes.POINTER(ctypes.c_uint64)
 _MOST_DIMS = 16  # of a tensor that is described
 
@@ -101,10 +99,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 _new_capsule = ctypes.pythonapi.PyCapsule_New
-_new_capsule.restype, _new_capsule.argtypes = (
-    ctypes.py_object,
-    (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p),
-)
+_new_capsule.restype = ctypes.py_object
+_new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 
 
 @functools.cache
@@ -126,7 +122,8 @@ class _Functions:
     def __init__(self, loaded: ctypes.CDLL) -> None:
         for name, (result, arguments) in _FUNCTIONS.items():
             function = getattr(loaded, f"halopipe_shared_{name}")
-            function.restype, function.argtypes = result, arguments
+            function.restype = result
+            function.argtypes = arguments
             setattr(self, name, function)
 
 
@@ -183,11 +180,14 @@ class SharedSegments:
     def __init__(self, rank: int, world_size: int) -> None:
         self._boot = boot_id()
         self._waits, self._calls = library()
-        self.rank, self._token = rank, secrets.token_bytes(_TOKEN_BYTES)
+        self.rank = rank
+        self._token = secrets.token_bytes(_TOKEN_BYTES)
         self._context = self._calls.open(rank, world_size, _machine_bytes(), self._token)
         if not self._context:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        self._offset, self._last_counts, self._view = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_void_p()
+        self._offset = ctypes.c_uint64()
+        self._last_counts = ctypes.c_uint64()
+        self._view = ctypes.c_void_p()
         self._memory: dict[int, torch.Tensor] = {rank: self._all_of(rank)}
         self._kept: dict[tuple[int, int, Spec], torch.Tensor] = {}
         self._frames: dict[tuple[int, FrameLayout], Frame] = {}
@@ -305,7 +305,8 @@ class SharedSegments:
         Raises:
             OutOfMemoryError: there is no room.
         """
-        layout, tensor = layout_for(tensors), tensors[0] if len(tensors) == 1 else None
+        layout = layout_for(tensors)
+        tensor = tensors[0] if len(tensors) == 1 else None
         if tensor is not None and layout.payload_bytes < _SHORT_BYTES and is_plain(tensor):
             header = header_of(key, layout, 0, 0)
             sent: int = self._calls.post(self._context, rank, channel, header, tensor.data_ptr(), layout.payload_bytes)
@@ -388,7 +389,8 @@ class SharedSegments:
             watches: whether something on a watched channel ends the wait as well.
         """
         last_counts = self._last_counts if watches else None
-        limit_ns, spin_ns = int(limit_s * 1e9), int(spin_s * 1e9)
+        limit_ns = int(limit_s * 1e9)
+        spin_ns = int(spin_s * 1e9)
         ended: int = self._waits.wait(self._context, rank, channel, limit_ns, spin_ns, self._offset, last_counts)
         return ended
 
@@ -443,7 +445,8 @@ class SharedSegments:
             self._context = None
 
     def _all_of(self, rank: int) -> torch.Tensor:
-        base, size = self._calls.base(self._context, rank), self._calls.size(self._context, rank)
+        base = self._calls.base(self._context, rank)
+        size = self._calls.size(self._context, rank)
         return torch.frombuffer((ctypes.c_uint8 * size).from_address(base), dtype=torch.uint8)
 
 
@@ -473,12 +476,15 @@ def rows_of(shape: torch.Size, strides: tuple[int, ...], itemsize: int) -> Rows 
 
     Elements of a stretch follow one another, and stretches are equally far apart.
     """
-    each, rows, pitch = 1, 1, 0
+    each = 1
+    rows = 1
+    pitch = 0
     for size, stride in reversed([one for one in zip(shape, strides, strict=True) if one[0] > 1]):
         if not pitch and stride == each:
             each *= size
         elif not pitch and stride > each:
-            rows, pitch = size, stride
+            rows = size
+            pitch = stride
         elif pitch and stride == rows * pitch:
             rows *= size
         else:

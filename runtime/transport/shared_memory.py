@@ -48,7 +48,9 @@ IN_PARTS_BYTES = 128 * 1024
 """From here three and more ranks add a sum in parts."""
 
 _MESSAGE, _KEYED, _EXCHANGE, _BARRIER, _GROUP, _SECOND = (kind << 56 for kind in range(6))  # of channels
-_PLACE_SHIFT, _KEY_SHIFT, _NUMBERS = 32, 16, (1 << 32) - 1
+_PLACE_SHIFT = 32
+_KEY_SHIFT = 16
+_NUMBERS = (1 << 32) - 1
 _EXCHANGING: Words = ("exchange",)
 _MOST_SENT = 16  # are remembered before it is asked which of them were taken
 
@@ -75,9 +77,14 @@ class SharedMemoryTransport(CollectiveOperations):
         in_parts: bool = True,
         owns_group: bool = False,
     ) -> None:
-        self.rank, self.world_size, self.segments = segments.rank, world_size, segments
-        self.name, self.deadline_s = SHARED_MEMORY, DEADLINE_S
-        self.spin_s, self._in_parts, self._owns_group = spin_s, in_parts, owns_group
+        self.rank = segments.rank
+        self.world_size = world_size
+        self.segments = segments
+        self.name = SHARED_MEMORY
+        self.deadline_s = DEADLINE_S
+        self.spin_s = spin_s
+        self._in_parts = in_parts
+        self._owns_group = owns_group
         super().__init__(groups, world_size)
         self._announced: list[dict[Key, FrameLayout]] = [{} for _ in range(world_size)]
         self._sent: list[deque[Key]] = [deque() for _ in range(world_size)]
@@ -100,7 +107,8 @@ class SharedMemoryTransport(CollectiveOperations):
         if layout is None:
             raise TransportError(f"{key} from rank {source} was not announced")
         self.require_usable(("receive", key), source)
-        segments, header = self.segments, header_of(key, layout, 0, 0)
+        segments = self.segments
+        header = header_of(key, layout, 0, 0)
         look = partial(segments.receive, source, _MESSAGE | tag(key), header, layout)
         if (ended := look(NOW_S, 0.0, False)) == LATE:
             ended = self._wait(look, source, ("receive", key), Deadline(self.deadline_s))
@@ -109,7 +117,8 @@ class SharedMemoryTransport(CollectiveOperations):
         return segments.taken(layout)
 
     def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
-        channel, sent = _MESSAGE | tag(key), self._sent[destination]
+        channel = _MESSAGE | tag(key)
+        sent = self._sent[destination]
         if self._why_unusable or not self.segments.send(destination, channel, key, tensors):
             raise self._gone(("send", key), destination)
         self._num_sent[destination] += 1
@@ -167,7 +176,8 @@ class SharedMemoryTransport(CollectiveOperations):
 
     def added(self, meeting: Meeting, terms: ByRank) -> Iterator[Pending]:
         """The terms of others are added from where they lie."""
-        own, others = terms[self.rank], meeting.series.others
+        own = terms[self.rank]
+        others = meeting.series.others
         if not others:
             return
         channel = _channel(meeting) | (0 if terms[others[0]] is own else WATCHED)
@@ -188,7 +198,8 @@ class SharedMemoryTransport(CollectiveOperations):
 
     def barrier(self, word: int = 0) -> int:
         deadline = Deadline(self.deadline_s)
-        channel, what = _BARRIER | self._next("barrier"), ("barrier",)
+        channel = _BARRIER | self._next("barrier")
+        what = ("barrier",)
         others = self.others_of(range(self.world_size))
         for rank in others:
             self.segments.announce(rank, channel, word)  # in place of a block
@@ -343,10 +354,14 @@ class _BlockExchange:
         coming: Sequence[tuple[int, int, torch.Tensor, ByteRange | None]],
         what: Words,
     ) -> None:
-        self._transport, self._coming, self._what = transport, coming, what
+        self._transport = transport
+        self._coming = coming
+        self._what = what
 
     def wait(self) -> None:
-        deadline, fetch_now, what = None, self._transport.fetch_now, self._what
+        deadline = None
+        fetch_now = self._transport.fetch_now
+        what = self._what
         for rank, channel, tensor, place in self._coming:
             if deadline is None and place is not None and fetch_now(tensor, place, rank, channel, what):
                 continue
@@ -366,7 +381,11 @@ class _Blocks:
     def __init__(
         self, transport: SharedMemoryTransport, like: torch.Tensor, ranks: tuple[int, ...], channel: int, what: Words
     ) -> None:
-        self._transport, self._like, self._ranks, self._channel, self._what = transport, like, ranks, channel, what
+        self._transport = transport
+        self._like = like
+        self._ranks = ranks
+        self._channel = channel
+        self._what = what
         self.offsets: dict[int, int] = {}
 
     def are_here(self) -> bool:
@@ -422,12 +441,16 @@ class Lanes:
         receives: Sequence[_Receive],
         key: int | None,
     ) -> None:
-        self._transport, self._sends, self._receives = transport, sends, receives
+        self._transport = transport
+        self._sends = sends
+        self._receives = receives
         self._key = key
 
     def start(self, whole: torch.Tensor) -> Pending:
         """Sends the parts of ``whole``, contiguous and on the processor; what comes is there after the wait."""
-        transport, key, address = self._transport, self._key, whole.data_ptr()
+        transport = self._transport
+        key = self._key
+        address = whole.data_ptr()
         transport.require_usable(_EXCHANGING)
         for rank, offset, rows, guard in self._sends:
             channel = transport.exchange_channel(True, rank, key)

@@ -48,9 +48,11 @@ class RowGather:
     """
 
     def __init__(self, transport: Exchanging, ranks: tuple[int, ...], key: int | None = None) -> None:
-        self._transport, self._key = transport, key
+        self._transport = transport
+        self._key = key
         self._kinds: dict[tuple[int, torch.dtype], int] = {}
-        self._num_ranks, self._index = len(ranks), ranks.index(transport.rank)
+        self._num_ranks = len(ranks)
+        self._index = ranks.index(transport.rank)
         self._others = tuple((at, rank) for at, rank in enumerate(ranks) if rank != transport.rank)
 
     def __call__(self, parts: Sequence[Tensor], dtype: torch.dtype) -> PendingRows:

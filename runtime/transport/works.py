@@ -22,14 +22,16 @@ from planner.ir.errors import TransportError
 from runtime.transport.base import DEADLINE_S, Deadline, Words, gone, words
 
 T = TypeVar("T")
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 2e-3
+_SHORTEST_PAUSE_S = 20e-6
+_LONGEST_PAUSE_S = 2e-3
 
 
 class Works:
     """Starts and waits on behalf of ``rank``, where a wait holds the thread, as gloo's does."""
 
     def __init__(self, rank: int) -> None:
-        self.rank, self.deadline_s = rank, DEADLINE_S
+        self.rank = rank
+        self.deadline_s = DEADLINE_S
 
     def deadline(self) -> Deadline:
         """Of a wait that begins now."""
@@ -131,7 +133,8 @@ class Barrier:
     """
 
     def __init__(self, world: dist.ProcessGroup, works: Works) -> None:
-        self._world, self._works = world, works
+        self._world = world
+        self._works = works
         self._others = [rank for rank in range(world.size()) if rank != world.rank()]
         self._num_done = 0
         self._coming: dict[int, PostedReceive] = {}
@@ -142,9 +145,12 @@ class Barrier:
         Raises:
             DeadlineError, TransportError: they name a rank that is not.
         """
-        token, number = torch.full((1,), word, dtype=torch.uint8), self._number()
-        receives, self._coming = {rank: self._coming.get(rank) or self._posted(rank) for rank in self._others}, {}
-        begin, start = self._world.send, self._works.start
+        token = torch.full((1,), word, dtype=torch.uint8)
+        number = self._number()
+        receives = {rank: self._coming.get(rank) or self._posted(rank) for rank in self._others}
+        self._coming = {}
+        begin = self._world.send
+        start = self._works.start
         sends = {r: start(partial(begin, [token], r, number), _WHAT, ("rank", r)) for r in self._others}
         for works in ({rank: ready.work for rank, ready in receives.items()}, sends):
             for rank, work in works.items():

@@ -43,7 +43,8 @@ def _spconv() -> SimpleNamespace:
     ops = import_module("spconv.pytorch.ops")
 
     def sparse_conv(x: Tensor, weight: Tensor, neighbours: Tensor, reverse: Tensor) -> Tensor:
-        outputs, offsets = neighbours.shape[1], weight.shape[0]
+        outputs = neighbours.shape[1]
+        offsets = weight.shape[0]
         if not (x.numel() and outputs) or not (x.is_cuda or x.dtype in (torch.float32, torch.float64)):
             return reference.sparse_conv(x, weight, neighbours, reverse)
         pairs, counts = pairs_of(neighbours)
@@ -53,7 +54,8 @@ def _spconv() -> SimpleNamespace:
         return y
 
     def sparse_conv_weight(x: Tensor, dy: Tensor, neighbours: Tensor) -> Tensor:
-        offsets, channels = neighbours.shape[0], (x.shape[1], dy.shape[1])
+        offsets = neighbours.shape[0]
+        channels = (x.shape[1], dy.shape[1])
         if not x.is_cuda or not (x.numel() and dy.numel()):  # without CUDA its backward raises
             return reference.sparse_conv_weight(x, dy, neighbours)
         pairs, counts = pairs_of(neighbours)
@@ -69,7 +71,8 @@ class _one_thread:  # noqa: N801  (used as a function)
     """On the CPU spconv's scatter races with more than one thread."""
 
     def __init__(self, x: Tensor) -> None:
-        self._changes, self._threads = not x.is_cuda, torch.get_num_threads()
+        self._changes = not x.is_cuda
+        self._threads = torch.get_num_threads()
 
     def __enter__(self) -> None:
         if self._changes:

@@ -65,7 +65,8 @@ def load(module: nn.Module, state: Mapping[str, Tensor], layout: WeightLayout, *
 
 def dump(module: nn.Module, layout: WeightLayout) -> dict[str, Tensor]:
     """The state dict of ``module`` as the library keeps it."""
-    state, owners = module.state_dict(), _owners(module)
+    state = module.state_dict()
+    owners = _owners(module)
     exported = {}
     for ours, theirs in _entries(module, layout):
         owner, name = owners[ours]
@@ -96,7 +97,8 @@ def _owners(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
 
 
 def _require_same_names(expected: set[str], actual: set[str], library: str) -> None:
-    missing, unknown = sorted(expected - actual), sorted(actual - expected)
+    missing = sorted(expected - actual)
+    unknown = sorted(actual - expected)
     if missing or unknown:
         raise SparseInputError(
             "names of a state dict",

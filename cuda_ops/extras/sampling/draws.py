@@ -26,8 +26,10 @@ from cuda_ops.extras.sampling.graph import GraphError, NodeGraph
 
 _LOGGER = logging.getLogger(__name__)
 Ints = NDArray[np.int64]
-_STEP, _WORD = 0x9E3779B97F4A7C15, (1 << 64) - 1
-_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_STEP = 0x9E3779B97F4A7C15
+_WORD = (1 << 64) - 1
+_FIRST = 0xBF58476D1CE4E5B9
+_SECOND = 0x94D049BB133111EB
 
 
 def base_of(seed: int, draw: int, layer: int) -> int:
@@ -74,7 +76,8 @@ class PlainDraws:
 
     def sample(self, graph: NodeGraph, nodes: Ints, fanout: int, base: int, *, with_self: bool) -> tuple[Ints, Ints]:
         """See :class:`NeighbourDraws`."""
-        first, degrees = graph.starts[nodes], graph.starts[nodes + 1] - graph.starts[nodes]
+        first = graph.starts[nodes]
+        degrees = graph.starts[nodes + 1] - graph.starts[nodes]
         num_sampled = degrees if fanout < 0 else np.minimum(degrees, fanout)
         counts = num_sampled + with_self
         begins = np.cumsum(counts) - counts
@@ -122,13 +125,15 @@ class CompiledDraws:
             getattr(loaded, f"halopipe_{name}") for name in ("sample", "relabel", "gather")
         )
         self._own = threading.local()
-        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        pointer = ctypes.c_void_p
+        number = ctypes.c_int64
         self._sample.restype = self._relabel.restype = number
         graph = pointer, pointer, number, number
         drawn = pointer, number, number, ctypes.c_int32, ctypes.c_uint64
         self._sample.argtypes = (*graph, *drawn, pointer, pointer)
         self._relabel.argtypes = (pointer, number, pointer, number, *(pointer,) * 4)
-        self._gather.restype, self._gather.argtypes = None, (pointer, pointer, number, number, pointer)
+        self._gather.restype = None
+        self._gather.argtypes = (pointer, pointer, number, number, pointer)
 
     def sample(self, graph: NodeGraph, nodes: Ints, fanout: int, base: int, *, with_self: bool) -> tuple[Ints, Ints]:
         """See :class:`NeighbourDraws`."""
@@ -155,9 +160,11 @@ class CompiledDraws:
 
     def relabel(self, graph: NodeGraph, targets: Ints, sampled: Ints) -> tuple[Ints, Ints, Ints]:
         """See :class:`NeighbourDraws`."""
-        targets, sampled = np.ascontiguousarray(targets), np.ascontiguousarray(sampled)
+        targets = np.ascontiguousarray(targets)
+        sampled = np.ascontiguousarray(sampled)
         nodes = np.empty(len(targets) + len(sampled), np.int64)
-        target_rows, rows = np.empty(len(targets), np.int64), np.empty(len(sampled), np.int64)
+        target_rows = np.empty(len(targets), np.int64)
+        rows = np.empty(len(sampled), np.int64)
         table = self._table(graph.num_nodes)
         size = self._relabel(
             targets.ctypes.data,

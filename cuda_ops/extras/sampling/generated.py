@@ -32,7 +32,8 @@ def power_law(
     count = int(nodes * degree / 2)
     source, target = (np.searchsorted(ends, draw.random(count)).clip(0, nodes - 1) for _ in range(2))
     by_class = np.argsort(labels, kind="stable")
-    first, size = np.searchsorted(labels[by_class], np.arange(classes)), np.bincount(labels, minlength=classes)
+    first = np.searchsorted(labels[by_class], np.arange(classes))
+    size = np.bincount(labels, minlength=classes)
     alike = draw.random(count) < 0.5
     own = labels[source[alike]]
     target[alike] = by_class[first[own] + (draw.random(len(own)) * size[own]).astype(np.int64)]

@@ -45,7 +45,8 @@ class NodeGraph:
     folder: str = ""
 
     def __post_init__(self) -> None:
-        nodes, edges = len(self.starts) - 1, len(self.neighbours)
+        nodes = len(self.starts) - 1
+        edges = len(self.neighbours)
         if not 0 < nodes < _MOST_NODES:
             raise GraphError(f"a graph of {nodes} nodes; from 1 to {_MOST_NODES - 1} are possible")
         if str(self.starts.dtype) != "int64" or str(self.neighbours.dtype) != "int32":
@@ -73,7 +74,9 @@ class NodeGraph:
         Raises:
             GraphError: an end is no node.
         """
-        source, target, nodes = np.asarray(source), np.asarray(target), len(labels)
+        source = np.asarray(source)
+        target = np.asarray(target)
+        nodes = len(labels)
         for ends in (source, target):
             if len(ends) and not 0 <= int(ends.min()) <= int(ends.max()) < nodes:
                 raise GraphError(f"edges join nodes {int(ends.min())} to {int(ends.max())}, there are {nodes}")

@@ -178,7 +178,9 @@ class SampledGraph:
     """
 
     def __init__(self, sampler: NeighbourSampler, seeds: Tensor, draw: int = 0) -> None:
-        self.sampler, self.seeds, self.draw = sampler, seeds, draw
+        self.sampler = sampler
+        self.seeds = seeds
+        self.draw = draw
         levels = sampler.levels(seeds.numpy(), draw)
         self.x = sampler.features(levels.nodes)
         self.blocks = [Block(torch.from_numpy(edges), torch.from_numpy(own)) for edges, own in levels.blocks]

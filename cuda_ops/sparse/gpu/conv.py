@@ -125,7 +125,8 @@ def convolved(
     num_offsets, num_rows = neighbours.shape
     in_channels, out_channels = weight.shape[1:]
     y = x.new_empty((num_rows, out_channels))
-    x, neighbours = x if x.stride(-1) == 1 else x.contiguous(), neighbours.contiguous()
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    neighbours = neighbours.contiguous()
     order = arrangements.grouped(neighbours) if tile.grouped else None
     sizes = blocks(tile, in_channels, out_channels)
     grid = (triton.cdiv(num_rows, sizes["ROWS"]), triton.cdiv(out_channels, sizes["COLUMNS"]))
@@ -145,7 +146,8 @@ def products(
     dy_stride: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
     """A share of the pairs of one offset."""
-    offset, share = tl.program_id(0), tl.program_id(1)
+    offset = tl.program_id(0)
+    share = tl.program_id(1)
     column_tiles = tl.cdiv(out_channels, COLUMNS)
     channels = tl.program_id(2) // column_tiles * STEP + tl.arange(0, STEP)
     columns = tl.program_id(2) % column_tiles * COLUMNS + tl.arange(0, COLUMNS)
@@ -211,7 +213,8 @@ def weight_gradient(
 ) -> torch.Tensor:
     """`sparse_conv_weight` with a given configuration."""
     num_offsets, num_rows = neighbours.shape
-    in_channels, out_channels = x.shape[1], dy.shape[1]
+    in_channels = x.shape[1]
+    out_channels = dy.shape[1]
     if num_rows == 0:
         return x.new_zeros((num_offsets, in_channels, out_channels))
     x = x if x.stride(-1) == 1 else x.contiguous()

@@ -17,11 +17,14 @@ import triton.language as tl
 from cuda_ops.sparse.gpu.launch import accumulator, block_of, jit, launch
 
 ELEMENTS = 2048  # of a tile
-ROW_COLUMNS, POINT_COLUMNS = 128, 64  # of a tile, at most
+ROW_COLUMNS = 128  # of a tile, at most
+POINT_COLUMNS = 64
 DIMS = 5  # of a box: batch, channels, and up to three of space
 MOST = 2**31 - 1  # elements of a box, counted in int32
 BOX_ELEMENTS = 1024  # of a program that moves a box
-PACK, PUT, ADD = 0, 1, 2
+PACK = 0
+PUT = 1
+ADD = 2
 
 
 @jit(do_not_specialize=["num_rows"])
@@ -165,7 +168,8 @@ def point_tile(num_channels: int) -> dict[str, int]:
 
 def interpolate(x: torch.Tensor, index: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """[P, C]: for every point the sum of rows index [P, E] of x [N, C] times weight [P, E]; -1 is an absent row."""
-    (num_points, num_entries), num_channels = index.shape, x.shape[1]
+    num_points, num_entries = index.shape
+    num_channels = x.shape[1]
     y = x.new_empty((num_points, num_channels))
     sizes = point_tile(num_channels)
     grid = (triton.cdiv(num_points, sizes["POINTS"]), triton.cdiv(num_channels, sizes["COLUMNS"]))
@@ -187,7 +191,8 @@ def interpolate_backward(dy: torch.Tensor, index: torch.Tensor, weight: torch.Te
 
 def interpolate_weight(x: torch.Tensor, dy: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """[P, E]: the product of dy [P, C] and the row of x [N, C] that a point reads; 0 where it is absent."""
-    (num_points, num_entries), num_channels = index.shape, x.shape[1]
+    num_points, num_entries = index.shape
+    num_channels = x.shape[1]
     products = x.new_empty((num_points, num_entries))
     sizes = point_tile(num_channels)
     launch(
@@ -265,7 +270,8 @@ def _move(pieces: Sequence[torch.Tensor], buffer: torch.Tensor, mode: int) -> No
     first = 0
     for part in pieces:
         padding = DIMS - part.ndim
-        extents, strides = (*[1] * padding, *part.shape), (*[0] * padding, *part.stride())
+        extents = (*[1] * padding, *part.shape)
+        strides = (*[0] * padding, *part.stride())
         size = math.prod(extents)
         launch(
             move_box, (triton.cdiv(size, BOX_ELEMENTS),), part,

@@ -12,9 +12,11 @@ from cuda_ops.sparse import keys
 from cuda_ops.sparse.gpu.launch import jit, launch
 
 BATCH_SHIFT = tl.constexpr(keys.BATCH_SHIFT)
-X_SHIFT, Y_SHIFT = tl.constexpr(keys.SHIFTS[0]), tl.constexpr(keys.SHIFTS[1])
+X_SHIFT = tl.constexpr(keys.SHIFTS[0])
+Y_SHIFT = tl.constexpr(keys.SHIFTS[1])
 FIELD = tl.constexpr((1 << keys.COORDINATE_BITS) - 1)
-LOWEST, HIGHEST = tl.constexpr(keys.LOWEST), tl.constexpr(keys.HIGHEST)
+LOWEST = tl.constexpr(keys.LOWEST)
+HIGHEST = tl.constexpr(keys.HIGHEST)
 ROWS = 512  # of a program
 
 
@@ -91,7 +93,9 @@ def kernel_map(
     transposed: bool,
 ) -> torch.Tensor:
     """int32 [K, M]: the input row that output row o reads through offset k, or -1."""
-    num_offsets, num_inputs, num_outputs = kernel[0] * kernel[1] * kernel[2], len(in_keys), len(out_keys)
+    num_offsets = kernel[0] * kernel[1] * kernel[2]
+    num_inputs = len(in_keys)
+    num_outputs = len(out_keys)
     neighbours = torch.empty((num_offsets, num_outputs), dtype=torch.int32, device=in_keys.device)
     firsts = [keys.axis_offsets(size, 1).start for size in kernel]
     launch(

@@ -17,7 +17,8 @@ from cuda_ops.sparse.gpu.launch import accumulator, block_of, jit, launch
 MOST_COLUMNS = 64
 ELEMENTS = 2048  # of a tile that pools
 LONG = 32  # mean rows of a segment from which on it has a program of its own
-SHARE_ROWS, MOST_SHARES = 256, 64  # mean rows of a share; shares of a segment
+SHARE_ROWS = 256  # mean rows of a share
+MOST_SHARES = 64  # of a segment
 
 
 @jit(do_not_specialize=["num_rows"])
@@ -79,7 +80,8 @@ def sparse_max_pool(
     x: torch.Tensor, neighbours: torch.Tensor, reverse: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Largest neighbour [M, C] and its input row int32 [M, C]; 0 and -1 where there is none."""
-    (num_offsets, num_rows), num_channels = neighbours.shape, x.shape[1]
+    num_offsets, num_rows = neighbours.shape
+    num_channels = x.shape[1]
     y = x.new_empty((num_rows, num_channels))
     argmax = torch.empty_like(y, dtype=torch.int32)
     sizes = window_tile(num_channels)
@@ -103,7 +105,8 @@ def sparse_sum_pool(x: torch.Tensor, neighbours: torch.Tensor, reverse: torch.Te
 
 
 def _sum_pool(x: torch.Tensor, neighbours: torch.Tensor, argmax: torch.Tensor | None) -> torch.Tensor:
-    (num_offsets, num_rows), num_channels = neighbours.shape, x.shape[1]
+    num_offsets, num_rows = neighbours.shape
+    num_channels = x.shape[1]
     y = x.new_empty((num_rows, num_channels))
     neighbours = neighbours.contiguous()
     sizes = window_tile(num_channels)
@@ -226,7 +229,8 @@ def runs(num_segments: int, shares: int, like: torch.Tensor) -> tuple[torch.Tens
 
 def segment_sum(x: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """[B, C]: sums of rows starts[b] .. starts[b] + lengths[b] of x [N, C]; 0 for an empty segment."""
-    num_segments, (num_rows, num_channels) = len(starts), x.shape
+    num_segments = len(starts)
+    num_rows, num_channels = x.shape
     if num_segments == 0:
         return x.new_zeros((0, num_channels))
     shares, sizes = shape_of(num_segments, num_rows, num_channels)
@@ -242,7 +246,8 @@ def segment_sum(x: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor) ->
 
 def segment_max(x: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Largest value [B, C] of every segment and its row int32 [B, C]; 0 and -1 for an empty segment."""
-    num_segments, (num_rows, num_channels) = len(starts), x.shape
+    num_segments = len(starts)
+    num_rows, num_channels = x.shape
     if num_segments == 0:
         return x.new_zeros((0, num_channels)), x.new_zeros((0, num_channels), dtype=torch.int32)
     shares, sizes = shape_of(num_segments, num_rows, num_channels)
@@ -257,7 +262,8 @@ def segment_max(x: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor) ->
 def _largest(
     x: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, shares: int, sizes: dict[str, int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    num_segments, num_channels = len(starts), x.shape[1]
+    num_segments = len(starts)
+    num_channels = x.shape[1]
     y = x.new_empty((num_segments * shares, num_channels))
     argmax = torch.empty_like(y, dtype=torch.int32)
     launch(

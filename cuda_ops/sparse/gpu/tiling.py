@@ -36,7 +36,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from cuda_ops._torch import times_written
 
 TABLE = Path(__file__).with_name("configurations.json")
-CONVOLUTION, WEIGHT = "sparse_conv", "sparse_conv_weight"
+CONVOLUTION = "sparse_conv"
+WEIGHT = "sparse_conv_weight"
 BITS = 62  # of a sortable mask; further offsets do not take part in the grouping
 
 
@@ -126,7 +127,8 @@ class Arrangements:
         """The output rows in groups, int32 [M]; None: as they are."""
         if capturing(neighbours):
             return None
-        kept, stream = self._grouped.setdefault(neighbours, {}), stream_of(neighbours)
+        kept = self._grouped.setdefault(neighbours, {})
+        stream = stream_of(neighbours)
         if stream not in kept:
             kept[stream] = grouped(neighbours)
         return kept[stream]
@@ -135,7 +137,8 @@ class Arrangements:
         """The pairs of a map."""
         if capturing(neighbours):
             return pairs(neighbours)
-        kept, stream = self._pairs.setdefault(neighbours, {}), stream_of(neighbours)
+        kept = self._pairs.setdefault(neighbours, {})
+        stream = stream_of(neighbours)
         version = times_written(neighbours)
         if stream not in kept or kept[stream][0] != version:
             kept[stream] = (version, pairs(neighbours))

@@ -51,7 +51,8 @@ class Library:
     def _prototype(self, name: str, count: int) -> Callable[..., int]:
         """Every parameter of every function is a pointer or an int64."""
         function = getattr(self._loaded, name)
-        function.argtypes, function.restype = (ctypes.c_int64,) * count, ctypes.c_int64
+        function.argtypes = (ctypes.c_int64,) * count
+        function.restype = ctypes.c_int64
         prototype: Callable[..., int] = function
         return prototype
 
@@ -86,7 +87,8 @@ class NativeOperators:
         """
         if coordinates.dtype == torch.int32 and coordinates.ndim == 2 and coordinates.shape[1] == 4:
             count = coordinates.shape[0]
-            keys, order = _empty(count), _empty(count)
+            keys = _empty(count)
+            order = _empty(count)
             if self._call("sorted_sites", coordinates.contiguous(), count, keys, order):
                 return keys, order
         return reference.sorted_sites(coordinates)  # which says what is wrong
@@ -111,7 +113,8 @@ class NativeOperators:
         self, in_keys: Tensor, out_keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple, transposed: bool
     ) -> Tensor:
         """int32 [K, M]: the input row that each output reads through each offset, or -1."""
-        inputs, outputs = in_keys.shape[0], out_keys.shape[0]
+        inputs = in_keys.shape[0]
+        outputs = out_keys.shape[0]
         neighbours = _empty(kernel[0] * kernel[1] * kernel[2], outputs, dtype=torch.int32)
         shape = torch.tensor((*kernel, *stride, *dilation), device="cpu")
         self._call("kernel_map", in_keys, inputs, out_keys, outputs, shape, transposed, neighbours)

@@ -76,7 +76,8 @@ class SparseCrop(nn.Module):
 
     def __init__(self, coords_min: Sequence[int] | None = None, coords_max: Sequence[int] | None = None) -> None:
         super().__init__()
-        self.coords_min, self.coords_max = coords_min, coords_max
+        self.coords_min = coords_min
+        self.coords_max = coords_max
 
     def forward(self, input: SparseTensor) -> SparseTensor:
         """See the class."""
@@ -101,7 +102,8 @@ class ToBEVReduction(nn.Module):
 
     def __init__(self, dim: int = 1, extent: int | None = None) -> None:
         super().__init__()
-        self.dim, self.extent = _axis(dim, "ToBEVReduction"), extent
+        self.dim = _axis(dim, "ToBEVReduction")
+        self.extent = extent
 
     def forward(self, input: SparseTensor) -> SparseTensor:
         """See the class."""
@@ -143,8 +145,11 @@ class ToBEVConvolution(nn.Module):
                 expected="at least 1, and a stride of 1",
                 remedy="put a strided layer behind: Conv3d or AvgPool3d",
             )
-        self.in_channels, self.out_channels, self.n_kernels = in_channels, out_channels, n_kernels
-        self.stride, self.dim = stride, _axis(dim, type(self).__name__)
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.n_kernels = n_kernels
+        self.stride = stride
+        self.dim = _axis(dim, type(self).__name__)
         self.kernel = nn.Parameter(torch.empty(n_kernels, in_channels, out_channels))
         self.bias = nn.Parameter(torch.zeros(1, out_channels)) if bias else None
         self.reset_parameters()
@@ -193,7 +198,8 @@ class ToDenseBEVConvolution(ToBEVConvolution):
         extents = _shape(shape, "ToDenseBEVConvolution")
         axis = _axis(dim, "ToDenseBEVConvolution")
         super().__init__(in_channels, out_channels, extents[axis], dim=axis, bias=bias)
-        self.shape, self.offset = extents, _corner(offset, 0, "offset")
+        self.shape = extents
+        self.offset = _corner(offset, 0, "offset")
 
     def forward(self, input: SparseTensor) -> Tensor:  # type: ignore[override]  # dense, where its base is sparse
         """See the class."""
@@ -228,7 +234,9 @@ class ToBEVHeightCompression(nn.Module):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        self.channels, self.shape, self.dim = channels, _shape(shape, name), _axis(dim, name)
+        self.channels = channels
+        self.shape = _shape(shape, name)
+        self.dim = _axis(dim, name)
         self.offset = _corner(offset, 0, "offset")
 
     def forward(self, input: SparseTensor) -> Tensor:

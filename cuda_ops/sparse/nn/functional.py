@@ -205,13 +205,15 @@ def silu(input: SparseTensor, inplace: bool = False) -> SparseTensor:
 
 def to_dense(input: SparseTensor, shape: Sequence[int], origin: Sequence[int] = (0, 0, 0)) -> Tensor:
     """(samples, channels, x, y, z): the features on a grid; see :class:`~cuda_ops.sparse.nn.ToDense`."""
-    extents, (x, y, z) = triple(shape, "shape", "to_dense"), origin
+    extents = triple(shape, "shape", "to_dense")
+    x, y, z = origin
     return on_grid(input, Grid(input.route, extents, (int(x), int(y), int(z))))
 
 
 def on_grid(input: SparseTensor, grid: Grid) -> Tensor:
     """(samples, channels, x, y, z): the features of a tensor on a grid over its sites, those of one cell summed."""
-    segments, cells = input.segments, input.geometry.cells(grid)
+    segments = input.segments
+    cells = input.geometry.cells(grid)
     sums: Tensor = torch.ops.halopipe.segment_grid(
         input.feats, cells, segments.starts, segments.lengths, grid.num_cells
     )

@@ -62,11 +62,13 @@ class Conv3d(nn.Module):
         padding: Size | None = None,
     ) -> None:
         super().__init__()
-        self.in_channels, self.out_channels = in_channels, out_channels
+        self.in_channels = in_channels
+        self.out_channels = out_channels
         self.kernel_size = triple(kernel_size, "kernel_size", "Conv3d")
         self.stride = triple(stride, "stride", "Conv3d")
         self.dilation = triple(dilation, "dilation", "Conv3d")
-        self.transposed, self.generative = transposed, generative
+        self.transposed = transposed
+        self.generative = generative
         self.kernel_volume = volume(self.kernel_size)
         _require_channels(in_channels, out_channels)
         _require_transposed(transposed, generative)
@@ -264,7 +266,8 @@ class BatchNorm(nn.BatchNorm1d):
         training = self.training or self.running_mean is None
         tracked = not self.training or self.track_running_stats
         mean, var = (self.running_mean, self.running_var) if tracked else (None, None)
-        weight, bias = self.weight, self.bias
+        weight = self.weight
+        bias = self.bias
         batches = self.num_batches_tracked
         if is_averaging(self) and mean is not None and var is not None and batches is not None:
             with averaged(batches, mean, var) as (mean, var):
@@ -294,7 +297,9 @@ class GroupNorm(nn.Module):
                 expected="a multiple",
                 remedy="choose a number of groups that divides the channels",
             )
-        self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
+        self.num_groups = num_groups
+        self.num_channels = num_channels
+        self.eps = eps
         self.weight = nn.Parameter(torch.ones(num_channels)) if affine else None
         self.bias = nn.Parameter(torch.zeros(num_channels)) if affine else None
 

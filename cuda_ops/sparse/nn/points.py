@@ -40,11 +40,13 @@ class PointTensor:
 
     def __init__(self, feats: Tensor, coords: Tensor) -> None:
         _require_points(coords, feats.shape[0], "PointTensor")
-        self.F, self.C = feats, coords
+        self.F = feats
+        self.C = coords
 
     def to(self, *to: torch.device | str, device: torch.device | str | None = None) -> PointTensor:
         """On another device."""
-        feats, coords = self.F, self.C
+        feats = self.F
+        coords = self.C
         for each in (*to, device):
             feats, coords = (feats, coords) if each is None else (feats.to(each), coords.to(each))
         return PointTensor(feats, coords)
@@ -244,7 +246,8 @@ def spdevoxelize(feats: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
 
 def spdownsample(coords: Tensor, stride: int | Sequence[int] = 2, kernel_size: int | Sequence[int] = 2) -> Tensor:
     """int32 (sites, 4): every site whose field holds one of ``coords``, as a strided convolution makes them."""
-    kernel, steps = triple(kernel_size, "kernel_size", "spdownsample"), triple(stride, "stride", "spdownsample")
+    kernel = triple(kernel_size, "kernel_size", "spdownsample")
+    steps = triple(stride, "stride", "spdownsample")
     return unpack(operators.strided_sites(torch.unique(sphash(coords)), kernel, steps, (1, 1, 1)))
 
 

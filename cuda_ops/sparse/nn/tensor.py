@@ -59,7 +59,8 @@ class SparseTensor:
         num_samples: int | None = None,
         check_finite: bool = False,
     ) -> None:
-        feats, coords = torch.as_tensor(feats), whole_coordinates(torch.as_tensor(coords))
+        feats = torch.as_tensor(feats)
+        coords = whole_coordinates(torch.as_tensor(coords))
         require_rows(feats, coords.shape[0], "SparseTensor")
         if check_finite:
             require_finite(feats, "SparseTensor")
@@ -74,7 +75,11 @@ class SparseTensor:
     def on(cls, geometry: Geometry, feats: Tensor, route: Route = (), base_stride: Triple = (1, 1, 1)) -> SparseTensor:
         """Features (sites, channels) that already lie in the order of the sites of ``geometry`` at ``route``."""
         made = cls.__new__(cls)
-        made.feats, made.geometry, made.route, made.base_stride, made.order = feats, geometry, route, base_stride, None
+        made.feats = feats
+        made.geometry = geometry
+        made.route = route
+        made.base_stride = base_stride
+        made.order = None
         return made
 
     @property
@@ -132,7 +137,8 @@ class SparseTensor:
         return self.feats.shape[0]
 
     def __repr__(self) -> str:
-        rows, channels = self.feats.shape[0], math.prod(self.feats.shape[1:])
+        rows = self.feats.shape[0]
+        channels = math.prod(self.feats.shape[1:])
         return f"SparseTensor({rows} sites, {channels} channels, stride {self.stride}, {self.dtype}, {self.device})"
 
     def with_feats(self, feats: Tensor, route: Route | None = None) -> SparseTensor:

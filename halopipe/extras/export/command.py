@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from planner.ir.plan import Plan
     from planner.ir.profile import Profile
 
-_TRACE, _TORCH = "chrome-trace", "torch-pipelining"
+_TRACE = "chrome-trace"
+_TORCH = "torch-pipelining"
 _FORMATS = {
     _TRACE: Path("trace.json"),
     _TORCH: Path("pipeline.json"),

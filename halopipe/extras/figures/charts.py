@@ -27,14 +27,20 @@ from planner.ir.plan import Decision
 from planner.ir.schedule import COMPUTE, MESSAGE, Action, Op
 from planner.ir.timeline import Timeline
 
-STEP, MEMORY, PLANS = "step-chart", "memory-chart", "plans-chart"
+STEP = "step-chart"
+MEMORY = "memory-chart"
+PLANS = "plans-chart"
 """Elements of the page that charts are put into."""
 
-_MS, _MIB = 1e3, 2**20
+_MS = 1e3
+_MIB = 2**20
 _LANES_PX = 430
-_LEAST_LANE_PX, _MOST_LANE_PX = 9, 40
+_LEAST_LANE_PX = 9
+_MOST_LANE_PX = 40
 _NONE = -1
-_MOST_OUTLINED, _MOST_NUMBERED, _MOST_WITH_MESSAGES = 4000, 1000, 20000  # actions of a panel
+_MOST_OUTLINED = 4000  # actions of a panel
+_MOST_NUMBERED = 1000
+_MOST_WITH_MESSAGES = 20000
 _MOST_NAMED = 12
 _LABEL_FROM = 0.014  # of the step
 _LIMIT_IN_VIEW = 1.6  # times the most memory used; a limit beyond is said in words
@@ -107,7 +113,8 @@ def step_chart(timelines: Sequence[Timeline], decision: Decision) -> Any:
     ranks = max(decision.num_ranks, *(span.rank + 1 for timeline in shown for span in timeline.spans))
     lane_px = min(_MOST_LANE_PX, max(_LEAST_LANE_PX, _LANES_PX // ranks))
     end = _MS * max(timeline.step_s for timeline in shown)
-    x_range, y_range = Range1d(start=0, end=end, bounds=(0, end)), Range1d(start=ranks - 0.5, end=-0.5)
+    x_range = Range1d(start=0, end=end, bounds=(0, end))
+    y_range = Range1d(start=ranks - 0.5, end=-0.5)
     panels = []
     for timeline in shown:
         chart = _figure(
@@ -171,8 +178,10 @@ def plans_chart(points: Sequence[Point], bound_s: float) -> Any:
     """Plans by step and memory of the fullest rank, those that no other beats joined; None for fewer than two."""
     if len(points) < 2:
         return None
-    xs, ys = np.array([_MS * p.step_s for p in points]), np.array([p.peak_bytes / _MIB for p in points])
-    left, right = min([*xs, _MS * bound_s or xs[0]]), xs.max()
+    xs = np.array([_MS * p.step_s for p in points])
+    ys = np.array([p.peak_bytes / _MIB for p in points])
+    left = min([*xs, _MS * bound_s or xs[0]])
+    right = xs.max()
     chart = _figure(
         height=330,
         x_range=Range1d(start=left - 0.06 * (right - left or right), end=right + 0.06 * (right - left or right)),
@@ -350,5 +359,6 @@ def _stairs(timeline: Timeline) -> Iterator[tuple[int, tuple[Any, Any]]]:
         by_rank.setdefault(sample.rank, []).append((_MS * sample.at_s, sample.num_bytes / _MIB))
     for rank, samples in sorted(by_rank.items()):
         at, held = (np.array(values, np.float32) for values in zip(*sorted(samples), strict=True))
-        xs, ys = np.repeat(at, 2), np.repeat(held, 2)
+        xs = np.repeat(at, 2)
+        ys = np.repeat(held, 2)
         yield rank, (np.append(xs[1:], np.float32(_MS * timeline.step_s)), ys)

@@ -27,8 +27,14 @@ from planner.ir.plan import Plan
 from planner.ir.schedule import MESSAGE, PER_STEP, Action, Op
 from planner.ir.timeline import Timeline
 
-ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
-BLUE, VERMILION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#999999"
+ORANGE = "#E69F00"
+SKY = "#56B4E9"
+GREEN = "#009E73"
+YELLOW = "#F0E442"
+BLUE = "#0072B2"
+VERMILION = "#D55E00"
+PURPLE = "#CC79A7"
+GREY = "#999999"
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY, YELLOW, GREY)
 OPERATIONS: Mapping[Op, str] = {
@@ -151,14 +157,16 @@ def graph(plan: Plan, edges: Sequence[tuple[int, int]]) -> Figure:
     Args:
         edges: pairs of positions in the plan's layers (``halopipe.extras.figures.graph_layout.layer_edges``).
     """
-    names, places = list(plan.decision.layers), list(plan.decision.layers.values())
+    names = list(plan.decision.layers)
+    places = list(plan.decision.layers.values())
     drawn = graph_layout.draw(len(names), edges, _GRAPH_ASPECT)
     inches = 9.0 / max(1.0, drawn.width)  # of a column
     height = max(1.0, drawn.height * inches / graph_layout.LANES_PER_COLUMN)
     figure = Figure(figsize=(9.0, height + 0.5), layout="constrained")
     axes = figure.subplots()
     axes.add_collection(LineCollection([[(a, b), (c, d)] for a, b, c, d in drawn.lines], colors=GREY, linewidths=0.6))
-    half_x, half_y = graph_layout.BOX_WIDTH / 2, graph_layout.BOX_HEIGHT / 2
+    half_x = graph_layout.BOX_WIDTH / 2
+    half_y = graph_layout.BOX_HEIGHT / 2
     points = min(
         7.0, 72 * inches * graph_layout.BOX_WIDTH / (0.6 * _MOST_LETTERS)
     )  # a letter is 0.6 of its height wide
@@ -252,7 +260,8 @@ def _draw_timeline(axes: Axes, timeline: Timeline) -> set[Op]:
         if action.op in MESSAGE:
             continue
         drawn_ops.add(action.op)
-        start, length = 1e3 * span.start_s, 1e3 * (span.stop_s - span.start_s)
+        start = 1e3 * span.start_s
+        length = 1e3 * (span.stop_s - span.start_s)
         height, below = (0.14, 0.47) if action.op is Op.PREPARE else (0.8, 0.0)  # it may last while the rank computes
         colour = OPERATIONS[action.op]
         axes.barh(span.rank + below, length, left=start, height=height, color=colour, edgecolor="white", linewidth=0.4)

@@ -24,7 +24,8 @@ from planner.ir.graph import SAMPLE, producer
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 
-BOX_WIDTH, BOX_HEIGHT = 0.84, 0.66
+BOX_WIDTH = 0.84
+BOX_HEIGHT = 0.66
 """Of a column's and a lane's extent."""
 
 _ROW_GAP = 0.45
@@ -67,7 +68,8 @@ def draw(num_layers: int, edges: Sequence[tuple[int, int]], aspect: float) -> Ne
         num_layers: their numbers are in topological order.
         edges: (layer that makes a value, layer that reads it).
     """
-    columns, lanes = _columns(num_layers, edges), [0] * num_layers
+    columns = _columns(num_layers, edges)
+    lanes = [0] * num_layers
     last_read = list(columns)
     for src, dst in edges:
         last_read[src] = max(last_read[src], columns[dst])
@@ -78,7 +80,8 @@ def draw(num_layers: int, edges: Sequence[tuple[int, int]], aspect: float) -> Ne
         for column in range(columns[layer], max(columns[layer] + 1, last_read[layer])):
             highest[column] = max(highest[column], lane)
     tops: list[float] = []
-    per_row, height = num_columns, 1.0
+    per_row = num_columns
+    height = 1.0
     for per_row in _row_lengths(num_columns):
         tops, height = _rows(highest, per_row)
         if per_row * LANES_PER_COLUMN <= aspect * height or per_row == 1:
@@ -123,7 +126,8 @@ def _give_lanes(
 
 def _row_lengths(num_columns: int) -> list[int]:
     """Lengths of rows to try, the longest first, each a twentieth shorter."""
-    lengths, length = [], float(num_columns)
+    lengths = []
+    length = float(num_columns)
     while length > 1:
         lengths.append(round(length))
         length = min(length - 1, length * 0.95)
@@ -132,7 +136,8 @@ def _row_lengths(num_columns: int) -> list[int]:
 
 def _rows(highest: Sequence[int], per_row: int) -> tuple[list[float], float]:
     """The top of each row, and the height of all."""
-    tops, top = [], 0.0
+    tops = []
+    top = 0.0
     for start in range(0, len(highest), per_row):
         tops.append(top)
         top += max(highest[start : start + per_row]) + 1 + _ROW_GAP
@@ -150,14 +155,19 @@ def _pieces(
     """An edge stays on its maker's lane up to the column before its reader; at the end of a row it goes on below."""
     src, dst = edge
     half = BOX_WIDTH / 2
-    (x, _), (end_x, end_y) = boxes[src], boxes[dst]
-    pieces, x = [], x + half
-    row, last = columns[src] // per_row, columns[dst] // per_row
+    x, _ = boxes[src]
+    end_x, end_y = boxes[dst]
+    pieces = []
+    x = x + half
+    row = columns[src] // per_row
+    last = columns[dst] // per_row
     while row < last:
         y = tops[row] + lanes[src] + 0.5
         pieces.append((x, y, float(per_row), y))
-        row, x = row + 1, 0.0
-    y, turn = tops[row] + lanes[src] + 0.5, end_x - 1 + half
+        row = row + 1
+        x = 0.0
+    y = tops[row] + lanes[src] + 0.5
+    turn = end_x - 1 + half
     if turn > x:
         pieces.append((x, y, turn, y))
         x = turn
@@ -212,7 +222,9 @@ def layer_costs(plan: Plan, profile: Profile) -> dict[str, tuple[float, float, s
 
     Of a layer that is cut along more than samples: of all of it on one device, since its parts are priced together.
     """
-    cost_model, decision, by_layer = CostModel(profile), plan.decision, {}
+    cost_model = CostModel(profile)
+    decision = plan.decision
+    by_layer = {}
     index = {layer.name: number for number, layer in enumerate(profile.graph.layers)}
     full = decision.micro_batches[0]
     for name, placement in decision.layers.items():

@@ -246,7 +246,8 @@ def run(notebook: NotebookNode, folder: Path, timeout_s: int | None = None) -> N
         UsageError: nbclient or ipykernel is not installed.
         WorkerError: a cell failed; the notebook holds the outputs up to it.
     """
-    client, exceptions = _needed("nbclient"), _needed("nbclient.exceptions")
+    client = _needed("nbclient")
+    exceptions = _needed("nbclient.exceptions")
     _needed("ipykernel")
     metadata = dict(notebook.metadata)
     where = {"metadata": {"path": str(folder)}}

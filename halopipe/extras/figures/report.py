@@ -183,7 +183,8 @@ def page(sources: ReportSources, front: Front | None = None) -> str:
             ["they draw the charts and fill the page in"],
             ["pip install 'halopipe[report]'", "halopipe draw PLAN -o step.svg in place of it, which needs neither"],
         ) from None
-    plan, profile = sources.plan, sources.profile
+    plan = sources.plan
+    profile = sources.profile
     prediction, fresh = solve.predict_again(plan, profile) if profile is not None else (plan.prediction, None)
     timelines = _timelines(fresh, sources.timelines)
     points = list(_points(sources, prediction, front))
@@ -253,7 +254,8 @@ def figure_of(sources: ReportSources, what: str) -> Figure:
     Raises:
         UsageError: what it needs is not among the sources.
     """
-    plan, profile = sources.plan, sources.profile
+    plan = sources.plan
+    profile = sources.profile
     if what == "graph":
         return figures.graph(plan, graph_layout.layer_edges(plan, profile))
     prediction, fresh = solve.predict_again(plan, profile) if profile is not None else (plan.prediction, None)
@@ -295,7 +297,8 @@ def _timelines(fresh: Timeline | None, run: TimelineFile | None) -> list[Timelin
 def _cards(plan: Plan, prediction: Prediction, sources: ReportSources) -> Iterator[tuple[str, str, str]]:
     """(what, figure, a line below it)."""
     run = sources.timelines
-    low, high = prediction.p10_s, prediction.p90_s
+    low = prediction.p10_s
+    high = prediction.p90_s
     within = (
         f"{units.seconds(low)} to {units.seconds(high)} in 8 of 10 steps" if 0 < low < high else prediction.evidence
     )
@@ -354,7 +357,8 @@ def _beside(
 
 def _ranks(plan: Plan, prediction: Prediction) -> Iterator[dict[str, Any]]:
     """A line a rank: where its time goes, and its memory."""
-    devices, step_s = plan_files.device_names(plan), prediction.step_s or 1.0
+    devices = plan_files.device_names(plan)
+    step_s = prediction.step_s or 1.0
     for rank in prediction.ranks:
         seconds = (rank.compute_s, rank.communication_s, rank.bubble_s, rank.idle_s)
         parts = [(name, 100 * s / step_s) for name, s in zip(_PARTS, seconds, strict=True)]
@@ -468,7 +472,8 @@ def _missing(sources: ReportSources, timelines: Sequence[Timeline], front: Front
 
 def _data(sources: ReportSources, points: Sequence[Point], rows: Iterable[Any]) -> dict[str, Any]:
     """What scripts need; texts are put into the page as text."""
-    plan, profile = sources.plan, sources.profile
+    plan = sources.plan
+    profile = sources.profile
     return {
         "stages": [
             {"name": f"stage {row.stage}", "devices": ", ".join(row.devices), "colour": stage_colour(row.stage)}

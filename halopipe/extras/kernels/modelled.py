@@ -30,7 +30,8 @@ def modelled(
         UnknownNameError, InputFileError: of ``on`` and ``tables``.
         FactoryError, UnsupportedModelError: the model needs values, or cannot be captured.
     """
-    on, workers = asked.on, asked.workers
+    on = asked.on
+    workers = asked.workers
     if not on:
         raise UsageError("--tables is for --on", [], ["--on h100-dgx, or a cluster file"])
     if refused:

@@ -22,7 +22,9 @@ from cuda_ops.sparse.quantize import sparse_quantize
 from halopipe.data.sources import mixed
 from planner.ir.errors import CorruptFileError, MissingFileError, UsageError
 
-GROUND, ABOVE, IGNORED = 0, 1, -100
+GROUND = 0
+ABOVE = 1
+IGNORED = -100
 """Targets; the last one of rows that hold no voxel."""
 
 Part = Literal["all", "train", "validation"]

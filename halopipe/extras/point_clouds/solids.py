@@ -70,8 +70,12 @@ class Shapes(Dataset[CloudSample]):
         first: int = 0,
     ) -> None:
         most = int(voxels * (1 + SPREAD))
-        self._points, self._voxels, self._channels = points or most, voxels, channels
-        self._num_samples, self._seed, self._first = num_samples, seed, first
+        self._points = points or most
+        self._voxels = voxels
+        self._channels = channels
+        self._num_samples = num_samples
+        self._seed = seed
+        self._first = first
         self._num_classes = num_classes or len(SOLIDS)
         if not 1 <= channels <= 4:
             raise UsageError(f"shapes have 1 to 4 features a voxel, {channels} are asked for")
@@ -176,13 +180,16 @@ def _helix(count: int, generator: torch.Generator) -> Tensor:
 def _polyhedron(corners: list[tuple[float, float, float]], faces: list[tuple[int, int, int]]) -> Solid:
     """Of triangles, each as dense with points as the others."""
     triangles = torch.tensor(corners)[torch.tensor(faces)]
-    first, second = triangles[:, 1] - triangles[:, 0], triangles[:, 2] - triangles[:, 0]
+    first = triangles[:, 1] - triangles[:, 0]
+    second = triangles[:, 2] - triangles[:, 0]
     areas = torch.linalg.cross(first, second).norm(dim=1)
 
     def points(count: int, generator: torch.Generator) -> Tensor:
         face = torch.multinomial(areas, count, replacement=True, generator=generator)
         u, v = torch.rand(2, count, 1, generator=generator)
-        u, v = torch.where(u + v > 1, 1 - u, u), torch.where(u + v > 1, 1 - v, v)
+        is_outside = u + v > 1
+        u = torch.where(is_outside, 1 - u, u)
+        v = torch.where(is_outside, 1 - v, v)
         return triangles[face, 0] + u * first[face] + v * second[face]
 
     return points
@@ -215,7 +222,8 @@ SOLIDS: dict[str, Solid] = {
 """By name; a solid's place is its class."""
 
 
-NUM_SHAPES, NUM_HELD_OUT = 2048, 256
+NUM_SHAPES = 2048
+NUM_HELD_OUT = 256
 
 
 def shapes(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Shapes:

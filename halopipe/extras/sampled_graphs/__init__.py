@@ -7,7 +7,8 @@ Modules:
 
 from __future__ import annotations
 
-_SAMPLING, _SEEDS = "cuda_ops.extras.sampling", "halopipe.extras.sampled_graphs.seeds"
+_SAMPLING = "cuda_ops.extras.sampling"
+_SEEDS = "halopipe.extras.sampled_graphs.seeds"
 _MODULES = {
     "sampler": ("Block", "NeighbourSampler", "SampledGraph"),
     "graph": ("GraphError", "NodeGraph"),

@@ -34,14 +34,17 @@ def seed_batches(
     labels = torch.from_numpy(graph.labels)
     chosen = torch.arange(graph.num_nodes) if nodes is None else nodes
     generator = torch.Generator().manual_seed(seed)
-    waiting, draw, is_over = chosen[:0], 0, False
+    waiting = chosen[:0]
+    draw = 0
+    is_over = False
     while True:
         while len(waiting) < global_batch and not is_over:
             waiting = torch.cat([waiting, chosen[torch.randperm(len(chosen), generator=generator)]])
             is_over = not endless
         if not len(waiting):
             return
-        now, waiting = waiting[:global_batch], waiting[global_batch:]
+        now = waiting[:global_batch]
+        waiting = waiting[global_batch:]
         yield (now, torch.full_like(now, draw)), labels[now]
         draw += 1
 

@@ -194,7 +194,8 @@ def _numbers(text: bytes, start: int, stop: int, name: str, wanted: torch.dtype,
     if depth > MOST_DIMS:
         raise FormatError(f"{name} is no tensor", [f"lists in lists, {depth} of them"], [])
     shape = _shape(b",".join(_skeleton(piece, name) for piece in _pieces(text, start, stop, name)), depth, name)
-    flat, filled = torch.empty(count, dtype=wanted), 0
+    flat = torch.empty(count, dtype=wanted)
+    filled = 0
     for piece in _pieces(text, start, stop, name):
         values = _parsed(b"[" + piece.translate(None, b"[]") + b"]", name)
         flat[filled : filled + len(values)] = _of_values(values, name, wanted)
@@ -210,11 +211,14 @@ def _of_values(values: list[Any], name: str, wanted: torch.dtype) -> Tensor:
     allowed: set[type]
     dtype: Any
     if wanted == torch.bool:
-        allowed, dtype = {bool}, np.bool_
+        allowed = {bool}
+        dtype = np.bool_
     elif is_whole:
-        allowed, dtype = {int}, np.uint64 if wanted == torch.uint64 else np.int64
+        allowed = {int}
+        dtype = np.uint64 if wanted == torch.uint64 else np.int64
     else:
-        allowed, dtype = {int, float}, np.float64
+        allowed = {int, float}
+        dtype = np.float64
     if kinds - allowed:
         refused_kinds = ", ".join(sorted(kind.__name__ for kind in kinds - allowed))
         raise FormatError(

@@ -87,7 +87,8 @@ def require_fitting(options: ServeOptions) -> None:
             raise UsageError(f"{option} goes with --learn", ["nothing is learnt without it"], [f"leave {option} out"])
     if options.names and not options.http:
         raise UsageError("--names goes with --http", [], ["leave --names out"])
-    folder, answers = options.source, options.to
+    folder = options.source
+    answers = options.to
     with_folder: dict[str, object] = {"--to": answers, "--reader": options.reader, "--follow": options.follow}
     request_sources.require_one({"--from": folder, "--stdin": options.stdin, "--http": options.http}, with_folder)
     for option, asked in with_folder.items():
@@ -157,7 +158,8 @@ def _say_how(serving: Serving, plan: Plan, mode: str) -> None:
         console.remark("parts of the module are in training mode: batch norm runs, dropout drops; else: --mode eval")
     predicted = plan.prediction
     if predicted.sustained_per_s:
-        rate, latency = units.rate(predicted.sustained_per_s), units.seconds(predicted.step_s)
+        rate = units.rate(predicted.sustained_per_s)
+        latency = units.seconds(predicted.step_s)
         console.remark(f"predicted: {rate} samples/s sustained, {latency} a request")
 
 

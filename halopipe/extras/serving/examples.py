@@ -182,12 +182,15 @@ def _lost_number(tensor: Tensor, kept: Tensor) -> str | None:
         overflows = bool((torch.isinf(kept) & torch.isfinite(tensor)).any())
         return "a finite number would become infinite" if overflows else None
     numbers = tensor.detach().cpu().numpy()  # torch has no least and largest of uint64
-    least, most = int(numbers.min()), int(numbers.max())
+    least = int(numbers.min())
+    most = int(numbers.max())
     if kept.dtype.is_floating_point or kept.dtype.is_complex:
         limit = int(2 / torch.finfo(kept.dtype).eps)
-        low, high = -limit, limit
+        low = -limit
+        high = limit
     else:
-        low, high = torch.iinfo(kept.dtype).min, torch.iinfo(kept.dtype).max
+        low = torch.iinfo(kept.dtype).min
+        high = torch.iinfo(kept.dtype).max
     if low <= least and most <= high:
         return None
     return f"it holds {least} ... {most}, and keeps {low} ... {high}"
@@ -213,7 +216,8 @@ def _parts(
     specs: InputSpecs, names: Sequence[str], inputs: Sequence[Tensor], shares: Sequence[int]
 ) -> list[tuple[Tensor, ...]]:
     """The inputs of each micro-batch."""
-    parts, start = [], 0
+    parts = []
+    start = 0
     for count in shares:
         parts.append(
             tuple(specs.narrow(tensor, name, start, count) for name, tensor in zip(names, inputs, strict=False))
@@ -231,7 +235,8 @@ def _error(tensor: Tensor, expected: Tensor) -> float:
         return float("inf")
     if not expected.is_floating_point():
         return 0.0 if torch.equal(tensor, expected) else float("inf")
-    distance, norm = _norm(tensor.double() - expected.double()), _norm(expected)
+    distance = _norm(tensor.double() - expected.double())
+    norm = _norm(expected)
     return distance / norm if norm else distance
 
 

@@ -49,17 +49,21 @@ from halopipe.terminal.console import visible
 from planner.ir.errors import BusyError, HalopipeError, UsageError
 
 LOOPBACK = "127.0.0.1"
-ARRAY, TEXT = "application/x-npy", "application/json"
+ARRAY = "application/x-npy"
+TEXT = "application/json"
 
-_HEADERS_S, _BODY_S = 10.0, 30.0
+_HEADERS_S = 10.0
+_BODY_S = 30.0
 """In which a request's headers come, and then its body; an answer is read in the time of a body too."""
 _MOST_HEADER_BYTES = 2**14
 _MOST_BODIES = 4
 """Bodies of the largest size that are held at a time; smaller ones may be more."""
 _DRAIN_S = 60
-_MOST_CONNECTIONS, _LEAST_CONNECTIONS = 256, 8
+_MOST_CONNECTIONS = 256
+_LEAST_CONNECTIONS = 8
 """Beyond the most the one that has been without a whole request for the longest is closed."""
-_ACCEPTED_AT_ONCE, _OTHER_FILES = 16, 24
+_ACCEPTED_AT_ONCE = 16
+_OTHER_FILES = 24
 """Connections that come before one too many is closed; files beside connections that this process may yet open."""
 _BACKLOG = 2048
 """Connections that wait to be accepted."""
@@ -169,7 +173,10 @@ class _Body:
 
 class _Answers:
     def __init__(self, serving: Serving, most_bytes: int, draining: Draining, body_s: float) -> None:
-        self._serving, self._most_bytes, self._draining, self._body_s = serving, most_bytes, draining, body_s
+        self._serving = serving
+        self._most_bytes = most_bytes
+        self._draining = draining
+        self._body_s = body_s
         self._bodies: list[_Body] = []  # the oldest first
         self._parses = asyncio.Semaphore(1)
         # Beside those that write to ranks, which may be slow to read, one is left to parse and one to look.
@@ -265,7 +272,9 @@ def _too_many_bodies() -> RefusedError:
 
 async def _refused(request: Request, error: HTTPException) -> Response:
     """What is said of a request that is none; the router's own errors know no path."""
-    path, text, code = request.scope["path"], error.detail, UsageError.code
+    path = request.scope["path"]
+    text = error.detail
+    code = UsageError.code
     if isinstance(error, RefusedError):
         code = error.code
     elif error.status_code == 404:

@@ -14,7 +14,9 @@ SERVING_MODES = ("module", "eval")
 STDIN_FORMATS = ("json", "npy")
 """What ``halopipe serve --stdin`` reads."""
 
-FROM, WEIGHTS, STREAM = "Where requests come from (one of them)", "Weights", "The stream"
+FROM = "Where requests come from (one of them)"
+WEIGHTS = "Weights"
+STREAM = "The stream"
 """Headings in the help, below the common options."""
 
 

@@ -37,8 +37,13 @@ from runtime.extras.streams.stream import Answered, RequestStream, Setting
 from runtime.pipeline.microbatches import Batch, InputSpecs
 from runtime.pipeline.routing import Piece
 
-READY, REQUEST, ANSWER, END = "ready", "request", "answer", "end"
-HERE, ZEROS, SHAPE = "here", "zeros", "shape"
+READY = "ready"
+REQUEST = "request"
+ANSWER = "answer"
+END = "end"
+HERE = "here"
+ZEROS = "zeros"
+SHAPE = "shape"
 """Of a tensor of a request: its numbers are in the frame; they are zeros; it is not read by this rank."""
 
 FOREVER_S = 1e9
@@ -59,7 +64,8 @@ def decoded(frame: bytes) -> tuple[dict[str, Any], list[Tensor]]:
     (length,) = _LENGTH.unpack_from(frame)
     place = _LENGTH.size + length
     header: dict[str, Any] = json.loads(frame[_LENGTH.size : place])
-    tensors, whole = [], bytearray(frame)
+    tensors = []
+    whole = bytearray(frame)
     for shape, name in header.pop("tensors"):
         dtype: torch.dtype = getattr(torch, name)
         count = math.prod(shape)
@@ -114,7 +120,8 @@ def stream(execution: Execution, path: str, **setting: bool) -> None:
     """
     requests: RequestStream = execution.stream(**setting)
     description = _description(execution, requests.setting)
-    end, is_over = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), False
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    is_over = False
     with short_name(path) as name:
         end.connect(name)
 
@@ -184,8 +191,10 @@ def _filled(inputs: Sequence[Sequence[Any]], tensors: Sequence[Tensor]) -> list[
 
 
 def _description(execution: Execution, setting: Setting) -> RankDescription:
-    context, rank = execution.context, execution.rank
-    decision, values = context.decision, context.graph.values()
+    context = execution.context
+    rank = execution.rank
+    decision = context.decision
+    values = context.graph.values()
     stages = {decision.layers[producer(value)].stage for value in setting.answers}
     stages |= {context.loss_stage} if setting.learns else set()
     return RankDescription(

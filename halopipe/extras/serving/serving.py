@@ -172,14 +172,19 @@ class Serving:
             raise UsageError(
                 "stages learn in the mode of the module", [f"mode {mode!r} was asked for"], ["--mode module"]
             )
-        self.run, self.counts, self.checked = run, Counts(), ""
-        self._structure, self.learns = model.batch, learn
+        self.run = run
+        self.counts = Counts()
+        self.checked = ""
+        self._structure = model.batch
+        self.learns = learn
         parts = (part for part in model.module.modules() if isinstance(part, (BatchNormBase, DropoutBase)))
         self.is_training = mode == MODULE and any(part.training for part in parts)
         self.room = room or 2 * len(run.plan.decision.stages) + 2
         self._slots = threading.BoundedSemaphore(self.room)
-        self._lock, self._waiting = threading.Lock(), dict[int, _PendingRequest]()
-        self._number, self._is_over = 0, False
+        self._lock = threading.Lock()
+        self._waiting = dict[int, _PendingRequest]()
+        self._number = 0
+        self._is_over = False
         self.failure: HalopipeError | None = None
         self._output: examples.OutputForm | None = None
         if check:
@@ -200,7 +205,8 @@ class Serving:
         self._thread = threading.Thread(target=self._listen, name="answers", daemon=True)
         self._thread.start()
         try:
-            source, stream_spec = run.plan.inputs.model, self._stream_spec
+            source = run.plan.inputs.model
+            stream_spec = self._stream_spec
             dtype = source.autocast or source.dtype
             of_example = (model, stream_spec.inputs, stream_spec.planned, stream_spec.fixed, dtype)
             example = examples.ServedExample.of(*of_example, evaluated=mode != MODULE)
@@ -430,7 +436,8 @@ class Serving:
                 return
             self.failure = self.run.ranks.wait_for_failure()
         with self._lock:
-            left, self._waiting = list(self._waiting.values()), {}
+            left = list(self._waiting.values())
+            self._waiting = {}
         for one in left:
             self._release(one)
             _settle(one.future, self.failure)
@@ -438,7 +445,8 @@ class Serving:
     def _answer_all(self) -> None:
         """Puts answers together, until the ranks leave."""
         ranks = {id(link): rank for rank, link in enumerate(self._links)}
-        open_links, next_of = list(self._links), dict.fromkeys(ranks.values(), 0)
+        open_links = list(self._links)
+        next_of = dict.fromkeys(ranks.values(), 0)
         while open_links:
             for link in cast("list[Connection]", wait(open_links)):
                 rank = ranks[id(link)]
@@ -447,7 +455,8 @@ class Serving:
                 except (EOFError, OSError):
                     open_links.remove(link)
                     continue
-                number, next_of[rank] = next_of[rank], next_of[rank] + 1
+                number = next_of[rank]
+                next_of[rank] = next_of[rank] + 1
                 self._take(number, rank, header, tensors)
 
     def _take(self, number: int, rank: int, header: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:

@@ -72,7 +72,8 @@ class WaysReport:
         write_text(path, json.dumps(self.data(), indent=1) + "\n")
 
     def _choice(self, choice: PricedDegrees) -> dict[str, Any]:
-        prediction, memory = choice.prediction, choice.prediction.memory
+        prediction = choice.prediction
+        memory = choice.prediction.memory
         return {
             "ways": dataclasses.asdict(choice.ways),
             "step_s": prediction.step.seconds,
@@ -130,14 +131,16 @@ class WaysReport:
         return ", ".join(text for text in texts if not text.endswith(" 0 %"))
 
     def _memory(self, choice: PricedDegrees) -> str:
-        memory, gib = choice.prediction.memory, 2**30
+        memory = choice.prediction.memory
+        gib = 2**30
         parts = (("state", memory.state), ("activations", memory.activations), ("one pass", memory.working))
         breakdown = ", ".join(f"{what} {size / gib:.1f}" for what, size in parts)
         return f"{memory.total / gib:.1f} of {self.sweep.usable_bytes / gib:.1f} GiB ({breakdown})"
 
     def _bound(self) -> str:
         """What another device, link or batch would better."""
-        best, sweep = self.sweep.best.prediction, self.sweep
+        best = self.sweep.best.prediction
+        sweep = self.sweep
         exchanges = sum(best.parts.get(what, 0.0) for what in (EXCHANGE, GRADIENTS, SENDS))
         reasons = {
             "computing": best.step.seconds - exchanges - best.parts[BUBBLE],
@@ -191,7 +194,8 @@ def plan_by(
     from planner.solvers.candidates.evaluate import Evaluator
 
     if "=" in source or not source.endswith(".json"):
-        ways, batch = ways_of(source), global_batch or profile.graph.samples
+        ways = ways_of(source)
+        batch = global_batch or profile.graph.samples
     else:
         _, ways, of_file = read(Path(source))
         batch = global_batch or of_file
@@ -239,7 +243,8 @@ def _candidate(profile: Profile, ways: ParallelDegrees, count: int) -> Candidate
     from planner.costs.candidate import Candidate, Recomputes
     from planner.extras.transformers.placement import degree_of, groups_of, placements, schedule_of
 
-    size, placed = ways.micro_batch * ways.data, placements(profile.graph, ways)
+    size = ways.micro_batch * ways.data
+    placed = placements(profile.graph, ways)
     groups = groups_of(ways, pools_of("the profile", profile.cluster) if ways.pools else None)
     degrees = [degree_of(ways, chunk) for chunk in range(len(groups))]
     recomputes = {
@@ -375,7 +380,8 @@ def find(transformer: str, on: str, devices: int, global_batch: int, options: Wa
     restrictions: dict[str, Any] = {name: (value,) for name, value in counts.items() if value}
     restrictions |= {"recompute": (Recompute(options.recompute),)} if options.recompute else {}
     restrictions |= {"zero": (options.zero,)} if options.zero >= 0 else {}
-    space, limit_s = DegreesSpace(**restrictions), options.time_limit_s
+    space = DegreesSpace(**restrictions)
+    limit_s = options.time_limit_s
     sweep = search(shape, cluster, devices, global_batch, space, gap=options.gap, time_limit_s=limit_s)
     return WaysReport(shape, cluster, devices, global_batch, sweep, options.price_per_hour)
 

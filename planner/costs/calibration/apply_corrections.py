@@ -99,7 +99,8 @@ def corrected_cluster(profile: Profile) -> Cluster:
 
     A link between two hosts that is stated apart goes with its tier.
     """
-    cluster, factors = profile.cluster, Factors.of(profile.calibration.corrections)
+    cluster = profile.cluster
+    factors = Factors.of(profile.calibration.corrections)
     if not factors.known:
         return cluster
     return replace(
@@ -117,7 +118,8 @@ def _measured(
 ) -> dict[str, tuple[Measurement, ...]]:
     corrected = {}
     for kind, those in measurements.items():
-        forward, backward = factors.least(FORWARD, kind), factors.least(BACKWARD, kind)
+        forward = factors.least(FORWARD, kind)
+        backward = factors.least(BACKWARD, kind)
         corrected[kind] = those if forward == backward == 1 else tuple(_times(one, forward, backward) for one in those)
     return corrected
 

@@ -61,11 +61,17 @@ from planner.ir.profile import (
 )
 
 RANGE = (0.5, 3.0)
-PRIOR, NUM_PRIOR, NUM_MODEL = 0.15, 1, 2
-RUNS_KEPT, REPEAT = 5, 0.25
-LEAST_GAIN, ONE_PLAN = 0.005, 0.1
-_WORSE, _MAY_BE_WORSE = 0.01, 5  # at most one plan in 5 may be out by a hundredth more than before
-_NORMAL_IQR, _NORMAL_MAD = 1.349, 1.4826
+PRIOR = 0.15
+NUM_PRIOR = 1
+NUM_MODEL = 2
+RUNS_KEPT = 5
+REPEAT = 0.25
+LEAST_GAIN = 0.005
+ONE_PLAN = 0.1
+_WORSE = 0.01  # at most one plan in 5 may be out by a hundredth more than before
+_MAY_BE_WORSE = 5
+_NORMAL_IQR = 1.349
+_NORMAL_MAD = 1.4826
 
 
 def in_force(profile: Profile) -> Profile:
@@ -103,7 +109,8 @@ def ranges_from(observations: Sequence[Observation]) -> tuple[Correction, ...]:
     by_kind: dict[str, list[float]] = {}
     for plan, (before, after) in zip(_by_plan(observations), _errors(observations, wanted or _all), strict=False):
         by_kind.setdefault(plan[0].kind, []).append(before if wanted is None else after)
-    ranges, states = [], [0.0, *(math.log(one.machine) for one in observations if one.machine > 0)]
+    ranges = []
+    states = [0.0, *(math.log(one.machine) for one in observations if one.machine > 0)]
     moved = sum((b - a) ** 2 for a, b in pairwise(states)) / (NUM_MODEL + len(observations))
     for kind, errors in sorted(by_kind.items()):
         if kind in MODEL:
@@ -132,7 +139,8 @@ def on_other_machines(profile: Profile, of: Profile) -> Profile:
 
 def corrected_step_s(observation: Observation, factors: Factors) -> float:
     """The predicted step of an observed plan under ``factors``: the larger of its two tangents."""
-    plain_s, corrected_s = observation.predicted_s, observation.explained_s
+    plain_s = observation.predicted_s
+    corrected_s = observation.explained_s
     for observed in observation.seen:
         factor = factors(observed.of.what, observed.of.where, observed.of.shared)
         plain_s += (factor - 1) * observed.step_s
@@ -153,7 +161,8 @@ def factor_from(ratios: Sequence[float], noise: float = 0.0, num_repeats: int = 
         noise: mean variance of a ratio's logarithm from what runs scatter by themselves.
         num_repeats: runs beyond the first of each plan.
     """
-    logs, count = [math.log(ratio) for ratio in ratios], len(ratios) + REPEAT * num_repeats
+    logs = [math.log(ratio) for ratio in ratios]
+    count = len(ratios) + REPEAT * num_repeats
     middle = median(logs)
     apart = _NORMAL_MAD * median(abs(each - middle) for each in logs)
     variance = (NUM_PRIOR * PRIOR**2 + (count - 1) * apart**2) / (NUM_PRIOR + count - 1) + noise

@@ -78,11 +78,13 @@ def speeds(profile: Profile, decision: Decision, passes: Sequence[LonePasses]) -
         return None
     cost_model = CostModel(profile.bare)
     candidate = candidate_of(profile.graph, decision)
-    placed, trains = Pricing(cost_model).stages(candidate), candidate.trains
+    placed = Pricing(cost_model).stages(candidate)
+    trains = candidate.trains
     now: dict[str, float] = defaultdict(float)
     then: dict[str, float] = defaultdict(float)
     for each in passes:
-        kind, stage = cost_model.kind(each.rank), placed[each.stage]
+        kind = cost_model.kind(each.rank)
+        stage = placed[each.stage]
         sums = cost_model.sums(kind, each.samples, False, trains and stage.recompute_mask)
         forward_s, backward_s, *_ = sums.passes_s(stage.runs)
         priced_s = forward_s + trains * backward_s

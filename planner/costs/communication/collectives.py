@@ -72,7 +72,8 @@ def least_collective_s(cluster: Cluster, operation: str, num_bytes: ArrayLike) -
 
     A group that no island or host can hold uses the links between them.  0 where links are stated pair by pair.
     """
-    size, most = np.asarray(num_bytes, dtype=np.float64), len(cluster.devices)
+    size = np.asarray(num_bytes, dtype=np.float64)
+    most = len(cluster.devices)
     by_count = np.full((most + 2, len(size)), np.inf)
     if cluster.pairs:
         return np.zeros_like(by_count)
@@ -80,7 +81,8 @@ def least_collective_s(cluster: Cluster, operation: str, num_bytes: ArrayLike) -
     for link, is_spread in product(cluster.links, (False, True)):
         tables = _tables_of(cluster, operation, link, is_spread)
         links = (cluster.links[link],)
-        looked_at, seconds = set(_counts(tables, links[0], most)), np.full(len(size), np.inf)
+        looked_at = set(_counts(tables, links[0], most))
+        seconds = np.full(len(size), np.inf)
         for count in range(2, largest.get(link, most) + 1):
             if count in looked_at:
                 by_ring = _ring_s(links, count, size) * _efficiency(tables, links, count, size)
@@ -101,10 +103,12 @@ def most_sum_bytes_per_s(cluster: Cluster, tier: str) -> float:
     times that, where no e is less than at both ends of some stretch of sizes.  Infinity where sums were measured, and
     links are stated pair by pair.
     """
-    link, tables = cluster.links[tier], [t for t in cluster.collectives if (t.operation, t.link) == (ALL_REDUCE, tier)]
+    link = cluster.links[tier]
+    tables = [t for t in cluster.collectives if (t.operation, t.link) == (ALL_REDUCE, tier)]
     rates = [most_bytes_per_s(link)]
     for count, points in ((table.num_ranks, table.points) for table in tables if table.points):
-        part, slope = 2 * (count - 1) / count, _last_slope(points)
+        part = 2 * (count - 1) / count
+        slope = _last_slope(points)
         rates += [part * size / seconds for size, seconds in points]
         rates.append(part / slope if slope > 0 and not cluster.pairs else float("inf"))
         if count > 2:
@@ -113,7 +117,8 @@ def most_sum_bytes_per_s(cluster: Cluster, tier: str) -> float:
                 *(n * float(size) for size, _ in link.points for n in (2, count)),
             ]
             sizes = np.unique([*_SIZES, *ends])
-            ring_s, sum_s = _ring_s((link,), count, sizes), read_points(points, sizes)
+            ring_s = _ring_s((link,), count, sizes)
+            sum_s = read_points(points, sizes)
             fastest = np.maximum.accumulate(sizes / 2 / transfer_s(link, sizes / 2))  # of a ring of any n
             inverse = np.maximum(ring_s[1:], ring_s[:-1]) / np.minimum(sum_s[1:], sum_s[:-1])
             rates.append(float(np.max(fastest[1:] * inverse)))

@@ -145,7 +145,8 @@ class NetworkPrices:
     @once
     def _ring(self, ranks: tuple[int, ...]) -> Sequence[tuple[int, int, int]]:
         """(rank before, rank, rank after) in a ring, one of each that lose the same of their cores."""
-        members, devices = sorted(ranks), self.cluster.devices
+        members = sorted(ranks)
+        devices = self.cluster.devices
         places = zip((members[-1], *members), members, (*members[1:], members[0]), strict=False)
         alike = {(devices[b].core_share, self._name(a, b), self._name(b, c)): (a, b, c) for a, b, c in places}
         return tuple(alike.values())
@@ -224,6 +225,7 @@ def fastest(links: Sequence[Link]) -> Link:
     if len({link.points[-1][0] if link.points else 0 for link in links}) == 1:
         points = tuple((size, min(float(transfer_s(link, size)) for link in links)) for size in sizes)
     else:  # tables of different lengths: a straight line below all of them
-        latency_s, bandwidth = 0.0, max(bandwidth, *(n / s for link in links for n, s in link.points))
+        latency_s = 0.0
+        bandwidth = max(bandwidth, *(n / s for link in links for n, s in link.points))
     duplex = any(link.duplex for link in links)
     return replace(links[0], latency_s=latency_s, bandwidth_bytes_per_s=bandwidth, points=points, duplex=duplex)

@@ -63,7 +63,8 @@ def resharding_of(
         spec = maker.sized.layer.outputs[output]
         element = BYTES_PER_ELEMENT[spec.dtype]
         passes = 2 if spec.is_float else 1
-        owned, held = maker.owned[output], maker.held[output]
+        owned = maker.owned[output]
+        held = maker.held[output]
         in_space &= _lacks_space_alone(spec.dims, held, reader.wanted[position])
         ways = _contractions(reader) if position == 0 else None
         if ways is None:
@@ -94,7 +95,8 @@ def resharding_of(
             if halo is not None and halo[1].sum() < total.moved[k, l] / element:
                 total.seconds[1, k, l] = exchange_s(halo[1] * of_dy, ranks, network)
                 total.standing[1, k, l] = _standing(halo[1] * of_dy)
-    seconds, standing = total.seconds, total.standing.sum(axis=0)
+    seconds = total.seconds
+    standing = total.standing.sum(axis=0)
     return Resharding(seconds[0], seconds[1], total.received, standing, total.moved, is_halo, total.ways)
 
 
@@ -114,13 +116,15 @@ def exchange_s(part: Counts, ranks: tuple[int, ...], network: NetworkPrices) -> 
     Args:
         part: ``[..., source, destination]`` bytes.
     """
-    num_ranks, shape = len(ranks), part.shape[:-2]
+    num_ranks = len(ranks)
+    shape = part.shape[:-2]
     flat = np.ascontiguousarray(part).ravel()
     at = np.flatnonzero(flat > 0)
     choice, pair = np.divmod(at, num_ranks**2)
     src, dst = np.divmod(pair, num_ranks)
     links, classes = network.classes(ranks)
-    seconds, of_class = np.zeros(len(at)), classes[src, dst]
+    seconds = np.zeros(len(at))
+    of_class = classes[src, dst]
     duplex = True
     for number, link in enumerate(links):
         duplex = duplex and link.duplex
@@ -162,7 +166,8 @@ def _standing(part: Counts) -> Array:
 def _lacks_space_alone(dims: tuple[str, ...], held: Boxes, needed: Boxes) -> NDArray[np.bool_]:
     """``[options of the maker, options of the reader]``: whether every rank has all that it needs but for space."""
     others = [position for position, dim in enumerate(dims) if dim not in SPACE]
-    there, wanted = held[:, None, :, others], needed[None, :, :, others]
+    there = held[:, None, :, others]
+    wanted = needed[None, :, :, others]
     inside = (there[..., 0] <= wanted[..., 0]) & (wanted[..., 1] <= there[..., 1])
     empty = np.asarray(needed[..., 1] <= needed[..., 0]).any(axis=-1)
     return np.asarray((inside.all(axis=-1) | empty).all(axis=-1))
@@ -172,7 +177,8 @@ def _contractions(reader: Shards) -> tuple[NDArray[np.int64], Boxes, Counts, NDA
     """Every way of every option: (option, needed, scattered, c); None if no option shares its input channels."""
     if not any(reader.contractions):
         return None
-    wanted, ranks = reader.wanted[0], len(reader.own[0])
+    wanted = reader.wanted[0]
+    ranks = len(reader.own[0])
     rows = []
     for k, (option, ways) in enumerate(zip(reader.options, reader.contractions, strict=True)):
         if option.ways < 2 or not ways:

@@ -85,21 +85,24 @@ def across_hosts(
     Args:
         in_order: whether members share samples in this order; else what is certain of any order.
     """
-    before, behind = _by_host(source, sources), _by_host(destination, destinations)
+    before = _by_host(source, sources)
+    behind = _by_host(destination, destinations)
     stays = dict.fromkeys(sources, 0.0)
     if in_order:
         for (host, begin, end), (other, first, last) in product(before, behind):
             if host == other:
                 stays[host] += max(0.0, min(end, last) - max(begin, first))
     else:
-        most, largest = max(source), max(destination)
+        most = max(source)
+        largest = max(destination)
         stays = {host: min(most * sources.count(host), largest * destinations.count(host)) for host in stays}
     crossings = []
     for host in dict.fromkeys((*sources, *destinations)):
         if in_order:
             all_out, all_in = (sum(end - at for of, at, end in runs if of == host) for runs in (before, behind))
         else:
-            all_out, all_in = min(source) * sources.count(host), min(destination) * destinations.count(host)
+            all_out = min(source) * sources.count(host)
+            all_in = min(destination) * destinations.count(host)
         stay = stays.get(host, 0.0)
         crossings.append((host, max(0.0, all_out - stay), max(0.0, all_in - stay)))
     return tuple(crossings)

@@ -116,8 +116,10 @@ class CostTables:
     @once
     def _deferred(self, kind: str) -> tuple[Array, Array]:
         """By layer, as running sums: bytes whatever the number of samples, and bytes a sample."""
-        graph, values = self.profile.graph, self.profile.graph.values()
-        fixed, each = [], []
+        graph = self.profile.graph
+        values = self.profile.graph.values()
+        fixed = []
+        each = []
         for layer, later in zip(graph.layers, self.deferring(kind), strict=True):
             specs = [values[name] for name in layer.inputs] + list(layer.outputs) if later else []
             floats = [spec for spec in specs if spec.is_float]

@@ -107,7 +107,8 @@ def hit(measured: Sequence[Measurement], samples: float) -> Measurement | None:
 def neighbours(measured: Sequence[Measurement], samples: float) -> SizeNeighbours | None:
     """The two measurements to draw a line through: around ``samples``, or the nearest two of a neighbour's key."""
     position = bisect_left(measured, samples, key=_size)
-    below, above = measured[:position], measured[position:]
+    below = measured[:position]
+    above = measured[position:]
     if below and above and below[-1].key == above[0].key:
         return SizeNeighbours(below[-1], above[0], True)
     if below:
@@ -127,7 +128,8 @@ def values_of(measurement: Measurement) -> tuple[float, ...]:
 
 
 def _read(line: SizeNeighbours, samples: float) -> LayerCost:
-    low, high = line.low, line.high
+    low = line.low
+    high = line.high
     values = read_line(low.samples, np.array(values_of(low)), high.samples, np.array(values_of(high)), samples)
     return LayerCost(tuple(values.tolist()), weakest((INTERPOLATED, low.evidence, high.evidence)))
 
@@ -142,7 +144,8 @@ def read_line(low: int, at_low: Array, high: int, at_high: Array, samples: float
         return np.asarray(np.maximum(read, at_low * samples / low))
     if low < samples < high:
         positive = (at_low > 0) & (at_high > 0)
-        y0, y1 = np.log(np.where(positive, at_low, 1.0)), np.log(np.where(positive, at_high, 1.0))
+        y0 = np.log(np.where(positive, at_low, 1.0))
+        y1 = np.log(np.where(positive, at_high, 1.0))
         share = (np.log(samples) - np.log(low)) / (np.log(high) - np.log(low))
         read = np.where(positive, np.exp(y0 + (y1 - y0) * share), read)
     return np.asarray(read)
@@ -181,7 +184,8 @@ class MeasuredAlike:
         line = neighbours(self.first, samples)
         if line is None:
             raise ValueError("of one size alone there is no line")
-        low, high = self.first.index(line.low), self.first.index(line.high)
+        low = self.first.index(line.low)
+        high = self.first.index(line.high)
         read = read_line(line.low.samples, self.values[low], line.high.samples, self.values[high], samples)
         return read, _between(self.evidence[low], self.evidence[high])
 

@@ -98,7 +98,9 @@ class FamilyModels:
     """Models of all families on one kind of device; nothing is computed before the first question."""
 
     def __init__(self, profile: Profile, device_kind: str, features: Features) -> None:
-        self.profile, self.features, graph = profile, features, profile.graph
+        self.profile = profile
+        self.features = features
+        graph = profile.graph
         self._models = list[FittedModel]()
         index = {layer.name: number for number, layer in enumerate(graph.layers)}
         measurements = [
@@ -200,9 +202,11 @@ class FamilyModels:
     def _held_back(self, model: int, own: bool) -> list[float]:
         """Measured over predicted, forward and backward, of shapes that are held back one after another."""
         rows = self._models[model].rows
-        points, seconds = self._points[rows], self._values[rows][:, :2]
+        points = self._points[rows]
+        seconds = self._values[rows][:, :2]
         shapes, place = np.unique(points, axis=0, return_inverse=True)
-        logs, ratios = _logs(points), []
+        logs = _logs(points)
+        ratios = []
         step = -(-len(shapes) // _MOST_HELD_BACK)
         for shape in range(0, len(shapes), step):
             held = place.ravel() == shape
@@ -264,7 +268,8 @@ def _logs(points: Array) -> Array:
 Point = tuple[float, float, float, float]
 """(1, flops, bytes, weights)."""
 
-FLOPS, BYTES = 1, 2
+FLOPS = 1
+BYTES = 2
 _SPACE = ("depth", "height", "width")
 
 

@@ -34,7 +34,8 @@ from planner.ir.graph import Graph, Layer, TensorSpec
 from planner.ir.profile import Measurement, ParameterCost, Profile
 from planner.layers import kind as kind_named
 
-_ADDS, _READS_AND_WRITES = 3, 3
+_ADDS = 3
+_READS_AND_WRITES = 3
 """Adding a gradient reads two numbers and writes one; an update reads parameter and gradient, and writes one."""
 
 
@@ -98,7 +99,8 @@ def roof_s(work: LayerWork, device: DeviceSpec, dtype: str, layer: str) -> float
     Raises:
         MissingMeasurementError: no source states a figure that is needed.
     """
-    seconds, num_bytes = 0.0, work.num_bytes
+    seconds = 0.0
+    num_bytes = work.num_bytes
     if work.flops:
         peak = device.peak_flop_per_s.get(dtype)
         if not peak:
@@ -111,7 +113,8 @@ def roof_s(work: LayerWork, device: DeviceSpec, dtype: str, layer: str) -> float
         seconds = work.flops / peak
     for read in hooks("planner", "read beside").values():
         bytes_beside, seconds_beside = read(work, device)
-        seconds, num_bytes = max(seconds, seconds_beside), num_bytes - bytes_beside
+        seconds = max(seconds, seconds_beside)
+        num_bytes = num_bytes - bytes_beside
     if num_bytes:
         if not device.memory_bytes_per_s:
             raise MissingMeasurementError(
@@ -135,7 +138,8 @@ def under_a_roof(
     devices = profile.cluster.devices
     as_kinds = (own for each in devices for name, own in _kinds(each, devices).items() if name == kind)
     device = next(filter(_is_known, as_kinds), None)
-    layer, dtype = profile.graph.layers[index], profile.model.dtype
+    layer = profile.graph.layers[index]
+    dtype = profile.model.dtype
     if device is None or not device.peak_flop_per_s.get(dtype):
         return ()
 
@@ -151,7 +155,8 @@ def under_a_roof(
         return (LayerCost((seconds, 2 * seconds, seconds, seconds, num_bytes, 0.0), DATASHEET, low, high),)
     near = min(measured, key=lambda m: abs(log(m.samples / samples)))
     base, _ = roof(near.samples)
-    ratio, share = seconds / base if base else 1.0, samples / near.samples
+    ratio = seconds / base if base else 1.0
+    share = samples / near.samples
     values = (*(ratio * value for value in _passes(near)), share * near.saved_bytes, share * near.workspace_bytes)
     return (LayerCost(values, DATASHEET, low, high),)
 

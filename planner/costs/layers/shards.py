@@ -58,7 +58,8 @@ def part_shapes(graph: Graph, sizes: Sequence[int], allow: Collection[str], num_
     Raises:
         UnsupportedModelError: time may be cut, and the graph cannot be run in parts along it.
     """
-    values, mixing = graph.values(), frozenset(check_samples_apart(graph))
+    values = graph.values()
+    mixing = frozenset(check_samples_apart(graph))
     axes = axes_of(graph, allow)
     of_axis = addition("planner", "part shapes", TIME_DIMS)(graph) if TIME_DIMS in allow else lambda sized: ()
     shapes: dict[PartShape, None] = {}
@@ -133,7 +134,8 @@ class MeasuredParts:
     """
 
     def __init__(self, profile: Profile, families: Callable[[str], FamilyModels] | None = None) -> None:
-        self.families, self._modelled = families, dict[tuple[str, str, int, Part], Array]()
+        self.families = families
+        self._modelled = dict[tuple[str, str, int, Part], Array]()
         self._parts, self._behind = (dict[tuple[str, str], list[Measurement]]() for _ in range(2))
         self._whole = dict[tuple[str, str, int], Measurement]()
         self._index = {layer.name: number for number, layer in enumerate(profile.graph.layers)}
@@ -223,7 +225,8 @@ class MeasuredParts:
         wanted = [asked for asked in shares if self._is_modelled(kind, layer, asked, whole, over_sites)]
         fresh = [asked for asked in wanted if (kind, layer, *asked) not in self._modelled]
         if fresh and self.families is not None:
-            families, index = self.families(kind), self._index[layer]
+            families = self.families(kind)
+            index = self._index[layer]
             points = np.array([families.features.part(index, *asked) for asked in fresh])
             values, models = families.values(index, points)
             for asked, seconds, model in zip(fresh, values[:, :4], models.tolist(), strict=True):

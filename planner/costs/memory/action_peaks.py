@@ -193,8 +193,12 @@ def action_peaks(layers: RunningLayers, copies: Array | None = None) -> ActionPe
     Args:
         copies: by layer that completes a bucket of gradients, what putting it together takes.
     """
-    saved, gradients, flow, keeps = layers.saved, layers.gradients, layers.flow, layers.keeps
-    output_gradients, deferred_weights = layers.output_gradients, layers.deferred_weights
+    saved = layers.saved
+    gradients = layers.gradients
+    flow = layers.flow
+    keeps = layers.keeps
+    output_gradients = layers.output_gradients
+    deferred_weights = layers.deferred_weights
     forward, backward, halved, weight, left, *_ = layers.levels
     kept, same = (saved, saved) if keeps is None else (keeps.kept, keeps.same)
     early = np.zeros_like(gradients) if layers.defers is None else np.where(layers.defers, 0.0, gradients)
@@ -215,15 +219,19 @@ def action_peaks(layers: RunningLayers, copies: Array | None = None) -> ActionPe
     below = before.copy()  # of layers below one while its backward runs
     second_forwards: list[tuple[float, float, float, float]] = []  # of each span, the most in its second forward
     for first, last in layers.spans:
-        there, rising = upto[last - 1], np.cumsum(np.maximum(saved - same, 0.0)[first:last])
+        there = upto[last - 1]
+        rising = np.cumsum(np.maximum(saved - same, 0.0)[first:last])
         grown = np.concatenate(([0.0], rising[:-1]))
         before[first + 1 : last] += np.diff(grown)
         top = float((there + grown + np.maximum(forward - same, 0.0)[first:last]).max())
-        behind, halves = slice(last, last + 1), float(left[last:].sum())
+        behind = slice(last, last + 1)
+        halves = float(left[last:].sum())
         early_behind = float(made_early[behind].sum())
         second_forwards.append((top, top + float(made[behind].sum()), top + halves + early_behind, top + halves))
-        upto[first:last], below[first:last] = there + rising, there + grown
-    copied, put_together = (np.zeros_like(saved) if copies is None else copies), np.zeros(4)
+        upto[first:last] = there + rising
+        below[first:last] = there + grown
+    copied = np.zeros_like(saved) if copies is None else copies
+    put_together = np.zeros(4)
     if copied.any():
         held = upto + backward if flow is None else below + flow.after + output_gradients
         rests = held + made, held + gradients, stays_upto - stays + made_late, stays_upto - stays + late
@@ -231,7 +239,8 @@ def action_peaks(layers: RunningLayers, copies: Array | None = None) -> ActionPe
 
     waits = np.zeros(2)
     if deferred_weights is not None and flow is not None:
-        backward, halved = backward + deferred_weights.extra, halved + deferred_weights.extra
+        backward = backward + deferred_weights.extra
+        halved = halved + deferred_weights.extra
         there = np.where(deferred_weights.runs > 0, upto + flow.begin + output_gradients + deferred_weights.runs, 0.0)
         end = float(flow.after[0] + output_gradients + deferred_weights.end) if deferred_weights.end else 0.0
         whole, single = (np.where(there > 0, there + each, 0.0).max() for each in (made, gradients))
@@ -263,7 +272,9 @@ def plain_peaks(saved: float, left: float, gradients: float, workspace: float, r
         left: what inputs and gradients of outputs of its layers take.
         again: saved beside ``saved`` while backward runs, having been computed again.
     """
-    held, kept, needs = round(saved), round(max(saved, left)), round(workspace)
+    held = round(saved)
+    kept = round(max(saved, left))
+    needs = round(workspace)
     back = held + round(recomputed) + needs
     return {
         "saved": held,

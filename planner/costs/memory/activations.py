@@ -63,7 +63,9 @@ def activation_of(
         buckets: in which its gradients are summed behind the last backward (:func:`buckets_behind`).
     """
     stage = _RankStage(costs, part)
-    placed, cost, copies = stage.placed, stage.cost, _copies(buckets)
+    placed = stage.placed
+    cost = stage.cost
+    copies = _copies(buckets)
     if cost is not None and cost.unrecorded_bytes is not None:
         most = round(float(cost.unrecorded_bytes[stage.member]))
         return {**plain_peaks(0, 0, 0, 0), "forward alone": most + received.assembled}, sent_bytes
@@ -102,8 +104,11 @@ class _RankStage:
 
     def __init__(self, costs: StageCosts, part: Part) -> None:
         rank, number, size = part
-        self.costs, self.levels, self.tables = costs, costs.cost_model.levels, costs.cost_model.tables
-        self.placed, self.kind = costs.stages[number], costs.kind(rank)
+        self.costs = costs
+        self.levels = costs.cost_model.levels
+        self.tables = costs.cost_model.tables
+        self.placed = costs.stages[number]
+        self.kind = costs.kind(rank)
         self.member = self.placed.ranks.index(rank)
         self.cost = self.placed.laid_out[size] if self.placed.laid_out else None
         self.samples = 0.0 if self.cost is not None else self.placed.samples[samples_in(size)][self.member]
@@ -119,14 +124,16 @@ class _RankStage:
         """
         parts = self._parts()
         running = self.levels.running(parts.layers, self.placed.recomputed)
-        parts, of_parts = parts.at(running.order), None
+        parts = parts.at(running.order)
+        of_parts = None
         if self.cost is None or not self.placed.recompute:
             of_parts = self.levels.of_parts(self.kind, parts, alone=len(self.placed.ranks) == 1)
         if of_parts is None:
             return self._without_levels(parts, running, copies)
         layers = self._layers(parts, running, of_parts, output_gradients, senders)
         together = np.array([float(copies.get(layer, 0)) for layer in running.order.tolist()])
-        peaks, last = action_peaks(layers), action_peaks(layers, together) if copies else None
+        peaks = action_peaks(layers)
+        last = action_peaks(layers, together) if copies else None
         if self.in_slices:  # later ones find the slices there, and add to them
             later = replace(layers, gradients=np.zeros_like(layers.gradients))
             peaks["B"] = action_peaks(later)["B"]
@@ -136,9 +143,12 @@ class _RankStage:
         """What the rank has of each layer."""
         parameters = np.diff(self.tables.graph.parameter_bytes)
         if self.cost is None:
-            layers, table = layers_in(self.placed.runs), self.tables.at(self.kind, self.samples)
-            all_, none = np.ones(len(layers)), np.zeros(len(layers))
-            saved, own = np.diff(table.saved_bytes)[layers], parameters[layers] * (self.made_bytes > 0)
+            layers = layers_in(self.placed.runs)
+            table = self.tables.at(self.kind, self.samples)
+            all_ = np.ones(len(layers))
+            none = np.zeros(len(layers))
+            saved = np.diff(table.saved_bytes)[layers]
+            own = parameters[layers] * (self.made_bytes > 0)
             return LayerParts(layers, saved, self.samples * all_, all_, all_, none, none, none, own, parameters[layers])
         rows = self.cost.by_layer
         layers = np.array(rows.layers, dtype=np.int64)
@@ -162,8 +172,11 @@ class _RankStage:
     ) -> RunningLayers:
         """The layers as they run, with what lies in buffers taken out of what they save and leave."""
         levels, beyond, in_place = of_parts
-        flow, gradients, deferred_weights = self.levels.flow(self.kind, parts), parts.parameters, None
-        needs, defers = levels[WEIGHT].copy(), np.zeros(len(parts.layers), dtype=np.bool_)
+        flow = self.levels.flow(self.kind, parts)
+        gradients = parts.parameters
+        deferred_weights = None
+        needs = levels[WEIGHT].copy()
+        defers = np.zeros(len(parts.layers), dtype=np.bool_)
         if self.cost is None:
             defers = self.tables.deferring(self.kind)[parts.layers]
             gradients = self._kept_gradients(parts, levels)
@@ -174,7 +187,8 @@ class _RankStage:
         if self.cost is not None:  # the runtime makes weight gradients with those of inputs, also if B comes in halves
             puts_off = self._puts_off(running.order) if flow is not None else defers
             levels[BACKWARD] = np.where(puts_off, levels[BACKWARD_INPUT], levels[BACKWARD])
-            levels[BACKWARD_INPUT], levels[[WEIGHT, LEFT]] = levels[BACKWARD], 0.0
+            levels[BACKWARD_INPUT] = levels[BACKWARD]
+            levels[[WEIGHT, LEFT]] = 0.0
             flow = flow and replace(flow, left=np.zeros_like(flow.left))
             meets = self.cost.by_layer.meets
             if flow is not None and meets is not None and puts_off.any():
@@ -206,20 +220,26 @@ class _RankStage:
         stays = self._kept(running, parts.saved + parts.received, None, parts)
         more = np.maximum(parts.saved + parts.received - stays.same, 0.0)
         had_back = round(max((float(more[first:last].sum()) for first, last in running.bounds), default=0.0))
-        needs, saved, made, gathered, making = 0.0, float(stays.kept.sum()), self.made_bytes, 0, 0
+        needs = 0.0
+        saved = float(stays.kept.sum())
+        made = self.made_bytes
+        gathered = 0
+        making = 0
         if self.cost is not None:
             cost = self.cost
             whole = cost.saved_bytes, cost.transient_bytes, cost.workspace_bytes, cost.parameter_bytes
             in_all, once, needs, made = (round(float(part[self.member])) for part in whole)
             left = float(in_all + once)
             if not self.placed.recomputed:
-                saved, had_back = in_all, once
+                saved = in_all
+                had_back = once
         else:
             needs = float(self.tables.at(self.kind, self.samples).workspace_bytes[parts.layers].max(initial=0.0))
             left = self.tables.deferred_bytes(self.kind, self.samples, self.placed.runs)
         if self.in_slices:
             buckets = self.costs.cost_model.buckets(self.placed.runs, self.placed.tied)
-            made, puts_together = kept_gradients(self.placed), self.placed.zero < 3
+            made = kept_gradients(self.placed)
+            puts_together = self.placed.zero < 3
             making = max((bucket.num_bytes + bucket.copied_bytes * puts_together for bucket in buckets), default=0)
             gathered = 0 if puts_together else max((bucket.num_bytes for bucket in buckets), default=0)
 
@@ -243,9 +263,14 @@ class _RankStage:
         bucket's gradients while these are made, what putting them together takes when the last of them is there, and
         with ZeRO-3 the parameters of the buckets that it uses, whole.
         """
-        placed, layers, gradients, in_all = self.placed, parts.layers, parts.parameters.copy(), self.made_bytes
+        placed = self.placed
+        layers = parts.layers
+        gradients = parts.parameters.copy()
+        in_all = self.made_bytes
         if self.in_slices:
-            share, copied, in_all = 1 / len(placed.ranks), np.zeros_like(gradients), kept_gradients(placed)
+            share = 1 / len(placed.ranks)
+            copied = np.zeros_like(gradients)
+            in_all = kept_gradients(placed)
             for bucket in self.costs.cost_model.buckets(placed.runs, placed.tied):
                 used = (bucket.first_layer <= layers) & (layers <= bucket.last_layer)
                 if placed.zero > 2:
@@ -267,7 +292,8 @@ class _RankStage:
             return 0.0
         if not len(self.levels.pairs_at("gradients_made", self.kind, self.samples)[0]):
             return None
-        layers, by_maker = layers_in(self.placed.runs), dict[int, float]()
+        layers = layers_in(self.placed.runs)
+        by_maker = dict[int, float]()
         readers, makers, sizes = self.levels.pairs_at("inputs_left", self.kind, self.samples)
         for place in np.flatnonzero(np.isin(readers, layers) & ~np.isin(makers, layers)).tolist():
             maker = int(makers[place])
@@ -280,8 +306,10 @@ class _RankStage:
         Args:
             saved: of earlier layers' values.
         """
-        inside, outside = set(parts.layers.tolist()), set(layers_in(senders).tolist())
-        in_buffers, reads = np.zeros(len(parts.layers)), parts.samples * np.maximum(parts.share, parts.read_share)
+        inside = set(parts.layers.tolist())
+        outside = set(layers_in(senders).tolist())
+        in_buffers = np.zeros(len(parts.layers))
+        reads = parts.samples * np.maximum(parts.share, parts.read_share)
         for place, layer in enumerate(parts.layers.tolist()):
             read = self.levels.inputs[layer]
             mine, theirs = (reads[place] * sum(size for maker, size in read if maker in by) for by in (inside, outside))
@@ -316,7 +344,8 @@ class _RankStage:
         """
         saves, outputs_saved = (np.where(running.within, 0.0, each) for each in (parts.saved, levels[OUTPUTS_SAVED]))
         saves = np.where(parts.copied == 0, saves, 0.0)
-        inside, unsaved = {layer: place for place, layer in enumerate(parts.layers.tolist())}, 0.0
+        inside = {layer: place for place, layer in enumerate(parts.layers.tolist())}
+        unsaved = 0.0
         for layer, place in inside.items():
             readers = self.levels.readers[layer]
             if any(reader not in inside for reader in readers):

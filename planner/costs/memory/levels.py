@@ -26,7 +26,8 @@ Run = tuple[int, int]
 """Layers ``[first, last)`` by index in the graph."""
 Spans = tuple[tuple[int, ...], ...]
 """Layers by index that are computed again in the backward, each span by itself."""
-RESHAPE, CONCAT = "reshape", "concat"
+RESHAPE = "reshape"
+CONCAT = "concat"
 _ALL = 0.99
 """Who saves so much of a tensor has saved it: sizes between those that were measured are on a line."""
 
@@ -88,7 +89,9 @@ class LevelTables:
     """
 
     def __init__(self, profile: Profile) -> None:
-        self.profile, graph, values = profile, profile.graph, profile.graph.values()
+        self.profile = profile
+        graph = profile.graph
+        values = profile.graph.values()
         self.known = dict[tuple[object, ...], HeldInStage]()
         index = {layer.name: position for position, layer in enumerate(graph.layers)}
         made = [{v: index[producer(v)] for v in layer.inputs if v not in graph.inputs} for layer in graph.layers]
@@ -130,18 +133,24 @@ class LevelTables:
         none = self.at(kind, 0.0)
         if none is None:
             return None
-        whole, tells = np.zeros((len(LEVEL_NAMES), len(parts.layers))), np.zeros(len(parts.layers), dtype=bool)
+        whole = np.zeros((len(LEVEL_NAMES), len(parts.layers)))
+        tells = np.zeros(len(parts.layers), dtype=bool)
         for samples in dict.fromkeys(parts.samples.tolist()):
-            mine, levels = parts.samples == samples, self._known(kind, samples)
-            whole[:, mine], tells[mine] = levels[:, parts.layers[mine]], levels[INPUTS_KEPT].any()
+            mine = parts.samples == samples
+            levels = self._known(kind, samples)
+            whole[:, mine] = levels[:, parts.layers[mine]]
+            tells[mine] = levels[INPUTS_KEPT].any()
         used = parts.parameters / np.maximum(parts.all_parameters, 1e-9)
         copies = np.minimum(np.minimum(none[:, parts.layers], whole)[: WEIGHT + 1], parts.all_parameters)
         levels = whole * parts.share
         beside = np.maximum(copies * np.maximum(used - parts.share, 0.0), np.maximum(parts.needs, 0.0))
         levels[: WEIGHT + 1] += parts.received + beside
-        first, every, read = whole[INPUTS_SAVED], whole[INPUTS_KEPT], np.maximum(parts.share, parts.read_share)
+        first = whole[INPUTS_SAVED]
+        every = whole[INPUTS_KEPT]
+        read = np.maximum(parts.share, parts.read_share)
         stays = alone | ~tells  # or the profile does not know who saves what others saved
-        copied, more = (parts.copied > 0) & ~stays, first * np.maximum(parts.read_share - parts.share, 0.0)
+        copied = (parts.copied > 0) & ~stays
+        more = first * np.maximum(parts.read_share - parts.share, 0.0)
         beyond = np.where(copied, every * read - first * parts.share, more)
         received = np.where(stays | (every > 0), parts.received, 0.0)
         return levels, np.maximum(received, beyond), np.where(copied, 0.0, first * read)
@@ -170,7 +179,9 @@ class LevelTables:
         place = {layer: at for at, layer in enumerate(order.tolist())}
         span_of = {layer: number for number, span in enumerate(spans) for layer in span}
         saved = np.zeros((2, len(order))) if levels is None else levels[[OUTPUTS_SAVED, INPUTS_SAVED]]
-        stays, same, kept_names = np.zeros(len(order)), np.zeros(len(order)), set[str]()
+        stays = np.zeros(len(order))
+        same = np.zeros(len(order))
+        kept_names = set[str]()
 
         def is_saved(maker: int, name: str, size: float, before: int) -> bool:
             others = [r for r in self.readers[maker] if r in place and r not in span_of and place[r] < before]
@@ -181,7 +192,8 @@ class LevelTables:
             measured = listed = 0.0
             inside = sorted(span, key=place.__getitem__)
             for layer in inside:
-                at, own = place[layer], 0.0
+                at = place[layer]
+                own = 0.0
                 for (maker, size_of_one), name in zip(self.inputs[layer], self.names[layer], strict=True):
                     if maker not in place:  # and not among what is kept for the spans
                         own += size_of_one * parts[at]
@@ -219,7 +231,8 @@ class LevelTables:
         """The gradients under way in a stage of these layers; None if that is not known."""
         columns = np.zeros((len(fields(ValueGradients)), len(parts.layers)))
         for samples in dict.fromkeys(parts.samples.tolist()):
-            pairs, mine = self.pairs_at("gradients_made", kind, samples), parts.samples == samples
+            pairs = self.pairs_at("gradients_made", kind, samples)
+            mine = parts.samples == samples
             if not len(pairs[0]):
                 return None
             whole = self._flow(pairs, self.pairs_at("gradients_left_from", kind, samples), parts.layers)
@@ -231,13 +244,14 @@ class LevelTables:
         inside = frozenset(layers.tolist())
         (makers, lasts, sizes), copied = self._with_copies(pairs, inside)
         more = list(self._kept_by_parts(makers, lasts, sizes, inside))
-        ends, kept = (
-            np.array([each[:2] for each in more], np.int64).reshape(-1, 2),
-            np.array([each[2] for each in more]),
-        )
-        makers, lasts = np.concatenate((makers, ends[:, 0])), np.concatenate((lasts, ends[:, 1]))
-        sizes, mine = np.concatenate((sizes, kept)), np.isin(makers, layers)
-        changes, arriving = np.zeros((4, len(self.outputs) + 2)), np.zeros(len(self.outputs))
+        ends = np.array([each[:2] for each in more], np.int64).reshape(-1, 2)
+        kept = np.array([each[2] for each in more])
+        makers = np.concatenate((makers, ends[:, 0]))
+        lasts = np.concatenate((lasts, ends[:, 1]))
+        sizes = np.concatenate((sizes, kept))
+        mine = np.isin(makers, layers)
+        changes = np.zeros((4, len(self.outputs) + 2))
+        arriving = np.zeros(len(self.outputs))
         for change, first, last, size in (  # there from the layer that is first to the one before the last
             (changes[0], lasts[~mine], makers[~mine], sizes[~mine]),
             (changes[1], lasts[mine] + 1, makers[mine] + 1, sizes[mine]),
@@ -290,7 +304,8 @@ class LevelTables:
 
         It is given that gradient through reshapes alone, the last of which makes what is handed on.
         """
-        layers, chain = self.profile.graph.layers, list[int]()
+        layers = self.profile.graph.layers
+        chain = list[int]()
         at = layer
         while all(reader in inside for reader in self.readers[at]):
             if len(self.readers[at]) != 1 or layers[self.readers[at][0]].kind != RESHAPE:

@@ -110,7 +110,8 @@ def usages(
 
 def _usage(sizes: Sizes, rank: int) -> Usage:
     """The cumulative sums of a rank's lifetimes."""
-    compiled, joined = sizes.compiled, sizes.joined
+    compiled = sizes.compiled
+    joined = sizes.joined
     received = [number for code, _, numbers in compiled.rows[rank] if code == RECEIVE_STEP for number in numbers]
     window = min(len(received), receive_window([sizes.payloads[compiled.messages[number][0]] for number in received]))
     key = _Row, rank, window, tuple(joined.items()) if joined else ()
@@ -136,17 +137,23 @@ class _Row:
     """
 
     def __init__(self, compiled: CompiledProgram, rank: int, window: int, sizes: Sizes) -> None:
-        self.compiled, self.rank, self.window, self.joined = compiled, rank, window, sizes.joined
+        self.compiled = compiled
+        self.rank = rank
+        self.window = window
+        self.joined = sizes.joined
         self.trains = compiled.trains[rank]
         self.positions = list[int]()
-        self.receives, self.sends = list[tuple[int, int, Sequence[int]]](), list[tuple[int, int]]()
+        self.receives = list[tuple[int, int, Sequence[int]]]()
+        self.sends = list[tuple[int, int]]()
         self.sums, self.updates = (list[tuple[int, int]]() for _ in range(2))
-        self.prepares, self.computes = list[tuple[int, _Key]](), list[tuple[int, Op, _Key]]()
+        self.prepares = list[tuple[int, _Key]]()
+        self.computes = list[tuple[int, Op, _Key]]()
         self.slots = dict[_Key, int]()
         self.end = self._read()
         self.moments = moments_of(self.computes)
         self.accumulations = list(self._accumulations())
-        told_by, received_at = sizes.answers, {n: start for start, _, numbers in self.receives for n in numbers}
+        told_by = sizes.answers
+        received_at = {n: start for start, _, numbers in self.receives for n in numbers}
         self.told_at = {number: received_at.get(told_by.get(number, -1), self.end) for _, number in self.sends}
         table = list(chain(self._beside(), self._of_messages(), self._of_passes(), self._of_gradients()))
         what_of = {size: what for what, _, _, size in table}
@@ -155,12 +162,15 @@ class _Row:
         changes = np.zeros((self.end + 1, len(columns)))
         np.add.at(changes, (born, column), 1)
         np.subtract.at(changes, (dies, column), 1)
-        self.counts, self.what, self.sizes = changes.cumsum(axis=0)[:-1], np.array([*what_of.values()]), [*columns]
+        self.counts = changes.cumsum(axis=0)[:-1]
+        self.what = np.array([*what_of.values()])
+        self.sizes = [*columns]
         self._most_frames: dict[Hashable, dict[int, int]] = {}
 
     def _read(self) -> int:
         """Notes when which actions of the row start; gives the moment behind the last."""
-        start, joins = 0, {other for others in self.joined.values() for other in others}
+        start = 0
+        joins = {other for others in self.joined.values() for other in others}
         slot_at = {position: slot for position, slot, _ in self.compiled.holds[self.rank]}
         row = zip(self.compiled.grid[self.rank], self.compiled.rows[self.rank], strict=True)
         for position, (action, (code, _, numbers)) in enumerate(row):

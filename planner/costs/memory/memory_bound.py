@@ -83,7 +83,8 @@ class LeastMemory:
             full = holder.saved[last] - holder.saved[first]
             rest = holder.saved_rest[last] - holder.saved_rest[first]
             if holder.received is not None and holder.received_rest is not None:
-                full, rest = full + holder.received[first], rest + holder.received_rest[first]
+                full = full + holder.received[first]
+                rest = rest + holder.received_rest[first]
             more = np.floor(np.maximum(free - rest, 0.0) / np.maximum(full, 1e-9))
             fitting = np.where(free < rest, 0, np.minimum(more + 1, num_microbatches))
             most = np.minimum(most, fitting.astype(np.int64))
@@ -129,20 +130,25 @@ class Holders:
                 be there.
             parts: among how many members the optimiser's state is divided, and what else ``zero`` says.
         """
-        (kind, limit_bytes, sizes), cost_model, cuts = member, self.cost_model, self.cuts
+        kind, limit_bytes, sizes = member
+        cost_model = self.cost_model
+        cuts = self.cuts
         graph, full, rest = cost_model.tables.graph, *(cost_model.tables.at(kind, size) for size in sizes)
         factor = state_factor(cost_model, self.trains, parts, zero)
         resident = cuts.sums(factor * np.diff(graph.parameter_bytes) + np.diff(graph.own_buffer_bytes))
-        keeps, by_layer = self.trains and recompute is not True, cost_model.levels.at(kind, sizes[0]) is not None
+        keeps = self.trains and recompute is not True
+        by_layer = cost_model.levels.at(kind, sizes[0]) is not None
         dropped = recompute if isinstance(recompute, tuple) else ()
         once = cuts.sums(np.diff(full.saved_bytes - of_those(full.saved_bytes, dropped)))
-        key, workspace = (kind, sizes[0], recompute), full.workspace_bytes
+        key = (kind, sizes[0], recompute)
+        workspace = full.workspace_bytes
         if key not in self.workspaces:
             # Where levels of layers are known, the hungriest may run when others have let go: nothing is sure.
             self.workspaces[key] = cuts.largest(np.zeros_like(workspace) if by_layer else workspace)
             if recompute is True and self.trains:
                 self.workspaces[key] = self.workspaces[key] + (once[None, :] - once[:, None])
-        nothing, adds = np.zeros_like(once), by_layer and self.trains
+        nothing = np.zeros_like(once)
+        adds = by_layer and self.trains
         gradients = cuts.sums(np.diff(graph.parameter_bytes)) / divided(What.GRADIENTS, zero, parts)
         comes = self.received if not by_layer else None
         return Holder(

@@ -40,7 +40,8 @@ class Received:
         for sent in messages.values():
             for payload, small, is_block in sent:
                 framed = payload if is_block else small
-                buffer, piece = buffer_bytes(payload, framed, is_block), buffer_bytes(framed, framed, is_block)
+                buffer = buffer_bytes(payload, framed, is_block)
+                piece = buffer_bytes(framed, framed, is_block)
                 if len(sent) > 1:
                     received.assembled += payload
                     received.parts += buffer

@@ -37,7 +37,9 @@ class Sizes:
         transfer_bytes: Sequence[int],
         carried: Sequence[CoalescedMessage],
     ) -> None:
-        self.costs, self.compiled, self.payloads = costs, compiled, transfer_bytes
+        self.costs = costs
+        self.compiled = compiled
+        self.payloads = transfer_bytes
         self.joined = joined(compiled, transfer_bytes)
         cluster = costs.cost_model.profile.cluster
         carried = carried or [CoalescedMessage(size if size < ALONE_BYTES else 0) for size in transfer_bytes]
@@ -104,7 +106,9 @@ class Sizes:
         self, carried: Sequence[CoalescedMessage], is_block: Sequence[bool], unsaved: Mapping[Part, float]
     ) -> dict[str, list[int]]:
         """Of messages: where they are received, there from the announcement on, and where they were sent, unframed."""
-        buffer, posted, kept = list[int](), list[int](), list[int]()
+        buffer = list[int]()
+        posted = list[int]()
+        kept = list[int]()
         slots = zip(self.compiled.transfers, self.payloads, carried, is_block, strict=True)
         for transfer, payload, how, block in slots:
             buffer.append(buffer_bytes(payload, how.framed, block))
@@ -119,18 +123,21 @@ class Sizes:
 
     def of_slot(self, size: SizeKey) -> int:
         """Of a micro-batch on a stage's rank, or of a message."""
-        name, number = size[0], size[1]
+        name = size[0]
+        number = size[1]
         if name in self._transfer_sizes:
             return self._transfer_sizes[name][number]
         if name == "prepared":
-            costs, slot = self.costs, self.compiled.activations[number]
+            costs = self.costs
+            slot = self.compiled.activations[number]
             member = costs.stages[slot.stage].ranks.index(slot.rank)
             return 0 if costs.is_prepared else costs.prepared_bytes(slot.stage, member, slot.microbatch)
         return self._activations[number][name]
 
     def _stage_sizes(self, rank: int, number: int) -> dict[str, int]:
         """Gradients that a rank keeps of a stage, and those that others update by; what a sum and an update need."""
-        costs, stage = self.costs, self.costs.stages[number]
+        costs = self.costs
+        stage = self.costs.stages[number]
         own = kept_gradients(stage) if costs.trains else stage.parameter_bytes
         if stage.once is not None:
             own = round(float(stage.once.parameter_bytes[stage.ranks.index(rank)]))
@@ -138,7 +145,8 @@ class Sizes:
             own = 0
         # where gradients are whole and the state is not, others' go when they are summed
         elsewhere = left_to_others(stage, What.OPTIMISER_STATE) - left_to_others(stage, What.GRADIENTS) if own else 0
-        sum_bytes, update_bytes = self._sum_bytes(rank, number), self._update_bytes(number)
+        sum_bytes = self._sum_bytes(rank, number)
+        update_bytes = self._update_bytes(number)
         return {
             "gradients": own - elsewhere,
             "gradients of others": elsewhere,
@@ -147,11 +155,13 @@ class Sizes:
         }
 
     def _always_sizes(self, rank: int) -> dict[str, int]:
-        costs, compiled = self.costs, self.compiled
+        costs = self.costs
+        compiled = self.compiled
         mine = [(number, stage) for number, stage in enumerate(costs.stages) if rank in stage.ranks]
         parameters = state = 0
         if not costs.bytes_beside(rank):
-            parameters, state = costs.parameter_bytes(rank), costs.state_bytes(rank) if compiled.trains[rank] else 0
+            parameters = costs.parameter_bytes(rank)
+            state = costs.state_bytes(rank) if compiled.trains[rank] else 0
         batch = self._batch_bytes
         if costs.is_prepared:
             batch += costs.num_steps_held * sum(
@@ -179,8 +189,11 @@ class Sizes:
         (in shared memory they are read where they lie), those of several ranks before this one are added apart, and its
         slice is cut out; then the rest of the bucket goes.
         """
-        costs, stage, behind = self.costs, self.costs.stages[number], self.buckets[rank, number]
-        several, member = len(stage.ranks), stage.ranks.index(rank)
+        costs = self.costs
+        stage = self.costs.stages[number]
+        behind = self.buckets[rank, number]
+        several = len(stage.ranks)
+        member = stage.ranks.index(rank)
         if several < 2 or stage.zero > 1:
             return 0
         if not stage.zero:
@@ -196,8 +209,10 @@ class Sizes:
     @once
     def _update_bytes(self, number: int) -> int:
         """Copies that the optimiser makes on its way of a parameter, or of a rank's slice of one: of the largest."""
-        cost_model, stage = self.costs.cost_model, self.costs.stages[number]
-        optimizer, graph = cost_model.profile.optimizer, cost_model.profile.graph
+        cost_model = self.costs.cost_model
+        stage = self.costs.stages[number]
+        optimizer = cost_model.profile.optimizer
+        graph = cost_model.profile.graph
         copies = 2 if optimizer.state_bytes_per_parameter_byte >= 2 else bool(optimizer.arguments.get("weight_decay"))
         names = {name for index in layers_of(stage.runs) for name in graph.layers[index].parameters}
         sizes = [graph.parameters[name].num_bytes for name in (names & stage.tied if stage.zero else names)]
@@ -208,7 +223,8 @@ class Sizes:
 
 def _batch_bytes(costs: StageCosts) -> int:
     """Of the inputs and targets of a step that are not prepared."""
-    graph, prepared = costs.cost_model.profile.graph, costs.cost_model.preparations.inputs
+    graph = costs.cost_model.profile.graph
+    prepared = costs.cost_model.preparations.inputs
     whole = costs.num_samples / graph.samples
     specs = (spec for name, spec in graph.inputs.items() if name not in prepared)
     return round(sum(spec.num_bytes * (whole if spec.has_samples else 1) for spec in specs))
@@ -222,7 +238,8 @@ def _standing_bytes(costs: StageCosts, stage: StagePlacement, rank: int) -> floa
     """
     if shares_memory(costs.cost_model.profile.cluster, stage.ranks):
         return 0.0
-    member, several = stage.ranks.index(rank), len(stage.ranks)
+    member = stage.ranks.index(rank)
+    several = len(stage.ranks)
     summed = list[int]()
     if costs.trains and stage.zero:
         # each rank's piece of a bucket comes from each other one; one after another, so that like ones use one buffer

@@ -110,7 +110,8 @@ def _statistics(shards: Shards) -> Iterator[tuple[int, list[int], int, int]]:
     sized = shards.sized
     if sized.relation.REDUCTION != "statistics":
         return
-    spec, channel = sized.layer.outputs[0], channel_dim(sized.layer)
+    spec = sized.layer.outputs[0]
+    channel = channel_dim(sized.layer)
     for k, own in enumerate(shards.own):
         for members in summing_ranks(sized.layer, own, own):
             if len(members) > 1:

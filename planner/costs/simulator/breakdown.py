@@ -93,7 +93,8 @@ def _of_rank(
     """Time that spans share belongs to the one that started first, and time between them is bubble."""
     compute_s = communication_s = bubble_s = until_s = 0.0
     for span, exchanged_s in sorted(row, key=lambda pair: (pair[0].start_s, pair[0].stop_s)):
-        start_s, stop_s = max(span.start_s, until_s), max(span.stop_s, until_s)
+        start_s = max(span.start_s, until_s)
+        stop_s = max(span.stop_s, until_s)
         bubble_s += start_s - until_s
         until_s = stop_s
         if "RECV" in span.action:

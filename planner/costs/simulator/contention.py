@@ -66,7 +66,8 @@ def step_unless_longer(
         IllegalProgramError: nobody can move and somebody is not done.
     """
     rows = _SharedRows(compiled, prices, traffic)
-    rows.known_s, rows.least_left_s = known_s, least_left_s
+    rows.known_s = known_s
+    rows.least_left_s = least_left_s
     rows.run()
     return rows.bound_s if rows.bound_s > known_s else rows.trace().step_s
 
@@ -76,30 +77,45 @@ class _SharedRows(ProgramRows):
 
     def __init__(self, compiled: CompiledProgram, prices: SlotPrices, traffic: NetworkTraffic) -> None:
         super().__init__(compiled, prices)
-        num_ranks, num_flows, num_messages = len(compiled.rows), len(traffic.flows), len(compiled.messages)
+        num_ranks = len(compiled.rows)
+        num_flows = len(traffic.flows)
+        num_messages = len(compiled.messages)
         self.flows = traffic.flows
         # the run ends where the step is surely longer than what is known
-        self.known_s, self.bound_s = inf, 0.0
+        self.known_s = inf
+        self.bound_s = 0.0
         self.least_left_s: Sequence[Sequence[float]] = ()
         self.events: list[tuple[float, int, float]] = []
         # flows: what is left of them, since when, how fast, and the message or reduction that each is
         self.speeds = FlowSpeeds(traffic)
-        self.left, self.since, self.speed = [0.0] * num_flows, [0.0] * num_flows, [1.0] * num_flows
-        self.ends, self.carries = [NOT_YET] * num_flows, [NOBODY] * num_flows
+        self.left = [0.0] * num_flows
+        self.since = [0.0] * num_flows
+        self.speed = [1.0] * num_flows
+        self.ends = [NOT_YET] * num_flows
+        self.carries = [NOBODY] * num_flows
         # messages
         self.queues: list[deque[int]] = [deque() for _ in prices.wires]
         self.called = [False] * num_messages
         self.held_by = [NOBODY] * num_messages
         # ranks: what is left of their computing (negative: they do not compute), since when, how fast, when they move
-        self.work, self.worked, self.rate = [NOT_YET] * num_ranks, [0.0] * num_ranks, [1.0] * num_ranks
+        self.work = [NOT_YET] * num_ranks
+        self.worked = [0.0] * num_ranks
+        self.rate = [1.0] * num_ranks
         # how fast messages let them go, what they compute, and whether those on their hosts know that they do
-        self.beside_messages, self.slot_at, self.computes = [1.0] * num_ranks, [0] * num_ranks, [False] * num_ranks
+        self.beside_messages = [1.0] * num_ranks
+        self.slot_at = [0] * num_ranks
+        self.computes = [False] * num_ranks
         self.num_computing = [0] * num_ranks  # by host
-        self.wakes, self.does, self.next_call = [NOT_YET] * num_ranks, [_BEGINS] * num_ranks, [0] * num_ranks
+        self.wakes = [NOT_YET] * num_ranks
+        self.does = [_BEGINS] * num_ranks
+        self.next_call = [0] * num_ranks
 
     def run(self) -> None:
         """Until nothing happens any more."""
-        events, num_flows, ends, wakes = self.events, len(self.flows), self.ends, self.wakes
+        events = self.events
+        num_flows = len(self.flows)
+        ends = self.ends
+        wakes = self.wakes
         neighbours = self.prices.neighbours
         for rank in range(len(wakes)):
             self.wake(rank, 0.0)
@@ -120,7 +136,8 @@ class _SharedRows(ProgramRows):
 
     def _move(self, rank: int, now: float) -> None:
         """What the rank does at its time; it has another time afterwards, or somebody gives it one."""
-        row, does = self.compiled.rows[rank], self.does[rank]
+        row = self.compiled.rows[rank]
+        does = self.does[rank]
         self.wakes[rank] = NOT_YET
         if does == _ENDS:
             self.stops[rank].append(now)
@@ -168,7 +185,9 @@ class _SharedRows(ProgramRows):
     def _work(self, rank: int, now: float, slot: int) -> None:
         """Computes, at the rate that the messages at the rank and those on its host leave it."""
         seconds = self.prices.action_s[slot]
-        self.work[rank], self.worked[rank], self.does[rank] = seconds, now, _ENDS
+        self.work[rank] = seconds
+        self.worked[rank] = now
+        self.does[rank] = _ENDS
         self.slot_at[rank] = slot
         self.rate[rank] = self._rate(rank)
         self.wake(rank, now + seconds / self.rate[rank])
@@ -195,7 +214,8 @@ class _SharedRows(ProgramRows):
     def _change_rate(self, rank: int, now: float) -> None:
         """The rank goes on with what it computes at the rate that it has now."""
         self.work[rank] = max(0.0, self.work[rank] - (now - self.worked[rank]) * self.rate[rank])
-        self.worked[rank], self.rate[rank] = now, self._rate(rank)
+        self.worked[rank] = now
+        self.rate[rank] = self._rate(rank)
         self.wake(rank, now + self.work[rank] / self.rate[rank])
 
     def _end(self, rank: int, at: float) -> None:
@@ -216,7 +236,8 @@ class _SharedRows(ProgramRows):
         self.starts[rank].append(now)
         for message in numbers:
             self.queues[self.wire_of[message]].append(message)
-        self.does[rank], self.next_call[rank] = _CALLS, 0
+        self.does[rank] = _CALLS
+        self.next_call[rank] = 0
         self.wake(rank, now + self.prices.action_s[slot])
 
     def _call(self, rank: int, now: float, numbers: tuple[int, ...]) -> None:
@@ -241,7 +262,8 @@ class _SharedRows(ProgramRows):
         """The first message of a wire's queue starts, if it was called; one that takes no time is there at once."""
         queue = self.queues[wire]
         while queue and self.called[queue[0]] and self.sent[queue[0]] < 0:
-            message, flow = queue[0], self.slot_of[queue[0]]
+            message = queue[0]
+            flow = self.slot_of[queue[0]]
             self.sent[message] = now
             if self.flows[flow].seconds > 0:
                 self._start(flow, message, now)
@@ -282,7 +304,9 @@ class _SharedRows(ProgramRows):
             self.wake(rank, now + max(0.0, self.prices.action_s[slot] - less_s))
 
     def _start(self, flow: int, carries: int, now: float) -> None:
-        self.carries[flow], self.left[flow], self.since[flow] = carries, self.flows[flow].seconds, now
+        self.carries[flow] = carries
+        self.left[flow] = self.flows[flow].seconds
+        self.since[flow] = now
         self.speed[flow] = 0.0  # it has done nothing so far
         self._change(flow, now)
 
@@ -301,10 +325,13 @@ class _SharedRows(ProgramRows):
     def _change(self, flow: int, now: float) -> None:
         """A flow starts or ends: new speeds for all that it slowed, or let go."""
         of_flows, of_ranks = self.speeds.toggled(flow)
-        left, since, speeds = self.left, self.since, self.speed
+        left = self.left
+        since = self.since
+        speeds = self.speed
         for each, speed in of_flows:
             left[each] = max(0.0, left[each] - (now - since[each]) * speeds[each])
-            since[each], speeds[each] = now, speed
+            since[each] = now
+            speeds[each] = speed
             at = self.ends[each] = now + left[each] / speed
             heappush(self.events, (self.tick(at), each, at))
         for rank, rate in of_ranks:

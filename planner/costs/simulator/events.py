@@ -93,7 +93,8 @@ def least_left_s(compiled: CompiledProgram, prices: SlotPrices) -> list[list[flo
     its messages.  Waits are left out, so that this holds whatever is shared.  Rows are taken from their ends; one waits
     until it is known what follows the receipt of a message.
     """
-    seconds, rows = prices.action_s, compiled.rows
+    seconds = prices.action_s
+    rows = compiled.rows
     left_s = [[0.0] * len(row) for row in rows]
     position = [len(row) for row in rows]
     behind_receipt: dict[int, float] = {}
@@ -101,7 +102,8 @@ def least_left_s(compiled: CompiledProgram, prices: SlotPrices) -> list[list[flo
     ready = list(range(len(rows)))
     while ready:
         rank = ready.pop()
-        row, own = rows[rank], left_s[rank]
+        row = rows[rank]
+        own = left_s[rank]
         after = own[position[rank]] if position[rank] < len(row) else 0.0
         while position[rank]:
             code, slot, numbers = row[position[rank] - 1]
@@ -187,18 +189,27 @@ class _UnsharedRows(ProgramRows):
 
     def run(self) -> None:
         """Until nobody can move; of a rank all steps until one has to wait, or one alone where a wire is shared."""
-        ready, position, clock, rows = self.ready, self.position, self.clock, self.compiled.rows
-        seconds, arrived, blocking = self.prices.action_s, self.arrived, self.compiled.blocking
+        ready = self.ready
+        position = self.position
+        clock = self.clock
+        rows = self.compiled.rows
+        seconds = self.prices.action_s
+        arrived = self.arrived
+        blocking = self.compiled.blocking
         one_by_one = self.digits is not None
         while ready:
             _, rank = heappop(ready)
-            row, now, index = rows[rank], clock[rank], position[rank]
-            starts, stops = self.starts[rank], self.stops[rank]
+            row = rows[rank]
+            now = clock[rank]
+            index = position[rank]
+            starts = self.starts[rank]
+            stops = self.stops[rank]
             while index < len(row):
                 code, slot, numbers = row[index]
                 begin = now
                 if code == RECEIVE_STEP:
-                    stop, missing = now, NOBODY
+                    stop = now
+                    missing = NOBODY
                     for message in numbers:
                         at = arrived[message]
                         if at < 0:
@@ -236,13 +247,16 @@ class _UnsharedRows(ProgramRows):
                 if one_by_one:
                     break
             moved = index > position[rank]
-            clock[rank], position[rank] = now, index
+            clock[rank] = now
+            position[rank] = index
             if one_by_one and moved and index < len(row):
                 self.wake(rank, now)
 
     def _send(self, now: float, numbers: tuple[int, ...]) -> float:
         """Sends messages, one call after another from ``now`` on; when the last call is over."""
-        free, arrived, blocking = self.free, self.arrived, self.compiled.blocking
+        free = self.free
+        arrived = self.arrived
+        blocking = self.compiled.blocking
         for message in numbers:
             wire = self.wire_of[message]
             begin = free[wire]

@@ -59,12 +59,16 @@ def next_steps(compiled: CompiledProgram, costs: StageCosts) -> tuple[NextStep, 
     if not costs.is_prepared or not compiled.num_prepared:
         return ()
     cores = spare_cores(costs.cost_model.profile.cluster, len(compiled.grid))
-    cost_model, steps = costs.cost_model, list[NextStep]()
+    cost_model = costs.cost_model
+    steps = list[NextStep]()
     for rank, row in enumerate(compiled.grid):
-        has_core, own_s, turns_s = cores[rank] is not None, 0.0, 0.0
+        has_core = cores[rank] is not None
+        own_s = 0.0
+        turns_s = 0.0
         for action in row:
             if action.op is Op.PREPARE:
-                made_s, layers = costs.prepare_s(rank, action), costs.stages[action.stage]
+                made_s = costs.prepare_s(rank, action)
+                layers = costs.stages[action.stage]
                 own_s += made_s
                 turns_s += cost_model.preparations.turns_s(
                     cost_model.kind(rank), layers_of(layers.runs), made_s, has_core

@@ -82,7 +82,8 @@ def prices_of(
         sizes: bytes by transfer slot.
         wires: if they are known.
     """
-    network, devices = costs.cost_model.network, costs.cost_model.profile.cluster.devices
+    network = costs.cost_model.network
+    devices = costs.cost_model.profile.cluster.devices
     action_s = [costs.action_s(slot.rank, slot.action, slot.accumulates) for slot in compiled.actions]
     transfer_s = transfer_prices(compiled, sizes, network)
     sending_s = sending_prices(compiled, sizes, network)
@@ -167,7 +168,8 @@ def streamed(
             own[slot.src, slot.dst] = own.get((slot.src, slot.dst), 0.0) + seconds * is_streamed
     lasting_s = []
     for one, seconds in zip(compiled.actions, action_s, strict=True):
-        rank, action = one.rank, one.action
+        rank = one.rank
+        action = one.action
         op = Op.BACKWARD if action.op is Op.BACKWARD_INPUT else action.op
         size = costs.micro_batches[action.microbatch] if action.microbatch is not None else 0
         least_s = max(channels.get((rank, action.stage, op, size), {}).values(), default=0.0)
@@ -389,7 +391,9 @@ class FlowSpeeds:
 
     def _change(self, flow: int) -> Change:
         flows = self.traffic.flows
-        touched, cards, waiting = {flow} if self._active >> flow & 1 else set[int](), set[int](), [flow]
+        touched = {flow} if self._active >> flow & 1 else set[int]()
+        cards = set[int]()
+        waiting = [flow]
         while waiting:
             for card in flows[waiting.pop()].cards:
                 if card not in cards:
@@ -421,7 +425,8 @@ def traffic_of(
     number_of = [hosts[device.host] for device in cluster.devices]
     flows = []
     for slot, size, seconds in zip(compiled.transfers, sizes, transfer_s, strict=True):
-        src, dst = number_of[slot.src], number_of[slot.dst]
+        src = number_of[slot.src]
+        dst = number_of[slot.dst]
         cards = (2 * src, 2 * dst + 1) if src != dst else ()
         if seconds <= 0:
             flows.append(NetworkFlow(0.0))
@@ -441,7 +446,8 @@ def _losses(
     sender_s, receiver_s = network.core_s(slot.src, slot.dst, size + (ahead or 0))
     if ahead is not None:
         before_s = network.core_s(slot.src, slot.dst, ahead)
-        sender_s, receiver_s = max(0.0, sender_s - before_s[0]), max(0.0, receiver_s - before_s[1])
+        sender_s = max(0.0, sender_s - before_s[0])
+        receiver_s = max(0.0, receiver_s - before_s[1])
     if not sender_s and not receiver_s:
         return ()
     behind_s = seconds - _more(partial(network.sending_s, slot.src, slot.dst), *moved)
@@ -455,7 +461,8 @@ def _losses(
 
 def _sums(compiled: CompiledProgram, costs: StageCosts, number_of: Sequence[int]) -> Iterator[NetworkFlow]:
     """The sums of gradients, by stage, as far as their ranks wait for them."""
-    network, summed = costs.cost_model.network, set(compiled.reduced_stages)
+    network = costs.cost_model.network
+    summed = set(compiled.reduced_stages)
     for number, stage in enumerate(costs.stages):
         hosts = sorted({number_of[rank] for rank in stage.ranks if compiled.rows[rank]})
         is_across = len({number_of[rank] for rank in stage.ranks}) > 1

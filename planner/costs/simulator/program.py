@@ -208,7 +208,9 @@ class _Numbers:
 
     def step(self, rank: int, action: Action, number: int) -> Step:
         """The action as a step; to be called in the order of the row.  ``number`` is its own in the numbering."""
-        stage, op, microbatch = action.stage, action.op, action.microbatch
+        stage = action.stage
+        op = action.op
+        microbatch = action.microbatch
         if op in MESSAGE:
             slot = self.actions.number((rank, op in SEND), ActionSlot(rank, action, False))
             others = self.numbering.peers(rank, number)
@@ -240,7 +242,8 @@ class _Numbers:
         trained = {action.stage for action in row if action.op in ADDS_GRADIENTS}
         for index, action in enumerate(row):
             if action.op in COMPUTE:
-                stage, microbatch = action.stage, action.microbatch or 0
+                stage = action.stage
+                microbatch = action.microbatch or 0
                 key = (rank, stage, self.micro_batches[microbatch])
                 slot = self.activations.number(key, ActivationSlot(rank, stage, microbatch))
                 own_signs = signs.get(action.op, (-1,)) if stage in trained else (1, -1)
@@ -248,7 +251,9 @@ class _Numbers:
 
     def _message(self, rank: int, other: int, action: Action) -> int:
         """The number of the message that ``action`` sends to, or receives from, the rank ``other``."""
-        op, peer, microbatch = action.op, action.peer or 0, action.microbatch or 0
+        op = action.op
+        peer = action.peer or 0
+        microbatch = action.microbatch or 0
         forward = op in (Op.SEND_FORWARD, Op.RECV_FORWARD)
         sends = op in SEND
         src, dst = (rank, other) if sends else (other, rank)

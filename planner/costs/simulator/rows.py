@@ -21,17 +21,21 @@ class ProgramRows(RankRows):
     """
 
     def __init__(self, compiled: CompiledProgram, prices: SlotPrices) -> None:
-        num_ranks, num_messages = len(compiled.rows), len(compiled.messages)
+        num_ranks = len(compiled.rows)
+        num_messages = len(compiled.messages)
         super().__init__(num_ranks)
-        self.compiled, self.prices = compiled, prices
+        self.compiled = compiled
+        self.prices = prices
         self.beside = prices.beside or (False,) * num_ranks
         self.digits = TICK_DIGITS if len(set(prices.wires)) < len(prices.wires) else None
         self.slot_of = [slot for slot, _ in compiled.messages]
         self.wire_of = [prices.wires[channel] for _, channel in compiled.messages]
-        self.sent, self.arrived = [NOT_YET] * num_messages, [NOT_YET] * num_messages
+        self.sent = [NOT_YET] * num_messages
+        self.arrived = [NOT_YET] * num_messages
         self.awaited_by = [NOBODY] * num_messages
         self.released = [NOT_YET] * len(compiled.reductions)
-        self.prepared, self.host_free = [NOT_YET] * compiled.num_prepared, [0.0] * num_ranks
+        self.prepared = [NOT_YET] * compiled.num_prepared
+        self.host_free = [0.0] * num_ranks
         self.starts: list[list[float]] = [[] for _ in compiled.rows]
         self.stops: list[list[float]] = [[] for _ in compiled.rows]
 

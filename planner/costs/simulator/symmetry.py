@@ -64,7 +64,8 @@ class Symmetry:
 
     def routes(self, messages: Routes, kept: frozenset[int] = frozenset()) -> Routes:
         """The messages of the first slice alone, or of ``kept``."""
-        kept, of_route = kept or self.kept, dict[int, tuple[Message, ...]]()  # like micro-batches have one object
+        kept = kept or self.kept
+        of_route = dict[int, tuple[Message, ...]]()  # like micro-batches have one object
         for route in messages.values():
             if id(route) not in of_route:
                 of_route[id(route)] = tuple(one for one in route if one.src in kept)
@@ -76,7 +77,8 @@ class Symmetry:
 
     def timeline(self, first_slice: Timeline) -> Timeline:
         """That of the first slice's ranks, for all ranks."""
-        spans, memory = dict[int, list[Span]](), dict[int, list[MemorySample]]()
+        spans = dict[int, list[Span]]()
+        memory = dict[int, list[MemorySample]]()
         for span in first_slice.spans:
             spans.setdefault(span.rank, []).append(span)
         for sample in first_slice.memory:
@@ -124,7 +126,8 @@ def symmetry_of(costs: StageCosts) -> Symmetry | None:
     """The most slices that a plan has; None: one alone, or they are not looked for."""
     if costs.cost_model.preparations.inputs or costs.tied_ranks or any(stage.zero for stage in costs.stages):
         return None
-    groups, samples = [stage.ranks for stage in costs.stages], [tuple(stage.samples.values()) for stage in costs.stages]
+    groups = [stage.ranks for stage in costs.stages]
+    samples = [tuple(stage.samples.values()) for stage in costs.stages]
     return slices(costs.cost_model.profile.cluster, groups, samples) if all(samples) else None
 
 

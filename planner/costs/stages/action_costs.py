@@ -96,8 +96,10 @@ class StageCosts:
         """
         if action.microbatch is None or action.op not in COMPUTE:
             return 0.0
-        stage, size = self.stages[action.stage], self.micro_batches[action.microbatch]
-        member, rows = stage.ranks.index(rank), samples_in(size)
+        stage = self.stages[action.stage]
+        size = self.micro_batches[action.microbatch]
+        member = stage.ranks.index(rank)
+        rows = samples_in(size)
         samples = stage.samples[rows][member] if stage.samples else rows
         of = self.kind(rank), samples, len(stage.ranks) > 1, stage.recompute_mask
         slowed = self.cost_model.slowed(*of)
@@ -114,7 +116,9 @@ class StageCosts:
         stage = self.stages[number]
         beside = memory_factor(self.cost_model.profile.cluster, stage.ranks)
         sums = self.cost_model.tables.parameters(self.kind(rank)).update_s
-        update_s, tied_s, ties_s = span(sums, stage.runs), 0.0, 0.0
+        update_s = span(sums, stage.runs)
+        tied_s = 0.0
+        ties_s = 0.0
         for tie in stage.ties:
             update_s -= _part_of(sums, tie.inside)
             if rank not in tie.held_below:  # a rank updates its copy once, with the lowest of its stages that use it
@@ -152,8 +156,11 @@ class StageCosts:
 
     def prepare_s(self, rank: int, action: Action) -> float:
         """Seconds in which the rank prepares what a stage reads of a micro-batch; of the first with what is before."""
-        stage, samples = self.stages[action.stage], samples_in(self.micro_batches[action.microbatch or 0])
-        preparations, layers, kind = self.cost_model.preparations, layers_of(stage.runs), self.cost_model.kind(rank)
+        stage = self.stages[action.stage]
+        samples = samples_in(self.micro_batches[action.microbatch or 0])
+        preparations = self.cost_model.preparations
+        layers = layers_of(stage.runs)
+        kind = self.cost_model.kind(rank)
         if not preparations.is_beside(kind):
             before_s = self._before_s(kind) if self._is_first(rank, action) else 0.0
             return before_s + preparations.seconds(kind, layers, samples, shared=self._is_shared)
@@ -163,7 +170,8 @@ class StageCosts:
     @once
     def _before_s(self, kind: str) -> float:
         """Seconds in which a rank on such a device makes of all micro-batches what is made before the program."""
-        of, shared = self.cost_model.preparations.before_program_s, self._is_shared
+        of = self.cost_model.preparations.before_program_s
+        shared = self._is_shared
         return sum(of(kind, samples_in(size), shared=shared) for size in self.micro_batches)
 
     def _is_first(self, rank: int, action: Action) -> bool:
@@ -215,13 +223,15 @@ class StageCosts:
 
     def prepared_bytes(self, stage: int, member: int, microbatch: int) -> int:
         """What the stage's rank number ``member`` holds of prepared inputs (kernel maps) of a micro-batch."""
-        placed, rows = self.stages[stage], samples_in(self.micro_batches[microbatch])
+        placed = self.stages[stage]
+        rows = samples_in(self.micro_batches[microbatch])
         samples = placed.samples[rows][member] if placed.samples else rows
         return self.cost_model.preparations.num_bytes(layers_of(placed.runs), samples, len(placed.ranks))
 
     def before_program_bytes(self) -> int:
         """What every rank holds of a step from before the program on; of the next one too, if it is prepared in it."""
-        bytes_of, shared = self.cost_model.preparations.before_program_bytes, self._is_shared
+        bytes_of = self.cost_model.preparations.before_program_bytes
+        shared = self._is_shared
         return self.num_steps_held * sum(bytes_of(samples_in(size), shared=shared) for size in self.micro_batches)
 
     @property
@@ -272,11 +282,13 @@ class StageCosts:
 
         Of a stage that is cut along samples alone: differences of sums over layers, once for like members.
         """
-        placed, samples = self.stages[number], samples_in(size)
+        placed = self.stages[number]
+        samples = samples_in(size)
         if placed.laid_out:
             return placed.laid_out[size]
         members = [(self.kind(rank), own) for rank, own in zip(placed.ranks, placed.samples[samples], strict=True)]
-        is_shared, runs = len(members) > 1, placed.runs
+        is_shared = len(members) > 1
+        runs = placed.runs
         sums = {member: self.cost_model.sums(*member, is_shared, placed.recompute_mask) for member in members}
         passes = {member: own.passes_s(runs) for member, own in sums.items()}
         adds = {

@@ -94,7 +94,8 @@ def _exchanges(cost_model: CostModel, decision: Decision, stage: StagePlacement)
     """What its ranks exchange, in the words of :data:`planner.ir.cluster.AROUND`."""
     if len(stage.ranks) < 2:
         return set()
-    own, graph = layers_of(stage.runs), cost_model.profile.graph
+    own = layers_of(stage.runs)
+    graph = cost_model.profile.graph
     kinds = {graph.layers[index].kind for index in own}
     exchanges = set()
     if any(takes_statistics(graph.layers[index], decision.trains) for index in own):
@@ -129,7 +130,8 @@ def _uses(
             shards = prices.shards(index, (ShardingSpec.placed(decision.layers[name]),))
             whole = part_of(shards.sized, shards.sized.work.shape)
             for member, rank in enumerate(stage.ranks):
-                box, number = shards.done[0, member], int(shards.samples[0, member])
+                box = shards.done[0, member]
+                number = int(shards.samples[0, member])
                 part = part_of(shards.sized, (box[:, 1] - box[:, 0]).tolist())
                 if number and 0 not in part:
                     yield cost_model.kind(rank), name, number, () if part == whole else part

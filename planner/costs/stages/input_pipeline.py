@@ -25,7 +25,8 @@ from planner.ir.lazy import once
 from planner.ir.profile import PreparationCost, Profile
 from planner.layers import prepared_inputs
 
-TURN_S, TURN_SHARE = 2e-4, 0.1
+TURN_S = 2e-4
+TURN_SHARE = 0.1
 """What a rank's own thread loses to a thread that finds sites and makes maps: on another core so much for each thing
 that is made, since both want the interpreter (3 ms of 17 things, whatever the clouds' sizes: a step of 260 ms lost 0 to
 3.6 ms, one of 22 ms, in the interpreter all the time, all of 4.7 ms that were to be gained); on the same core a share

@@ -123,13 +123,15 @@ class LayoutPrices:
     @once
     def sized(self, index: int) -> SizedLayer:
         """Layer number ``index`` of the graph at this number of samples."""
-        graph, layer = self.cost_model.profile.graph, self.layers[index]
+        graph = self.cost_model.profile.graph
+        layer = self.layers[index]
         return SizedLayer.of(graph, layer, self._values, self.samples, layer.name in self._mixing)
 
     @once_by(lambda self, index: (self.sized(index).signature, self.layers[index].name in self._sharing))
     def options(self, index: int) -> tuple[ShardingSpec, ...]:
         """What a layer may choose from, of what the runtime runs (:mod:`planner.layers.stage_rules`)."""
-        sized, ranks = self.sized(index), len(self.ranks)
+        sized = self.sized(index)
+        ranks = len(self.ranks)
         shares_weight = sized.layer.name in self._sharing
         layouts = (ShardingSpec.of(each) for each in candidate_layouts(sized, self.speeds(), self._axes))
         plain = tuple(each for each in layouts if may_be_laid_out(sized.layer, dict(each.grid), ranks, shares_weight))
@@ -253,14 +255,14 @@ class LayoutPrices:
         return reduction_rate(self.cost_model, ranks)
 
     def _parameter_costs(self, index: int, held_bytes: Array) -> tuple[Array, Array]:
-        update, accumulate = np.zeros_like(held_bytes), np.zeros_like(held_bytes)
-        total, shared = float(np.diff(self.cost_model.tables.graph.parameter_bytes)[index]), len(self.ranks) > 1
+        update = np.zeros_like(held_bytes)
+        accumulate = np.zeros_like(held_bytes)
+        total = float(np.diff(self.cost_model.tables.graph.parameter_bytes)[index])
+        shared = len(self.ranks) > 1
         for member, rank in enumerate(self.ranks):
             kind = self.cost_model.main_kind(rank)
-            update_s, accumulate_s = (
-                self.cost_model.tables.parameters(kind).update_s,
-                self.cost_model.accumulate_s(kind, shared),
-            )
+            update_s = self.cost_model.tables.parameters(kind).update_s
+            accumulate_s = self.cost_model.accumulate_s(kind, shared)
             share = held_bytes[:, member] / total if total else 0.0
             update[:, member] = (update_s[index + 1] - update_s[index]) * share
             accumulate[:, member] = (accumulate_s[index + 1] - accumulate_s[index]) * share

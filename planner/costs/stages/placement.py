@@ -107,7 +107,8 @@ def ties_between(
             shared.setdefault(together, []).append(parameter)
     ties: list[list[TiedWeights]] = [[] for _ in ranks]
     for together, own in shared.items():
-        everyone, size = ranks_of(together, ranks), sum(parameter.num_bytes for parameter in own)
+        everyone = ranks_of(together, ranks)
+        size = sum(parameter.num_bytes for parameter in own)
         for stage in together:
             below = frozenset(rank for other in together if other < stage for rank in ranks[other])
             where: tuple[list[tuple[int, float]], list[tuple[int, float]]] = ([], [])
@@ -182,7 +183,8 @@ class LayoutCosts:
         rows: int,
         blocks: tuple[Block, ...],
     ) -> StageCost:
-        prices, chosen = self.prices(ranks, rows), dict(options)
+        prices = self.prices(ranks, rows)
+        chosen = dict(options)
         if not blocks:
             return stage_cost(prices, chosen)
         in_blocks: StageCost = addition("planner", "stage costs", "blocks")(prices, chosen, blocks)

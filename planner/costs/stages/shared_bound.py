@@ -89,12 +89,15 @@ def member_times(
     Raises:
         MissingMeasurementError: a layer's cost at one of these sizes is not known.
     """
-    (kind, most, recompute), (trains, splits) = member, schedules
+    kind, most, recompute = member
+    trains, splits = schedules
     sizes = range(1, most + 1)
     by_size = [cost_model.sums(kind, samples, True, recompute).least(trains, splits) for samples in sizes]
     passes = LeastPasses(*(np.diff(column) for column in zip(*by_size, strict=True)))
     wholes = trains * np.array([np.diff(cost_model.at(kind, samples, True).backward_s) for samples in sizes])
-    full, size, smaller = micro_batches.count(micro_batches[0]), micro_batches[0], None
+    full = micro_batches.count(micro_batches[0])
+    size = micro_batches[0]
+    smaller = None
     if micro_batches[-1] != size:  # a member has its part of it, rounded up or down, and a sample at least
         places = np.clip(np.array(sizes) * micro_batches[-1] // size, 1, most) - 1
         smaller = LeastPasses(*(column[places] for column in passes))
@@ -144,7 +147,8 @@ class GroupTimes:
         Returns:
             Seconds, infinite where memory is too short for all samples; samples by (sort, stage).
         """
-        sums, counts = [of(member).sums for member in self.members], np.array(self.counts)
+        sums = [of(member).sums for member in self.members]
+        counts = np.array(self.counts)
         tops = np.array([np.full(first.shape, len(rows)) for rows in sums])
         for top, most in zip(tops, self.most, strict=True):
             if most is not None:
@@ -152,7 +156,8 @@ class GroupTimes:
 
         def seconds(level: Numbers, at: Numbers) -> Array:
             """By sort: what a member takes at its level, infinite above the top."""
-            begin, end = first[at], last[at]
+            begin = first[at]
+            end = last[at]
             member_s = np.full(level.shape, np.inf)
             for sort, own in enumerate(sums):
                 row = np.minimum(level[sort], len(own)) - 1
@@ -166,7 +171,8 @@ class GroupTimes:
         while len(at):  # not enough yet: one more for who is the fastest with it
             after = seconds(level[:, at] + 1, at)
             sort = after.argmin(axis=0)
-            at, sort = at[np.isfinite(after.min(axis=0))], sort[np.isfinite(after.min(axis=0))]
+            at = at[np.isfinite(after.min(axis=0))]
+            sort = sort[np.isfinite(after.min(axis=0))]
             level[sort, at] += 1
             at = at[counts @ level[:, at] < self.size]
         every = np.arange(len(first))
@@ -182,15 +188,19 @@ class GroupTimes:
         longest[counts @ level < self.size] = np.inf
         while len(at):  # who takes longest gets less, while all together get enough
             now = seconds(level[:, at], at)
-            sort, longest[at] = now.argmax(axis=0), now.max(axis=0)
+            sort = now.argmax(axis=0)
+            longest[at] = now.max(axis=0)
             enough = counts @ level[:, at] - counts[sort] >= self.size
-            at, sort = at[enough & (level[sort, at] > 1)], sort[enough & (level[sort, at] > 1)]
+            gives = enough & (level[sort, at] > 1)
+            at = at[gives]
+            sort = sort[gives]
             level[sort, at] -= 1
         return longest, level
 
     def by_member(self, of: Callable[[MemberTimes], Times], first: int, last: int) -> tuple[Array, Numbers]:
         """What each member takes by samples, (member, samples - 1), and the most samples that it may have."""
-        seconds, tops = np.full((len(self.counts), self.size), np.inf), np.zeros(len(self.counts), dtype=np.int64)
+        seconds = np.full((len(self.counts), self.size), np.inf)
+        tops = np.zeros(len(self.counts), dtype=np.int64)
         for sort, (member, most) in enumerate(zip(self.members, self.most, strict=True)):
             sums = of(member).sums
             seconds[sort, : len(sums)] = sums[:, last] - sums[:, first]
@@ -284,7 +294,8 @@ class SharedBound:
         return self.largest_work_s(first, last) + always + self._tail_s(first, last)
 
     def _exchanges_s(self, first: Numbers, last: Numbers) -> tuple[Array, Array]:
-        there, back = self.single.exchange_forward, self.single.exchange_backward
+        there = self.single.exchange_forward
+        back = self.single.exchange_backward
         return there[last] - there[first], back[last] - back[first]
 
     def _tail_s(self, first: Numbers, last: Numbers) -> Array:

@@ -123,8 +123,10 @@ class StageBound:
         """Stages between ``first`` and ``last``, arrays that broadcast."""
         there = self.exchange_forward[last] - self.exchange_forward[first]
         back = self.exchange_backward[last] - self.exchange_backward[first]
-        head, back_s = self.heads.least(first, last), self.backs.least(first, last)
-        slow_head, slow_back = head, back_s
+        head = self.heads.least(first, last)
+        back_s = self.backs.least(first, last)
+        slow_head = head
+        slow_back = back_s
         if self.is_even and len(self.turns) > 1:  # else the most is of a full micro-batch, and says nothing of the last
             in_step = there > 0  # an exchange of statistics makes members wait for the slowest
             longest = self.heads.most(first, last), self.backs.most(first, last)
@@ -166,11 +168,13 @@ class StageBound:
             update_s = update_s + self.parted.seconds[first, last]
         if not self.sums_gradients:
             return update_s, np.zeros_like(update_s)
-        num_bytes, sums_s = self._summed_bytes(first, last), self.least_sums_s[last] - self.least_sums_s[first]
+        num_bytes = self._summed_bytes(first, last)
+        sums_s = self.least_sums_s[last] - self.least_sums_s[first]
         return update_s, least_reduction_s(self.cost_model.network, self.ranks, num_bytes, sums_s, back_s, self.zero)
 
     def _card_s(self, first: Numbers, last: Numbers, sum_s: Array) -> Array:
-        network, devices = self.cost_model.network, self.cost_model.profile.cluster.devices
+        network = self.cost_model.network
+        devices = self.cost_model.profile.cluster.devices
         if not self.sums_gradients or len({devices[rank].host for rank in self.ranks}) == 1:
             return np.zeros_like(sum_s)
         moved = least_bytes_on_cards(network, self.ranks, self._summed_bytes(first, last), sum_s, self.zero)
@@ -187,7 +191,8 @@ class StageBound:
         (slow_head, slow_back), *others = ([sums[last] - sums[first] for sums in turn] for turn in self.turns)
         for head, back_s in others:
             slower = head + back_s > slow_head + slow_back
-            slow_head, slow_back = np.where(slower, head, slow_head), np.where(slower, back_s, slow_back)
+            slow_head = np.where(slower, head, slow_head)
+            slow_back = np.where(slower, back_s, slow_back)
         return slow_head, slow_back
 
 
@@ -208,19 +213,22 @@ class _PartedSums:
 
 @lru_cache(maxsize=2)  # one search asks with the same cuts for every size of its micro-batches
 def _parted_sums(cost_model: CostModel, cuts: Cuts) -> _PartedSums:
-    layers, kinds = np.arange(len(cost_model.profile.graph.layers)), sorted(cost_model.profile.measurements)
+    layers = np.arange(len(cost_model.profile.graph.layers))
+    kinds = sorted(cost_model.profile.measurements)
     groups: dict[tuple[int, ...], list[TiedParameter]] = {}
     for parameter in cost_model.tables.graph.tied:
         groups.setdefault(parameter.layers, []).append(parameter)
     shape = 2 * (len(cuts.sums(np.zeros(len(layers)))),)
-    num_bytes, inside_bytes = np.zeros(shape), np.zeros(shape)
+    num_bytes = np.zeros(shape)
+    inside_bytes = np.zeros(shape)
     updates, inside_updates = ({kind: np.zeros(shape) for kind in kinds} for _ in range(2))
     for users, own in groups.items():
         used, begins = (cuts.sums(np.isin(layers, some).astype(np.float64)) for some in (users, users[:1]))
         count = used[None, :] - used[:, None]
         parted = ((count > 0.5) & (count < len(users) - 0.5)).astype(np.float64)
         inside = parted * (begins[None, :] - begins[:, None])
-        size, part = sum(parameter.num_bytes for parameter in own), sum(parameter.part for parameter in own)
+        size = sum(parameter.num_bytes for parameter in own)
+        part = sum(parameter.part for parameter in own)
         num_bytes += size * parted
         inside_bytes += size * inside
         for kind in kinds:
@@ -256,7 +264,8 @@ class StageBounds:
         Raises:
             MissingMeasurementError: a layer's cost at a member's sizes is not known.
         """
-        tables, shared = self.cost_model.tables, len(ranks) > 1
+        tables = self.cost_model.tables
+        shared = len(ranks) > 1
         alike = list(dict.fromkeys((kind, samples) for kind, _, samples in members))
         kinds = list(dict.fromkeys(kind for kind, _ in alike))
         least = {
@@ -316,7 +325,8 @@ class StageBounds:
             memory = self.memory_of((kind, limit), samples, recompute, parts, zero)
             fits = np.full(len(first), True) if memory is None else memory.window(first, last, 1) > 0
             largest[first[fits], last[fits]] = samples
-            first, last = first[~fits], last[~fits]
+            first = first[~fits]
+            last = last[~fits]
             if not len(first):
                 break
         return largest
@@ -338,7 +348,8 @@ class StageBounds:
     def _least_s_per_byte(self, num_ranks: int) -> float:
         """No sum over stages of ``num_ranks`` ranks or more takes less for a byte; how many sums there are is open."""
         each = [float(parameter.num_bytes) for parameter in self.cost_model.tables.graph.tied]
-        least, most = max(1.0, min(each)), max(1.0, sum(each))
+        least = max(1.0, min(each))
+        most = max(1.0, sum(each))
         points = [float(at) for table in self.cost_model.profile.cluster.collectives for at, _ in table.points]
         inside = [at for at in points if least < at < most]
         sizes = np.unique([least, most, *inside, *np.geomspace(least, most, 64 if len(each) > 1 else 1)])

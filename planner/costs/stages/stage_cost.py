@@ -190,7 +190,8 @@ def _kept(
     recompute: Mapping[int, float],
 ) -> tuple[Array, Array]:
     """(kept for each micro-batch in flight, there while one is recomputed), by rank."""
-    saved, transient = np.zeros(len(prices.ranks)), np.zeros(len(prices.ranks))
+    saved = np.zeros(len(prices.ranks))
+    transient = np.zeros(len(prices.ranks))
     for index, table in tables.items():
         saved += (1 - recompute[index]) * table.saved_bytes[0]
         transient += recompute[index] * table.saved_bytes[0]
@@ -248,7 +249,8 @@ def _evidence(prices: LayoutPrices, tables: Mapping[int, LayerTable]) -> Evidenc
     evidences: set[Evidence] = set()
     for index, table in tables.items():
         for member, rank in enumerate(prices.ranks):
-            samples, kind = int(table.shards.samples[0, member]), prices.cost_model.main_kind(rank)
+            samples = int(table.shards.samples[0, member])
+            kind = prices.cost_model.main_kind(rank)
             own = prices.parts.evidence(prices.layers[index].name, kind, table.shards, 0, member)
             is_part = abs(float(table.shards.share[0, member]) - 1.0) > 1e-12
             evidences.update(own or (prices.cost_model.tables.at(kind, samples).evidence[index],))

@@ -92,7 +92,8 @@ class LeastPasses(NamedTuple):
         whole_s = count * self.forward_s + self.whole_s + (count - 1) * self.later_whole_s
         if smaller is None:
             return back_s, whole_s
-        last_s, whole_last_s = smaller.forward_s + smaller.later_back_s, smaller.forward_s + smaller.later_whole_s
+        last_s = smaller.forward_s + smaller.later_back_s
+        whole_last_s = smaller.forward_s + smaller.later_whole_s
         return back_s + last_s, whole_s + whole_last_s
 
 
@@ -122,7 +123,9 @@ class StageSums:
     def least(self, trains: bool, splits: bool) -> LeastPasses:
         """Of a stage that has backwards, and may have them in halves; running sums."""
         forward, back, *halves = self.passes
-        whole, adds, later = back, self.accumulate_s, back + self.accumulate_s
+        whole = back
+        adds = self.accumulate_s
+        later = back + self.accumulate_s
         if splits:
             of_whole, with_adds, of_input, of_weight = map(np.diff, (back, later, *halves))
             back, later = (running(np.minimum(each, of_input)) for each in (of_whole, with_adds))
@@ -134,7 +137,8 @@ def of_those(sums: Array, recompute: RecomputeMask) -> Array:
     """Of a running sum over layers, what is of those that are computed again."""
     if isinstance(recompute, bool):
         return sums if recompute else np.zeros_like(sums)
-    by_layer, places = np.diff(sums), list(recompute)
+    by_layer = np.diff(sums)
+    places = list(recompute)
     counted = np.zeros_like(by_layer)
     counted[places] = by_layer[places]
     return running(counted)

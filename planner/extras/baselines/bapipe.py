@@ -66,8 +66,12 @@ from planner.solvers.candidates.candidate import micro_batches
 from planner.solvers.candidates.feasibility import micro_batch_sizes, mixing_layers
 from planner.solvers.progress import Progress
 
-SNO, SO, AS, FBP = "1F1B-SNO", "1F1B-SO", "1F1B-AS", "FBP-AS"
-SYNCHRONOUS, ASYNCHRONOUS = (SNO, SO), (AS, FBP)
+SNO = "1F1B-SNO"
+SO = "1F1B-SO"
+AS = "1F1B-AS"
+FBP = "FBP-AS"
+SYNCHRONOUS = (SNO, SO)
+ASYNCHRONOUS = (AS, FBP)
 DATA_PARALLEL = "data-parallel"
 
 _ROUNDING = 1e-9
@@ -148,7 +152,8 @@ def best_pipeline(
 
 def minibatch_s(chain: ChainCosts, devices: DeviceRow, pipeline: BapipePipeline) -> float:
     """BaPipe's closed form for one pipeline; infinite if it does not fit."""
-    count, stages = pipeline.micro_batches, len(devices.speeds)
+    count = pipeline.micro_batches
+    stages = len(devices.speeds)
     bounds = (0.0, *pipeline.cuts, float(chain.num_layers))
     spans = list(pairwise(bounds))
     costs = [
@@ -190,7 +195,8 @@ def _whole_layers(
     Args:
         best_s: of pipelines known before; none that surely takes longer is of interest.
     """
-    crossing_bytes, rounds = sums_of.chain.crossing_bytes, count + len(devices.speeds) - 1
+    crossing_bytes = sums_of.chain.crossing_bytes
+    rounds = count + len(devices.speeds) - 1
     priced: list[tuple[float, BapipePipeline]] = []
     even_s = float(sums_of.running[0][-1] + sums_of.running[1][-1]) / sum(devices.speeds)
     most_bytes = inf  # from there on the cuts are known
@@ -228,7 +234,8 @@ def _balance(
 
     Seconds are those of a whole mini-batch; infinity if there are no such cuts.
     """
-    chain, stages = sums_of.chain, len(devices.speeds)
+    chain = sums_of.chain
+    stages = len(devices.speeds)
     link_s = limits.cut_bytes / devices.bandwidth_bytes_per_s if schedule == AS else 0.0
     places = np.flatnonzero([True, *(size <= limits.cut_bytes for size in chain.crossing_bytes[:-1]), True])
     running = [column[places] for column in sums_of.running]
@@ -257,7 +264,8 @@ def _balance(
 def _windows(work_s: NDArray[np.float64], speeds: Sequence[float], stage_s: float) -> list[slice]:
     """The cuts (an interval) that may lie before the first device, behind it, and so on, if no stage takes longer."""
     last = len(work_s) - 1
-    highest, lowest = [0], [last]
+    highest = [0]
+    lowest = [last]
     for speed, speed_behind in zip(speeds, reversed(speeds), strict=True):
         reach_s = work_s[highest[-1]] + speed * stage_s * (1 + _ROUNDING)
         highest.append(int(np.searchsorted(work_s, reach_s, side="right")) - 1)
@@ -318,7 +326,8 @@ def _between(values: Sequence[float], first: float, last: float) -> float:
 
 def _crossing(chain: ChainCosts, cut: float) -> float:
     """What crosses: behind a whole layer its outputs; inside one what it reads, and the part of its outputs."""
-    layer, part = int(cut), cut - int(cut)
+    layer = int(cut)
+    part = cut - int(cut)
     behind = chain.crossing_bytes[layer - 1] if layer else 0.0
     return behind + part * chain.crossing_bytes[layer] if part else behind
 
@@ -352,12 +361,14 @@ def pipelines(problem: Problem, cost_model: CostModel, trial: Trial) -> Iterator
             seconds[slowest] / seconds[cost_model.kind(rank)] if seconds[slowest] > 0 else 1.0 for rank in ranks
         )
         row = DeviceRow(speeds, bandwidth, memory_bytes)
-        chain, count = chain_of(net.graph), len(micro_batches(problem, size))
+        chain = chain_of(net.graph)
+        count = len(micro_batches(problem, size))
         answer = best_pipeline(chain.scaled(count), row, (count,), schedules, data_parallel=replicas)
         trial.has_plan(
             size, answer, f"one stage of {chain.num_layers} layers on each of {len(ranks)} ranks, and memory"
         )
-        cuts, name = answer.plan.get("cuts"), answer.plan.get("schedule")
+        cuts = answer.plan.get("cuts")
+        name = answer.plan.get("schedule")
         if not isinstance(cuts, list) or not isinstance(name, str):
             continue
         stages: list[Placed] = [(tuple(range(len(problem.profile.graph.layers))), ranks)]

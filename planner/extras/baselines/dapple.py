@@ -88,7 +88,9 @@ from planner.solvers.progress import Progress
 UsedByHost = tuple[int, ...]
 """Devices taken, by host, most first."""
 
-FRESH, APPEND, SCATTER = ("fresh first", "append first", "scatter first")
+FRESH = "fresh first"
+APPEND = "append first"
+SCATTER = "scatter first"
 
 
 @dataclass(frozen=True)
@@ -272,12 +274,16 @@ class _SuffixSearch:
     """The programme over suffixes: Pareto-best suffixes by :data:`Key`, by growing number of stages."""
 
     def __init__(self, chain: ChainCosts, hosts: Hosts, micro_batches: int, max_stages: int, budget: Budget) -> None:
-        self._chain, self._hosts, self._count, self._budget = chain, hosts, micro_batches, budget
+        self._chain = chain
+        self._hosts = hosts
+        self._count = micro_batches
+        self._budget = budget
         self._forward = [s / micro_batches for s in sums(chain.forward_s)]
         self._backward = [s / micro_batches for s in sums(chain.backward_s)]
         self._parameters = sums(chain.parameter_bytes)
         self._max_stages = max_stages or hosts.hosts * hosts.per_host
-        self._upper, self.stopped = inf, False
+        self._upper = inf
+        self.stopped = False
         self._into: dict[UsedByHost, list[Assignment]] = {}
         queue = [(0,) * hosts.hosts]
         reached = set(queue)
@@ -310,7 +316,8 @@ class _SuffixSearch:
             suffixes = [suffix for alike in level.values() for suffix in alike]
             for suffix in suffixes:
                 if suffix.first == 0 and not any(suffix.assignment.before) and suffix.c2 < self._upper:
-                    best, self._upper = suffix, suffix.c2
+                    best = suffix
+                    self._upper = suffix.c2
             level = {}
             for suffix in suffixes:
                 if self._hopeless(suffix.c1, suffix.c2):
@@ -325,7 +332,8 @@ class _SuffixSearch:
     def _prepend(self, level: dict[Key, list[Suffix]], assignment: Assignment, rest: Suffix | None, width: int) -> None:
         """Adds the suffixes with one more stage in front of ``rest``, for every layer it may start at."""
         last = rest.first if rest else self._chain.num_layers
-        replicas, before = assignment.replicas, sum(assignment.before)
+        replicas = assignment.replicas
+        before = sum(assignment.before)
         met = assignment.before[assignment.host] if assignment.host >= 0 else -1
         numbers: Numbers | None = None
         if rest is not None:
@@ -359,7 +367,8 @@ class _SuffixSearch:
 
     def _byte_s(self, assignment: Assignment) -> float:
         """What the sum of a byte of gradients takes."""
-        hosts, replicas = self._hosts, assignment.replicas
+        hosts = self._hosts
+        replicas = assignment.replicas
         bandwidth = hosts.within_bytes_per_s if assignment.host >= 0 else hosts.across_bytes_per_s
         return 2 * (replicas - 1) / replicas / bandwidth
 

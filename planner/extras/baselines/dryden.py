@@ -37,7 +37,8 @@ from planner.solvers.layouts.factor_graph import Array, Assignment, LabelledGrap
 from planner.solvers.layouts.stage import Question, labelled_graph, most_options, simplest
 from planner.solvers.progress import Progress
 
-NAME, METHOD = "dryden", "per-layer distributions on all ranks by shortest paths, largest micro-batch that fits"
+NAME = "dryden"
+METHOD = "per-layer distributions on all ranks by shortest paths, largest micro-batch that fits"
 
 
 def solve(problem: Problem, progress: Progress | None = None) -> Plan:
@@ -90,7 +91,8 @@ def distributions(problem: Problem, cost_model: CostModel, size: int) -> Mapping
         OutOfTimeError: there is no time to price them on so many ranks.
     """
     allow = tuple(family for family in problem.allow if family in (SAMPLE_DIMS, SPATIAL_DIMS))
-    prices, budget = LayoutPrices(cost_model, problem.ranks, size, allow), part_of_current(problem.time_limit_s)
+    prices = LayoutPrices(cost_model, problem.ranks, size, allow)
+    budget = part_of_current(problem.time_limit_s)
     most = most_options(prices, budget.left_s)
     if not most:
         raise OutOfTimeError

@@ -45,7 +45,10 @@ Counts = tuple[int, ...]
 
 Ints = NDArray[np.intp]
 
-ONE_STAGE, HALVES, ONE_BY_ONE, TWO_STAGES = ("one stage", "halves", "one by one", "two stages")
+ONE_STAGE = "one stage"
+HALVES = "halves"
+ONE_BY_ONE = "one by one"
+TWO_STAGES = "two stages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,8 @@ class Planner:
         require_positive(within=machines.within_bytes_per_s, across=machines.across_bytes_per_s)
         require_positive(sums=machines.sums_bytes_per_s)
         self.states: States = states_of(graph)
-        self._machines, self._count = machines, micro_batches
+        self._machines = machines
+        self._count = micro_batches
         self._done_s: Floats = factor * self.states.compute_s
         self._parameters: Floats = self.states.parameter_bytes
         self._crossing: Floats = factor * self.states.output_bytes
@@ -157,7 +161,8 @@ class Planner:
             longest_s: U.
         """
         count = self._count
-        block_s, waits_s = longest_s / count, np.zeros_like(longest_s)
+        block_s = longest_s / count
+        waits_s = np.zeros_like(longest_s)
         seconds = block_s * (count - 1) + self.batch_s / copies / count
         before: Floats = np.zeros(1)
         for stage, (end, group) in enumerate(zip(ends, devices, strict=True)):
@@ -185,7 +190,8 @@ class Planner:
             yield self._made(ONE_STAGE, total // devices, (self._last,), (group,), self.batch_s / used)
 
     def _halves(self) -> Iterator[HpgoPipeline]:
-        machines, copies = self._machines, self._machines.devices // 2
+        machines = self._machines
+        copies = self._machines.devices // 2
         if machines.devices == 2 or machines.devices % 2 or not self._last:
             return
         first = _filled(machines, copies)
@@ -196,7 +202,8 @@ class Planner:
 
     def _two_stages(self) -> Iterator[HpgoPipeline]:
         """For each number of devices and way to take them, the cut that is best by the estimate itself."""
-        machines, cuts = self._machines, np.arange(self._last)
+        machines = self._machines
+        cuts = np.arange(self._last)
         last = np.full_like(cuts, self._last)
         for count in range(1, machines.devices) if self._last else ():
             check_time()
@@ -226,11 +233,13 @@ class Planner:
                     grown = level.setdefault(after, _OneByOne.empty(len(so_far_s)))
                     grown.improve(np.maximum(so_far_s[:, None], own_s), used, host)
             rows.append(level)
-        state, used = self._last, (machines.per_host,) * machines.hosts
+        state = self._last
+        used = (machines.per_host,) * machines.hosts
         longest_s = float(rows[-1][used].longest_s[state])
         if longest_s == inf:
             return
-        ends, groups = [], []
+        ends = []
+        groups = []
         for level in reversed(rows):
             ends.append(state)
             groups.append(_one_of(machines, int(level[used].hosts[state])))
@@ -258,9 +267,11 @@ class _OneByOne:
 
     def improve(self, seconds: Floats, used: Counts, host: int) -> None:
         """Takes what is better of ``seconds``, by the states before and behind the last stage."""
-        origin, least = seconds.argmin(axis=0), seconds.min(axis=0)
+        origin = seconds.argmin(axis=0)
+        least = seconds.min(axis=0)
         for state in np.flatnonzero(least < self.longest_s).tolist():
-            self.longest_s[state], self.hosts[state] = least[state], host
+            self.longest_s[state] = least[state]
+            self.hosts[state] = host
             self.origins[state] = int(origin[state]), used
 
 

@@ -127,7 +127,8 @@ def profile_of(rows: Iterable[SailorRow], model: str, cluster: Cluster, tensor_p
     if not shared:
         shown = [f"{kind}: {', '.join(map(str, sorted(by_size)))}" for kind, by_size in sizes.items()]
         raise UsageError("the kinds of device have no micro-batch in common", shown, ["a cluster of other kinds"])
-    network, largest = NETWORKS[model], max(shared)
+    network = NETWORKS[model]
+    largest = max(shared)
     graphs = {kind: _graph(model, network, by_size[largest], largest) for kind, by_size in by_kind.items()}
     profile = as_profile(graphs, cluster, largest)
     layers = [layer.name for layer in profile.graph.layers]

@@ -129,11 +129,13 @@ class _TypedStagePrices:
         self._stash = self._parameters + _largest([_spans(states.activation_bytes) for states in by_type])
         crossing = _largest([states.output_bytes for states in by_type])
         self._link_s = np.where(np.arange(count) < count - 1, 2 * crossing / bandwidth, 0.0) * communication
-        self._bandwidth, self._memory = bandwidth, memory
+        self._bandwidth = bandwidth
+        self._memory = memory
 
     def stage_s(self, group: Counts, behind: int) -> Floats:
         """Stages of a group of devices, ``behind`` of which come later, and the links that they end at."""
-        used, total = frozenset(index for index, count in enumerate(group) if count), sum(group)
+        used = frozenset(index for index, count in enumerate(group) if count)
+        total = sum(group)
         priced = self._priced(used, total)
         if self._memory == inf:
             return priced
@@ -167,13 +169,16 @@ def _free(prices: _TypedStagePrices, counts: Counts) -> tuple[float, list[_Stage
             for start in np.flatnonzero(values < value).tolist():
                 value[start] = values[start]
                 steps[start] = _Stage(start, int(ends[start]), group)
-        best[whole], chosen[whole] = value, steps
+        best[whole] = value
+        chosen[whole] = steps
     whole = min(chosen, key=lambda v: (float(best[v][0]), sum(v)))
     stages: list[_Stage] = []
-    start, left = 0, whole
+    start = 0
+    left = whole
     while start < num_starts - 1 and (stage := chosen[left][start]) is not None:
         stages.append(stage)
-        start, left = stage.last + 1, tuple(v - g for v, g in zip(left, stage.devices, strict=True))
+        start = stage.last + 1
+        left = tuple(v - g for v, g in zip(left, stage.devices, strict=True))
     return float(best[whole][0]), stages
 
 
@@ -186,7 +191,8 @@ def _fixed(prices: _TypedStagePrices, counts: Counts) -> tuple[float, list[_Stag
     def group(first: int, stop: int) -> Counts:
         return tuple(row[first:stop].count(index) for index in range(len(counts)))
 
-    best, steps = np.full((total + 1, prices.states.num_states), inf), {}
+    best = np.full((total + 1, prices.states.num_states), inf)
+    steps = {}
     for used in range(1, total + 1):
         best[used] = prices.stage_s(group(0, used), total - used)[0]
         steps.update({(used, state): _Stage(0, state, group(0, used)) for state in range(best.shape[1])})
@@ -196,15 +202,18 @@ def _fixed(prices: _TypedStagePrices, counts: Counts) -> tuple[float, list[_Stag
             check_time()
             devices = group(used - last, used)
             cost = np.maximum(best[used - last][:, None], prices.stage_s(devices, total - used)[1:])
-            values, splits = cost.min(axis=0), cost.argmin(axis=0)
+            values = cost.min(axis=0)
+            splits = cost.argmin(axis=0)
             for state in np.flatnonzero(values < best[used]).tolist():
                 best[used, state] = values[state]
                 steps[used, state] = _Stage(int(splits[state]) + 1, state, devices)
     stages: list[_Stage] = []
-    used, state = total, prices.states.num_states - 1
+    used = total
+    state = prices.states.num_states - 1
     while state >= 0:
         stages.append(steps[used, state])
-        used, state = used - sum(stages[-1].devices), stages[-1].start - 1
+        used = used - sum(stages[-1].devices)
+        state = stages[-1].start - 1
     return float(best[total, -1]), stages[::-1]
 
 

@@ -59,7 +59,8 @@ from planner.ir.quantities import BYTES, BYTES_PER_S, FLOP_PER_S, SECONDS
 from planner.ir.strict_yaml import MOST_YAML_BYTES, cut, parse_yaml, shown
 from planner.ir.validation import MOST_DEVICES, nesting_faults
 
-_MEASURED, _PAIRS = "measured", "pairs"
+_MEASURED = "measured"
+_PAIRS = "pairs"
 _LINK = ("link", "bandwidth", "latency", "duplex", "burst")
 _FIGURES = (*FIGURES, "peak")
 _NO_CLUSTER = Cluster((), {})
@@ -143,7 +144,8 @@ class _Machines:
     def _hosts(self, value: Any) -> Iterator[DeviceSpec]:
         names: list[str] = []
         levels = [tier.within for tier in self.tiers[:-1]]
-        smaller, larger = levels[: levels.index(HOST)], levels[levels.index(HOST) + 1 :]
+        smaller = levels[: levels.index(HOST)]
+        larger = levels[levels.index(HOST) + 1 :]
         hosts_in = Counter[str]()
         for path, entry in self.reader.items(value, "hosts"):
             node = self.reader.mapping(entry, path, ("name", "devices"), ("count", "groups"))
@@ -282,7 +284,8 @@ class _Machines:
         tier_links = {name: self._link(name, entry) for name, entry in node.items()}
         measured = {name for name, entry in node.items() if entry == _MEASURED}
         collectives = tuple(each for each in self.own.collectives if each.link in measured)
-        stated, hosts = {(pair.src_host, pair.dst_host) for pair in apart}, {spec.host for spec in specs}
+        stated = {(pair.src_host, pair.dst_host) for pair in apart}
+        hosts = {spec.host for spec in specs}
         apart += tuple(
             pair
             for pair in self.own.pairs
@@ -312,7 +315,8 @@ class _Machines:
         return self._described(self.reader.mapping(node, path, (), _LINK), path)
 
     def _described(self, node: Mapping[str, Any], path: str) -> Link:
-        latency_s, bandwidth = 0.0, 0.0
+        latency_s = 0.0
+        bandwidth = 0.0
         if "link" in node:
             latency_s, bandwidth = self._known_link(self.reader.text(node["link"], f"{path}.link"), path)
         if "bandwidth" in node:

@@ -16,7 +16,8 @@ from planner.ir.profile import Profile
 _FAMILY = "gpu"
 _PCIE = "pcie"
 _VARIANTS = frozenset({"ti", "super", "max", "laptop", "mobile"})
-_LEAST, _MOST = 0.85, 1.1
+_LEAST = 0.85
+_MOST = 1.1
 """Of what is printed on the box a process finds that much at least (the driver has its share), and at most."""
 
 

@@ -133,7 +133,8 @@ def link(name: str) -> LinkEntry:
 def read_device(text: str, source: str) -> DeviceEntry:
     """The device that a file of the catalogue describes."""
     reader = FieldReader()
-    needed, more = ("device", "family", "vendor", "figures"), ("aliases", "note", "unknown")
+    needed = ("device", "family", "vendor", "figures")
+    more = ("aliases", "note", "unknown")
     root = reader.mapping(parse_yaml(text, source), "", needed, more)
     figures = reader.mapping(root["figures"], "figures", (), (*FIGURES, "peak"))
     peak = figures.get("peak", {})

@@ -45,7 +45,8 @@ from planner.ir.program import Program
 from planner.ir.schedule import COMPUTE, Op
 from planner.layers.boundary import Boundaries
 
-BEGINNING, END = "BEGINNING", "END"
+BEGINNING = "BEGINNING"
+END = "END"
 _LOSS = "loss"
 _NUMBER = re.compile(r"_\d+$")
 
@@ -101,7 +102,8 @@ class _Modules:
 
     def boundaries(self, position: int) -> Iterator[tuple[str, str]]:
         """(point, module) of all that begin or end at a cut before the layer of number ``position``."""
-        before, after = position - 1, position
+        before = position - 1
+        after = position
         if module := self._called(after):
             yield BEGINNING, module
         if module := self._called(before):
@@ -115,7 +117,8 @@ class _Modules:
 
     def _called(self, index: int) -> str:
         """The module that this layer is the only call of, if that is certain."""
-        name, owner = self._names[index], self._owners[index]
+        name = self._names[index]
+        owner = self._owners[index]
         if owner in (name, _plain(name)):
             return owner if self._num_owned[owner] == 1 else ""
         repeated = name in self._numbered or (_plain(name) != name and _plain(name) in self._names)

@@ -72,7 +72,8 @@ def cluster_of(name: str, num_devices: int = 0) -> Cluster:
         )
     entry = device(system.device)
     peaks = {dtype: figure.value for dtype, figure in entry.peak_flop_per_s.items()}
-    memory, rate = entry.memory_bytes, entry.memory_bytes_per_s
+    memory = entry.memory_bytes
+    rate = entry.memory_bytes_per_s
     devices = tuple(
         DeviceSpec(
             f"n{rank // system.per_host}/{entry.family}{rank % system.per_host}",

@@ -191,7 +191,8 @@ class AttentionCurve:
 
 
 Curve = GemmCurve | BytesCurve | AttentionCurve
-_MOST_STEPS, _ROBUST = 25, 0.1
+_MOST_STEPS = 25
+_ROBUST = 0.1
 
 
 def fitted(kind: type[Curve], extents: Extents, seconds: np.ndarray, device: Device, width: int) -> Curve:

@@ -8,7 +8,8 @@ from math import exp
 
 import numpy as np
 
-TABLE, DATASHEET = "measured table", "datasheet"
+TABLE = "measured table"
+DATASHEET = "datasheet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,8 @@ class HeldBackErrors:
         errors = np.asarray(logs, dtype=float)
         low, high = (exp(-float(np.quantile(errors, share))) for share in (0.9, 0.1))
         sizes = np.abs(errors)
-        median, p90 = float(np.median(sizes)), float(np.quantile(sizes, 0.9))
+        median = float(np.median(sizes))
+        p90 = float(np.quantile(sizes, 0.9))
         return cls(len(errors), round(median, 4), round(p90, 4), round(min(low, 1.0), 4), round(max(high, 1.0), 4))
 
     @property
@@ -87,7 +89,9 @@ class HeldBackErrors:
         return Estimate(seconds, seconds * self.low, seconds * self.high, evidence or f"fitted, {self.text}")
 
 
-NEIGHBOURS, _NEAR, _FAR = 8, 0.05, 0.5
+NEIGHBOURS = 8
+_NEAR = 0.05
+_FAR = 0.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,11 +23,14 @@ from planner.extras.kernels.curves import AttentionCurve, BytesCurve, Curve, Dev
 from planner.extras.kernels.estimates import NO_NEIGHBOURS, HeldBackErrors, MeasuredNeighbours
 from planner.extras.kernels.tables import ATTENTION, ATTENTION_BACKWARD, DATA, GEMM, KernelRow, shipped
 
-BATCHED, ANY_DEVICE = "batched_gemm", "any device"
+BATCHED = "batched_gemm"
+ANY_DEVICE = "any device"
 """Products of which several are one kernel; what a device is called whose constants are means over the others."""
 
 WIDTHS = {"float64": 8, "float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
-_LEAST_GROUPS, _LEAST_ROWS, _FOLDS = 2, 8, 5
+_LEAST_GROUPS = 2
+_LEAST_ROWS = 8
+_FOLDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,8 @@ def _fit(device: Device, dtype: str, kind: str, rows: Sequence[KernelRow]) -> Fi
         plain += errors[out].tolist()
         measured += seconds[out].tolist()
         helped += [error - near.at(place)[0] for error, place in zip(errors[out], logs(extents[out]), strict=True)]
-    of_curve, of_both = HeldBackErrors.of(plain), HeldBackErrors.of(helped)
+    of_curve = HeldBackErrors.of(plain)
+    of_both = HeldBackErrors.of(helped)
     curve = fitted(curve_kind, extents, seconds, device, width)
     near = MeasuredNeighbours(logs(extents), np.log(curve.seconds(extents, device, width) / seconds))
     uses = of_both.median <= of_curve.median
@@ -149,8 +153,11 @@ def from_json(nodes: Iterable[Mapping[str, Any]], rows: Iterable[KernelRow]) -> 
     tables = by_kind(rows)
     fits = []
     for node in nodes:
-        name, dtype, kind = node["device"], node["dtype"], node["kind"]
-        curve, near = curve_of(node["curve"]), NO_NEIGHBOURS
+        name = node["device"]
+        dtype = node["dtype"]
+        kind = node["kind"]
+        curve = curve_of(node["curve"])
+        near = NO_NEIGHBOURS
         if name != ANY_DEVICE:
             extents, seconds, _ = arrays(tables[name, dtype, kind])
             errors = np.log(curve.seconds(extents, Device.named(name, dtype), WIDTHS[dtype]) / seconds)
@@ -165,7 +172,8 @@ def general(fits: Sequence[Fit], rows: Iterable[KernelRow]) -> list[Fit]:
 
     Products without tensor cores, which are nearer to their lower peak, are apart from those in them.
     """
-    tables, general_fits = by_kind(rows), []
+    tables = by_kind(rows)
+    general_fits = []
     sorts = dict.fromkeys((fit.kind, general_dtype(fit.kind, fit.dtype)) for fit in fits)
     for kind, dtype in sorts:
         of_kind = [fit for fit in fits if (fit.kind, general_dtype(fit.kind, fit.dtype)) == (kind, dtype)]
@@ -178,7 +186,8 @@ def general(fits: Sequence[Fit], rows: Iterable[KernelRow]) -> list[Fit]:
                 errors = np.log(mean_curve(others).seconds(extents, device, WIDTHS[fit.dtype]) / seconds)
                 errors_of += np.quantile(errors, np.linspace(0.05, 0.95, 19)).tolist()  # a device counts once
         if errors_of:
-            error, curve = HeldBackErrors.of(errors_of), mean_curve([fit.curve for fit in of_kind])
+            error = HeldBackErrors.of(errors_of)
+            curve = mean_curve([fit.curve for fit in of_kind])
             general_fits.append(Fit(ANY_DEVICE, dtype, kind, curve, error, False, error.median, NO_NEIGHBOURS))
     return general_fits
 

@@ -28,15 +28,20 @@ from planner.extras.kernels.tables import DATA, read_csv
 from planner.ir.cluster import Cluster
 from planner.ir.errors import CorruptFileError, UnknownNameError
 
-ALL_REDUCE, SEND = "all_reduce", "send"
+ALL_REDUCE = "all_reduce"
+SEND = "send"
 COLLECTIVES = (ALL_REDUCE, "reduce_scatter", "all_gather", "all_to_all", "broadcast", SEND)
 _TABLE_NAMES = {"send_recv": SEND}
-EFFICIENCY, _DATASHEET_LOW, _DATASHEET_HIGH = 0.72, 0.75, 1.6
+EFFICIENCY = 0.72
+_DATASHEET_LOW = 0.75
+_DATASHEET_HIGH = 1.6
 """Of a card's rate that a message of 64 MiB reached between DGX H100 (1.87 ms at 50 GB/s)."""
 ALPHA_ACROSS_S = 20e-6
 """Least time of a message across hosts: 17 to 24 us in the tables."""
-_TABLE_LOW, _TABLE_HIGH = 0.92, 1.1
-_DERIVED_LOW, _DERIVED_HIGH = 0.75, 1.35
+_TABLE_LOW = 0.92
+_TABLE_HIGH = 1.1
+_DERIVED_LOW = 0.75
+_DERIVED_HIGH = 1.35
 
 Points = tuple[tuple[float, float], ...]
 Key = tuple[str, int, int]
@@ -157,7 +162,8 @@ def _tables() -> Mapping[str, Mapping[Key, Points]]:
     tables: dict[str, dict[Key, list[tuple[float, float]]]] = {}
     for _, line in lines:
         name = _TABLE_NAMES.get(line["collective"], line["collective"])
-        members, per_host = int(line["workers"]), int(line["workers_per_host"])
+        members = int(line["workers"])
+        per_host = int(line["workers_per_host"])
         key = name, members, min(members, per_host)
         tables.setdefault(line["system"], {}).setdefault(key, []).append(
             (float(line["bytes"]), 1e-3 * float(line["median_ms"]))

@@ -32,12 +32,14 @@ _CHIPS = (
 _STAND_INS = {"softmax": "elementwise", "softmax_backward": "elementwise", "dropout_backward": "dropout"}
 """For a kind of which no table says anything at all: one that streams as plainly."""
 
-_NEAR, _INSIDE = 0.02, 0.7
+_NEAR = 0.02
+_INSIDE = 0.7
 """Sums of logarithms: the same shape; how far shapes of a network that was held back usually are from the others."""
 
 _FUSED = {"forward": {64: 0.52, 128: 0.62}, "backward": {64: 0.44, 128: 0.52}}
 _HOPPER = 0.6
-_FUSED_LOW, _FUSED_HIGH = 0.75, 1.5
+_FUSED_LOW = 0.75
+_FUSED_HIGH = 1.5
 """Shares of the peak that FlashAttention-2 reaches on A100, by head size (Dao 2023, arXiv 2307.08691, figures 4 to 7),
 and of that what it reaches on H100, whose new instructions it does not use."""
 
@@ -106,7 +108,8 @@ class Kernels:
             fit, source = self.fits[kind]
             seconds, far = fit.seconds(extents, self.device, self.width)
             widened = 1 + max(0.0, far - _INSIDE) if np.isfinite(far) else 1.0
-            low, high = fit.held_back.low**widened, fit.held_back.high**widened
+            low = fit.held_back.low**widened
+            high = fit.held_back.high**widened
             if fit.device == ANY_DEVICE:
                 evidence = f"{DATASHEET}, {fit.held_back.text}"
             elif fit.uses_neighbours and far <= _NEAR:
@@ -124,12 +127,14 @@ class Kernels:
         backward = kind == ATTENTION_BACKWARD
         if fused:
             return self._fused(extents, backward)
-        products, scores = batch * heads, self.width * batch * heads * queries * keys
+        products = batch * heads
+        scores = self.width * batch * heads * queries * keys
         if not backward:
             softmax = self.memory_bound(2 * scores, kind="softmax")
             return self.gemm(queries, keys, size, products) + softmax + self.gemm(queries, size, keys, products)
         of_scores = self.memory_bound(3 * scores, kind="softmax_backward")
-        values, through = self.gemm(keys, size, queries, products), self.gemm(queries, keys, size, products)
+        values = self.gemm(keys, size, queries, products)
+        through = self.gemm(queries, keys, size, products)
         return values + through + of_scores + self.gemm(queries, size, keys, products) + values
 
     def _fused(self, extents: tuple[int, ...], backward: bool) -> Estimate:

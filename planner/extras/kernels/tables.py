@@ -26,7 +26,9 @@ from planner.ir.errors import CorruptFileError, MissingFileError
 
 DATA = Path(__file__).parent / "data"
 
-GEMM, ATTENTION, ATTENTION_BACKWARD = "gemm", "attention", "attention_backward"
+GEMM = "gemm"
+ATTENTION = "attention"
+ATTENTION_BACKWARD = "attention_backward"
 MEMORY_BOUND = (
     "elementwise",  # residuals; any operator on numbers of its own
     "activation",
@@ -80,7 +82,8 @@ _DEVICES = {
 
 _DTYPES = {"": "float16", "fp16": "float16", "bf16": "float16", "bfloat16": "float16", "fp32": "float32"}
 _TF32 = ("A100", "H100", "GH200", "RTX-3090", "A40")
-_LEAST_S, _MOST_S = 1e-6, 1e4
+_LEAST_S = 1e-6
+_MOST_S = 1e4
 
 
 def dtype_of(name: str) -> str:
@@ -172,7 +175,8 @@ def _of_block(line: Mapping[str, str]) -> Iterator[KernelRow]:
         }[op]
         extents = (num_bytes, launches)
     seconds = max(_LEAST_S, _seconds(line, "median_ms", 1e-3))
-    name, dtype = _DEVICES.get(line["device"], line["device"]), dtype_of(line.get("dtype", ""))
+    name = _DEVICES.get(line["device"], line["device"])
+    dtype = dtype_of(line.get("dtype", ""))
     yield KernelRow(name, dtype, kind, extents, seconds, f"{hidden}/{ffn}")
 
 
@@ -187,13 +191,15 @@ def _of_operator(line: Mapping[str, str]) -> Iterator[KernelRow]:
     if line["model"] not in _SAILOR_MODELS:
         return
     hidden, heads = _SAILOR_MODELS[line["model"]]
-    samples, ways = int(line["micro_batch"]), int(line["tensor_parallel"])
+    samples = int(line["micro_batch"])
+    ways = int(line["tensor_parallel"])
     name = _DEVICES.get(line["gpu"], line["gpu"])
     dtype = dtype_of(line["dtype"])
     width = 2 if dtype == "float16" else 4
     # Products in float32 are five times as fast as float32 can be there.
     of_products = "tfloat32" if dtype == "float32" and name.startswith(_TF32) else dtype
-    tokens, products = samples * _SAILOR_TOKENS, samples * heads // ways
+    tokens = samples * _SAILOR_TOKENS
+    products = samples * heads // ways
     op = line["op"].removeprefix("enc-")
     extents = {
         "attention-qkv": (tokens, 3 * hidden // ways, hidden, 1),
@@ -230,7 +236,8 @@ def _of_operator(line: Mapping[str, str]) -> Iterator[KernelRow]:
 def _of_shape(line: Mapping[str, str]) -> Iterator[KernelRow]:
     """A user's own, by shape."""
     kind = line["op"]
-    device, dtype = _DEVICES.get(line["device"], line["device"]), dtype_of(line["dtype"])
+    device = _DEVICES.get(line["device"], line["device"])
+    dtype = dtype_of(line["dtype"])
 
     def extent(name: str, default: str = "") -> int:
         value = int(line.get(name) or default)

@@ -32,7 +32,8 @@ def kinds(device: DeviceSpec, devices: Sequence[DeviceSpec]) -> dict[str, Device
 
 def read_on_chip(work: LayerWork, device: DeviceSpec) -> tuple[int, float]:
     """Bytes that a pass reads on chip, and the least seconds for them."""
-    num_bytes, per_s = work.parameter_bytes * (device.on_chip_bytes > 0), device.on_chip_bytes_per_s
+    num_bytes = work.parameter_bytes * (device.on_chip_bytes > 0)
+    per_s = device.on_chip_bytes_per_s
     return num_bytes, num_bytes / per_s if per_s else 0.0
 
 
@@ -45,6 +46,7 @@ def on_chip_bytes(costs: StageCosts, rank: int) -> int:
     mine = [stage for stage in costs.stages if rank in stage.ranks] if room else []
     if not mine or any(stage.laid_out for stage in mine):
         return 0
-    parameters, state = sum(parameters_used(stage, rank) for stage in mine), costs.state_bytes(rank)
+    parameters = sum(parameters_used(stage, rank) for stage in mine)
+    state = costs.state_bytes(rank)
     num_bytes = parameters * (2 if costs.trains else 1) + state
     return num_bytes if num_bytes <= room else 0

@@ -51,7 +51,9 @@ class SiteExchanges:
 
     def seconds(self, ranks: tuple[int, ...], samples: int) -> tuple[Array, Array]:
         """(forward, backward) seconds by layer, of a micro-batch of ``samples`` whose sites ``ranks`` share."""
-        graph, cluster, measured = self.profile.graph, self.profile.cluster, halos_by_layer(self.profile)
+        graph = self.profile.graph
+        cluster = self.profile.cluster
+        measured = halos_by_layer(self.profile)
         values = graph.values()
         seconds = np.zeros((2, len(graph.layers)))
         for index, layer in enumerate(graph.layers if len(ranks) > 1 else ()):

@@ -46,7 +46,8 @@ class SitePreparations(Preparations):
         """
         if not self.inputs:
             return 0
-        graph, layers = self.profile.graph, tuple(layers)
+        graph = self.profile.graph
+        layers = tuple(layers)
         read = {name for index in layers for name in graph.layers[index].inputs if name in graph.inputs}
         copied = sum(input_bytes(graph, name, samples) for name in read - self.inputs if graph.inputs[name].has_sites)
         twice = 2 if parts > 1 and not self.look_ahead and self._borrows(parts, samples * parts) else 1
@@ -60,7 +61,8 @@ class SitePreparations(Preparations):
         """
         if not self.inputs:
             return 0
-        graph, counts = self.profile.graph, dict[str, int]()
+        graph = self.profile.graph
+        counts = dict[str, int]()
         for spec in graph.inputs.values():
             counts.update((dim, extent) for dim, extent in zip(spec.dims, spec.shape, strict=True) if is_sites(dim))
         each = _KEY_BYTES + (_ORDER_BYTES if shared else 0)
@@ -78,5 +80,6 @@ class SitePreparations(Preparations):
 
     def _borrows(self, parts: int, samples: float) -> bool:
         """Whether ranks read sites of each other; they do not where each gets whole samples."""
-        measured, whole = halos_by_layer(self.profile).values(), max(1, round(samples))
+        measured = halos_by_layer(self.profile).values()
+        whole = max(1, round(samples))
         return not measured or any(halo_rows(halos, self.profile.graph, 0, parts, whole) >= 1 for halos in measured)

@@ -61,7 +61,8 @@ class BlockedDivision(Division):
 
 def in_blocks(graph: Graph, plain: Division, blocks: Iterable[Block]) -> BlockedDivision:
     """``plain``, of which some layers are run in ``blocks``."""
-    divided, made = dict(plain.layers), list[BlockDivision]()
+    divided = dict(plain.layers)
+    made = list[BlockDivision]()
     for block in blocks:
         made.append(_block_division(graph, block, divided, plain.samples, plain.num_ranks))
         divided |= {name: _hull_of(divided[name], [t.layers[name] for t in made[-1].tiles]) for name in block.layers}
@@ -70,7 +71,8 @@ def in_blocks(graph: Graph, plain: Division, blocks: Iterable[Block]) -> Blocked
 
 def ends_of(graph: Graph, names: Iterable[str]) -> tuple[str, ...]:
     """The values that layers of a block hand on: to others, to whoever judges by them, or as the loss."""
-    inside, loss = frozenset(names), producer(graph.loss)
+    inside = frozenset(names)
+    loss = producer(graph.loss)
     outside = {
         v
         for layer in graph.layers
@@ -100,7 +102,8 @@ class BlockReader:
 
     def __init__(self, graph: Graph, names: Iterable[str], plain: Mapping[str, LayerDivision], samples: int) -> None:
         self.layers = [plain[name] for name in names]
-        values, own = graph.values(), [value for each in self.layers for value in _made_by(each)]
+        values = graph.values()
+        own = [value for each in self.layers for value in _made_by(each)]
         read = {value: None for each in self.layers for value in each.layer.inputs}
         self._specs = {value: values[value].at(samples, graph.samples) for value in (*read, *own)}
         self.ends = ends_of(graph, (each.layer.name for each in self.layers))
@@ -126,7 +129,8 @@ def _block_division(
     graph: Graph, block: Block, plain: Mapping[str, LayerDivision], samples: int, num_ranks: int
 ) -> BlockDivision:
     """The tiles of a block; ``plain``: how its layers' ends are divided over the ranks."""
-    reader, grid = BlockReader(graph, block.layers, plain, samples), dict(block.tiles)
+    reader = BlockReader(graph, block.layers, plain, samples)
+    grid = dict(block.tiles)
     places = [dict(zip(grid, place, strict=True)) for place in product(*(range(parts) for parts in grid.values()))]
     done = [[reader.done(position, grid, place) for position in range(num_ranks)] for place in places]
     shards = {each.layer.name: _tiled(each, done, grid) for each in reader.layers}
@@ -147,7 +151,8 @@ def _tile(box: Box, dims: tuple[str, ...], grid: Mapping[str, int], at: Mapping[
     """The part of ``box`` at a place of the grid of tiles."""
     intervals = []
     for dim, part in zip(dims, box, strict=True):
-        parts, place = grid.get(dim, 1), at.get(dim, 0)
+        parts = grid.get(dim, 1)
+        place = at.get(dim, 0)
         intervals.append(
             Interval(part.start + len(part) * place // parts, part.start + len(part) * (place + 1) // parts)
         )
@@ -160,7 +165,8 @@ def _tiled(plain: LayerDivision, tiles: Sequence[Sequence[Mapping[str, Box]]], g
     Args:
         tiles: the boxes of each layer, by tile and rank.
     """
-    layer, nothing = plain.layer, (Interval(0, 0),) * len(plain.work.shape)
+    layer = plain.layer
+    nothing = (Interval(0, 0),) * len(plain.work.shape)
     sized = SizedLayer(layer, plain.inputs, (), plain.work, plain.samples, mixes_samples=False)
     boxes = [[done.get(layer.name, nothing) for done in ranks] for ranks in tiles]
     done = np.array(list(map(as_boxes, boxes)))
@@ -172,7 +178,8 @@ def _tiled(plain: LayerDivision, tiles: Sequence[Sequence[Mapping[str, Box]]], g
             for spec in layer.outputs
         )
     cuts = {**plain.layout.cuts, **{dim: (0, 1) for dim in grid if dim not in plain.layout.cuts}}
-    options, weights = (Placement(0, cuts),) * len(tiles), _for_each(plain.weights, len(tiles))
+    options = (Placement(0, cuts),) * len(tiles)
+    weights = _for_each(plain.weights, len(tiles))
     return Shards(sized, options, done, done, made, made, sized.read(done)[0], weights, ((),) * len(tiles))
 
 

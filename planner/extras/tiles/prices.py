@@ -66,7 +66,8 @@ class _BlockCost:
 
 
 def _block_cost(prices: LayoutPrices, division: Division, block: BlockDivision) -> _BlockCost:
-    seconds, summed_s = np.zeros(len(prices.ranks)), 0.0
+    seconds = np.zeros(len(prices.ranks))
+    summed_s = 0.0
     index = {layer.name: number for number, layer in enumerate(prices.layers)}
     for name in block.layers:
         number = index[name]
@@ -172,7 +173,8 @@ def _tile_peak(
     steps: list[tuple[Layer, dict[str, int], int]] = []
     for name in names:
         layer = tile.layers[name]
-        sized, read = prices.sized(index[name]), [boxes[member] for boxes in layer.needed]
+        sized = prices.sized(index[name])
+        read = [boxes[member] for boxes in layer.needed]
         there = [(tile if producer(v) in inside else whole).held(v)[member] for v in layer.layer.inputs]
         made = {
             value: box_bytes(layer.held[number][member], spec.dtype)

@@ -35,7 +35,8 @@ def form_faults(decision: Decision, graph: Graph | None = None) -> Iterator[str]
 
 
 def _form_faults(decision: Decision, number: int) -> Iterator[str]:
-    names, blocks = list(decision.layers_of(number)), decision.stages[number].blocks
+    names = list(decision.layers_of(number))
+    blocks = decision.stages[number].blocks
     path = f"decision.stages[{number}].blocks"
     if not blocks:
         return
@@ -69,7 +70,8 @@ def layer_faults(decision: Decision, graph: Graph) -> Iterator[tuple[str, str]]:
 
 def block_faults(graph: Graph, names: Collection[str], tiles: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     """(layer, what is wrong and what helps) of a block of ``names`` in ``tiles``; nothing where it is exact."""
-    specs, inside = graph.values(), frozenset(names)
+    specs = graph.values()
+    inside = frozenset(names)
     cut = [dim for dim, parts in tiles.items() if parts > 1]
     read = {value for layer in graph.layers if layer.name in inside for value in layer.inputs}
     summing = {layer.name for layer in graph.layers if kind(layer.kind).REDUCTION == "sum"}
@@ -89,7 +91,8 @@ def is_global_along(layer: Layer, inputs: tuple[TensorSpec, ...], dim: str) -> b
     for index, spec in enumerate(inputs):
         if dim not in spec.dims or spec.shape[spec.dims.index(dim)] < 2:
             continue
-        at, extent = spec.dims.index(dim), spec.shape[spec.dims.index(dim)]
+        at = spec.dims.index(dim)
+        extent = spec.shape[spec.dims.index(dim)]
         places = [work.dims.index(dim)] if work.dims.count(dim) == 1 else []
         ends = {
             relation.input_boxes(layer, inputs, box)[index][at]

@@ -85,7 +85,8 @@ def runs_in_blocks(problem: Problem) -> bool:
 def with_blocks(evaluator: Evaluator, outcome: Outcome, within: Budget) -> Outcome:
     """``outcome`` of the search without blocks, continued."""
     problem = evaluator.problem
-    best, num = outcome.best, 0
+    best = outcome.best
+    num = 0
     bounds = [outcome.bound_s]
     for size in micro_batch_sizes(problem, evaluator.cost_model):
         bounds.append(float(least_work_s(evaluator, size, NONE).sum()) / len(problem.ranks))
@@ -102,7 +103,8 @@ def with_blocks(evaluator: Evaluator, outcome: Outcome, within: Budget) -> Outco
         outcome = replace(outcome, status=status_of(outcome.status, best.step_s, min(bounds), problem.gap))
     if best is None or best is outcome.best:
         return outcome
-    num_candidates, by_num_stages = outcome.num_candidates + num, {**outcome.by_num_stages, 1: best}
+    num_candidates = outcome.num_candidates + num
+    by_num_stages = {**outcome.by_num_stages, 1: best}
     return replace(outcome, best=best, num_candidates=num_candidates, by_num_stages=by_num_stages)
 
 
@@ -154,7 +156,8 @@ class _Parting:
         if not self._options or not self._is_allowed():
             return None
         limit = min(problem.memory_limit_bytes(rank) for rank in self.ranks)
-        free, evaluation = float(limit), None
+        free = float(limit)
+        evaluation = None
         for _ in range(_ATTEMPTS):
             parts = self._parts(free)
             if parts is None:
@@ -186,7 +189,8 @@ class _Parting:
     @cached_property
     def _options(self) -> list[ShardingSpec]:
         """Of each layer; none where one cannot be cut along the grid."""
-        grid, speeds = {**self.cuts, REPLICA: 1}, self.prices.speeds()
+        grid = {**self.cuts, REPLICA: 1}
+        speeds = self.prices.speeds()
         layouts = [layout_on(self.prices.sized(index), speeds, grid) for index in range(len(self.graph.layers))]
         return [] if None in layouts else [ShardingSpec.of(layout) for layout in layouts if layout is not None]
 
@@ -205,7 +209,8 @@ class _Parting:
     @cached_property
     def _ends(self) -> list[int]:
         """Where blocks may begin and end."""
-        layers, faulty = self.graph.layers, set().union(*self.faults.values())
+        layers = self.graph.layers
+        faulty = set().union(*self.faults.values())
         ends = {0, len(layers)}
         for index, layer in enumerate(layers):
             if layer.kind not in _STAY:
@@ -237,10 +242,12 @@ class _Parting:
                     continue
                 total = least[first] + part.seconds
                 if total < least.get(stop, float("inf")) * (1 - 1e-9):
-                    least[stop], last_part[stop] = total, part
+                    least[stop] = total
+                    last_part[stop] = part
         if ends[-1] not in last_part:
             return None
-        stretches, stop = [], ends[-1]
+        stretches = []
+        stop = ends[-1]
         while stop:
             part = last_part[stop]
             stretches.append((part.first, stop, part.tiles))
@@ -250,10 +257,14 @@ class _Parting:
     @once
     def part_s(self, index: int, extents: tuple[int, ...]) -> float:
         """Seconds of a part of a layer: as measured, modelled, or its share of the whole."""
-        cost_model, device = self.evaluator.cost_model, self.evaluator.cost_model.kind(self.ranks[len(self.ranks) // 2])
-        sized, whole = self.prices.sized(index), cost_model.tables.columns(device, self.size)[:, index]
+        cost_model = self.evaluator.cost_model
+        device = self.evaluator.cost_model.kind(self.ranks[len(self.ranks) // 2])
+        sized = self.prices.sized(index)
+        whole = cost_model.tables.columns(device, self.size)[:, index]
         share = whole * (prod(extents) / max(1, prod(sized.work.shape)))
-        name, part, all_of_it = sized.layer.name, part_of(sized, extents), part_of(sized, sized.work.shape)
+        name = sized.layer.name
+        part = part_of(sized, extents)
+        all_of_it = part_of(sized, sized.work.shape)
         return float(self.prices.parts.estimate(device, name, (self.size, part), all_of_it, share)[0])
 
     def _evaluated(self, parts: list[Stretch]) -> Evaluation | None:
@@ -281,7 +292,9 @@ class _Stretch:
     """The layers from one end to another as a block: time and memory by grid of tiles."""
 
     def __init__(self, parting: _Parting, first: int, stop: int) -> None:
-        self._parting, self._first, self._stop = parting, first, stop
+        self._parting = parting
+        self._first = first
+        self._stop = stop
         self._names = [layer.name for layer in parting.graph.layers[first:stop]]
         self._reader = BlockReader(parting.graph, self._names, parting.plain, parting.size)
         self._member = len(parting.ranks) // 2
@@ -308,7 +321,8 @@ class _Stretch:
             costs = [(*self._cost(tuple(grid.items())), grid) for grid in levels[level]]
             return [(seconds, grid) for seconds, size, grid in costs if size <= free]
 
-        low, high = 0, len(levels)  # the first level that fits: what a tile holds shrinks as there are more of them
+        low = 0  # the first level that fits: what a tile holds shrinks as there are more of them
+        high = len(levels)
         while low < high:
             middle = (low + high) // 2
             low, high = (low, middle) if fitting(middle) else (middle + 1, high)
@@ -334,7 +348,8 @@ class _Stretch:
     @cached_property
     def _overlaps(self) -> bool:
         """Whether a rank computes rows of its neighbours."""
-        done, at = self._done, self._member
+        done = self._done
+        at = self._member
         return any(done.get(each.layer.name, each.own[at]) != each.own[at] for each in self._reader.layers)
 
     @cached_property
@@ -410,7 +425,9 @@ class _Stretch:
         """Seconds and bytes of what a rank gets of others."""
         if len(self._parting.ranks) == 1:
             return 0.0, 0
-        done, missing_bytes, total = self._done, 0, 0
+        done = self._done
+        missing_bytes = 0
+        total = 0
         for each in self._reader.layers:
             box = done.get(each.layer.name)
             if box is None:
@@ -420,13 +437,12 @@ class _Stretch:
                 own = self._owned(value)
                 if own is None or value not in self._reader.outside:
                     continue
-                shared, inside = intersect(part, own), intersect(part, whole(spec.shape))
+                shared = intersect(part, own)
+                inside = intersect(part, whole(spec.shape))
                 missing = (volume(inside) if inside else 0) - (volume(shared) if shared else 0)
                 size = BYTES_PER_ELEMENT[spec.dtype]
-                missing_bytes, total = (
-                    missing_bytes + max(0, missing) * size,
-                    total + (volume(part) * size if missing > 0 else 0),
-                )
+                missing_bytes = missing_bytes + max(0, missing) * size
+                total = total + (volume(part) * size if missing > 0 else 0)
         if not missing_bytes:
             return 0.0, 0
         moving = np.zeros((len(self._parting.ranks),) * 2)
@@ -463,7 +479,9 @@ class _Stretch:
         boxes: dict[str, Box] = {}
         steps: list[tuple[Layer, dict[str, int], int]] = []
         for each in self._reader.layers:
-            box, made, needs = done.get(each.layer.name), dict[str, int](), 0
+            box = done.get(each.layer.name)
+            made = dict[str, int]()
+            needs = 0
             if box is not None:
                 read = kind(each.layer.kind).input_boxes(each.layer, each.inputs, box)
                 for number, spec in enumerate(each.layer.outputs):

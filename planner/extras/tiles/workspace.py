@@ -16,7 +16,8 @@ _OF_LOSS = 3
 _COPIES = ("adaptive_pool", "upsample")
 """Kinds that take a copy of what they read where it is a part of a tensor; convolutions and pools do as well."""
 
-_BLOCK, _INDEX = 16, 8
+_BLOCK = 16
+_INDEX = 8
 """Channels of a block of oneDNN; bytes of a place that a max-pool notes."""
 
 _SMALL = 20480
@@ -44,7 +45,8 @@ def transient_bytes(sized: SizedLayer, read: Sequence[Box], done: Box, there: Se
         done: of the work.
         there: of each input, what the tensor covers that it is read from.
     """
-    kind, layer = sized.layer.kind, sized.layer
+    kind = sized.layer.kind
+    layer = sized.layer
     pairs = zip(read, sized.inputs, strict=True)
     sizes = [box_bytes(inside(box, spec.shape), spec.dtype) for box, spec in pairs if volume(box)]
     if kind == "loss":
@@ -60,8 +62,10 @@ def transient_bytes(sized: SizedLayer, read: Sequence[Box], done: Box, there: Se
     if kind == "transposed_conv":
         return copied + 2 * output
     window = _integers(layer.attributes.get("kernel"))
-    kernel, channel = prod(window), len(done) - len(window) - 1
-    channels, filters = sized.inputs[0].shape[channel], len(done[channel])
+    kernel = prod(window)
+    channel = len(done) - len(window) - 1
+    channels = sized.inputs[0].shape[channel]
+    filters = len(done[channel])
     spread = kernel * channels * (output // filters) if kernel > 1 else 0
     if layer.outputs[0].dtype == "float64":
         return copied + spread

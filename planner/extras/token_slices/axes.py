@@ -110,7 +110,8 @@ class TokenAxes:
 
     @classmethod
     def _with(cls, graph: Graph, num_tokens: int, whole_layers: frozenset[str]) -> TokenAxes:
-        specs, free = graph.values(), set[str]()
+        specs = graph.values()
+        free = set[str]()
         values = {
             name: TokenDim(spec.dims.index(TIME), TIME) for name, spec in graph.inputs.items() if TIME in spec.dims
         }
@@ -136,13 +137,15 @@ class TokenAxes:
 
     def divided(self, layers: Iterable[str], slices: tuple[int, ...], samples: int) -> SlicedDivision:
         """The same for any layers and lengths of slices."""
-        by_name, specs = self.graph.by_name(), self.graph.values()
+        by_name = self.graph.by_name()
+        specs = self.graph.values()
         divisions = {name: self._layer(by_name[name], specs, slices, samples) for name in layers}
         return SlicedDivision(self, divisions, slices, samples)
 
     def box(self, value: str, spec: TensorSpec, samples: int, start: int, stop: int) -> Box:
         """The part of a value that belongs to tokens ``start`` to ``stop``, of ``spec`` for so many samples."""
-        at, box = self.values.get(value), list(whole(spec.shape))
+        at = self.values.get(value)
+        box = list(whole(spec.shape))
         if at is not None:
             rows = samples if at.is_merged else 1
             box[at.dim] = Interval(start * rows, stop * rows)
@@ -155,7 +158,8 @@ class TokenAxes:
 
     def placement(self, layer: str, lengths: tuple[int, ...]) -> Placement:
         """How a layer's work is cut, as if slices were ranks."""
-        work, points = self.works.get(layer), cut_points(lengths)
+        work = self.works.get(layer)
+        points = cut_points(lengths)
         return Placement(0, {work.name: points} if work is not None else {_REPLICA: tuple(range(len(points)))})
 
     def _layer(
@@ -186,7 +190,8 @@ class TokenAxes:
         division = self._halves()
         read = {producer(value) for layer in self.graph.layers for value in layer.inputs}
         for name, each in division.layers.items():
-            layer, reduction = each.layer, kind(each.layer.kind).REDUCTION
+            layer = each.layer
+            reduction = kind(each.layer.kind).REDUCTION
             for index, value in enumerate(layer.inputs):
                 moves = division.moves(name, index)
                 if any(move.src > move.dst for move in moves):
@@ -222,7 +227,8 @@ class SlicedDivision(Division):
         samples: int,
     ) -> None:
         super().__init__(layers, len(slices), samples)
-        self.axes, self._points = axes, cut_points(slices)
+        self.axes = axes
+        self._points = cut_points(slices)
         self._specs = axes.graph.values()
 
     def makes(self, value: str) -> bool:
@@ -330,7 +336,8 @@ def _token_dim(
 
 def _merged(layer: Layer, read: TensorSpec, at: TokenDim, num_tokens: int, samples: int) -> TokenDim | None:
     """The dim of samples x tokens that a reshape makes of two dims that follow one another."""
-    made, before = layer.outputs[0], at.dim - 1
+    made = layer.outputs[0]
+    before = at.dim - 1
     if at.is_merged or before < 0 or read.dims[before] != SAMPLE or made.dims.count(SAMPLE) != 1:
         return None
     dim = made.dims.index(SAMPLE)

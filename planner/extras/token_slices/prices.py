@@ -36,7 +36,8 @@ from planner.ir.plan import AxisPart, Size
 from planner.layers import check_samples_apart
 from planner.layers.sized import SizedLayer
 
-SAVED, WORKSPACE = 4, 5
+SAVED = 4
+WORKSPACE = 5
 """Places in the costs of a layer, behind the seconds of F, B, I and W."""
 
 _COEFFICIENTS = 4
@@ -66,7 +67,8 @@ class SlicePrices:
     """
 
     def __init__(self, cost_model: CostModel) -> None:
-        self.cost_model, self.tables = cost_model, cost_model.tables
+        self.cost_model = cost_model
+        self.tables = cost_model.tables
         graph = self.tables.profile.graph
         self.axes = TokenAxes.of(graph)
         self._classes = alike_layers(graph, graph.values(), frozenset(check_samples_apart(graph)))
@@ -84,12 +86,15 @@ class SlicePrices:
         return {size: self._stage(kind, list(layers), size, recompute) for size in slices}
 
     def _stage(self, kind: str, layers: list[int], size: AxisPart, recompute: bool) -> StageCost:
-        cost_model, table = self.cost_model, self.table(kind, size)
-        costs, received = table.costs[:, layers], table.received[layers]
+        cost_model = self.cost_model
+        table = self.table(kind, size)
+        costs = table.costs[:, layers]
+        received = table.received[layers]
         forward, backward, of_input, of_weight = costs[:SAVED].sum(axis=1).tolist()
         backward, of_input = with_recompute(backward, of_input, forward * recompute)
         parameters = np.diff(self.tables.graph.parameter_bytes)[layers]
-        one, none = np.array([1.0]), np.zeros((len(layers), 1))
+        one = np.array([1.0])
+        none = np.zeros((len(layers), 1))
         transient = float(costs[SAVED].sum()) * one
         return StageCost(
             compute_s=((forward,), (backward,), (of_input,), (of_weight,)),
@@ -124,9 +129,12 @@ class SlicePrices:
         Raises:
             MissingMeasurementError: the profile says nothing about so many samples.
         """
-        tokens, length = self.axes.num_tokens, size.stop - size.start
+        tokens = self.axes.num_tokens
+        length = size.stop - size.start
         whole = self.tables.columns(kind, size.samples)
-        costs, share, received = whole.copy(), np.ones(whole.shape[1]), np.zeros(whole.shape[1])
+        costs = whole.copy()
+        share = np.ones(whole.shape[1])
+        received = np.zeros(whole.shape[1])
         slices = tuple(part for part in (size.start, length, tokens - size.stop) if part)
         position = 1 if size.start else 0
         for layers in self._classes:
@@ -147,7 +155,8 @@ class SlicePrices:
 
     def _ratio(self, kind: str, layer: Layer, size: AxisPart, whole: Array) -> Array:
         """``[6]``: what a slice of a layer costs over what ``whole`` says of all tokens."""
-        length, before = size.stop - size.start, size.start
+        length = size.stop - size.start
+        before = size.start
         own = self._of_first(kind, self._index[layer.name], size.samples, length)
         if before and layer.name in self.axes.reads_earlier:
             fit = self._fit(kind, self._index[layer.name], size.samples)
@@ -162,23 +171,27 @@ class SlicePrices:
     @once
     def _of_first(self, kind: str, index: int, samples: int, length: int) -> Array:
         """``[6]``: of the first ``length`` tokens of layer number ``index``."""
-        graph, layer = self.tables.profile.graph, self.tables.profile.graph.layers[index]
+        graph = self.tables.profile.graph
+        layer = self.tables.profile.graph.layers[index]
         work = self.axes.works[layer.name]
         share: Array = self.tables.columns(kind, samples)[:, index] * (length / self.axes.num_tokens)
         if work.is_merged:
             return share
         sized = SizedLayer.of(graph, layer, graph.values(), samples, mixes_samples=False)
         extents = [length if dim == work.dim else extent for dim, extent in enumerate(sized.work.shape)]
-        part, of_all = part_of(sized, extents), part_of(sized, sized.work.shape)
+        part = part_of(sized, extents)
+        of_all = part_of(sized, sized.work.shape)
         return self.tables.parts.estimate(kind, layer.name, (samples, part), of_all, share)
 
     @once
     def _fit(self, kind: str, index: int, samples: int) -> Array | None:
         """``[4, 4]``: a0 to a3 of F, B, I and W; None where too few slices were measured behind other tokens."""
         layer = self.tables.profile.graph.layers[index]
-        work, spec = self.axes.works[layer.name], layer.outputs[0]
+        work = self.axes.works[layer.name]
+        spec = layer.outputs[0]
         at = work.dim - (spec.dims.index("sample") < work.dim if "sample" in spec.dims else 0)
-        rows, rises = [], []
+        rows = []
+        rises = []
         for one in self.tables.parts.behind(kind, layer.name, samples):
             length = one.part[at]
             own = self._of_first(kind, index, one.samples, length)
@@ -201,7 +214,8 @@ def _slices(axes: TokenAxes, sized: SizedLayer) -> Iterator[tuple[tuple[int, ...
 
     Behind others only where a layer reads what those before it made; at least four, for as many numbers are fitted.
     """
-    name, work = sized.layer.name, axes.works.get(sized.layer.name)
+    name = sized.layer.name
+    work = axes.works.get(sized.layer.name)
     if work is None or work.is_merged or work.dim == sized.samples_dim:
         return
     lengths = [axes.num_tokens // parts for parts in (2, 4, 8) if axes.num_tokens // parts]
@@ -214,7 +228,8 @@ def _slices(axes: TokenAxes, sized: SizedLayer) -> Iterator[tuple[tuple[int, ...
 
 def _read_bytes(division: SlicedDivision, name: str, position: int) -> tuple[float, float]:
     """Bytes that a slice keeps of what its layer reads of several slices, and those of other slices among them."""
-    layer, graph = division.layers[name], division.axes.graph
+    layer = division.layers[name]
+    graph = division.axes.graph
     kept = others = 0.0
     specs = graph.values()
     for index, value in enumerate(layer.layer.inputs):

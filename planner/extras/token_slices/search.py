@@ -69,9 +69,11 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
     Raises:
         InfeasibleError: slices were asked for, and no plan with them fits.
     """
-    problem, prices = evaluator.problem, evaluator.cost_model.beside(SlicePrices)
+    problem = evaluator.problem
+    prices = evaluator.cost_model.beside(SlicePrices)
     best: Candidate | None = None
-    step_s, num_simulated = float("inf") if problem.token_slices else plan.prediction.step_s, 0
+    step_s = float("inf") if problem.token_slices else plan.prediction.step_s
+    num_simulated = 0
     for formula_s, candidate in sorted(_candidates(evaluator, prices), key=lambda each: each[0]):
         if evaluator.budget.is_over:
             break
@@ -84,7 +86,8 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
         num_simulated += 1
         fits = all(rank.peak_bytes <= rank.memory_limit_bytes for rank in predicted.prediction.ranks)
         if fits and predicted.prediction.step_s < step_s:
-            best, step_s = candidate, predicted.prediction.step_s
+            best = candidate
+            step_s = predicted.prediction.step_s
     tried = f"{num_simulated} plans simulated, without a proof"
     if best is None and problem.token_slices:
         raise InfeasibleError(
@@ -163,7 +166,8 @@ def best_slices(times: SliceTimes, num_stages: int, num_micro_batches: int) -> t
 def _shortest(seconds: Array, limit: float) -> tuple[Array, Array]:
     """By point, the least sum of slices up to it of which none is longer than ``limit``, and the point before."""
     count = len(seconds)
-    sums, before = np.full(count, np.inf), np.zeros(count)
+    sums = np.full(count, np.inf)
+    before = np.zeros(count)
     sums[0] = 0.0
     for stop in range(1, count):
         ways = np.where(seconds[:stop, stop] <= limit, sums[:stop] + seconds[:stop, stop], np.inf)
@@ -188,7 +192,8 @@ def balanced(seconds: Sequence[Array], positions: Sequence[int], crossing_s: Arr
         own = sums[places][None, :] - sums[places][:, None] + crossing_s[:, None] + crossing_s[None, :]
         own[np.tril_indices(count)] = np.inf
         ways = np.maximum(worst[stage][:, None], own)
-        chosen[stage + 1], worst[stage + 1] = ways.argmin(axis=0), ways.min(axis=0)
+        chosen[stage + 1] = ways.argmin(axis=0)
+        worst[stage + 1] = ways.min(axis=0)
     bounds = [count - 1]
     for stage in range(len(seconds), 0, -1):
         bounds.append(int(chosen[stage, bounds[-1]]))
@@ -197,7 +202,8 @@ def balanced(seconds: Sequence[Array], positions: Sequence[int], crossing_s: Arr
 
 def _candidates(evaluator: Evaluator, prices: SlicePrices) -> Iterator[tuple[float, Candidate]]:
     """Plans with slices, each with what the formula says of it."""
-    problem, graph = evaluator.problem, evaluator.cost_model.profile.graph
+    problem = evaluator.problem
+    graph = evaluator.cost_model.profile.graph
     names = [name for name in evaluator.schedules if can_slice(name) and schedules.traits(name).trains]
     names = [name for name in names if not schedules.traits(name).windowed]
     positions = cut_positions(graph, parts_ties=False)
@@ -216,7 +222,8 @@ def _candidates(evaluator: Evaluator, prices: SlicePrices) -> Iterator[tuple[flo
             tokens = prices.axes.num_tokens
             ways = {best_slices(times, num_stages, len(batches))[0]}
             ways |= {equal_shares(tokens, count) for count in _EQUAL if count <= tokens}
-            groups, shares = tuple((rank,) for rank in ranks), ((samples,),) * num_stages
+            groups = tuple((rank,) for rank in ranks)
+            shares = ((samples,),) * num_stages
             for slices in {problem.token_slices} if problem.token_slices else ways:
                 formula_s = _formula_s(times, slices, num_stages, len(batches))
                 for name, recomputed in product(names, _RECOMPUTES.get(problem.recompute, ())):
@@ -228,7 +235,8 @@ def _stages(
     evaluator: Evaluator, prices: SlicePrices, ranks: Sequence[int], positions: Sequence[int], samples: int
 ) -> tuple[int, ...]:
     """Bounds of stages; a step's work is about that of eight equal slices."""
-    cost_model, graph = evaluator.cost_model, evaluator.cost_model.profile.graph
+    cost_model = evaluator.cost_model
+    graph = evaluator.cost_model.profile.graph
     slices = equal_shares(prices.axes.num_tokens, min(8, prices.axes.num_tokens))
     ends = running(np.array(slices, dtype=np.float64)).astype(int).tolist()
     sums = []
@@ -243,7 +251,8 @@ def _stages(
 
 def _crossing_bytes(graph: Graph, positions: Sequence[int]) -> Array:
     """By position, bytes of values that are made before it and read behind it."""
-    index, specs = {layer.name: at for at, layer in enumerate(graph.layers)}, graph.values()
+    index = {layer.name: at for at, layer in enumerate(graph.layers)}
+    specs = graph.values()
     last: dict[str, int] = {}
     for at, layer in enumerate(graph.layers):
         last.update({value: at for value in layer.inputs if producer(value) in index})
@@ -258,7 +267,8 @@ def _times(
     evaluator: Evaluator, prices: SlicePrices, ranks: Sequence[int], bounds: Sequence[int], samples: int
 ) -> SliceTimes:
     """Of slices between points of a grid, on the stage where each takes longest."""
-    cost_model, tokens = evaluator.cost_model, prices.axes.num_tokens
+    cost_model = evaluator.cost_model
+    tokens = prices.axes.num_tokens
     count = min(_GRID, tokens)
     points = tuple(dict.fromkeys(tokens * k // count for k in range(count + 1)))
     seconds = np.full((len(points), len(points)), np.inf)

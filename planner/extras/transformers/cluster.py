@@ -40,7 +40,8 @@ FRAGMENTED = 0.06
 TCP_OF_EIGHT = 0.58
 """What NCCL over TCP sends of a host's card while its eight GPUs do: 14.5 to 14.9 of 32 Gbit/s between two hosts of 8
 V100, 22.2 to 22.9 between four; one GPU a host gets 30.4 to 31.4 (github.com/NVIDIA/nccl/issues/209)."""
-_LOW, _HIGH = 0.75, 1.5
+_LOW = 0.75
+_HIGH = 1.5
 """Of a ring by a data sheet."""
 
 

@@ -72,7 +72,8 @@ class StageSeat:
     @classmethod
     def of(cls, pool: int, cluster: GpuCluster, ways: ParallelDegrees, layers: Layers) -> StageSeat:
         """With the seconds of its layers."""
-        block, ends = layers.block, (layers.embedding, layers.head)
+        block = layers.block
+        ends = (layers.embedding, layers.head)
         first_s, last_s = ((end.forward.seconds, end.backward.seconds) for end in ends)
         return cls(pool, cluster, ways, layers, block.forward.seconds, block.backward.seconds, first_s, last_s)
 
@@ -199,7 +200,8 @@ class DivisionSearch:
         room = self._room(label.used, label.seat)
         if room is None:
             return
-        window, last = label.stages + 1, label.stages == 0
+        window = label.stages + 1
+        last = label.stages == 0
         left = self.shape.layers - label.blocks
         if self.stages is None or window == self.stages:
             yield from self._numbers(label, seat, room, -1, (left,))
@@ -219,14 +221,17 @@ class DivisionSearch:
         numbers: Sequence[int],
     ) -> Iterator[tuple[_Label, float]]:
         place, used = room
-        window, last, first = label.stages + 1, label.stages == 0, before < 0
+        window = label.stages + 1
+        last = label.stages == 0
+        first = before < 0
         hop_s = 0.0
         if not first:
             ahead = self._room(used, before)
             if ahead is None:
                 return
             hop_s = self._hop_s(window, before, ahead[0], label.seat, place)
-        waits, also = self.ways.sends is not Sends.OVERLAPPED, self.ways.sends is Sends.BLOCKING
+        waits = self.ways.sends is not Sends.OVERLAPPED
+        also = self.ways.sends is Sends.BLOCKING
         ahead_s = waits * hop_s + also * label.hop_s + first * seat.first_s[0] + last * seat.last_s[0]
         back_s = waits * label.hop_s + also * hop_s + first * seat.first_s[1] + last * seat.last_s[1]
         flies_s = 0.0 if waits else 2 * label.hop_s
@@ -361,7 +366,8 @@ class DivisionSearch:
     def _after_s(self, number: int, blocks: int, first: bool, last: bool) -> tuple[float, float]:
         """By seat, blocks, and whether it is the first and the last stage: sum of gradients, and update."""
         seat = self.seats[number]
-        layers, ends = seat.layers, (first, last)
+        layers = seat.layers
+        ends = (first, last)
         beside_s = blocks * seat.backward_s + first * seat.first_s[1] + last * seat.last_s[1]
         parameters = parameters_of(self.shape, seat.ways.tensor, blocks, *ends)
         summed = gradients(seat.cluster, seat.ways, parameters, beside_s).seconds
@@ -407,15 +413,18 @@ def uniform_s(
 
     (M + p - 1) times a stage and the messages on both of its sides, and the sums of its gradients.
     """
-    micro_batches, num_bytes = ways.micro_batches(global_batch), message_bytes(shape, pools, ways)
+    micro_batches = ways.micro_batches(global_batch)
+    num_bytes = message_bytes(shape, pools, ways)
     whole = shape.layers * parameters_of(shape, 1, 1, False, False)
     best_s = inf
     for tensor in {seat.ways.tensor for seat in seats}:
         own = sorted((seat for seat in seats if seat.ways.tensor == tensor), key=lambda seat: seat.block_s)
-        stages, rate = 0, 0.0
+        stages = 0
+        rate = 0.0
         for seat in own:
             number = min(pools.pools[seat.pool].devices // seat.gpus, shape.layers - stages)
-            stages, rate = stages + number, rate + number / seat.block_s
+            stages = stages + number
+            rate = rate + number / seat.block_s
         if stages:
             hop_s = max(pools.least_hop_s(ways, num_bytes, seat.cluster, tensor) for seat in own)
             stage_s = shape.layers / rate + 2 * hop_s * (stages > 1)

@@ -28,7 +28,10 @@ from planner.extras.transformers.passes import Cost, Layers, Pass, costs
 from planner.extras.transformers.shape import Fusion, ParallelDegrees, Recompute, Transformer
 from planner.ir.errors import UsageError
 
-PRODUCTS, ATTENTION, MEMORY, EXCHANGE = "products", "attention", "memory-bound", "tensor exchanges"
+PRODUCTS = "products"
+ATTENTION = "attention"
+MEMORY = "memory-bound"
+EXCHANGE = "tensor exchanges"
 
 _STREAMING = {
     "dropout_add": "dropout",
@@ -43,7 +46,8 @@ _STREAMING = {
 def layers_of(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees) -> Layers:
     """The passes of a rank, from its kernels and exchanges; :func:`layers_for` leaves out what does not change them."""
     rank = _Rank(shape, cluster, ways)
-    forward, backward = rank.block_forward(), rank.block_backward()
+    forward = rank.block_forward()
+    backward = rank.block_backward()
     recomputed = {Recompute.NONE: Cost(), Recompute.SELECTIVE: rank.core(), Recompute.FULL: forward}[ways.recompute]
     return Layers(rank.embedding(), Pass(forward, backward + recomputed), rank.head())
 
@@ -94,7 +98,8 @@ class _Rank:
     @property
     def products(self) -> tuple[tuple[int, int], ...]:
         """(n, k) of the block's four products, column-parallel and row-parallel in turn."""
-        s, t = self.shape, self.ways.tensor
+        s = self.shape
+        t = self.ways.tensor
         mixed = s.heads * s.head_size // t
         up = s.ffn // t
         key = 2 * s.kv_heads * s.head_size // t
@@ -103,7 +108,8 @@ class _Rank:
     @property
     def attention(self) -> AttentionShape:
         """The heads of this rank."""
-        s, tensor = self.shape, self.ways.tensor
+        s = self.shape
+        tensor = self.ways.tensor
         kv_heads = max(1, s.kv_heads // tensor)
         return AttentionShape(
             self.ways.micro_batch, s.heads // tensor, kv_heads, s.seq, s.seq, s.head_size, causal=True
@@ -134,10 +140,8 @@ class _Rank:
         """
         if self.ways.kernels is not Fusion.EAGER:
             return Cost()
-        wide, narrow = (
-            self.tokens * self.shape.ffn / self.ways.tensor,
-            self.tokens * self.shape.hidden / self.ways.tensor,
-        )
+        wide = self.tokens * self.shape.ffn / self.ways.tensor
+        narrow = self.tokens * self.shape.hidden / self.ways.tensor
         return costs([self.moved(scores, 4) * 2, self.moved(wide, 5) * 7, self.moved(narrow, 4) * 4])
 
     def biases(self, num_bytes: float) -> Cost:
@@ -161,7 +165,8 @@ class _Rank:
 
     def core(self) -> Cost:
         """Scores, softmax, dropout and context; or one fused kernel."""
-        s, b = self.shape, self.ways.micro_batch
+        s = self.shape
+        b = self.ways.micro_batch
         heads = s.heads // self.ways.tensor
         if s.fused_attention:
             return Cost.of(ATTENTION, self.kernels.attention(self.attention, fused=True))
@@ -174,21 +179,22 @@ class _Rank:
         return costs([*parts, self.moved(scores * s.drops_scores, 5, "dropout")])
 
     def core_backward(self) -> Cost:
-        s, b = self.shape, self.ways.micro_batch
+        s = self.shape
+        b = self.ways.micro_batch
         heads = s.heads // self.ways.tensor
         if s.fused_attention:
             return Cost.of(ATTENTION, self.kernels.attention_backward(self.attention, fused=True))
         scores = b * heads * s.seq**2
         square = self.product(s.seq, s.seq, s.head_size, b * heads, ATTENTION)  # of probabilities
         thin = self.product(s.seq, s.head_size, s.seq, b * heads, ATTENTION)  # of values, queries and keys
-        softmax, dropout = (
-            self.moved(scores, 6, "softmax_backward"),
-            self.moved(scores * s.drops_scores, 5, "dropout_backward"),
-        )
+        softmax = self.moved(scores, 6, "softmax_backward")
+        dropout = self.moved(scores * s.drops_scores, 5, "dropout_backward")
         return costs([square, thin * 3, softmax, dropout])
 
     def block_forward(self) -> Cost:
-        s, tokens, own = self.shape, self.tokens, self.own_tokens
+        s = self.shape
+        tokens = self.tokens
+        own = self.own_tokens
         products = [self.product(tokens, n, k) for n, k in self.products]
         norm = self.moved(own * s.hidden, 4, "norm")
         activation = self.moved(tokens * s.ffn / self.ways.tensor, 6 if s.gated else 4, "activation")
@@ -206,10 +212,13 @@ class _Rank:
         return self.moved(s.rotary * self.tokens * (s.heads + s.kv_heads) * s.head_size / self.ways.tensor, 4, "rope")
 
     def block_backward(self) -> Cost:
-        s, tokens, own = self.shape, self.tokens, self.own_tokens
+        s = self.shape
+        tokens = self.tokens
+        own = self.own_tokens
         parts = [self.core_backward()]
         for index, (n, k) in enumerate(self.products):
-            input_product, weight_product = self.product(tokens, k, n), self.product(k, n, tokens)
+            input_product = self.product(tokens, k, n)
+            weight_product = self.product(k, n, tokens)
             parts += [input_product, weight_product, self.added(n * k)]
             whole = tokens * s.hidden
             if index % 2:  # row-parallel: its forward ends in a sum
@@ -226,7 +235,8 @@ class _Rank:
         return costs([*parts, self.rotary(), more * 1.5, self.biases(2)])
 
     def embedding(self) -> Pass:
-        s, tokens = self.shape, self.tokens
+        s = self.shape
+        tokens = self.tokens
         looked_up = self.moved(tokens * s.hidden, 4, "embedding") + self.residual()
         exchange = self.summed("reduce_scatter" if self.ways.sequence_parallel else "all_reduce", tokens * s.hidden)
         backward = self.moved(tokens * s.hidden, 2 + 8) + self.moved(self.own_tokens * s.hidden * s.dropout, 5)
@@ -234,7 +244,8 @@ class _Rank:
         return Pass(looked_up + exchange, backward + gathered)
 
     def head(self) -> Pass:
-        s, tokens = self.shape, self.tokens
+        s = self.shape
+        tokens = self.tokens
         width = -(-s.vocab // self.ways.tensor)
         whole = tokens * s.hidden
         gathered = self.summed("all_gather", whole) if self.ways.sequence_parallel else Cost()

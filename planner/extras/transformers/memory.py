@@ -23,8 +23,10 @@ from planner.ir.schedule import Pipeline, StageGraph
 from planner.schedules import max_in_flight
 from planner.schedules.one_f_one_b import chunks_in_flight
 
-WEIGHT_BYTES, MASTER_BYTES = 2, 12
-HALF, SINGLE = 2, 4
+WEIGHT_BYTES = 2
+MASTER_BYTES = 12
+HALF = 2
+SINGLE = 4
 """Bytes of a number: of weights and activations in half precision, with float32 weights in the optimiser; in float32
 throughout."""
 _LOGIT_BYTES = {HALF: 2 + 4 + 4 + 4, SINGLE: 4 + 4 + 4}
@@ -59,7 +61,8 @@ def block_bytes(shape: Transformer, ways: ParallelDegrees, width: int = HALF) ->
     Args:
         width: bytes of a number, :data:`HALF` or :data:`SINGLE`.
     """
-    s, t = shape, ways.tensor
+    s = shape
+    t = ways.tensor
     tokens = ways.micro_batch * s.seq
     own = 1 / t if ways.sequence_parallel else 1.0
     if ways.recompute is Recompute.FULL:
@@ -125,7 +128,8 @@ def unlike_stages(shape: Transformer, ways: ParallelDegrees) -> list[int]:
 
     All of them, where they have degrees or pools of their own.
     """
-    p, blocks = ways.pipeline, ways.chunks(shape.layers)
+    p = ways.pipeline
+    blocks = ways.chunks(shape.layers)
     if ways.tensors or ways.pools:
         return list(range(p))
     earliest = {sum(blocks[stage::p]): stage for stage in reversed(range(1, p))}

@@ -137,7 +137,8 @@ def timed(blocks: int, times: Mapping[tuple[int, int], Sequence[tuple[float, flo
                 f"the network has {blocks} blocks, and times are of {len(layers) - 2}",
                 [f"at tensor degree {tensor}, micro-batch {micro_batch}"],
             )
-        ends, update = (layers[:1], layers[-1:]), _mean(OPTIMISER, [layer[2] for layer in layers])
+        ends = (layers[:1], layers[-1:])
+        update = _mean(OPTIMISER, [layer[2] for layer in layers])
         embedding, block, head = (_passes(of) for of in (ends[0], layers[1:-1], ends[1]))
         measured[tensor, micro_batch] = Layers(embedding, block, head, update)
     return Timed(measured)

@@ -51,7 +51,8 @@ class Chunks:
         """No synchronous schedule is shorter."""
         p = self.stages
         passes = [f + b for f, b in zip(self.forward_s, self.backward_s, strict=True)]
-        bound_s, before = 0.0, 0.0
+        bound_s = 0.0
+        before = 0.0
         for stage in range(p):
             bound_s = max(bound_s, before + micro_batches * sum(passes[stage::p]))
             before += passes[stage] + 2 * self.overlapped_s
@@ -71,7 +72,8 @@ class Chunks:
 
     def _cycle_s(self, name: str) -> float:
         """What one more micro-batch of many adds: GPipe's forwards end before its backwards begin."""
-        p, x = self.stages, self.overlapped_s
+        p = self.stages
+        x = self.overlapped_s
         ahead = [sum(self.forward_s[r::p]) for r in range(p)]
         back = [sum(self.backward_s[r::p]) for r in range(p)]
         if name == "gpipe":
@@ -99,7 +101,8 @@ def _run(compiled: CompiledProgram, chunks: Chunks) -> float:
     """When the last pass of a program of those chunks ends."""
     seconds = []
     for slot in compiled.actions:
-        op, stage = slot.action.op, slot.action.stage
+        op = slot.action.op
+        stage = slot.action.stage
         passes = op not in MESSAGE and op not in (Op.REDUCE_GRAD, Op.UPDATE)
         seconds.append((chunks.forward_s if op is Op.FORWARD else chunks.backward_s)[stage] if passes else 0.0)
     transfers = [chunks.overlapped_s] * len(compiled.transfers)
@@ -112,7 +115,8 @@ def chunked(passes: Sequence[tuple[float, float]], hop_s: Sequence[float], sends
     Args:
         hop_s: a message from each chunk to the next; one fewer than there are chunks.
     """
-    waits, also = sends is not Sends.OVERLAPPED, sends is Sends.BLOCKING
+    waits = sends is not Sends.OVERLAPPED
+    also = sends is Sends.BLOCKING
     around = [0.0, *hop_s, 0.0]
     forward = tuple(f + waits * around[i] + also * around[i + 1] for i, (f, _) in enumerate(passes))
     backward = tuple(b + waits * around[i + 1] + also * around[i] for i, (_, b) in enumerate(passes))
@@ -126,7 +130,10 @@ def stay_s(forward_s: float, backward_s: float, below_s: float, window: int, mic
         below_s: what a micro-batch spends on later stages and on the way there and back.
         window: stages from this one on.
     """
-    f, b, m, w = forward_s, backward_s, micro_batches, window
+    f = forward_s
+    b = backward_s
+    m = micro_batches
+    w = window
     if m <= w:
         return max(m * (f + b), f + below_s + m * b, m * f + below_s + b)
     return max(w * f, f + below_s) + (m - w) * (f + b) + max(w * b, below_s + b)
@@ -137,7 +144,8 @@ def even_s(stages: int, micro_batches: int, work_s: float, interleave: int = 1) 
 
     Interleaved chunks are alike: passes of the first chunks of all stages but one come before and after the last's.
     """
-    p, m = stages, micro_batches
+    p = stages
+    m = micro_batches
     if interleave > 1:
         return (m + (p - 1) / interleave) * work_s / p
     return (m + 2 * (p - 1) / 3 if m >= p else m) * work_s / p

@@ -55,7 +55,8 @@ def placements(graph: Graph, ways: ParallelDegrees) -> dict[str, Placement]:
 
 def require_executable(ways: ParallelDegrees) -> None:
     """Raises :class:`UsageError`, naming what of a way no plan of halopipe can say."""
-    wrong, tensor = [], max(ways.degrees)
+    wrong = []
+    tensor = max(ways.degrees)
     if ways.zero and tensor > 1:
         wrong.append(f"ZeRO-{ways.zero} beside tensor {tensor}: who has a part of each weight keeps its state")
     if wrong:
@@ -81,7 +82,8 @@ def _stages(graph: Graph, ways: ParallelDegrees) -> dict[str, int]:
     """
     prefix, numbers = _blocks(graph)
     number_of = {number: at for at, number in enumerate(numbers)}
-    bounds, first = [], 0
+    bounds = []
+    first = 0
     for count in ways.chunks(len(numbers)) if ways.pipeline * ways.interleave > 1 else (len(numbers),):
         first += count
         bounds.append(first)
@@ -126,7 +128,8 @@ class _Tensor:
     degree: int = 1
 
     def __post_init__(self) -> None:
-        self._readers, self._values = {}, self.graph.values()
+        self._readers = {}
+        self._values = self.graph.values()
         for layer in self.graph.layers:
             for value in layer.inputs:
                 self._readers.setdefault(value, []).append(layer)

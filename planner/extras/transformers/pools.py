@@ -41,7 +41,8 @@ class GpuPool:
 
     def after(self, used: int, tensor: int, data: int) -> tuple[int, int]:
         """The GPUs of the next stage: from the first one on, up to the last, exclusive; ``used`` are before it."""
-        size, per_host = tensor * data, self.cluster.per_host
+        size = tensor * data
+        per_host = self.cluster.per_host
         unit = size if per_host % size == 0 else per_host
         start = -(-used // unit) * unit
         return start, start + size

@@ -39,10 +39,12 @@ from planner.ir.lazy import once_by
 TIE = 0.03
 """Two steps that are closer are a tie: runs of one source are as far from their predictions (benchmarks.published)."""
 RIVALS = 8
-_MOST_LABELS, _MOST_AGAIN = 60_000, 20_000
+_MOST_LABELS = 60_000
+_MOST_AGAIN = 20_000
 """Of pipelines through several pools in all, about 20 s of a core: the answer is that of the work, not of the hour.
 And of a division that is met again with what it dropped."""
-_WIDTH, _MOST_LOOKS = 32, 8
+_WIDTH = 32
+_MOST_LOOKS = 8
 """Labels of each number of stages of a first look at pipelines through several pools; contexts that are looked at."""
 
 
@@ -188,7 +190,8 @@ class _DegreesSearch:
 
     def _even_s(self, ways: ParallelDegrees, block_s: float, interleave: int) -> float:
         """No division of the blocks is shorter."""
-        micro_batches, p = ways.micro_batches(self.global_batch), ways.pipeline
+        micro_batches = ways.micro_batches(self.global_batch)
+        p = ways.pipeline
         longest_s = micro_batches * block_s * self.shape.layers / p
         if interleave == 1:
             longest_s = micro_batches * block_s * -(-self.shape.layers // p)
@@ -363,10 +366,15 @@ class _DegreesSearch:
         if ways.interleave > 1:
             return memory_of(self.shape, ways, micro_batches, cluster.width).total
         linear = functools.partial(self._linear_bytes, cluster, ways)
-        (none, one), (_, two) = linear(1.0, (False, False)), linear(2.0, (False, False))
-        p, rates, blocks, least = ways.pipeline, 0.0, float(self.shape.layers), 0.0
+        none, one = linear(1.0, (False, False))
+        _, two = linear(2.0, (False, False))
+        p = ways.pipeline
+        rates = 0.0
+        blocks = float(self.shape.layers)
+        least = 0.0
         for stage in range(p):
-            held, ends = in_flight(ways, stage, micro_batches), ends_of(ways, stage)
+            held = in_flight(ways, stage, micro_batches)
+            ends = ends_of(ways, stage)
             empty, each = linear(held, ends) if any(ends) else (none, one + (held - 1) * (two - one))
             rates += 1 / each
             blocks += empty / each

@@ -39,7 +39,9 @@ from planner.extras.transformers.shape import ParallelDegrees, Sends, Transforme
 MODEL_ERROR = 0.06
 """Of a step, what it leaves out (data, jitter, Python) makes it longer or shorter: a judgement, of what four runs of
 Megatron-LM on A100 are off; it widens ranges, and moves no prediction."""
-GRADIENTS, BUBBLE, SENDS = "gradient sums", "bubble", "messages between stages"
+GRADIENTS = "gradient sums"
+BUBBLE = "bubble"
+SENDS = "messages between stages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +88,13 @@ def _timing(
     ways.check(shape)
     cluster = cluster.alone(ways)
     micro_batches = ways.micro_batches(global_batch)
-    p, blocks = ways.pipeline, ways.chunks(shape.layers)
+    p = ways.pipeline
+    blocks = ways.chunks(shape.layers)
     by_place: dict[tuple[str, int], Layers] = {}
     stages = []
     for stage in range(p):
-        own, at = ways.at(stage), cluster.at(ways, stage)
+        own = ways.at(stage)
+        at = cluster.at(ways, stage)
         place = at.name, own.tensor
         if place not in by_place:
             by_place[place] = stage_layers(shape, at, own, layers)
@@ -107,9 +111,12 @@ def _timing(
     latency_s = flowing_s(cluster, ways, hop)
     chunks = chunked(passes, [message.seconds - latency_s for message in hops], ways.sends, p)
     unlike = unlike_stages(shape, ways)
-    sums, updates = [], []
+    sums = []
+    updates = []
     for stage in unlike:
-        own, at, ends = ways.at(stage), cluster.at(ways, stage), ends_of(ways, stage)
+        own = ways.at(stage)
+        at = cluster.at(ways, stage)
+        ends = ends_of(ways, stage)
         number = sum(blocks[stage::p])
         beside_s = sum(back for _, back in passes[stage::p])
         sums.append(gradients(at, own, parameters_of(shape, own.tensor, number, *ends), beside_s))
@@ -160,7 +167,9 @@ def predict(
         UsageError: the network or the batch cannot be divided so.
     """
     timing = _timing(shape, cluster, ways, global_batch, layers)
-    chunks, micro_batches, p = timing.chunks, timing.micro_batches, ways.pipeline
+    chunks = timing.chunks
+    micro_batches = timing.micro_batches
+    p = ways.pipeline
     pipeline_s = max(chunks.least_s(micro_batches), chunks.step_s(micro_batches, ways.schedule)) + timing.latency_s
     busy = [sum(chunks.forward_s[r::p]) + sum(chunks.backward_s[r::p]) for r in range(p)]
     busiest = max(range(p), key=busy.__getitem__)
@@ -190,14 +199,16 @@ def fullest(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegre
 
 def _ranged(step_s: float, spent: Estimate) -> Estimate:
     """The step with the range of what it is spent on, and the model's own."""
-    below, above = 1 - spent.low / spent.seconds, spent.high / spent.seconds - 1
+    below = 1 - spent.low / spent.seconds
+    above = spent.high / spent.seconds - 1
     low, high = (sqrt(share**2 + MODEL_ERROR**2) for share in (below, above))
     return Estimate(step_s, step_s * (1 - low), step_s * (1 + high), spent.evidence)
 
 
 def hops_of(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees) -> list[Estimate]:
     """Messages from each chunk to the next: each tensor rank sends its part; parts are gathered there, or stay cut."""
-    p, chunks = ways.pipeline, range(ways.pipeline * ways.interleave - 1)
+    p = ways.pipeline
+    chunks = range(ways.pipeline * ways.interleave - 1)
     if p == 1:
         return [NOTHING for _ in chunks]
     whole = message_bytes(shape, cluster, ways)

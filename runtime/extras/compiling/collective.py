@@ -59,7 +59,8 @@ class Collectives:
     """
 
     def __init__(self, rank: int, groups: Mapping[tuple[int, ...], dist.ProcessGroup]) -> None:
-        self.rank, self.ranks = rank, next(iter(groups))
+        self.rank = rank
+        self.ranks = next(iter(groups))
         self._names = {ranks: group.group_name for ranks, group in groups.items()}
         self.order = CollectiveOrder()
 
@@ -196,7 +197,8 @@ def open_collectives(
         groups: ranks that sum, or gather, among themselves; each stage takes those that lie within it.
         timeout_s: the longest wait.
     """
-    rank, subsets = dist.get_rank(), [tuple(sorted(group)) for group in groups]
+    rank = dist.get_rank()
+    subsets = [tuple(sorted(group)) for group in groups]
     by_stage = {}
     for stage, ranks in stages.items():
         everybody = tuple(sorted(ranks))
@@ -271,12 +273,15 @@ class CollectiveOrder:
 
     def begin(self, gradients: Sequence[Tensor | None] = ()) -> None:
         """What follows is watched; in backward it begins with ``gradients``."""
-        self._is_watched, self._results = True, []
+        self._is_watched = True
+        self._results = []
         self._origin = next((_nothing_of(each) for each in gradients if each is not None), None)
 
     def end(self) -> None:
         """What was watched is over."""
-        self._is_watched, self._origin, self._results = False, None, []
+        self._is_watched = False
+        self._origin = None
+        self._results = []
 
     def tied(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
         """``tensors``, of which the smallest depends on all that was waited for."""

@@ -45,8 +45,11 @@ class CompiledStages:
 
     def __init__(self, context: RankContext, compiler: Compiler) -> None:
         _refuse(context)
-        decision, graph = context.decision, context.graph
-        self._decision, self._compiler, self._drawing = decision, compiler, RandomNodes(context.model).layers
+        decision = context.decision
+        graph = context.graph
+        self._decision = decision
+        self._compiler = compiler
+        self._drawing = RandomNodes(context.model).layers
         together = {number: stage.ranks for number, stage in enumerate(decision.stages) if len(stage.ranks) > 1}
         groups = (*groups_of(decision, graph), *spatial.groups_in(decision, graph))
         self._collectives = open_collectives(together, groups, context.deadline_s)
@@ -124,12 +127,17 @@ class _BySize:
         backend: Compiler,
         order: CollectiveOrder,
     ) -> None:
-        self._run, self._num_integers, self._key, self._backend, self._order = run, num_integers, key, backend, order
+        self._run = run
+        self._num_integers = num_integers
+        self._key = key
+        self._backend = backend
+        self._order = order
         self._runs = Recent[Hashable, Run | None]()
 
     def __call__(self, *arguments: Any) -> tuple[Tensor, ...]:
         self._order.end()  # a run that failed may have left it watched
-        integers, tensors = arguments[: self._num_integers], arguments[self._num_integers :]
+        integers = arguments[: self._num_integers]
+        tensors = arguments[self._num_integers :]
         key = (self._key(), integers)
         if key not in self._runs:
             self._runs[key] = None
@@ -140,7 +148,8 @@ class _BySize:
         return run(*tensors)
 
     def _compiled(self, integers: tuple[int, ...]) -> Run:
-        run, order = partial(self._run, *integers), self._order
+        run = partial(self._run, *integers)
+        order = self._order
 
         def at_size(*tensors: Tensor) -> tuple[Tensor, ...]:
             return order.watched(run, tensors)

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from runtime.checkpoint.manifest import RankFiles, compare, damaged, read_file
 
-METADATA_FILE, DATA_FILE = ".metadata", "__0_0.distcp"
+METADATA_FILE = ".metadata"
+DATA_FILE = "__0_0.distcp"
 _METADATA = "torch.distributed.checkpoint.metadata"
 _ALLOWED = {
     (_METADATA, "Metadata"),
@@ -49,7 +50,8 @@ class TorchFolder:
     files = (DATA_FILE, METADATA_FILE)
 
     def __init__(self, path: Path, name: str, files: RankFiles) -> None:
-        self._path, self._name = path, f"{name}/{DATA_FILE}"
+        self._path = path
+        self._name = f"{name}/{DATA_FILE}"
         content = read_file(path, f"{name}/{METADATA_FILE}")
         compare(path, f"{name}/{METADATA_FILE}", content, files.sha256)
         try:

@@ -93,7 +93,8 @@ class SampledBatch(SeparateBatch):
 
     def __init__(self, raw: Batch, preparing: SampledPreparing) -> None:
         super().__init__(raw, preparing.prepared)
-        self._preparing, self._preparation = preparing, preparing.preparation
+        self._preparing = preparing
+        self._preparation = preparing.preparation
         self._cuts: dict[tuple[int, tuple[float, ...]], tuple[int, ...]] = {}
         self._pieces: dict[tuple[int, int], Future[SampledLevels]] = {}
         self._features: dict[tuple[int, int], Future[Tensor]] = {}
@@ -102,7 +103,8 @@ class SampledBatch(SeparateBatch):
 
     def begin(self, rank: int) -> None:
         """Starts sampling what the stages of ``rank`` need, micro-batch by micro-batch."""
-        decision, layers = self._preparing.decision, self.prepared.graph.by_name()
+        decision = self._preparing.decision
+        layers = self.prepared.graph.by_name()
         named = {own: name for name, own in self.prepared.names.items()}
         for m, rows in enumerate(self.rows):
             for stage, each in enumerate(decision.stages):
@@ -193,7 +195,8 @@ class SampledBatch(SeparateBatch):
     def _piece(self, microbatch: int, first: int) -> Future[SampledLevels]:
         future = self._pieces.get((microbatch, first))
         if future is None:
-            seeds, draw = self._seeds(microbatch, first), self._draws(microbatch)
+            seeds = self._seeds(microbatch, first)
+            draw = self._draws(microbatch)
             sampler = self._preparation.sampler
             future = self._preparing.aside.begin(lambda: sampler.levels(seeds, draw_of(draw)))
             self._pieces[microbatch, first] = future
@@ -202,7 +205,8 @@ class SampledBatch(SeparateBatch):
     def _features_of(self, microbatch: int, first: int) -> Future[Tensor]:
         future = self._features.get((microbatch, first))
         if future is None:
-            piece, sampler = self._piece(microbatch, first), self._preparation.sampler
+            piece = self._piece(microbatch, first)
+            sampler = self._preparation.sampler
             future = self._preparing.aside.begin(lambda: sampler.features(piece.result().nodes))
             self._features[microbatch, first] = future
         return future
@@ -231,7 +235,10 @@ class SampledShare:
     """
 
     def __init__(self, batch: SampledBatch, microbatch: int, points: tuple[int, ...], position: int) -> None:
-        self._batch, self._microbatch, self.points, self._position = batch, microbatch, points, position
+        self._batch = batch
+        self._microbatch = microbatch
+        self.points = points
+        self._position = position
         self.shares = tuple(stop - start for start, stop in pairwise(points))
 
     @property

@@ -115,7 +115,10 @@ class RequestStream:
     """
 
     def __init__(self, setting: Setting, runner: Runner, learn: Callable[[], None]) -> None:
-        self.setting, self._runner, self._context, self._learn = setting, runner, runner.context, learn
+        self.setting = setting
+        self._runner = runner
+        self._context = runner.context
+        self._learn = learn
         self._passes = partial(LocalStage.answer, training=setting.training, frozen=setting.frozen)
         self._executors = Recent[tuple[Specialization, int, bool], Executor]()
         self._offered: deque[_Offered] = deque()

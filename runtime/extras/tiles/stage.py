@@ -67,7 +67,8 @@ def in_blocks(
         _Segment(make(frozenset(names), _handed_on(graph, names, outputs, number is not None)), number)
         for names, number in _stretches(layers, blocks)
     ]
-    kept, with_last = set(outputs), []
+    kept = set(outputs)
+    with_last = []
     for segment in reversed(segments):
         read = [value for value in segment.function.inputs if value not in kept]
         with_last.append(replace(segment, last=tuple(read)))
@@ -102,8 +103,12 @@ class _BlockedRun:
     def __init__(
         self, segments: tuple[_Segment, ...], like: StageFunction, outputs: tuple[str, ...], divided: DividedStage
     ) -> None:
-        self._segments, self._outputs, self._divided = segments, outputs, divided
-        self._sizes, self._inputs, self._attributes = like.sizes, like.inputs, tuple(like.attributes)
+        self._segments = segments
+        self._outputs = outputs
+        self._divided = divided
+        self._sizes = like.sizes
+        self._inputs = like.inputs
+        self._attributes = tuple(like.attributes)
         self._exchanges = Recent[tuple[int, int], tuple[Division, dict[str, Exchange]]]()
 
     def __call__(self, num_samples: int, *arguments: object) -> tuple[Tensor, ...]:
@@ -127,7 +132,8 @@ class _BlockedRun:
     def _in_tiles(
         self, segment: _Segment, num_samples: int, by_name: dict[str, object], division: BlockedDivision
     ) -> dict[str, Tensor]:
-        block, position = division.blocks[segment.block or 0], self._divided.wire.position
+        block = division.blocks[segment.block or 0]
+        position = self._divided.wire.position
         values = [name for name in segment.function.inputs if name in block.wanted]
         pieces = self._fetched(segment, division, block, {name: _tensor(by_name[name]) for name in values})
         outputs: dict[str, Tensor] = {}
@@ -157,7 +163,8 @@ class _BlockedRun:
             outputs[value] = outputs[value] + tensor if value in outputs else tensor
             return
         position = self._divided.wire.position
-        made, owned = tile.held(value)[position], division.owned(value)[position]
+        made = tile.held(value)[position]
+        owned = division.owned(value)[position]
         part = intersect(made, owned)
         if part == owned and value not in outputs:
             outputs[value] = narrowed(tensor, cuts_of(owned, made))
@@ -173,9 +180,11 @@ class _BlockedRun:
         """What this rank has of each value for all its tiles, and what it got of others: one exchange a value."""
         key = (id(division), segment.block or 0)
         if key not in self._exchanges:
-            wire, made = self._divided.wire, {}
+            wire = self._divided.wire
+            made = {}
             for value in by_name:
-                held, wanted = division.held(value), block.wanted[value]
+                held = division.held(value)
+                wanted = block.wanted[value]
                 made[value] = wire.exchange(held, wanted, division.moves_to(value, wanted))
             self._exchanges[key] = division, made
         exchanges = self._exchanges[key][1]

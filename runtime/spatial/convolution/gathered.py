@@ -155,7 +155,8 @@ class SharedConv:
 
 def shared_conv(shard: LayerShard, window: ConvWindow) -> partial[Tensor]:
     """The form of a step with ``ways`` above 1."""
-    exchange, outputs = shard.exchange(0), sharing_of(shard).block
+    exchange = shard.exchange(0)
+    outputs = sharing_of(shard).block
     is_made = all(map(len, outputs)) and not window.transposed
     box = box_with_zeros(window, outputs, shard.needed(0), exchange) if is_made else exchange.wanted
     return partial(SharedConv(window, exchange, outputs, box), shard)

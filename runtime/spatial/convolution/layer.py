@@ -150,7 +150,9 @@ def convolve(
     shard: LayerShard, op: Operator, arguments: dict[str, Any], transposed: bool, settings: HaloSettings = LINEAR
 ) -> Tensor:
     """The outputs that this rank does, from the input as it is held."""
-    x, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
+    x = arguments["input"]
+    weight = arguments["weight"]
+    bias = arguments["bias"]
     key = ("convolution", settings, x.dtype, x.device.type)
     ready = shard.memo.get(key)
     if ready is None:
@@ -158,11 +160,14 @@ def convolve(
     if ready.form is None:
         y: Tensor = op(**arguments)
         return y
-    weight, bias = _of_filters(shard, "weight", weight, ready.weight), _of_filters(shard, "bias", bias, ready.bias)
+    weight = _of_filters(shard, "weight", weight, ready.weight)
+    bias = _of_filters(shard, "bias", bias, ready.bias)
     device = x.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-        x, weight, bias = as_autocast(x, dtype), as_autocast(weight, dtype), as_autocast(bias, dtype)
+        x = as_autocast(x, dtype)
+        weight = as_autocast(weight, dtype)
+        bias = as_autocast(bias, dtype)
         with torch.autocast(device, enabled=False):
             return _convolved(shard, ready, x, weight, bias)
     return _convolved(shard, ready, x, weight, bias)
@@ -182,11 +187,15 @@ def _ready(
     shard: LayerShard, x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool, settings: HaloSettings
 ) -> PreparedConv:
     window = _window(shard, transposed)
-    exchange, outputs, needed = shard.exchange(0), shard.done, shard.needed(0)
+    exchange = shard.exchange(0)
+    outputs = shard.done
+    needed = shard.needed(0)
     channel = len(outputs) - len(window.kernel) - 1
     is_batch = channel == 1
     if not is_batch:
-        exchange, outputs, needed = _alone(shard, exchange), (_BATCH, *outputs), (_BATCH, *needed)
+        exchange = _alone(shard, exchange)
+        outputs = (_BATCH, *outputs)
+        needed = (_BATCH, *needed)
     channels = (shard.division.inputs[0].shape[channel], shard.layer.outputs[0].shape[channel])
     may_wait = _may_wait(shard)
     if _is_operator(shard, window, x, weight) and not may_wait:
@@ -213,8 +222,10 @@ def _exchange_of_dy(
     shard: LayerShard, window: ConvWindow, channels: tuple[int, int], settings: HaloSettings
 ) -> Exchange | None:
     """The exchange of dy, where its halo moves backward; the same answer on all ranks."""
-    division, name = shard.division, shard.layer.name
-    held, wanted = shard.whole.held(shard.layer.inputs[0]), shard.whole.wanted(name, 0)
+    division = shard.division
+    name = shard.layer.name
+    held = shard.whole.held(shard.layer.inputs[0])
+    wanted = shard.whole.wanted(name, 0)
     moves = shard.whole.moves(name, 0)
     halo = None if settings.backward == "dx" else backward_halo(division, held, moves)
     if halo is None or not (halo.is_dy or settings.backward == "dy"):
@@ -235,7 +246,9 @@ def _window(shard: LayerShard, transposed: bool) -> ConvWindow:
 
 def _is_operator(shard: LayerShard, window: ConvWindow, x: Tensor, weight: Tensor) -> bool:
     """Whether the operator with its own arguments computes this part: what is cut, if anything, are the samples."""
-    exchange, data, output = shard.exchange(0), shard.division.inputs[0], shard.layer.outputs[0]
+    exchange = shard.exchange(0)
+    data = shard.division.inputs[0]
+    output = shard.layer.outputs[0]
     channel = len(output.shape) - len(window.kernel) - 1
     if shard.division.ways > 1 or not exchange.is_local or exchange.held != exchange.wanted or shard.is_empty:
         return False

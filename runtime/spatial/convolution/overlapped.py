@@ -50,7 +50,8 @@ class ConvPart:
     def is_of_whole_groups(self) -> bool:
         """Whether this rank has filters, those of whole groups, and their weight alone."""
         groups = self.window.groups
-        each, filters = self.channels[1] // groups, self.outputs[1]
+        each = self.channels[1] // groups
+        filters = self.outputs[1]
         if groups == 1 or len(filters) == self.channels[1]:
             return True
         return not self.window.transposed and filters.start % each == 0 and filters.stop % each == 0
@@ -227,7 +228,8 @@ def halo_conv(x: Tensor, weight: Tensor, bias: Tensor | None, local: LocalConv, 
 class _HaloConv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, local: LocalConv, put: Put | None) -> Tensor:
-        exchange, main = local.exchange, local.main
+        exchange = local.exchange
+        main = local.main
         arriving = None if exchange is None else exchange.start(x)
         source = main.cut(x)
         y = main.outputs(source, weight, bias)
@@ -239,7 +241,9 @@ class _HaloConv(torch.autograd.Function):
                     call.add(y, slab, weight)
                     saved.append(slab)
         ctx.save_for_backward(*saved)
-        ctx.local, ctx.put, ctx.targets = local, put, None if put is None else (weight, bias)
+        ctx.local = local
+        ctx.put = put
+        ctx.targets = None if put is None else (weight, bias)
         return y
 
     @staticmethod
@@ -249,9 +253,12 @@ class _HaloConv(torch.autograd.Function):
         local: LocalConv = ctx.local
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         x, weight, *slabs = ctx.saved_tensors
-        exchange, targets = local.exchange, ctx.targets
+        exchange = local.exchange
+        targets = ctx.targets
         if targets is not None:
-            wanted, needs_weight, needs_bias = (needs_weight, needs_bias), False, False
+            wanted = (needs_weight, needs_bias)
+            needs_weight = False
+            needs_bias = False
         parts: list[TapsGradient] = []
         arriving: Arriving | None = None
         returned = local.returned

@@ -71,8 +71,10 @@ def segments(
     """
     if window.groups == 1:
         return (FilterSegment(1, filters),)
-    inputs_each, outputs_each = channels[0] // window.groups, channels[1] // window.groups
-    calls, start = [], filters.start
+    inputs_each = channels[0] // window.groups
+    outputs_each = channels[1] // window.groups
+    calls = []
+    start = filters.start
     while start < filters.stop:
         group, offset = divmod(start, outputs_each)
         whole = 0 if offset else (filters.stop - start) // outputs_each
@@ -216,19 +218,27 @@ def _term(window: ConvWindow, part: Box, outputs: Box, is_main: bool) -> Term | 
 
 def _along(part: Interval, outputs: Interval, numbers: tuple[int, int, int, int], is_main: bool) -> _Along | None:
     kernel, stride, padding, dilation = numbers
-    first, last, start, stop = outputs.start, outputs.stop, 0, kernel
+    first = outputs.start
+    last = outputs.stop
+    start = 0
+    stop = kernel
     hits = _hits(part, outputs, *numbers)
     if not hits:
         return None
     if not is_main:
-        start, stop = hits[0][0], hits[-1][0] + 1
-        first, last = min(low for _, low, _ in hits), max(high for _, _, high in hits) + 1
+        start = hits[0][0]
+        stop = hits[-1][0] + 1
+        first = min(low for _, low, _ in hits)
+        last = max(high for _, _, high in hits) + 1
     left = part.start - (first * stride - padding + dilation * start)  # rows that are read before the part
     right = (last - 1) * stride - padding + dilation * (stop - 1) + 1 - part.stop  # and behind it
     skip_left = max(0, -left)
     skip_right = -right if right <= -stride else 0
-    left, right = max(0, left), right + skip_right
-    margin, pad, rows = left, (0, 0), None
+    left = max(0, left)
+    right = right + skip_right
+    margin = left
+    pad = (0, 0)
+    rows = None
     count = last - first
     computed = count
     if not right <= left < right + stride:  # equal zeros on both sides would not give these outputs
@@ -275,17 +285,21 @@ def _transposed_along(
     if not hits:
         return None
     start, stop = (0, kernel) if is_main else (hits[0][0], hits[-1][0] + 1)
-    first, last = min(low for _, low, _ in hits), max(high for _, _, high in hits) + 1
+    first = min(low for _, low, _ in hits)
+    last = max(high for _, _, high in hits) + 1
     made = Interval(
         first * stride - padding + dilation * start, (last - 1) * stride - padding + dilation * (stop - 1) + 1
     )
-    left, right = max(0, outputs.start - made.start), made.stop - outputs.stop  # too many before and behind
+    left = max(0, outputs.start - made.start)  # too many before
+    right = made.stop - outputs.stop  # and behind
     reached = Interval(made.start + left, min(made.stop, outputs.stop))
     more = left - right
     if 0 <= more < max(stride, dilation):
-        margin, reached = left, Interval(reached.start, outputs.stop)
+        margin = left
+        reached = Interval(reached.start, outputs.stop)
     else:
-        margin, more = min(left, max(0, right)), 0
+        margin = min(left, max(0, right))
+        more = 0
     computed = len(made) - 2 * margin + more
     rows = (left - margin, len(reached))
     return _Along(
@@ -372,7 +386,8 @@ class TermCall:
         term = self.term
         dbias = None
         if mask[2] and term.place:  # outputs that this term does not reach have a bias too
-            dbias, mask = dy.sum([dim for dim in range(dy.ndim) if dim != 1]), (mask[0], mask[1], False)
+            dbias = dy.sum([dim for dim in range(dy.ndim) if dim != 1])
+            mask = (mask[0], mask[1], False)
         for cut in term.place:
             dy = dy.narrow(*cut)
         if term.rows_pad:

@@ -126,7 +126,8 @@ class _PoolCall:
 
     @classmethod
     def of(cls, shard: LayerShard, arguments: dict[str, Any]) -> _PoolCall:
-        windows, is_average = _windows(shard), "avg" in shard.operator
+        windows = _windows(shard)
+        is_average = "avg" in shard.operator
         rounds_up = bool(arguments["ceil_mode"]) or any(window.right and not window.left for window in windows)
         rounds_up = rounds_up and not is_average
         settings: dict[str, Any] = {
@@ -179,7 +180,8 @@ def _windows(shard: LayerShard) -> tuple[_PoolWindow, ...]:
     attributes: Any = shard.layer.attributes
     numbers = [attributes[name] for name in ("kernel", "stride", "padding", "dilation")]
     count = len(numbers[0])
-    shape, available = shard.division.inputs[0].shape, shard.exchange(0).wanted
+    shape = shard.division.inputs[0].shape
+    available = shard.exchange(0).wanted
     return tuple(
         _PoolWindow(kernel, stride, padding, dilation, outputs, extent, rows)
         for kernel, stride, padding, dilation, outputs, extent, rows in zip(
@@ -217,7 +219,8 @@ def run_adaptive_pool(shard: LayerShard, op: Callable[..., Any], operands: dict[
     follow one another.  Else dims are pooled one after the other: an average as a product with a matrix, a maximum as
     that of rows picked (of equal numbers the first, as torch does, whose gradient goes there).
     """
-    bins, x = _bins(shard), operands["self"]
+    bins = _bins(shard)
+    x = operands["self"]
     if all(each.is_whole for each in bins):
         return op(**operands)
     if "avg" in shard.operator:
@@ -253,7 +256,9 @@ class _Bins:
 
     def intervals(self) -> list[Interval]:
         """Rows of each bin, counted from the first one available."""
-        first, i, n = self.available.start, self.inputs, self.outputs
+        first = self.available.start
+        i = self.inputs
+        n = self.outputs
         return [
             Interval(o * i // n - first, -(-(o + 1) * i // n) - first) for o in range(self.done.start, self.done.stop)
         ]
@@ -272,7 +277,8 @@ def _bin_averages(x: Tensor, bins: Sequence[_Bins]) -> Tensor:
 
 
 def _bin_maxima(x: Tensor, bins: Sequence[_Bins]) -> tuple[Tensor, Tensor]:
-    extents, starts = [each.inputs for each in bins], [each.available.start for each in bins]
+    extents = [each.inputs for each in bins]
+    starts = [each.available.start for each in bins]
     widths = _bin_widths(bins)
     if widths is not None:
         values, places = _MAX_POOLS[len(bins) - 1](x, widths, return_indices=True)
@@ -283,7 +289,8 @@ def _bin_maxima(x: Tensor, bins: Sequence[_Bins]) -> tuple[Tensor, Tensor]:
         values = _rows_by_bin(x, dim, index)
         own = index.view(*index.shape, *[1] * (x.ndim - dim - 1)).expand_as(values) + each.available.start
         x, which = values.max(dim + 1, keepdim=True)
-        x, spread = x.squeeze(dim + 1), [own, *(_rows_by_bin(row, dim, index) for row in rows)]
+        x = x.squeeze(dim + 1)
+        spread = [own, *(_rows_by_bin(row, dim, index) for row in rows)]
         rows = [row.gather(dim + 1, which).squeeze(dim + 1) for row in spread]
     flat = torch.zeros_like(rows[0])
     for row, extent in zip(rows, extents, strict=True):
@@ -315,7 +322,8 @@ def _bins(shard: LayerShard) -> tuple[_Bins, ...]:
     if "bins" not in shard.memo:
         name = shard.operator
         space = int(name[name.index("pool") + 4])
-        inputs, outputs = shard.division.inputs[0].shape, shard.layer.outputs[0].shape
+        inputs = shard.division.inputs[0].shape
+        outputs = shard.layer.outputs[0].shape
         numbers = zip(
             inputs[-space:], outputs[-space:], shard.done[-space:], shard.exchange(0).wanted[-space:], strict=True
         )

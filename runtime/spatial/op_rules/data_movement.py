@@ -48,7 +48,8 @@ def run_reshape(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, 
 
 def _view_of_reads(shard: LayerShard) -> Box:
     """What all that is read makes: the part along dims that stay apart, everything along others."""
-    spec, kept = shard.layer.outputs[0], shard.layer.attributes.get("kept")
+    spec = shard.layer.outputs[0]
+    kept = shard.layer.attributes.get("kept")
     if not isinstance(kept, tuple):
         return whole_samples(spec, shard.done)
     runs = regrouped(shard.layer, shard.division.inputs[0], shard.done)[1]
@@ -73,7 +74,8 @@ def run_slice(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, An
         return [nothing] if isinstance(nothing, Tensor) and gives_list else nothing
     attributes: Any = shard.layer.attributes
     x = next(value for name, value in operands.items() if shard.input_of(name) == 0)
-    dim, drops = attributes["dim"], bool(attributes.get("drops"))
+    dim = attributes["dim"]
+    drops = bool(attributes.get("drops"))
     rows = [_SliceOutput(dim, start, attributes.get("step", 1), drops) for start in attributes["starts"]]
     boxes = [shard.done, *(shard.division.held[output][shard.position] for output in range(1, len(rows)))]
     parts = [each.of(x, covered, box) for each, box in zip(rows, boxes, strict=True)]
@@ -93,7 +95,8 @@ class _SliceOutput:
         """The part ``box`` of the output, from ``x``, which covers ``covered``."""
         if not all(len(interval) for interval in box):
             return connected(x.new_empty(shape_of(box)), x)
-        before, after = box[: self.dim], box[self.dim + (not self.drops) :]
+        before = box[: self.dim]
+        after = box[self.dim + (not self.drops) :]
         if self.drops:
             rows = Interval(self.start, self.start + 1)
         else:
@@ -130,7 +133,8 @@ def run_pad(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any])
     """
     attributes: Any = shard.layer.attributes
     x = next(value for name, value in operands.items() if shard.input_of(name) == 0)
-    mode, before = str(attributes.get("mode", "constant")), attributes["before"]
+    mode = str(attributes.get("mode", "constant"))
+    before = attributes["before"]
     positions = [Interval(done.start - rows, done.stop - rows) for done, rows in zip(shard.done, before, strict=True)]
     if mode == "constant":
         value = operands.get("value")
@@ -186,7 +190,8 @@ def run_upsample(shard: LayerShard, op: Callable[..., Any], operands: dict[str, 
     key = "taps", x.dtype, x.device
     if key not in shard.memo:
         shard.memo[key] = _taps_along(shard, x)
-    sides, taps = _resampled_dims(shard), shard.memo[key]
+    sides = _resampled_dims(shard)
+    taps = shard.memo[key]
     if taps is None:
         return _resized_natively(shard, sides, x)
     for dim, (side, along) in enumerate(zip(sides, taps, strict=True), x.ndim - len(sides)):
@@ -388,7 +393,8 @@ def _resampled_dims(shard: LayerShard) -> tuple[_ResampledDim, ...]:
 
 def _resampled_dims_of(shard: LayerShard) -> list[_ResampledDim]:
     attributes: Any = shard.layer.attributes
-    inputs, outputs = shard.division.inputs[0].shape, shard.layer.outputs[0].shape
+    inputs = shard.division.inputs[0].shape
+    outputs = shard.layer.outputs[0].shape
     space = attributes["space"]
     factors: list[float | None] = [None] * space
     if "factor_numerators" in attributes:

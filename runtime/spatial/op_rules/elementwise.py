@@ -23,7 +23,8 @@ from runtime.transport.small_allgather import Tell
 
 _CHANNEL = 1
 
-_MEAN, _SUM = 1, 2
+_MEAN = 1
+_SUM = 2
 _CLASS = 1
 _BROADCAST_ARGUMENTS = ("weight", "pos_weight")
 """Arguments that a loss of elements broadcasts to the prediction."""
@@ -127,7 +128,8 @@ def _is_cut_by_class(shard: LayerShard) -> bool:
 
 def _of_classes(shard: LayerShard, operands: dict[str, Any], counts: bool) -> Tensor:
     """The sum over the own places, from parts of their classes; 0 with its gradient where another rank counts it."""
-    own, firsts = shard.division.own, shard.division.is_first
+    own = shard.division.own
+    firsts = shard.division.is_first
     mine = (*shard.own[:_CLASS], *shard.own[_CLASS + 1 :])
     members = tuple(at for at, box in enumerate(own) if firsts[at] and (*box[:_CLASS], *box[_CLASS + 1 :]) == mine)
     apply: Callable[..., Tensor] = _ClassParallel.apply
@@ -223,7 +225,8 @@ def _counts(shard: LayerShard) -> bool:
     """Whether this rank is the one that counts what its part reads."""
     if not shard.is_first:
         return False
-    terms, dims = shard.layer.attributes.get("terms"), shard.division.work.dims
+    terms = shard.layer.attributes.get("terms")
+    dims = shard.division.work.dims
     if terms == ELEMENTS:
         return True
     shared = [_CLASS] if terms == PLACES else [at for at, dim in enumerate(dims) if dim != SAMPLE]

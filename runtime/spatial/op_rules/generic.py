@@ -43,7 +43,8 @@ def run_whole_samples(shard: LayerShard, op: Callable[..., Any], operands: dict[
 
     Ranks that share samples do the same work; each keeps its part, and hence its share of the gradients.
     """
-    result, outputs = connected_to_all(shard, op(**operands), operands), shard.layer.outputs
+    result = connected_to_all(shard, op(**operands), operands)
+    outputs = shard.layer.outputs
     if isinstance(result, Tensor):
         return within(result, whole_samples(outputs[0], shard.done), shard.done)
     boxes = [shard.done, *(shard.division.held[index][shard.position] for index in range(1, len(outputs)))]

@@ -27,7 +27,9 @@ def run_batch_norm(shard: LayerShard, op: Callable[..., Any], arguments: dict[st
     of a margin are counted by their owner.
     """
     operands = gathered(shard, arguments)
-    x, extent, channels = operands["input"], shard.division.work.shape[_CHANNEL], shard.done[_CHANNEL]
+    x = operands["input"]
+    extent = shard.division.work.shape[_CHANNEL]
+    channels = shard.done[_CHANNEL]
     if shard.is_empty:
         x = connected(x.new_empty(shape_of(shard.done)), x)
     for name in _BY_CHANNEL:
@@ -70,7 +72,8 @@ def run_layer_norm(shard: LayerShard, op: Callable[..., Any], operands: dict[str
     Weight and bias are those of the channels or places that are normalised; of a parameter for each channel a rank may
     have those of its own part only, so that it is applied to that.
     """
-    covered, shape = shard.exchange(0).wanted, shard.layer.outputs[0].shape
+    covered = shard.exchange(0).wanted
+    shape = shard.layer.outputs[0].shape
     if "num_groups" in operands:
         operands["num_groups"] = operands["num_groups"] * len(covered[_CHANNEL]) // shape[_CHANNEL]
     affine = {name: operands[name] for name in ("weight", "bias") if operands.get(name) is not None}
@@ -85,7 +88,8 @@ def run_layer_norm(shard: LayerShard, op: Callable[..., Any], operands: dict[str
 
 def _scaled_by_channel(x: Tensor, shard: LayerShard, affine: dict[str, Tensor]) -> Tensor:
     """Weight and bias of the part's own channels."""
-    extent, channels = shard.layer.outputs[0].shape[_CHANNEL], shard.done[_CHANNEL]
+    extent = shard.layer.outputs[0].shape[_CHANNEL]
+    channels = shard.done[_CHANNEL]
     shape = [-1 if dim == _CHANNEL else 1 for dim in range(x.ndim)]
     if "weight" in affine:
         x = x * along(affine["weight"], 0, extent, channels).view(shape)

@@ -77,7 +77,8 @@ def run_attention(shard: LayerShard, op: Callable[..., Any], operands: dict[str,
     query of a part are worth nothing to it and are left out, unless weights are dropped at random, which are numbered
     by all keys.
     """
-    done, shape = shard.done, shard.layer.outputs[0].shape
+    done = shard.done
+    shape = shard.layer.outputs[0].shape
     if operands.get("enable_gqa") and len(done[_HEAD_DIM]) != shape[_HEAD_DIM]:
         operands |= {name: _heads_for(shard, operands[name], name) for name in ("key", "value")}
         operands["enable_gqa"] = False
@@ -92,10 +93,13 @@ def run_attention(shard: LayerShard, op: Callable[..., Any], operands: dict[str,
 def _heads_for(shard: LayerShard, x: Tensor, name: str) -> Tensor:
     """Keys or values, of which a group of heads of queries shares each, for the heads of this part."""
     index = shard.input_of(name)
-    total, first = x.shape[_HEAD_DIM], 0
+    total = x.shape[_HEAD_DIM]
+    first = 0
     if isinstance(index, int):
-        total, first = shard.division.inputs[index].shape[_HEAD_DIM], shard.exchange(index).wanted[_HEAD_DIM].start
-    each, heads = shard.layer.outputs[0].shape[_HEAD_DIM] // total, shard.done[_HEAD_DIM]
+        total = shard.division.inputs[index].shape[_HEAD_DIM]
+        first = shard.exchange(index).wanted[_HEAD_DIM].start
+    each = shard.layer.outputs[0].shape[_HEAD_DIM] // total
+    heads = shard.done[_HEAD_DIM]
     return picked(x, _HEAD_DIM, (head // each - first for head in range(heads.start, heads.stop)))
 
 
@@ -107,7 +111,8 @@ def _constant_mask(mask: Tensor, shape: tuple[int, ...], done: Box) -> Tensor:
 
 def _causal_part(operands: dict[str, Any], queries: Interval) -> dict[str, Any]:
     """Without a dropout fewer keys, and torch's own causal mask where the part begins at the first query."""
-    key, value = operands["key"], operands["value"]
+    key = operands["key"]
+    value = operands["value"]
     if not operands.get("dropout_p"):
         num_keys = min(queries.stop, key.shape[-2])
         if num_keys < key.shape[-2]:

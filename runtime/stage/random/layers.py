@@ -88,7 +88,8 @@ def randint(noise: NumberSource, *bounds_and_size: Any, **options: Any) -> Tenso
     """Integers from a lower bound, 0 if not given, to below an upper one."""
     *bounds, size = bounds_and_size
     low, high = bounds if len(bounds) == 2 else (0, *bounds)
-    dtype, device = options.get("dtype") or torch.int64, torch.device(options.get("device") or "cpu")
+    dtype = options.get("dtype") or torch.int64
+    device = torch.device(options.get("device") or "cpu")
     return noise.fill(tuple(size), torch.int64, device, lambda t, g: t.random_(low, high, generator=g)).to(dtype)
 
 
@@ -230,7 +231,8 @@ def recurrence(
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
     """Layer by layer, with dropout between them."""
-    x, states = input, (hx,) if isinstance(hx, Tensor) else tuple(hx)
+    x = input
+    states = (hx,) if isinstance(hx, Tensor) else tuple(hx)
     directions = 2 if bidirectional else 1
     count = len(params) // num_layers
     ends: list[tuple[Tensor, ...]] = []

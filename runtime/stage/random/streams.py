@@ -105,7 +105,8 @@ def drawn_part(
     if rest:
         raise StageFailedError(f"numbers of shape {shape} are drawn for {place.total} samples", [f"along dim {dim}"])
     rows = math.ceil(BLOCK * place.total / math.prod(shape))
-    begin, end = box[dim].start // each, -(-box[dim].stop // each)
+    begin = box[dim].start // each
+    end = -(-box[dim].stop // each)
     numbers = torch.empty(local, dtype=dtype, device=device)
     for first in range(begin - begin % rows, end, rows):
         block = Interval(each * first, each * min(first + rows, place.total))
@@ -150,8 +151,10 @@ class CounterRng:
 
     def at(self, microbatch_shard: MicrobatchShard) -> None:
         """What is run next."""
-        self.microbatch, self.total = microbatch_shard.of, microbatch_shard.total
-        self.start, self.count = microbatch_shard.start, microbatch_shard.num_samples
+        self.microbatch = microbatch_shard.of
+        self.total = microbatch_shard.total
+        self.start = microbatch_shard.start
+        self.count = microbatch_shard.num_samples
 
     def key(self, name: str, index: int = 0, first: int = 0) -> int:
         """64 bits for the draw ``index`` of the node ``name``, of the rows from ``first`` on."""
@@ -200,14 +203,19 @@ class NodeStream:
             index: of the draw, where a node draws more than once.
             num_dims: the dims behind these are 1.
         """
-        rng, dim = self.rng, self.dim
-        start, count, total = rng.start, rng.count, rng.total
+        rng = self.rng
+        dim = self.dim
+        start = rng.start
+        count = rng.count
+        total = rng.total
         if self.place is not None:
             place = self.place()
             if place.box is not None:
                 generators = partial(self._generator, device, index)
                 return drawn_part(place, dim, dtype, device, filled, generators, num_dims)
-            start, count, total = place.start, place.count, place.total
+            start = place.start
+            count = place.count
+            total = place.total
         if not all(shape):
             return torch.empty(shape, dtype=dtype, device=device)
         if dim is None or (num_dims is not None and dim >= num_dims):
@@ -222,7 +230,8 @@ class NodeStream:
         numbers = torch.empty(shape, dtype=dtype, device=device)
         for first in range(start - start % rows, stop, rows):
             last = min(first + rows, total)
-            begin, end = max(first, start), min(last, stop)
+            begin = max(first, start)
+            end = min(last, stop)
             part = numbers.narrow(dim, each * (begin - start), each * (end - begin))
             generator = self._generator(device, index, first)
             if (begin, end) == (first, last) and part.is_contiguous():

@@ -112,7 +112,10 @@ class _Answering(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         self, expected: Sequence[_Expected], rng: CounterRng, microbatch_shards: Sequence[MicrobatchShard]
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's constructor has no types
-        self._expected, self._rng, self._microbatch_shards, self._count = expected, rng, microbatch_shards, 0
+        self._expected = expected
+        self._rng = rng
+        self._microbatch_shards = microbatch_shards
+        self._count = 0
 
     def require_all(self) -> None:
         if self._count < len(self._expected):
@@ -139,7 +142,8 @@ class _Answering(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
 
     def _answer(self, expected: _Expected, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         noise = _Joined(expected.noise, self._rng, self._microbatch_shards, expected)
-        operator, row = drawing(expected.node.target), operator_row(expected.node.target)
+        operator = drawing(expected.node.target)
+        row = operator_row(expected.node.target)
         if name == "bernoulli_" and operator is not None and row.drops:
             kept: Tensor = args[0]
             rate = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
@@ -176,7 +180,8 @@ class _Joined:
         index: int = 0,
         num_dims: int | None = None,
     ) -> Tensor:
-        expected, dim = self.expected, self.noise.dim
+        expected = self.expected
+        dim = self.noise.dim
         if expected.is_transposed:
             shape = (shape[1], shape[0], *shape[2:])
         rows = [microbatch_shard.num_samples for microbatch_shard in self.microbatch_shards]

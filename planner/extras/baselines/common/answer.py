@@ -28,7 +28,9 @@ from planner.solvers.candidates.choose import best_of, heuristic_plan
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.feasibility import micro_batch_sizes, schedule_names, usable
 
-OPTIMAL, TIME_LIMIT, INFEASIBLE = ("optimal", "time limit", "infeasible")
+OPTIMAL = "optimal"
+TIME_LIMIT = "time limit"
+INFEASIBLE = "infeasible"
 """Proved to be the best; the best found when time was up; no plan exists."""
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]

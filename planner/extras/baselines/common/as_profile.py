@@ -28,7 +28,10 @@ from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Graph, Layer, TensorSpec
 from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, Profile, Provenance
 
 DTYPE = "float32"
-INPUT, TARGET, JOIN, LOSS = "input", "target", "join", "loss"
+INPUT = "input"
+TARGET = "target"
+JOIN = "join"
+LOSS = "loss"
 
 
 def as_profile(
@@ -150,7 +153,8 @@ def _measurements(layer: Layer, node: LayerNode, samples: int, speed: float) -> 
     measurements = []
     for rows in _sizes(samples):
         share = rows / samples
-        forward, backward = node.forward_s * share / speed, node.backward_s * share / speed
+        forward = node.forward_s * share / speed
+        backward = node.backward_s * share / speed
         weight = backward / 2 if layer.parameters else 0.0
         saved = round(node.activation_bytes * share)
         measurements.append(

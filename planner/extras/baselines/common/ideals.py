@@ -113,7 +113,8 @@ def lattice_of(ideals: Ideals, most: int) -> Lattice | None:
     below: list[int] = []
     above: list[int] = []
     level: dict[int, tuple[int, int]] = {0: (0, ideals.addable(0))}
-    needs, successors = ideals.needs, ideals.successors
+    needs = ideals.needs
+    successors = ideals.successors
     while level:
         grown_level: dict[int, tuple[int, int]] = {}
         for bits, (index, addable) in level.items():

@@ -188,7 +188,8 @@ def network(problem: Problem, cost_model: CostModel, kind: str, size: int, prepa
     crossing = [0.0] * (len(bounds) - 1)
     for value, block in read.items():
         crossing[block] += sizes[value]
-    (table, factor), parameters = priced(cost_model, kind, size), cost_model.tables.graph.parameter_bytes
+    table, factor = priced(cost_model, kind, size)
+    parameters = cost_model.tables.graph.parameter_bytes
 
     def preparing(first: int, last: int) -> float:
         until, before = (cost_model.preparations.seconds(kind, range(end), size) for end in (last, first))

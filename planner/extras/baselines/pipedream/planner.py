@@ -132,7 +132,8 @@ class MachineLevel:
 
     def later_s(self, start: int, columns: slice, machines: int) -> Floats:
         """Later stages of ``machines`` from each state from ``start`` on to those in ``columns``."""
-        states, rows = self.states, slice(start, columns.stop)
+        states = self.states
+        rows = slice(start, columns.stop)
         parameters = states.parameter_bytes[None, columns] - states.parameter_bytes[rows, None]
         seconds = self.times_s[1:][rows, columns] + reduce_s(1.0, machines, self.bandwidth) * parameters
         if self.options.communication:
@@ -173,12 +174,14 @@ class OptimaRow:
 
 def best_row(level: MachineLevel, start: int, traced: bool = False) -> OptimaRow:
     """The dynamic programme of one row: A[m][j] = min over k, m' of max(A[m - m'][k], last stage k to j on m')."""
-    count, width = level.machines, level.states.num_states - start
+    count = level.machines
+    width = level.states.num_states - start
     best = np.full((count, width), inf)
     for m in level.replicas():
         check_time()
         best[m - 1] = level.alone_s(start, m)
-    split, last = np.full((count, width), -1), np.broadcast_to(np.arange(1, count + 1)[:, None], best.shape).copy()
+    split = np.full((count, width), -1)
+    last = np.broadcast_to(np.arange(1, count + 1)[:, None], best.shape).copy()
     limited = level.options.memory_bytes < inf
     step = max(16, _BLOCK_BYTES // (8 * len(level.replicas()) * max(1, width)))
     for low in range(0, width, step):
@@ -207,13 +210,16 @@ def best_row(level: MachineLevel, start: int, traced: bool = False) -> OptimaRow
 def trace(row: OptimaRow, first: int | None, last: int) -> list[StageChoice]:
     """The stages of the best pipeline of all machines from state ``first`` to state ``last``; the row was traced."""
     stages: list[StageChoice] = []
-    used, state = row.best_s.shape[0], last
+    used = row.best_s.shape[0]
+    state = last
     while True:
-        replicas, split = int(row.last[used - 1, state - row.start]), int(row.split[used - 1, state - row.start])
+        replicas = int(row.last[used - 1, state - row.start])
+        split = int(row.split[used - 1, state - row.start])
         stages.append(StageChoice(split if split >= 0 else first, state, replicas))
         if split < 0:
             return stages[::-1]
-        used, state = used - replicas, split
+        used = used - replicas
+        state = split
 
 
 def solve(
@@ -246,7 +252,8 @@ def data_parallel_s(instance: LayerGraph, machines: Sequence[int], bandwidths_by
     """Seconds a mini-batch of the whole network replicated on all machines, by PipeDream's model."""
     require_levels(machines, bandwidths_bytes_per_s)
     states = states_of(instance)
-    seconds, below = float(states.compute_s[-1]), 1
+    seconds = float(states.compute_s[-1])
+    below = 1
     for count, bandwidth in zip(machines, bandwidths_bytes_per_s, strict=True):
         seconds = (seconds + reduce_s(float(states.parameter_bytes[-1]), count, bandwidth) / below) / count
         below = count
@@ -365,7 +372,8 @@ def best_in_order(
 
 def _best(states: States, topology: _Topology, total: int, options: PipeDreamOptions) -> _Best:
     count = states.num_states
-    seconds, split = np.full((total + 1, count), inf), np.full((total + 1, count), -1)
+    seconds = np.full((total + 1, count), inf)
+    split = np.full((total + 1, count), -1)
     steps: dict[tuple[int, int], _Step] = {}
     prices = _StatePrices(states, topology, options)
     for start in range(total):
@@ -393,8 +401,11 @@ class _StatePrices:
     """What stages cost; matrices by the state they start from and the one they reach, kept where there is room."""
 
     def __init__(self, states: States, topology: _Topology, options: PipeDreamOptions) -> None:
-        self._states, self._topology, self._options = states, topology, options
-        compute, parameters = states.compute_s, states.parameter_bytes
+        self._states = states
+        self._topology = topology
+        self._options = options
+        compute = states.compute_s
+        parameters = states.parameter_bytes
         self._compute = np.where(states.before, compute[None, :] - compute[:, None], inf)
         self._parameters = parameters[None, :] - parameters[:, None]
         total = states.activation_bytes + parameters
@@ -403,7 +414,8 @@ class _StatePrices:
 
     def first_s(self, step: _Step, total: int) -> Floats:
         """A first stage, by the state it reaches: nothing crosses into it, and PipeDream prices not what leaves it."""
-        states, replicas = self._states, step.machines
+        states = self._states
+        replicas = step.machines
         inside = self._topology.bandwidth(step.start, step.start + replicas - 1)
         seconds = (states.compute_s + reduce_s(1.0, replicas, inside) * states.parameter_bytes) / replicas
         stash = stashes(total - step.after, replicas) * (states.activation_bytes + states.parameter_bytes)
@@ -411,8 +423,11 @@ class _StatePrices:
 
     def later_s(self, step: _Step, total: int) -> Floats:
         """A later stage."""
-        start, stop, where = step.start, step.start + step.machines, self._topology
-        before, behind = where.bandwidth(start - 1, stop - 1), where.bandwidth(start, step.after)
+        start = step.start
+        stop = step.start + step.machines
+        where = self._topology
+        before = where.bandwidth(start - 1, stop - 1)
+        behind = where.bandwidth(start, step.after)
         key = (step.machines, where.bandwidth(start, stop - 1), before, behind)
         priced = self._priced.get(key)
         if priced is None:
@@ -438,9 +453,11 @@ class _StatePrices:
 
 def _stages_in_order(states: States, best: _Best, used: int) -> list[Json]:
     stages: list[Json] = []
-    passed, state = used, states.num_states - 1
+    passed = used
+    state = states.num_states - 1
     while state >= 0:
-        step, split = best.steps[passed, state], int(best.split[passed, state])
+        step = best.steps[passed, state]
+        split = int(best.split[passed, state])
         stages.append(
             {
                 "layers": list[Json](states.layers(split if split >= 0 else None, state)),
@@ -448,5 +465,6 @@ def _stages_in_order(states: States, best: _Best, used: int) -> list[Json]:
                 "first_machine": step.start,
             }
         )
-        passed, state = step.start, split
+        passed = step.start
+        state = split
     return stages[::-1]

@@ -64,7 +64,8 @@ def solve_hierarchical(problem: Problem, progress: Progress | None = None) -> Pl
 
 def pipelines(problem: Problem, cost_model: CostModel, trial: Trial) -> Iterator[Candidate]:
     """Every micro-batch size."""
-    levels, bandwidths = [len(problem.ranks)], [bandwidth_bytes_per_s(problem, problem.ranks)]
+    levels = [len(problem.ranks)]
+    bandwidths = [bandwidth_bytes_per_s(problem, problem.ranks)]
     for size, net, answer in answers(problem, cost_model, levels, bandwidths, trial):
         listed = stages_in(answer)
         groups = dealt(problem.ranks, map(count_in, listed))

@@ -263,10 +263,12 @@ class Room:
         behind = inside @ np.array(least_work(instance))
         front = behind[-1] - behind
         if instance.edges:
-            sources, targets = [src for src, _, _ in instance.edges], [dst for _, dst, _ in instance.edges]
+            sources = [src for src, _, _ in instance.edges]
+            targets = [dst for _, dst, _ in instance.edges]
             crossing = 2 * np.array([size for _, _, size in instance.edges]) / machine.bandwidth_bytes_per_s
             cut = (inside[:, targets] * (1 - inside[:, sources])) @ crossing
-            behind, front = behind + cut, front + cut
+            behind = behind + cut
+            front = front + cut
         held = inside @ np.array(_least_bytes(instance))
         stages = [devices_for(part, max(machine.memory_bytes, 1e-9)) for part in (held, held[-1] - held)]
         needed = [np.maximum(devices_for(a, below), b) for a, b in zip((behind, front), stages, strict=True)]

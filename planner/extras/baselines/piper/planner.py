@@ -252,7 +252,8 @@ class Sweep:
         for above in range(1, len(self.lattice.bits)):
             if self.out_of_time():
                 raise TimeoutError
-            row, most = states[above], int(self.room.most[above])
+            row = states[above]
+            most = int(self.room.most[above])
             for pairs, d in self._ways(above):
                 kept = np.flatnonzero(pairs.fastest(d) < self.below)
                 if d > most or not len(kept):
@@ -267,7 +268,8 @@ class Sweep:
     def _cuts(self, states: Floats, combine: Combine) -> tuple[Cut, ...]:
         """The stages of the best state, by looking for those that give it."""
         cuts: list[Cut] = []
-        at, s = len(states) - 1, states.shape[1] - 1
+        at = len(states) - 1
+        s = states.shape[1] - 1
         while at:
             s = int(np.searchsorted(-states[at], -states[at, s]))  # the smallest sum with this state
             for pairs, d in self._ways(at, alone=True):
@@ -280,7 +282,8 @@ class Sweep:
                     best = int(values.argmin())
                     cuts.append(Cut(int(pairs.below[best]), at, d, pairs.degree, float(times[best, 0])))
                     break
-            at, s = cuts[-1].below, s - cuts[-1].replicas
+            at = cuts[-1].below
+            s = s - cuts[-1].replicas
         return tuple(cuts)
 
     def _ways(self, above: int, alone: bool = False) -> Iterator[tuple[IdealPairs | PlainPairs, int]]:

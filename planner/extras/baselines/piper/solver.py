@@ -115,7 +115,9 @@ def instance(problem: Problem, net: PricedNetwork, memory: NodeBytes, size: int)
         reads = {src: 0.0 for src, dst in graph.edges if dst == k}
         readers = {dst: 0.0 for src, dst in graph.edges if src == k}
         once = node.forward_s + node.backward_s
-        always, saved, inputs = memory.always[k], memory.saved[k], memory.inputs[k]
+        always = memory.always[k]
+        saved = memory.saved[k]
+        inputs = memory.inputs[k]
         plain = PiperOption("vanilla", once, node.parameter_bytes, saved, always, reads, readers)
         recomputed = replace(
             plain,

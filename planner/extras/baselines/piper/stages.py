@@ -147,7 +147,9 @@ class IdealCosts:
             fractional: switch the last layer in part only.
         """
         chunks: list[tuple[Ints, Ints, Floats]] = []
-        count, last, most = 0, first, int(room.most.max())
+        count = 0
+        last = first
+        most = int(room.most.max())
         while last < len(self.inside) and count * (most + 1) < most_cells:
             chunks.append(self._stages(room, last, min(last + _CHUNK, len(self.inside))))
             count += len(chunks[-1][0])
@@ -178,14 +180,16 @@ class IdealCosts:
         above, below = np.nonzero(nested.T)
         own = np.maximum(1, devices_for(self.time[block][above] - self.time[below], room.below)) * self.degree
         fits = room.behind[below] + own + room.front[block][above] <= room.devices
-        below, above = below[fits], above[fits]
+        below = below[fits]
+        above = above[fits]
         shared = (self._divided[block] * self._divided_cost) @ self._divided[:last].T
         crossing = self._incoming[block][above] + self._outgoing[below] - shared[above, below]
         return below, above + first, crossing
 
     def _extra(self, below: Ints, above: Ints, in_flight: tuple[Ints, Ints], most: int, fractional: bool) -> Floats:
         """See ``IdealPairs.extra``; ``in_flight``: the fewest and the most that each pair is asked for."""
-        extra, (fewest, largest) = np.full((len(below), most + 1), inf), in_flight
+        extra = np.full((len(below), most + 1), inf)
+        fewest, largest = in_flight
         a, b = (self.fast[above] - self.fast[below]).T
         left = np.arange(len(below))
         for y in range(1, most + 1):
@@ -193,7 +197,8 @@ class IdealCosts:
             asked = left[fewest[left] <= y]
             need = a[asked] * y + b[asked] - self.machine.memory_bytes
             extra[asked[need <= 0], y] = 0.0
-            tight, need = asked[need > 0], need[need > 0]
+            tight = asked[need > 0]
+            need = need[need > 0]
             if len(tight):
                 switched = self._switched(y, need, below[tight], above[tight], fractional)
                 extra[tight, y] = switched
@@ -205,19 +210,22 @@ class IdealCosts:
 
     def _switched(self, y: int, need: Floats, below: Ints, above: Ints, fractional: bool) -> Floats:
         """Time of switching layers, the cheapest byte first, until ``need`` bytes are saved."""
-        time, saved = self.switch[:, 0], -(self.switch[:, 1] * y + self.switch[:, 2])
+        time = self.switch[:, 0]
+        saved = -(self.switch[:, 1] * y + self.switch[:, 2])
         useful = np.flatnonzero(saved > 1e-9)
         order = useful[np.argsort(time[useful] / saved[useful], kind="stable")]
         member = self.inside[:, order]
         zero = np.zeros((len(member), 1))
         savings = np.concatenate((zero, np.cumsum(member * saved[order], axis=1)), axis=1)
         times = np.concatenate((zero, np.cumsum(member * time[order], axis=1)), axis=1)
-        low, high = np.zeros(len(need), dtype=np.intp), np.full(len(need), len(order), dtype=np.intp)
+        low = np.zeros(len(need), dtype=np.intp)
+        high = np.full(len(need), len(order), dtype=np.intp)
         enough = savings[above, high] - savings[below, high] >= need - _ENOUGH_BYTES
         while (low < high).any():
             middle = (low + high) // 2
             done = savings[above, middle] - savings[below, middle] >= need - _ENOUGH_BYTES
-            low, high = np.where(done, low, middle + 1), np.where(done, middle, high)
+            low = np.where(done, low, middle + 1)
+            high = np.where(done, middle, high)
         high = np.minimum(high, len(order))
         extra = times[above, high] - times[below, high]
         if fractional and len(order):
@@ -266,9 +274,11 @@ def _difference(fast: PiperOption, other: PiperOption) -> tuple[float, float, fl
 
 def _edge_bytes(instance: PiperInstance, fast: Sequence[PiperOption | None]) -> tuple[Floats, Floats]:
     """By edge, what it costs a stage that it leads into, and one that it leads out of."""
-    into, out = [], []
+    into = []
+    out = []
     for src, dst, size in instance.edges:
-        reader, writer = fast[dst], fast[src]
+        reader = fast[dst]
+        writer = fast[src]
         into.append(2 * (size + (reader.sync_forward_bytes[src] if reader else 0.0)))
         out.append(2 * (size + (writer.sync_backward_bytes[dst] if writer else 0.0)))
     return np.array(into), np.array(out)
@@ -304,7 +314,8 @@ def value_of(instance: PiperInstance, machine: Machine, stages: Sequence[PiperSt
     )
     if not is_plan:
         return inf
-    behind, slowest = 0, 0.0
+    behind = 0
+    slowest = 0.0
     for stage in reversed(stages):
         behind += stage.replicas
         chosen = [instance.nodes[n].options[stage.degree][o] for n, o in zip(stage.nodes, stage.options, strict=True)]

@@ -116,7 +116,8 @@ def parse(text: str, source: str = "instance.json") -> TarnawskiInstance:
     edges, costs = _edges(top, index)
     nodes = tuple(_node(item, costs.get(position, 0.0)) for position, item in enumerate(items))
     _require_order(top, nodes, edges)
-    accelerators, cpus = top.whole("maxFPGAs", least=0), top.whole("maxCPUs", least=0)
+    accelerators = top.whole("maxFPGAs", least=0)
+    cpus = top.whole("maxCPUs", least=0)
     return TarnawskiInstance(file.source, accelerators, cpus, top.number("maxSizePerFPGA"), nodes, edges)
 
 
@@ -293,7 +294,8 @@ def depth_first(coloured: Coloured, largest_first: bool = False) -> tuple[int, .
             their order is that of a hash table, which each contraction reverses: ``-pipeDream`` has one more than
             ``-linearize``.
     """
-    successors, key = coloured.blocks.successors, coloured.colours.__getitem__
+    successors = coloured.blocks.successors
+    key = coloured.colours.__getitem__
     missing = [0] * len(successors)
     for followers in successors:
         for after in followers:

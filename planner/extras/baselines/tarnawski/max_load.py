@@ -104,7 +104,8 @@ class Loads:
         divided = (count > 0) & (count < size)
         # A value of two blocks is divided in one way only: its column counts twice.  Larger ones have a column for
         # being divided and one for each number of blocks inside.
-        states, costs = [divided], [cost * np.where(size == 2, 2.0, 1.0)]
+        states = [divided]
+        costs = [cost * np.where(size == 2, 2.0, 1.0)]
         for large in np.flatnonzero(size > 2):
             numbers = np.arange(1, size[large])
             states.append(count[:, large, None] == numbers)
@@ -170,7 +171,8 @@ def direct(loads: Loads, accelerators: int, cpus: int) -> DeviceChain | None:
                 if table is not None and before in best:
                     value = np.minimum(value, np.maximum(best[before][:, None], table).min(axis=0))
             best[a, c] = value
-    used, at = (accelerators, cpus), len(every) - 1
+    used = (accelerators, cpus)
+    at = len(every) - 1
     largest = float(best[used][at])
     if largest == inf:
         return None
@@ -184,7 +186,8 @@ def direct(loads: Loads, accelerators: int, cpus: int) -> DeviceChain | None:
             source = int(reached.argmin())
             if reached[source] <= best[used][at]:
                 stages += [(loads.lattice.bits[at] & ~loads.lattice.bits[source], kind)] if source != at else []
-                used, at = before, source
+                used = before
+                at = source
                 break
     return DeviceChain(largest, tuple(reversed(stages)))
 
@@ -211,7 +214,8 @@ def lower_bound(blocks: Blocks, accelerators: int, cpus: int) -> float:
     )
     single = np.minimum(on_cpu, on_accelerator)
     largest = float(single.max(initial=0.0))
-    low, high = largest, max(largest, float(single.sum()))
+    low = largest
+    high = max(largest, float(single.sum()))
     if high == inf:
         return inf
     while high - low > SAME * high:
@@ -233,8 +237,10 @@ def search(
         bound: proved before.
     """
     anything = float(blocks.accelerator_ms.sum() + blocks.cpu_ms.sum()) + 2 * sum(cost for _, cost in blocks.values)
-    accelerators, cpus = devices.accelerators, devices.cpus
-    best, low = start, bound
+    accelerators = devices.accelerators
+    cpus = devices.cpus
+    best = start
+    low = bound
     high = best.value if best else anything * (1 + SAME)
     step = 0
     try:
@@ -293,14 +299,21 @@ class Walk:
         limit: float,
         out_of_time: Callable[[], bool],
     ) -> None:
-        self.blocks, self.loads, self.accelerators, self.cpus = blocks, loads, accelerators, cpus
-        self.limit, self.out_of_time, lattice = limit, out_of_time, loads.lattice
-        self.settled, self.fresh = dict[tuple[int, int], Bools](), dict[tuple[int, int], Bools]()
+        self.blocks = blocks
+        self.loads = loads
+        self.accelerators = accelerators
+        self.cpus = cpus
+        self.limit = limit
+        self.out_of_time = out_of_time
+        lattice = loads.lattice
+        self.settled = dict[tuple[int, int], Bools]()
+        self.fresh = dict[tuple[int, int], Bools]()
         self.parents = dict[tuple[int, int, int], tuple[int, str]]()
         self._left_to_cpus = tuple(most_left_to_cpus(blocks, limit * n) for n in range(cpus + 1))
         gain = loads.accelerator_ms - loads.cut_ms
         better = gain[lattice.above] >= gain[lattice.below]
-        self._below, self._above = lattice.below[better], lattice.above[better]
+        self._below = lattice.below[better]
+        self._above = lattice.above[better]
 
     def chain(self) -> DeviceChain | None:
         """The chain found; None if there is none.
@@ -357,7 +370,8 @@ class Walk:
         while len(order):
             if self.out_of_time():
                 raise TimeoutError
-            rows, order = order[:_ROWS], order[_ROWS:]
+            rows = order[:_ROWS]
+            order = order[_ROWS:]
             columns = np.flatnonzero(~excluded & (sums >= sums[rows[-1]]) & (sums <= sums[rows[0]] + self.limit))
             if not len(columns):
                 continue
@@ -404,7 +418,8 @@ def most_left_to_cpus(blocks: Blocks, cpu_ms: float) -> float:
         return 0.0
     free = blocks.cpu_ms == 0
     moved_ms = float(blocks.accelerator_ms[free].sum())
-    costs, gains = blocks.cpu_ms[~free], blocks.accelerator_ms[~free]
+    costs = blocks.cpu_ms[~free]
+    gains = blocks.accelerator_ms[~free]
     order = np.argsort(-gains / costs)
     spent = np.cumsum(costs[order])
     full = int(np.searchsorted(spent, cpu_ms, side="right"))

@@ -240,7 +240,9 @@ def place(
 
     from planner.solvers.integer_program import IntegerProgram  # late: HiGHS takes long to load
 
-    devices, count, num_values = [ACCELERATOR] * accelerators + [CPU] * cpus, blocks.num_blocks, len(blocks.values)
+    devices = [ACCELERATOR] * accelerators + [CPU] * cpus
+    count = blocks.num_blocks
+    num_values = len(blocks.values)
     widths = {"T": 1, "placed": count * len(devices), "crosses": num_values * accelerators}
     program = IntegerProgram(widths, binary=("placed",), parts=("crosses",))
     placed, crosses = (eye_array(widths[name], format="csr") for name in ("placed", "crosses"))
@@ -254,7 +256,8 @@ def place(
     value = np.repeat(np.arange(num_values), np.array([len(circle) for circle in around], dtype=np.intp))
     leaving = np.array([block for circle in around for block in circle], dtype=np.intp)
     entering = np.array([block for circle in around for block in (*circle[1:], circle[0])], dtype=np.intp)
-    costs, minus_one = np.array([cost for _, cost in blocks.values]), np.full((1, 1), -1.0)
+    costs = np.array([cost for _, cost in blocks.values])
+    minus_one = np.full((1, 1), -1.0)
     for number, kind in enumerate(devices):
         here = placed[columns[:, number]]
         if kind == CPU:

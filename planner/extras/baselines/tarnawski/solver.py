@@ -60,7 +60,8 @@ def pipelines(problem: Problem, cost_model: CostModel, trial: Trial) -> Iterator
 
 def instance(problem: Problem, net: PricedNetwork, memory: NodeBytes, in_flight: int) -> TarnawskiInstance:
     """The network in the planner's own form: node ``k`` forward, then node ``k`` backward."""
-    nodes, count = net.graph.nodes, len(net.graph.nodes)
+    nodes = net.graph.nodes
+    count = len(net.graph.nodes)
     bandwidth = bandwidth_bytes_per_s(problem, problem.ranks)
     reads = [0.0] * count
     for src, dst in net.graph.edges:
