@@ -446,7 +446,7 @@ def test_an_entry_of_the_house_is_kept_to(now: int, raised: int, why: str, compl
         ("def f():\n    'text'\n    if 1: return 2  # why", "planner tokens", 9),
         ("x = [\n    1,\n    f'{y}',\n]", "planner tokens", 7),
         ("'text'", "runtime tokens", 0),
-        ("A = int\nclass B: pass\nB = str", "aliases of two meanings", 1),
+        ("Ab = int\nclass Bc: pass\nBc = str", "aliases of two meanings", 1),
         ("a, b = 1, 2\na, b = b, a\na, b = f()\n(a, b), c = x, 1\na, *b = 1, 2", "packed assignments", 3),
         (
             "def f(a0, b0, c0, d0, e0):\n    " + " = ".join(f"x{n}" for n in range(20)) + " = 0",

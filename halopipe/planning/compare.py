@@ -280,7 +280,8 @@ def _moved(a: Decision, b: Decision) -> list[str]:
             runs.append((move, [name]))
     lines = [f"{_span(names)}: {move}" for move, names in runs if move]
     if len(lines) > _MOST_MOVES:
-        lines = [*lines[:_MOST_MOVES], f"... and {len(lines) - _MOST_MOVES} more runs of layers are elsewhere"]
+        others = units.count(len(lines) - _MOST_MOVES, "stretch of layers moves", "stretches of layers move")
+        lines = [*lines[:_MOST_MOVES], f"... and {others} too"]
     added = [name for name in b.layers if name not in a.layers]
     return lines + ([f"{_span(added)}: only in this plan"] if added else [])
 

@@ -117,7 +117,7 @@ def _write_options(ways: Path, to: str, output: Path) -> None:
     write_text(output, options.text)
     console.wrote(output)
     for text in options.missing:
-        console.remark(f"not told to {to}: {text}")
+        console.remark(f"no option of {to} says: {text}")
 
 
 def _write_torch(plan: Plan, profile: Profile | None, output: Path) -> None:
