@@ -11,6 +11,7 @@ Modules:
     dense           Operators of dense networks: kernels, halves of a backward, evaluation mode, recurrent ones
     device          A process as one device: its cores, allocator and seeds, its GPUs, and libraries compiled at first
                     use
+    extra           All that extras may add to the operators
     extras          What few networks need: a folder each, which the operators do without
     memory          Counts the memory of torch's tensors on the CPU, exactly, and holds it below a limit
     operator_table  What is known of torch's operators, one row an operator: its kind (elementwise, ...), what it draws,

@@ -75,10 +75,11 @@ __all__ = [
 
 check_on_import()
 if "IPython" in sys.modules:  # a notebook shows plans and timelines as pictures
-    from planner.ir.extras import hooks
+    from halopipe.extra import FaceExtra
+    from planner.ir.extras import extras
 
-    for register in hooks("halopipe", "notebooks").values():
-        register(sys.modules["IPython"].get_ipython())
+    for extra in extras(FaceExtra):
+        extra.register_notebook(sys.modules["IPython"].get_ipython())
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from halopipe.extra import FaceExtra
 from halopipe.planning import measure, plan_files, search_progress, solve
 from halopipe.planning import problem as problems
 from halopipe.planning.compare import Comparison, tie_text
@@ -23,7 +24,7 @@ from halopipe.terminal.output_files import claimed
 from planner.ir.chrome_trace import chrome_trace
 from planner.ir.codec import dump
 from planner.ir.errors import MissingFileError
-from planner.ir.extras import hooks
+from planner.ir.extras import extras
 from planner.ir.files import write_text
 from planner.ir.plan import Plan, Prediction
 from planner.ir.profile import Profile
@@ -170,8 +171,8 @@ def _run(folder: Path, plan: Plan, profile: Profile) -> RunResult | None:
     dump(file, folder / "timeline.json")
     dump(replace(plan, measured=result.measured(plan.prediction)), folder / "plan.json")
     write_text(folder / "trace.json", chrome_trace((file.predicted, file.measured), plan_files.device_names(plan)))
-    for draw in hooks("halopipe", "pictures of a run").values():
-        draw(folder, (file.predicted, file.measured), plan_files.device_names(plan))
+    for extra in extras(FaceExtra):
+        extra.draw_run(folder, (file.predicted, file.measured), plan_files.device_names(plan))
     emit(run.RunReport(plan, result, prediction, predicted, has_details=True).render())
     return result
 

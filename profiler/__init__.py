@@ -5,6 +5,7 @@ Names are imported when they are first used: a rank of a run loads the capture, 
 Modules:
 
     capture    A module and its loss as one clean graph of layers, checked against the module itself
+    extra      All that extras may add to the profiler
     extras     What few models and machines need: a folder each, which it does without
     links      What messages and sums between ranks cost, on this host and between hosts
     measure    What each layer takes: seconds, bytes and optimiser steps, in fresh and quiet processes

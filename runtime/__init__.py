@@ -9,6 +9,7 @@ Modules:
     captured     A captured model: what the profiler makes and measures, and the runtime cuts into stages
     checkpoint   Checkpoints that survive a crash at any moment, tell damage, and load under another plan
     engine       The engine: one rank's part of a plan, step after step
+    extra        All that extras may add to the runtime
     extras       What papers, peers and particular machines brought, which the rest does without
     memory       The memory of a rank's tensors: what is in use, and the most that was, action by action
     monitor      Jobs of several processes: started, watched, their activity told, their failures explained

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from planner.ir.errors import DeadlineError, TransportError, UsageError
-from planner.ir.extras import addition
-from planner.ir.problem import TIME_DIMS
+from planner.ir.extras import extras, required
 from planner.ir.timeline import Span
 from planner.layers import require_several_values
 from planner.passes.versions import partial_batch_refused
+from runtime.extra import RuntimeExtra
 from runtime.numerics.finite import OnNan
 from runtime.numerics.nan_guard import GuardedStep, NanGuard
 from runtime.optim.gradient_sync import GradientSync, check_finishing
@@ -119,9 +119,10 @@ class Engine(StateDict):
         self._gradient_sync = GradientSync(context, self._local_stages)
         self._guard = NanGuard(context, self._local_stages, self._gradient_sync, self._run_again)
         self._runner = Runner(context, self._local_stages, self._gradient_sync, self._guard.heard)
-        self._streaming = (
-            addition("runtime", "streams", "answers")(context, self._local_stages) if context.answers else None
-        )
+        self._streaming: Any = None
+        if context.answers:
+            streams = (extra.stream(context, self._local_stages) for extra in extras(RuntimeExtra))
+            self._streaming = required(streams, "runtime", "answers to a stream of batches")
         context.let_go()
 
     @property
@@ -199,11 +200,13 @@ class Engine(StateDict):
         ran, step_s = self._runner.run(executor, batch, self.num_steps)
         loss = self._loss(specialization)
         seconds = ahead_s + step_s
-        outputs: dict[int, Mapping[str, Piece]] = dict(executor.outputs)
+        outputs: Mapping[int, Mapping[str, Piece]] = dict(executor.outputs)
         axis = self.context.boundaries.axis
         num_parts = self.context.decision.num_parts
         if axis is not None:
-            outputs = addition("runtime", "joined parts", TIME_DIMS)(axis, outputs, batch.rows, num_parts)
+            of_parts = outputs
+            whole = (extra.joined_parts(axis, of_parts, batch.rows, num_parts) for extra in extras(RuntimeExtra))
+            outputs = required(whole, "runtime", "outputs of micro-batches in parts")
         return EvaluationResult(
             loss,
             seconds,

@@ -42,7 +42,9 @@ def faults(source: str, module: ModuleType) -> list[str]:
     tree = ast.parse(source)
     listed = listed_names(tree)
     if listed is None:  # nor needs one where it has no names; what an extra adds is not a name
-        unnamed = ("from __future__", "HOOKS = ", "_")
+        if any(ast.unparse(node).startswith("EXTRA = ") for node in tree.body):
+            return []
+        unnamed = ("from __future__", "_")
         code = (ast.unparse(node) for node in tree.body if not isinstance(node, ast.Expr))
         return ["has no __all__"] if any(not text.startswith(unnamed) for text in code) else []
     in_order = sorted(set(listed), key=order)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.house.measures import HOME, PACKAGES
-from tests.test_architecture import floor_of, imports, parsed, read_sources, resolve
+from tests.test_architecture import floor_of, imports_of, read_sources, resolve
 
 PICTURE = Path("docs/images/architecture.svg")
 WHOLE = ("halopipe", "profiler", "runtime", "cuda_ops", "planner.ir", "planner.extras")
@@ -39,7 +39,7 @@ OF_PLANNER, OTHER, FILE = "#e3eefb", "#e6f4e3", "#fdf3d8"
 def arrows(sources: Mapping[str, str]) -> dict[str, set[str]]:
     """The boxes that each box imports from, by the imports of all modules."""
     modules = {name.removesuffix(".__init__") for name in sources}
-    imported = {name: list(imports(name, parsed(text))) for name, text in sources.items()}
+    imported = {name: imports_of(name, text) for name, text in sources.items()}
     faces = {
         name.removesuffix(".__init__"): {alias: (module, taken) for module, taken, alias, _ in rows if alias}
         for name, rows in imported.items()

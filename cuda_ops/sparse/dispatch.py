@@ -5,7 +5,7 @@
     others    plain torch
 
 The environment variable HALOPIPE_SPARSE=torch|native|triton forces one; with TRITON_INTERPRET=1 triton runs on the
-CPU too.  What extras add (``hooks("cuda_ops", "sparse kernels")``) runs on any device, and by name alone.  Operators
+CPU too.  What extras add (``OperatorsExtra.sparse_kernels``) runs on any device, and by name alone.  Operators
 that an implementation lacks come from :mod:`cuda_ops.sparse.reference`.
 """
 
@@ -18,9 +18,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from cuda_ops.extra import OperatorsExtra
 from cuda_ops.sparse import gpu, native, reference
 from cuda_ops.sparse.errors import SparseImplementationError
-from planner.ir.extras import hooks
+from planner.ir.extras import Additions, extras, joined
 
 VARIABLE = "HALOPIPE_SPARSE"
 _LOGGER = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ def _chosen(device: str, forced: str) -> tuple[str, Any]:
 def _forced(device: str, name: str) -> Any:
     if name == "torch":
         return reference
-    names = ("torch", *_DEVICES, *hooks("cuda_ops", "sparse kernels"))
+    names = ("torch", *_DEVICES, *_added())
     if name not in names:
         raise SparseImplementationError(f"{VARIABLE}={name}: there are {', '.join(names)}")
     interpreted = name == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
@@ -84,7 +85,12 @@ def _forced(device: str, name: str) -> Any:
 
 
 @functools.cache
+def _added() -> Additions:
+    return joined(extra.sparse_kernels for extra in extras(OperatorsExtra))
+
+
+@functools.cache
 def _loaded(name: str) -> SimpleNamespace | None:
-    load = _MODULES[name].load if name in _MODULES else hooks("cuda_ops", "sparse kernels")[name]
+    load = _MODULES[name].load if name in _MODULES else _added()[name]
     functions: SimpleNamespace | None = load()
     return functions

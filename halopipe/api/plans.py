@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack
 
 from halopipe.api.arguments import checked
 from halopipe.api.files import ProfileOrPath, profile_in, remember
+from halopipe.extra import FaceExtra
 from halopipe.planning import search_progress, solve
 from halopipe.planning.options import DEFAULT_SOLVER, MEASURING, Asked, ProfileOptions
 from halopipe.planning.problem import make_problem
 from halopipe.terminal import units
 from planner.ir.cluster import Cluster
-from planner.ir.extras import addition
+from planner.ir.extras import extras, required
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Optimizer, Profile
@@ -127,7 +128,8 @@ def profile(
         nothing = ProfileOptions(device="cpu", allow=())
         unlike = [name for name in MEASURING if getattr(options, name) != getattr(nothing, name)]
         refused = sorted([*unlike, *(["unfinished"] if kept is not None else [])])
-        return cast("Profile", addition("halopipe", "profiles", "--on")(source, options, refused=refused, quiet=True))
+        profiles = (extra.profile_on(source, options, refused, quiet=True) for extra in extras(FaceExtra))
+        return required(profiles, "halopipe", "profiles of machines that are not here")
     measured = measure.measure(source, options, unfinished=kept, quiet=quiet)
     if kept is not None:
         kept.unlink(missing_ok=True)

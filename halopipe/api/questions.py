@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from halopipe.api.arguments import checked
 from halopipe.api.files import PlanOrPath, ProfileOrPath, needed, plan_in, profile_in, profile_of
+from halopipe.extra import FaceExtra
 from halopipe.planning.compare import Comparison
 from planner.ir.errors import UsageError
-from planner.ir.extras import addition
+from planner.ir.extras import extras, required
 from planner.ir.graph import Graph
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
@@ -148,7 +149,9 @@ def report(plan: PlanOrPath, *others: PlanOrPath | Profile | TimelineFile, outpu
     Raises:
         UsageError: bokeh is not installed, or a timeline is of another plan.
     """
-    addition("halopipe", "reports", "page")([plan, *others], output, profile_of(plan))
+    remembered = profile_of(plan)
+    written = (extra.write_report([plan, *others], output, remembered) or None for extra in extras(FaceExtra))
+    required(written, "halopipe", "reports")
 
 
 def _question(plan: PlanOrPath, asked: tuple[ProfileOrPath | None, ...]) -> tuple[Profile | None, str]:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 from halopipe.api import plans
 from halopipe.api.arguments import checked
 from halopipe.api.files import PlanOrPath, ProfileOrPath, plan_in, profile_in, profile_of
+from halopipe.extra import FaceExtra
 from halopipe.run_spec.options import ScriptOptions
 from halopipe.terminal import console, units
 from planner.ir.errors import InfeasibleError
-from planner.ir.extras import addition
+from planner.ir.extras import extras, required
 from planner.ir.plan import Plan
 from planner.ir.problem import WHOLE
 from planner.ir.profile import Profile
@@ -151,18 +152,18 @@ def serve(
         UnsupportedModelError: the module's output cannot be had of the captured graph.
         NumericsError: the first answer is not one device's.
     """
-    return addition("halopipe", "streams", "requests")(
-        plan_in(plan),
-        module,
-        optimizer=optimizer,
-        options=options,
-        checkpoint=checkpoint,
-        step=step,
-        mode=mode,
-        learn=learn,
-        room=room,
-        check=check_first_answer,
-    )
+    serving = {
+        "optimizer": optimizer,
+        "options": options,
+        "checkpoint": checkpoint,
+        "step": step,
+        "mode": mode,
+        "learn": learn,
+        "room": room,
+        "check": check_first_answer,
+    }
+    served = plan_in(plan)
+    return required((extra.serve(served, module, **serving) for extra in extras(FaceExtra)), "halopipe", "serving")
 
 
 def _on_all(profile: Profile, best: Plan, num_ranks: int, batch_statistics: str) -> Plan:

@@ -22,9 +22,10 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup
 
 from halopipe.cli.options import with_words
+from halopipe.extra import FaceExtra
 from halopipe.terminal.console import INTERRUPTED, emit, open_streams, report, reported, screen_columns
 from planner.ir.errors import MissingFileError, UsageError
-from planner.ir.extras import Additions, hooks
+from planner.ir.extras import Additions, extras, joined
 
 _FRAMED = 80
 """Columns that the framed help needs; narrower, it would cut the names of options."""
@@ -73,14 +74,19 @@ _VERBS = {
     "85 doctor": "halopipe.cli.doctor:doctor",
     "90 demo": "halopipe.cli.demo:demo",
 }
-"""By place in the help and name; extras add theirs between them at the hook ``verbs``, in the same form."""
+"""By place in the help and name; extras add theirs between them (``FaceExtra.verbs``), in the same form."""
+
+
+def added_verbs() -> Additions:
+    """Those that extras add."""
+    return joined(extra.verbs for extra in extras(FaceExtra))
 
 
 class _Loaded(Mapping[str, Any]):
     """The verbs as commands, by name; each is loaded when it is first asked for."""
 
     def __init__(self) -> None:
-        self._verbs = Additions(_VERBS), hooks("halopipe", "verbs")
+        self._verbs = Additions(_VERBS), added_verbs()
         self._places = {key.split()[1]: key for key in sorted(itertools.chain(*self._verbs))}
         self._made: dict[str, Any] = {}
 

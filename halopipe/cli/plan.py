@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from halopipe.cli.options import ClusterOption, Json, with_options
+from halopipe.extra import FaceExtra
 from halopipe.planning.options import PlanOptions, SearchOptions, of_a_search
 from halopipe.terminal import console, units
 from halopipe.terminal.output_files import claimed
 from planner.ir.errors import UsageError
-from planner.ir.extras import addition
+from planner.ir.extras import extras, required
 from planner.ir.files import same_file
 from planner.ir.problem import SAMPLE_DIMS
 
@@ -139,7 +140,8 @@ def _by_ways(loaded: Profile, search: SearchOptions, options: PlanOptions, files
             [f"leave out {', '.join(useless)}", "leave out --ways"],
         )
     batches = options.global_batch, options.micro_batch
-    plan = addition("halopipe", "plans", "--ways")(loaded, search.ways, *batches, memory_bytes=options.memory_bytes)
+    plans = (extra.plan_by_ways(loaded, search.ways, *batches, options.memory_bytes) for extra in extras(FaceExtra))
+    plan = required(plans, "halopipe", "plans by --ways")
     files.write(plan, loaded, options.objective)
     console.wrote(files.output, console.command("run", files.output))
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from halopipe.cli.options import HostsOption, Json, explicit, with_options
+from halopipe.extra import FaceExtra
 from halopipe.planning.options import MEASURING, ProfileOptions
 from halopipe.run_spec.schema import asked_in, flag
 from halopipe.terminal import console, units
 from halopipe.terminal.output_files import claimed
 from planner.ir.errors import UsageError
-from planner.ir.extras import addition
+from planner.ir.extras import extras, required
 from planner.ir.scratch import ended_by_exception
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def profile(
         source = _source(model, options, job)
         if options.on or options.tables:
             refused = [_NOT_ELSEWHERE[name] for name in explicit(context, _NOT_ELSEWHERE)]
-            _write(addition("halopipe", "profiles", "--on")(source, options, refused=refused), output, json)
+            profiles = (extra.profile_on(source, options, refused, quiet=False) for extra in extras(FaceExtra))
+            _write(required(profiles, "halopipe", "profiles of machines that are not here"), output, json)
             return
         if options.size:
             from halopipe.planning import resized

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planner.ir.extras import hooks, public
+from planner.ir.extras import public, public_names
 from planner.ir.lazy import lazily
 
 if TYPE_CHECKING:
     from halopipe.data.demo_data import digits, synthetic
 
-__all__ = ["digits", "synthetic", *hooks("halopipe", "halopipe.data")]
+__all__ = ["digits", "synthetic", *public_names("halopipe.data")]
 
 _HOMES = dict.fromkeys(("digits", "synthetic"), "demo_data")
 """Imported when first used: they load torch.  Other names are extras' (:func:`planner.ir.extras.public`)."""

@@ -26,7 +26,8 @@ from planner.costs.layers.interpolation import layer_cost
 from planner.costs.layers.shards import part_shapes
 from planner.ir.codec import fingerprint, load
 from planner.ir.errors import UsageError
-from planner.ir.extras import hooks
+from planner.ir.extras import extras
+from planner.ir.planner_extra import PlannerExtra
 from planner.ir.problem import SAMPLE_DIMS
 from planner.ir.profile import ModelSource, Optimizer, Profile
 
@@ -189,8 +190,8 @@ def measure(
             progress=show,
             say=None if quiet else console.remark,
         )
-    for with_figures in hooks("planner", "device figures").values():
-        measured = with_figures(measured)
+    for extra in extras(PlannerExtra):
+        measured = extra.with_device_figures(measured)
     return measured
 
 

@@ -13,7 +13,8 @@ from typing import TypedDict
 
 from halopipe.run_spec.options import DTYPES, GLOO, OPTIMIZERS, SHARED
 from halopipe.run_spec.schema import INTEGERS, MOST_JOBS, MOST_PLANS, NAMES, SIZE, SUM, flag, option
-from planner.ir.extras import hooks
+from planner.ir.extras import extras
+from planner.ir.planner_extra import PlannerExtra
 from planner.ir.problem import (
     CHANNEL_DIMS,
     DEFAULT_CONFIDENCE,
@@ -41,7 +42,7 @@ DEFAULT_SOLVER = "best-first"
 
 def systems() -> list[str]:
     """Machines that extras know by name, for ``profile --on``."""
-    return [name for names in hooks("planner", "systems").values() for name in names]
+    return [name for extra in extras(PlannerExtra) for name in extra.systems()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ from halopipe.terminal.console import command
 from planner.ir.cluster import Cluster
 from planner.ir.codec import fingerprint, load, plan_fingerprint, require_match
 from planner.ir.errors import CorruptFileError, InputFileError, PlanCheckError, UsageError
-from planner.ir.extras import addition
+from planner.ir.extras import extras, required
 from planner.ir.graph import Graph
 from planner.ir.plan import Plan
+from planner.ir.planner_extra import PlannerExtra
 from planner.ir.profile import Profile
 from planner.ir.timeline import TimelineFile
 
@@ -141,7 +142,8 @@ def on_cluster(profile: Profile, cluster: str | Path | Cluster) -> Profile:
 
     if isinstance(cluster, Cluster):
         return on_other_machines(roofline.on_cluster(profile, cluster), profile)
-    machines = addition("planner", "cluster files", "YAML")(cluster, profile.cluster)
+    described = (extra.machines(cluster, profile.cluster) for extra in extras(PlannerExtra))
+    machines = required(described, "planner", "cluster files")
     return on_other_machines(roofline.on_cluster(profile, machines.cluster, machines.measured_on), profile)
 
 

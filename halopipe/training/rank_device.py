@@ -28,8 +28,9 @@ from cuda_ops.device.gpus import num_gpus, why_no_gpu
 from cuda_ops.device.host import core_of, cores_beside, device_description, prepare_process, spare_core
 from halopipe.run_spec.options import AUTO
 from planner.ir.errors import MissingDeviceError, UsageError
-from planner.ir.extras import hooks
+from planner.ir.extras import extras
 from planner.ir.plan import Decision, RankPrediction
+from planner.ir.planner_extra import PlannerExtra
 from planner.ir.program import Program
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ def kind_of(device: torch.device | None, planned: str) -> str:
 
     own = str(torch.cuda.get_device_name(device))
     memory_bytes = torch.cuda.get_device_properties(device).total_memory
-    names = [name_of(own, memory_bytes) for name_of in hooks("planner", "device names").values()]
+    names = [extra.device_name(own, memory_bytes) for extra in extras(PlannerExtra)]
     return planned if planned in (own, *names) else own
 
 

@@ -31,9 +31,10 @@ from halopipe.training.script_values import ScriptValues
 from halopipe.training.single_device import KeptModel
 from halopipe.training.steps import RankSteps
 from planner.ir.errors import CorruptFileError, HalopipeError, UsageError
-from planner.ir.extras import hook_of
+from planner.ir.extras import extras
 from planner.ir.graph import LOSS_PREFIX
 from planner.ir.profile import Profile
+from profiler.extra import ProfilerExtra
 from profiler.source.clouds import samples_first
 from runtime.checkpoint.lock import held
 from runtime.engine import Engine, StepResult
@@ -475,8 +476,8 @@ class Execution:
             inputs, targets = batch
             tensors = samples_first(inputs, _tuple(targets), self._context.per_site)
             return tensors[:_NUM_OF_CLOUDS], tensors[_NUM_OF_CLOUDS:]
-        raw_of = hook_of("profiler", "raw inputs", batch[0])
-        return self._form.pair(batch) if raw_of is None else (raw_of(batch[0]), _tuple(batch[1]))
+        raw = next(filter(None, (extra.raw(batch[0]) for extra in extras(ProfilerExtra))), None)
+        return self._form.pair(batch) if raw is None else (raw, _tuple(batch[1]))
 
 
 _NUM_OF_CLOUDS = 3

@@ -10,9 +10,10 @@ from itertools import pairwise
 
 from planner.ir.box import volume, whole
 from planner.ir.errors import CorruptFileError, operator_of, remedies
-from planner.ir.extras import hooks
+from planner.ir.extras import extras
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, producer
 from planner.ir.plan import Decision, Placement
+from planner.ir.planner_extra import PlannerExtra
 from planner.ir.profile import Profile
 from planner.ir.schedule import Op, Traits
 from planner.layers import (
@@ -81,7 +82,7 @@ def recomputed_faults(decision: Decision, graph: Graph) -> Iterator[str]:
 
 def added_faults(decision: Decision, graph: Graph | None = None) -> Iterator[str]:
     """What extras know to be wrong with their fields of a plan; without the graph, what can be seen without it."""
-    return (fault for faults_of in hooks("planner", "faults").values() for fault in faults_of(decision, graph))
+    return (fault for extra in extras(PlannerExtra) for fault in extra.faults(decision, graph))
 
 
 def _rank_faults(decision: Decision) -> Iterator[str]:
@@ -253,8 +254,8 @@ def named_layer_faults(decision: Decision, graph: Graph) -> Iterator[tuple[str, 
         own = [name for name in decision.layers_of(stage) if name in mixing]
         if own and _shares_samples(decision, stage):
             yield own[0], f"layer {own[0]} mixes samples, and the ranks of stage {stage} share them out"
-    for faults_of in hooks("planner", "layer faults").values():
-        yield from faults_of(decision, graph)
+    for extra in extras(PlannerExtra):
+        yield from extra.layer_faults(decision, graph)
     laid_out = [stage for stage in range(len(decision.stages)) if has_layouts(decision, stage)]
     values = graph.values()
     sites = over_sites(graph)

@@ -16,8 +16,9 @@ from planner.costs.memory.levels import LevelTables
 from planner.costs.stages.gradient_overlap import Bucket, buckets, least_sums_s
 from planner.costs.stages.input_pipeline import Preparations
 from planner.costs.stages.stage_sums import RecomputeMask, StageSums, of_those
-from planner.ir.extras import hooks
+from planner.ir.extras import extras
 from planner.ir.lazy import once, once_by
+from planner.ir.planner_extra import PlannerExtra, StageExchanges
 from planner.ir.profile import BACKWARD, FORWARD, Profile
 from planner.layers import takes_statistics
 
@@ -34,7 +35,7 @@ class CostModel:
 
     Attributes:
         profile: with its corrections in its figures (:mod:`planner.costs.calibration.apply_corrections`).
-        stage_exchanges: what extras know of exchanges among the ranks of a stage (hook ``exchanges in a stage``).
+        stage_exchanges: what extras know of exchanges among the ranks of a stage.
         excess: what they add to layers of stages of one rank, or of stages that ranks share; put on here alone.
     """
 
@@ -45,7 +46,7 @@ class CostModel:
     levels: LevelTables = field(init=False)
     network: NetworkPrices = field(init=False)
     preparations: Preparations = field(init=False)
-    stage_exchanges: tuple[Any, ...] = field(init=False)
+    stage_exchanges: tuple[StageExchanges, ...] = field(init=False)
 
     def __post_init__(self, source: Profile) -> None:
         self.profile = corrected(source)
@@ -53,8 +54,9 @@ class CostModel:
         self.tables = CostTables(self.profile)
         self.levels = LevelTables(self.profile)
         self.network = NetworkPrices(self.profile.cluster)
-        self.preparations = next(iter(hooks("planner", "inputs prepared ahead").values()), Preparations)(self.profile)
-        exchanges = (of(self.profile) for of in hooks("planner", "exchanges in a stage").values())
+        preparations = (extra.preparations(self.profile) for extra in extras(PlannerExtra))
+        self.preparations = next(filter(None, preparations), None) or Preparations(self.profile)
+        exchanges = (extra.stage_exchanges(self.profile) for extra in extras(PlannerExtra))
         self.stage_exchanges = tuple(each for each in exchanges if each is not None)
 
     def kind(self, rank: int) -> str:
@@ -64,8 +66,8 @@ class CostModel:
     @once
     def main_kind(self, rank: int) -> str:
         """As :meth:`kind`, with parameters in the device's main memory, where a profile has other costs for that."""
-        kinds = (name_of(self.kind(rank)) for name_of in hooks("planner", "main-memory kind").values())
-        return next((kind for kind in kinds if kind in self.profile.measurements), self.kind(rank))
+        kinds = (extra.main_memory_kind(self.kind(rank)) for extra in extras(PlannerExtra))
+        return next((kind for kind in kinds if kind and kind in self.profile.measurements), self.kind(rank))
 
     @once
     def beside(self, prices: Callable[[CostModel], Prices]) -> Prices:

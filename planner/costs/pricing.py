@@ -31,12 +31,12 @@ from planner.costs.simulator.symmetry import Symmetry, symmetry_of
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import LayoutCosts, StagePlacement, bytes_elsewhere, ties_between
 from planner.ir.errors import IllegalProgramError
-from planner.ir.extras import addition
+from planner.ir.extras import extras, required
 from planner.ir.graph import Graph, producer
 from planner.ir.layout import parts_of, samples_of
 from planner.ir.lazy import once
 from planner.ir.plan import Size
-from planner.ir.problem import TIME_DIMS
+from planner.ir.planner_extra import PartPrices, PlannerExtra
 from planner.ir.profile import Profile
 from planner.ir.program import Program
 from planner.ir.schedule import Edge, Pipeline
@@ -185,7 +185,7 @@ class Pricing:
                 if (option := candidate.option_of(index)) is not None
             }
             if candidate.axis_parts:
-                prices = self.cost_model.beside(addition("planner", "part prices", TIME_DIMS))
+                prices = self._part_prices()
                 costs = prices.stages(self.cost_model.kind(group[0]), layers[stage], candidate.sizes, recompute)
             elif options:
                 costs = layouts.costs(group, options, set(candidate.micro_batches), candidate.blocks_of(stage))
@@ -212,6 +212,10 @@ class Pricing:
     def samples(self, shares: tuple[int, ...], rows: int) -> tuple[int, ...]:
         """Samples of each member of a group with ``shares``, of a micro-batch of ``rows``."""
         return samples_of(shares, rows)
+
+    def _part_prices(self) -> PartPrices:
+        prices = (extra.part_prices(self.cost_model) for extra in extras(PlannerExtra))
+        return required(prices, "planner", "prices of parts of micro-batches")
 
     def _samples_by_size(
         self, shares: tuple[int, ...], full: int, micro_batches: Sequence[int], layers: Sequence[int]

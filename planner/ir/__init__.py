@@ -19,6 +19,7 @@ Modules:
     lazy          What is made when it is first asked for: names of a package, and values by key
     plan          The plan: what is decided, what it is predicted to cost, how it was found, and when it counts as
                   proven
+    planner_extra All that extras may add to the planner
     problem       What a solver is asked: a profile, and the request (batch, schedules, objective, memory margin)
     profile       What every layer, device and link costs: the file between ``profile`` and ``plan``
     program       A program: a schedule with every message, reduction and update explicit; which gradients share a

@@ -1,33 +1,53 @@
 """What the folders of ``PACKAGE/extras`` add to the core of a package.
 
-An extra states in ``HOOKS`` of its ``__init__`` what it adds, by the point at which the core asks and by a name of its
-own, as ``"module:attribute"``::
+Each package has one class whose methods are all that an extra may add to it: ``planner.ir.planner_extra.PlannerExtra``,
+``profiler.extra.ProfilerExtra``, ``runtime.extra.RuntimeExtra``, ``cuda_ops.extra.OperatorsExtra`` and
+``halopipe.extra.FaceExtra``.  By default each of them adds nothing.  The ``__init__`` of an extra's folder has in
+``EXTRA`` an object of a class derived from it, with the methods that it needs; they import what they need when they are
+called::
 
-    HOOKS = {"solvers": {"piper": "planner.extras.baselines.piper.solver:solve"}}
+    class TilePlans(PlannerExtra):
+        def searches(self):
+            from planner.extras.tiles.search import SEARCH
 
-The core asks with :func:`hooks`, or for the one that it needs with :func:`addition`, and imports an addition when it is
-first needed.  A folder that is deleted is not asked, so that the core neither names its extras nor needs them.
+            return (SEARCH,)
 
-Answers come in alphabetical order of their names.  Two extras that add the same name at a point are refused.  All
-points are in ``docs/extras.md``: what is asked, with which arguments, and what is done with the answers.
+    EXTRA = TilePlans()
+
+The core asks all of them, ``for extra in extras(PlannerExtra): extra.searches()``, in alphabetical order of their
+folders.  A folder that is deleted is not asked, so that the core neither names its extras nor needs them.  Where a plan
+or a request cannot do without an answer, the core asks with :func:`required`.
 """
 
 from __future__ import annotations
 
 import functools
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar, cast
 
 from planner.ir.errors import UnsupportedModelError, UsageError
 
+Answer = TypeVar("Answer")
+Kind = TypeVar("Kind", bound="Extra")
+Places = Mapping[str, str]
+"""Where things are by their names: ``"module:attribute"``, imported when they are first used."""
+
+
+class Extra:
+    """What an extra of any package may add."""
+
+    public: ClassVar[Mapping[str, Places]] = MappingProxyType({})
+    """Names for users, by the module of the core that has them (:func:`public`); ``*``: all names of a module."""
+
 
 class Additions(Mapping[str, Any]):
-    """What extras add at one point, by name in alphabetical order; each is imported when it is first asked for."""
+    """Things by name in alphabetical order; each is imported when it is first asked for."""
 
-    def __init__(self, places: Mapping[str, str]) -> None:
+    def __init__(self, places: Places) -> None:
         self._places = dict(sorted(places.items()))
         self._loaded: dict[str, Any] = {}
 
@@ -46,58 +66,71 @@ class Additions(Mapping[str, Any]):
         return len(self._places)
 
 
+def extras(kind: type[Kind]) -> tuple[Kind, ...]:
+    """The extras of the package that ``kind`` is of; none where it has no folder of extras."""
+    return cast("tuple[Kind, ...]", _extras_of(kind.__module__.partition(".")[0]))
+
+
 @functools.cache
-def hooks(package: str, point: str) -> Additions:
-    """What the extras of ``package`` (``"planner"``) add at ``point``; nothing where it has no extras.
+def _extras_of(package: str) -> tuple[Extra, ...]:
+    folder = find_spec(f"{package}.extras")
+    modules = pkgutil.iter_modules((folder and folder.submodule_search_locations) or ())
+    added = (getattr(import_module(f"{package}.extras.{module.name}"), "EXTRA", None) for module in modules)
+    return tuple(extra for extra in added if extra is not None)
+
+
+def required(answers: Iterable[Answer | None], package: str, what: str) -> Answer:
+    """The first answer that is one, where a plan or a request cannot do without.
+
+    Args:
+        what: that it is asked for, in words.
+
+    Raises:
+        UnsupportedModelError: no extra has an answer.
+    """
+    for answer in answers:
+        if answer is not None:
+            return answer
+    raise UnsupportedModelError(
+        f"a folder of {package}/extras is missing: the one that adds {what}",
+        [f"those that are there: {', '.join(type(extra).__name__ for extra in _extras_of(package)) or 'none'}"],
+        [f"install halopipe again, with all folders of {package}/extras"],
+    )
+
+
+def joined(added: Iterable[Places]) -> Additions:
+    """What several extras add, by name.
 
     Raises:
         UsageError: two of them add the same name.
     """
     places: dict[str, str] = {}
-    added = (getattr(extra, "HOOKS", {}).get(point, {}) for extra in _extras(package))
     for name, place in (each for own in added for each in own.items()):
         if places.setdefault(name, place) != place:
-            raise UsageError(f"two extras add {name!r} to the {point}", [places[name], place], ["rename one of them"])
+            raise UsageError(f"two extras add {name!r}", [places[name], place], ["rename one of them"])
     return Additions(places)
 
 
-def addition(package: str, point: str, name: str) -> Any:
-    """What an extra adds under ``name``, where a plan or a request cannot do without.
-
-    Raises:
-        UnsupportedModelError: no extra does.
-    """
-    additions = hooks(package, point)
-    if name not in additions:
-        raise UnsupportedModelError(
-            f"a folder of {package}/extras is missing: the one that adds {name!r} to the {point}",
-            [f"those that are there add: {', '.join(additions) or 'nothing'}"],
-            [f"install halopipe again, with all folders of {package}/extras"],
-        )
-    return additions[name]
+def is_a(value: object, name: str) -> bool:
+    """Whether ``value`` is of the class called ``"module.Class"``, or one that derives from it; imports nothing."""
+    return any(f"{each.__module__}.{each.__qualname__}" == name for each in type(value).__mro__)
 
 
-def hook_of(package: str, point: str, value: object) -> Any:
-    """The addition whose name is the class of ``value``, or one that it derives from (``"module.Class"``); None: none.
-
-    Nothing is imported for a class that no extra names.
-    """
-    additions = hooks(package, point)
-    names = (f"{each.__module__}.{each.__qualname__}" for each in type(value).__mro__)
-    return next((additions[name] for name in names if name in additions), None)
+@functools.cache
+def public_names(module: str) -> Additions:
+    """The names for users that extras add to a module of the core."""
+    return joined(extra.public.get(module, {}) for extra in _extras_of(module.partition(".")[0]))
 
 
 def public(
     module: str, own: Callable[[str], Any] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a module whose names extras have, at the point of the module's own name.
-
-    They add names there, or ``*``: a module, all of whose names are meant (``"*": "halopipe.extras.figures.figures"``).
+    """``__getattr__`` and ``__dir__`` of a module some of whose names extras have (``Extra.public``).
 
     Args:
         own: the ``__getattr__`` for the other names; None: there are none.
     """
-    additions = functools.partial(hooks, module.partition(".")[0], module)
+    additions = functools.partial(public_names, module)
 
     def get(name: str) -> Any:
         if name in additions():
@@ -113,11 +146,3 @@ def public(
         return sorted({*(own_names := vars(import_module(module))), *own_names.get("__all__", ()), *added})
 
     return get, names
-
-
-@functools.cache
-def _extras(package: str) -> tuple[Any, ...]:
-    """The packages in the folder ``extras`` of a package, which import nothing heavy."""
-    folder = find_spec(f"{package}.extras")
-    modules = pkgutil.iter_modules((folder and folder.submodule_search_locations) or ())
-    return tuple(import_module(f"{package}.extras.{module.name}") for module in modules)

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, cast
+from typing import Protocol
 
 from planner.ir.box import Box, volume
-from planner.ir.extras import addition
+from planner.ir.extras import extras, required
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph, Layer, TensorSpec, producer, value_name
 from planner.ir.layout import Layout
 from planner.ir.lazy import once
 from planner.ir.plan import Block, Decision, Placement, Size, samples_in
-from planner.ir.problem import TIME_DIMS
+from planner.ir.planner_extra import PlannerExtra
 from planner.ir.program import Message, Part, Program, Route
 from planner.ir.schedule import Edge, StageGraph
 from planner.layers._samples import prepared_inputs
@@ -92,7 +92,8 @@ def ordered_axis(graph: Graph, lengths: tuple[int, ...], ranks: Sequence[tuple[i
     Raises:
         UnsupportedModelError: they cannot be.
     """
-    return cast("OrderedAxis", addition("planner", "ordered axes", TIME_DIMS)(graph, lengths, ranks))
+    axes = (extra.ordered_axis(graph, lengths, ranks) for extra in extras(PlannerExtra))
+    return required(axes, "planner", "an axis along which micro-batches are cut into parts")
 
 
 @dataclass(frozen=True)

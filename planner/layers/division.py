@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Self, cast
+from typing import Self
 
 from planner.ir.box import Box, Interval, Transfer, hull, inside, subtract, volume
-from planner.ir.extras import addition
+from planner.ir.extras import extras, required
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, output_of, producer
 from planner.ir.layout import Layout
 from planner.ir.plan import Block, Decision, Placement
+from planner.ir.planner_extra import PlannerExtra
 from planner.layers._kinds import kind
 from planner.layers.boxes import as_tuples, boxes_of, transfers
 from planner.layers.contraction import Contraction, refused
@@ -165,7 +166,10 @@ class Division:
             name: layer_division(graph, by_name[name], values, each, samples) for name, each in placements.items()
         }
         plain = cls(divided, num_ranks, samples)
-        return cast("Division", addition("planner", "divisions", "blocks")(graph, plain, blocks)) if blocks else plain
+        if not blocks:
+            return plain
+        in_blocks = (extra.division_in_blocks(graph, plain, blocks) for extra in extras(PlannerExtra))
+        return required(in_blocks, "planner", "the division of a stage in blocks")
 
     def in_use(self, sizes: Mapping[str, int], number: int | None) -> Self:
         """The same for batches of those ``sizes``; other divisions in use have other numbers."""

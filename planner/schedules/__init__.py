@@ -24,8 +24,8 @@ import pkgutil
 from collections.abc import Mapping
 
 from planner.ir.errors import UnknownNameError
-from planner.ir.extras import addition
-from planner.ir.problem import TIME_DIMS
+from planner.ir.extras import extras, required
+from planner.ir.planner_extra import PlannerExtra
 from planner.ir.schedule import Pipeline, Schedule, Traits
 from planner.schedules._registry import ENTRIES, Order, RegisteredSchedule
 
@@ -75,8 +75,8 @@ def schedule(name: str) -> Order:
     def order(pipeline: Pipeline) -> Schedule:
         if pipeline.stages.parts == 1:
             return entry.order(pipeline)
-        in_parts: Schedule = addition("planner", "part orders", TIME_DIMS)(name, entry.order, pipeline)
-        return in_parts
+        in_parts = (extra.order_of_parts(name, entry.order, pipeline) for extra in extras(PlannerExtra))
+        return required(in_parts, "planner", "the order of parts of micro-batches")
 
     return order
 

@@ -1,8 +1,7 @@
 """Solvers by name: each is a function ``solve(problem, progress) -> Plan``.
 
 ``best-first`` and ``span-ilp`` are ours (:mod:`planner.solvers.best_first`, :mod:`planner.solvers.ilp`).  Others are
-baselines: strategies of everyday use (:mod:`planner.solvers.everyday`), and those that extras add at the hook
-``solvers``.
+baselines: strategies of everyday use (:mod:`planner.solvers.everyday`), and those that extras add.
 
 Modules:
 
@@ -30,8 +29,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from planner.ir.errors import InfeasibleError, UnknownNameError
-from planner.ir.extras import Additions, hooks
+from planner.ir.extras import Additions, extras, joined
 from planner.ir.plan import Plan
+from planner.ir.planner_extra import PlannerExtra
 from planner.ir.problem import ALWAYS, AUTO, NEVER, Problem
 from planner.solvers.budget import part_of_current, under
 from planner.solvers.progress import Progress, SearchProgress
@@ -64,7 +64,7 @@ def names() -> tuple[str, ...]:
 
 def baselines() -> tuple[str, ...]:
     """Names of the solvers that are published or everyday strategies, sorted."""
-    return tuple(sorted((*_EVERYDAY, *hooks("planner", "solvers"))))
+    return tuple(sorted((*_EVERYDAY, *_published())))
 
 
 def current_name(name: str) -> str:
@@ -83,10 +83,16 @@ def solver(name: str) -> Solver:
         UnknownNameError: there is none.
     """
     name = current_name(name)
-    for solvers in (_OWN, _EVERYDAY, hooks("planner", "solvers")):
+    for solvers in (_OWN, _EVERYDAY, _published()):
         if name in solvers:
             return functools.partial(_settled, solvers[name], name)
     raise UnknownNameError(f"no solver {name!r}", [f"known: {', '.join(names())}"])
+
+
+@functools.cache
+def _published() -> Additions:
+    """The planners that extras add."""
+    return joined(extra.solvers for extra in extras(PlannerExtra))
 
 
 def _settled(solve: Solver, name: str, problem: Problem, progress: Progress | None = None) -> Plan:

@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from math import inf
-from typing import TypeVar, cast
+from typing import TypeVar
 
-from planner.ir.extras import hooks
+from planner.ir.extras import extras
+from planner.ir.planner_extra import PlannerExtra
 
 Item = TypeVar("Item")
 
@@ -224,4 +225,5 @@ def note(work_s: float) -> None:
 
 def stated_s(solver: str, time_limit_s: float) -> float:
     """What ``solver`` may take as a rival of a search of ``time_limit_s``: what its authors state, if they do."""
-    return cast("float", hooks("planner", "stated seconds").get(solver, time_limit_s))
+    stated = (extra.stated_s(solver) for extra in extras(PlannerExtra))
+    return next((seconds for seconds in stated if seconds is not None), time_limit_s)

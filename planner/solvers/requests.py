@@ -12,7 +12,8 @@ import math
 from collections.abc import Iterable
 
 from planner.ir.errors import UsageError
-from planner.ir.extras import hooks
+from planner.ir.extras import extras
+from planner.ir.planner_extra import PlannerExtra
 from planner.ir.problem import MEMORY, MOST_BATCH, NEVER, SELECTIVE, SPATIAL_DIMS, THROUGHPUT, ZERO, Problem
 from planner.layers.recomputed import attention_cores
 from planner.layers.stage_rules import why_gradients_stay_whole
@@ -125,7 +126,7 @@ def of_pairs(problem: Problem) -> tuple[Refusal, ...]:
     is_stream = problem.rate_per_s and problem.objective == THROUGHPUT
     kept_whole = why_gradients_stay_whole(graph) if problem.zero > 1 else ""
     return (
-        *(row for rows_of in hooks("planner", "refusals").values() for row in rows_of(problem)),
+        *(row for extra in extras(PlannerExtra) for row in extra.refusals(problem)),
         (
             problem.halo_depth and SPATIAL_DIMS not in problem.allow,
             UsageError(

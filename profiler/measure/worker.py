@@ -17,9 +17,10 @@ import torch
 
 from planner.ir.codec import fingerprint
 from planner.ir.errors import StaleFileError, UnsupportedModelError, UsageError
-from planner.ir.extras import hook_of
+from planner.ir.extras import extras
 from planner.ir.profile import Measurement, PartShape, Slowdown
 from profiler.capture.graph import capture_for
+from profiler.extra import ProfilerExtra
 from profiler.measure import together
 from profiler.measure.back_ends import back_end_keys
 from profiler.measure.beside_layers import (
@@ -320,9 +321,10 @@ class _Measuring:
 
         graph = self._captured.graph
         raw = {samples: fed_example(self._model, samples) for samples in sizes}
-        cost_of = hook_of("profiler", "preparation costs", example.preparation)
-        if cost_of is not None:
-            return replace(rest, preparations=tuple(cost_of(graph, example, raw[n], n) for n in sizes))
+        for extra in extras(ProfilerExtra):
+            of_extra = [extra.preparation_cost(graph, example, raw[n], n) for n in sizes]
+            if all(cost is not None for cost in of_extra):
+                return replace(rest, preparations=tuple(cost for cost in of_extra if cost is not None))
         costs = [cost for samples in sizes for cost in preparation_costs(graph, example, raw[samples], samples)]
         halos = [halo for samples in sizes for halo in site_halos(graph, example, raw[samples], samples)]
         return replace(rest, preparations=tuple(costs), site_halos=tuple(halos))

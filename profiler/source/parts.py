@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from planner.ir.errors import FactoryError
-from planner.ir.extras import hook_of
+from planner.ir.extras import extras
 from profiler.capture.user_module import users_line_of
+from profiler.extra import ProfilerExtra
 from profiler.source.losses import TrainedLoss, own_loss
 from profiler.source.model import WITH_COMPLEX, LoadedModel, parse_varying
 from profiler.source.structure import BatchStructure, is_loader, require_samples_first
@@ -133,10 +134,9 @@ def _parts(name: str, result: Any, input_shape: tuple[int, ...], is_shaped: bool
         from profiler.source.clouds import load_clouds
 
         return load_clouds(name, module, inputs, targets, loss)
-    for value in inputs if isinstance(inputs, tuple) else (inputs,):
-        load = hook_of("profiler", "inputs", value)
-        if load is not None:
-            model: tuple[LoadedModel, Any] = load(name, module, inputs, targets, loss)
+    for extra in extras(ProfilerExtra):
+        model = extra.loaded(name, module, inputs, targets, loss)
+        if model is not None:
             return model
     if loss_fn is not None:
         require_samples_first(name, inputs, targets)

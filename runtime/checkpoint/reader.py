@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import ClassVar, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from planner.ir.box import Box, Interval, intersect, whole
 from planner.ir.errors import MissingFileError, StaleFileError
-from planner.ir.extras import addition
+from planner.ir.extras import extras, required
 from runtime.checkpoint.folders import DATA_FILE, MANIFEST, complete_path, complete_steps
 from runtime.checkpoint.manifest import (
     SAFETENSORS,
@@ -29,10 +30,25 @@ from runtime.checkpoint.manifest import (
 )
 from runtime.checkpoint.state import MODEL, Number
 from runtime.checkpoint.writer import NAMES, bytes_of
+from runtime.extra import RuntimeExtra
 from runtime.pipeline.routing import Piece, assemble, slices
 
 _MOST_HEAD_BYTES = 100_000_000
 """As the library has it."""
+
+
+class TensorFolder(Protocol):
+    """The tensors of a rank's folder; made as :class:`SafetensorsFolder` is."""
+
+    files: ClassVar[tuple[str, ...]]
+
+    def __init__(self, path: Path, name: str, files: RankFiles) -> None: ...
+
+    def tensor(self, key: str, stored: str, sha256: str) -> Tensor:
+        """What ``key`` calls ``stored``, its hash compared."""
+
+    def require_nothing_else(self, names: set[str]) -> None:
+        """Nothing is there but tensors of ``names``."""
 
 
 class SafetensorsFolder:
@@ -46,7 +62,7 @@ class SafetensorsFolder:
         CorruptFileError: it is damaged.
     """
 
-    files = (DATA_FILE,)
+    files: ClassVar[tuple[str, ...]] = (DATA_FILE,)
 
     def __init__(self, path: Path, name: str, files: RankFiles) -> None:
         self._path = path
@@ -76,9 +92,12 @@ class SafetensorsFolder:
             raise damaged(self._path, f"{self._name}: {min(others)} belongs to nothing")
 
 
-def _folder_of(kept_as: str) -> type[SafetensorsFolder]:
+def _folder_of(kept_as: str) -> type[TensorFolder]:
     """The folder of a rank whose tensors were kept so; other ways than today's are extras'."""
-    return SafetensorsFolder if kept_as == SAFETENSORS else addition("runtime", "rank folders", kept_as)
+    if kept_as == SAFETENSORS:
+        return SafetensorsFolder
+    folders = (extra.rank_folder(kept_as) for extra in extras(RuntimeExtra))
+    return required(folders, "runtime", f"checkpoints that were kept as {kept_as!r}")
 
 
 class Checkpoint:
@@ -94,7 +113,7 @@ class Checkpoint:
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
         self.manifest = manifest
-        self._folders: dict[str, SafetensorsFolder] = {}
+        self._folders: dict[str, TensorFolder] = {}
 
     @classmethod
     def open(cls, folder: str | Path, step: int | None = None) -> Checkpoint:
@@ -232,7 +251,7 @@ class Checkpoint:
         hint = f"it has {len(names)} {what}s" + (f", among them {close[0]}" if close else "")
         return StaleFileError(f"{self.path} has no {what} {key}", [hint], ["the model that it was saved of"])
 
-    def _opened(self, name: str) -> SafetensorsFolder:
+    def _opened(self, name: str) -> TensorFolder:
         if name not in self._folders:
             self._folders[name] = _folder_of(self.manifest.kept_as)(self.path, name, self.manifest.folders[name])
         return self._folders[name]

@@ -1,4 +1,4 @@
-"""Who prepares the batches of a run: of clouds sites and maps; of others an extra (point ``batch preparation``).
+"""Who prepares the batches of a run: of clouds sites and maps; of others an extra (``RuntimeExtra.batch_preparation``).
 
 Of clouds a plan says whether each step's are prepared in it, micro-batch by micro-batch, or while the step before waits
 (:attr:`planner.ir.plan.Decision.prepares_next_step`).  Then a thread of each rank finds the sites of the whole batch,
@@ -14,10 +14,11 @@ from functools import partial
 from typing import cast
 
 from cuda_ops.preparation import InputPreparation
-from planner.ir.extras import hook_of
+from planner.ir.extras import extras
 from planner.ir.plan import Decision
 from planner.sites.prices import SitePrices, prices
 from runtime.captured import CapturedModule
+from runtime.extra import RuntimeExtra
 from runtime.pipeline.microbatches import Batch
 from runtime.sparse.ahead import BatchPreparation, Beside, Expected, PreparationClock
 from runtime.sparse.batch import PreparedBatch, PreparedInputs, site_speeds
@@ -38,8 +39,12 @@ def preparing(
     """
     preparation = cast("InputPreparation", model.preparation)
     prepared = PreparedInputs.of(model.graph, preparation, dict(model.raw))
-    made: type[Preparing] = hook_of("runtime", "batch preparation", preparation) or Preparing
-    return made.of(decision, prepared, Beside(core=core, gives_way=gives_way))
+    aside = Beside(core=core, gives_way=gives_way)
+    for extra in extras(RuntimeExtra):
+        of_extra = extra.batch_preparation(preparation, decision, prepared, aside)
+        if of_extra is not None:
+            return of_extra
+    return Preparing.of(decision, prepared, aside)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,12 @@ from cuda_ops.dense.user_functions import is_user_function
 from cuda_ops.device.placing import move, tensors_of
 from cuda_ops.operator_table import operator_row
 from planner.ir.errors import UnsupportedModelError
-from planner.ir.extras import addition
+from planner.ir.extras import extras, required
 from planner.ir.plan import Block
 from planner.layers.recomputed import Spans
 from runtime import spatial
 from runtime.captured import CapturedModule
+from runtime.extra import RuntimeExtra
 from runtime.numerics.finite import Examiner
 from runtime.stage.cut import Attribute, Rule, StageFunction, cut_stage
 from runtime.stage.modes import MicrobatchContext, MicrobatchShard, Mode, cannot_evaluate, in_evaluation
@@ -228,9 +229,9 @@ class StageFunctions:
                     return replace(cut, layers=layers, outputs=outputs, watched=()).function(evaluation, late=True)
 
                 names = [layer.name for layer in cut.model.graph.layers if layer.name in cut.layers]
-                evaluating = addition("runtime", "stage functions", "blocks")(
-                    part, self.training, evaluating.outputs, cut.model.graph, names, blocks, divided
-                )
+                arguments = (part, self.training, evaluating.outputs, cut.model.graph, names, blocks, divided)
+                in_blocks = (extra.stage_in_blocks(*arguments) for extra in extras(RuntimeExtra))
+                evaluating = required(in_blocks, "runtime", "stages in blocks")
             self._others = {Mode(False, False): evaluating}
             return
         together: list[Rule] = []

@@ -26,14 +26,14 @@ from torch import Tensor, nn
 from cuda_ops.device.placing import on_device
 from cuda_ops.preparation import SeparatePreparation
 from planner.ir.errors import UnsupportedModelError
-from planner.ir.extras import addition
+from planner.ir.extras import extras, required
 from planner.ir.graph import producer
-from planner.ir.problem import TIME_DIMS
 from planner.layers import require_micro_batches
 from planner.layers.boundary import loss_terms, without_gradient
 from planner.layers.stage_rules import refused_slices, require_stages
 from runtime import spatial
 from runtime.captured import answers_of, attribute, watched_values
+from runtime.extra import RuntimeExtra
 from runtime.numerics.finite import all_finite
 from runtime.optim.of_stage import Updates, updates_of
 from runtime.optim.optimizer import StageOptimizer
@@ -73,7 +73,8 @@ class StageBuilder:
         self._node_places = {node.name: place for place, node in enumerate(self._model.graph_module.graph.nodes)}
         self._compiler: StageCompiler | None = None
         if context.compiler is not None:
-            self._compiler = addition("runtime", "stage compilers", "torch.compile")(context, context.compiler)
+            compilers = (extra.stage_compiler(context, context.compiler) for extra in extras(RuntimeExtra))
+            self._compiler = required(compilers, "runtime", "stages under torch.compile")
 
     @property
     def layers_by_micro_batch(self) -> tuple[str, ...]:
@@ -215,9 +216,9 @@ class StageBuilder:
     def _divided(self, stage: int) -> spatial.DividedStage | None:
         """How the layers of a stage are divided, over its ranks or over parts of a micro-batch; None: they are not."""
         context = self._context
-        wire = cast("spatial.PeerGroup | None", None)
         if context.boundaries.axis is not None:
-            wire = addition("runtime", "part peers", TIME_DIMS)(context.decision.num_parts)
+            parts = (extra.parts_as_peers(context.decision.num_parts) for extra in extras(RuntimeExtra))
+            wire = required(parts, "runtime", "micro-batches in parts")
         elif stage not in context.divided:
             return None
         elif self._compiler is None:

@@ -13,9 +13,19 @@ Modules:
 
 from __future__ import annotations
 
-_HERE = "cuda_ops.extras.adapters"
-HOOKS = {
-    "sparse kernels": {"spconv": f"{_HERE}.backends:load"},
-    "cuda_ops.sparse.adapters.spconv": {"*": f"{_HERE}.spconv"},
-    "cuda_ops.sparse.adapters.torchsparse": {"*": f"{_HERE}.torchsparse"},
-}
+from typing import ClassVar
+
+from cuda_ops.extra import OperatorsExtra
+
+
+class Adapters(OperatorsExtra):
+    """Tensors, weights and kernels of other libraries."""
+
+    sparse_kernels: ClassVar = {"spconv": "cuda_ops.extras.adapters.backends:load"}
+    public: ClassVar = {
+        "cuda_ops.sparse.adapters.spconv": {"*": "cuda_ops.extras.adapters.spconv"},
+        "cuda_ops.sparse.adapters.torchsparse": {"*": "cuda_ops.extras.adapters.torchsparse"},
+    }
+
+
+EXTRA = Adapters()

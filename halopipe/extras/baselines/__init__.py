@@ -7,4 +7,15 @@ Modules:
 
 from __future__ import annotations
 
-HOOKS = {"verbs": {"64 import": "halopipe.extras.baselines.command:import_"}}
+from typing import ClassVar
+
+from halopipe.extra import FaceExtra
+
+
+class PublishedProfiles(FaceExtra):
+    """Profiles that papers published."""
+
+    verbs: ClassVar = {"64 import": "halopipe.extras.baselines.command:import_"}
+
+
+EXTRA = PublishedProfiles()

@@ -7,9 +7,18 @@ Modules:
 
 from __future__ import annotations
 
-HOOKS = {
-    "verbs": {
+from typing import ClassVar
+
+from halopipe.extra import FaceExtra
+
+
+class CatalogueVerbs(FaceExtra):
+    """Machines that are described."""
+
+    verbs: ClassVar = {
         "60 devices": "halopipe.extras.catalogue.command:devices",
         "62 cluster": "halopipe.extras.catalogue.command:cluster",
     }
-}
+
+
+EXTRA = CatalogueVerbs()

@@ -7,4 +7,15 @@ Modules:
 
 from __future__ import annotations
 
-HOOKS = {"verbs": {"46 export": "halopipe.extras.export.command:export"}}
+from typing import ClassVar
+
+from halopipe.extra import FaceExtra
+
+
+class Export(FaceExtra):
+    """Plans in the formats of other tools."""
+
+    verbs: ClassVar = {"46 export": "halopipe.extras.export.command:export"}
+
+
+EXTRA = Export()

@@ -11,15 +11,46 @@ Besides:
 
 from __future__ import annotations
 
-_HERE = "halopipe.extras.figures"
-HOOKS = {
-    "verbs": {
-        "40 report": f"{_HERE}.verbs:report",
-        "42 draw": f"{_HERE}.verbs:draw",
-        "44 notebook": f"{_HERE}.verbs:notebook",
-    },
-    "reports": {"page": f"{_HERE}.report:write"},
-    "notebooks": {"IPython": f"{_HERE}.notebook:register"},
-    "pictures of a run": {"step.svg": f"{_HERE}.figures:draw_step"},
-    "halopipe.reports.figures": {"*": f"{_HERE}.figures"},
-}
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from halopipe.extra import FaceExtra
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from planner.ir.plan import Plan
+    from planner.ir.profile import Profile
+    from planner.ir.timeline import Timeline, TimelineFile
+
+
+class Figures(FaceExtra):
+    """Plans and runs as pictures."""
+
+    verbs: ClassVar = {
+        "40 report": "halopipe.extras.figures.verbs:report",
+        "42 draw": "halopipe.extras.figures.verbs:draw",
+        "44 notebook": "halopipe.extras.figures.verbs:notebook",
+    }
+    public: ClassVar = {"halopipe.reports.figures": {"*": "halopipe.extras.figures.figures"}}
+
+    def write_report(
+        self, files: Sequence[str | Path | Plan | Profile | TimelineFile], path: str | Path, profile: Profile | None
+    ) -> bool:
+        from halopipe.extras.figures import report
+
+        report.write(files, path, profile)
+        return True
+
+    def register_notebook(self, shell: Any) -> None:
+        from halopipe.extras.figures import notebook
+
+        notebook.register(shell)
+
+    def draw_run(self, folder: Path, timelines: Sequence[Timeline], devices: Sequence[str]) -> None:
+        from halopipe.extras.figures.figures import draw_step
+
+        draw_step(folder, timelines, devices)
+
+
+EXTRA = Figures()

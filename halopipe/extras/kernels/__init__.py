@@ -8,7 +8,26 @@ Modules:
 
 from __future__ import annotations
 
-HOOKS = {
-    "verbs": {"66 fit": "halopipe.extras.kernels.fit:fit"},
-    "profiles": {"--on": "halopipe.extras.kernels.modelled:modelled"},
-}
+from typing import TYPE_CHECKING, ClassVar
+
+from halopipe.extra import FaceExtra
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from halopipe.planning.options import ProfileOptions
+    from planner.ir.profile import ModelSource, Profile
+
+
+class ModelledProfiles(FaceExtra):
+    """Times from models of kernels."""
+
+    verbs: ClassVar = {"66 fit": "halopipe.extras.kernels.fit:fit"}
+
+    def profile_on(self, source: ModelSource, options: ProfileOptions, refused: Sequence[str], quiet: bool) -> Profile:
+        from halopipe.extras.kernels.modelled import modelled
+
+        return modelled(source, options, refused=refused, quiet=quiet)
+
+
+EXTRA = ModelledProfiles()

@@ -8,9 +8,23 @@ Modules:
 
 from __future__ import annotations
 
-_HERE = "halopipe.extras.point_clouds"
-HOOKS = {
-    "halopipe.data": {name: f"{_HERE}.solids:{name}" for name in ("held_out_shapes", "shapes")},
-    "halopipe.data.laser_scans": {"*": f"{_HERE}.laser_scans"},
-    "halopipe.data.point_clouds": {"*": f"{_HERE}.solids"},
-}
+from typing import ClassVar
+
+from halopipe.extra import FaceExtra
+
+_SOLIDS = "halopipe.extras.point_clouds.solids"
+
+
+class PointClouds(FaceExtra):
+    """Clouds to train on."""
+
+    public: ClassVar = {
+        "halopipe.data": {
+            name: f"halopipe.extras.point_clouds.solids:{name}" for name in ("held_out_shapes", "shapes")
+        },
+        "halopipe.data.laser_scans": {"*": "halopipe.extras.point_clouds.laser_scans"},
+        "halopipe.data.point_clouds": {"*": "halopipe.extras.point_clouds.solids"},
+    }
+
+
+EXTRA = PointClouds()

@@ -7,6 +7,10 @@ Modules:
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from halopipe.extra import FaceExtra
+
 _SAMPLING = "cuda_ops.extras.sampling"
 _SEEDS = "halopipe.extras.sampled_graphs.seeds"
 _MODULES = {
@@ -14,10 +18,18 @@ _MODULES = {
     "graph": ("GraphError", "NodeGraph"),
     "generated": ("generated", "power_law"),
 }
-HOOKS = {
-    "halopipe.data": {name: f"{_SEEDS}:{name}" for name in ("graph_seeds", "seed_batches", "small_graph_seeds")},
-    "halopipe.graphs": {
-        "seed_batches": f"{_SEEDS}:seed_batches",
-        **{name: f"{_SAMPLING}.{module}:{name}" for module, names in _MODULES.items() for name in names},
-    },
-}
+
+
+class SampledGraphData(FaceExtra):
+    """Graph networks on sampled neighbours."""
+
+    public: ClassVar = {
+        "halopipe.data": {name: f"{_SEEDS}:{name}" for name in ("graph_seeds", "seed_batches", "small_graph_seeds")},
+        "halopipe.graphs": {
+            "seed_batches": f"{_SEEDS}:seed_batches",
+            **{f"{name}": f"{_SAMPLING}.{module}:{name}" for module, names in _MODULES.items() for name in names},
+        },
+    }
+
+
+EXTRA = SampledGraphData()

@@ -15,7 +15,23 @@ Besides:
 
 from __future__ import annotations
 
-HOOKS = {
-    "verbs": {"37 serve": "halopipe.extras.serving.verb:serve"},
-    "streams": {"requests": "halopipe.extras.serving.serving:open_serving"},
-}
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from halopipe.extra import FaceExtra
+
+if TYPE_CHECKING:
+    from planner.ir.plan import Plan
+
+
+class ServingVerb(FaceExtra):
+    """Plans that answer requests."""
+
+    verbs: ClassVar = {"37 serve": "halopipe.extras.serving.verb:serve"}
+
+    def serve(self, plan: Plan, module: Any, **options: Any) -> Any:
+        from halopipe.extras.serving.serving import open_serving
+
+        return open_serving(plan, module, **options)
+
+
+EXTRA = ServingVerb()

@@ -9,7 +9,28 @@ Modules:
 
 from __future__ import annotations
 
-HOOKS = {
-    "verbs": {"17 ways": "halopipe.extras.transformers.command:ways"},
-    "plans": {"--ways": "halopipe.extras.transformers.ways:plan_by"},
-}
+from typing import TYPE_CHECKING, ClassVar
+
+from halopipe.extra import FaceExtra
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from planner.ir.plan import Plan
+    from planner.ir.profile import Profile
+
+
+class Transformers(FaceExtra):
+    """Parallel degrees of a transformer's training step."""
+
+    verbs: ClassVar = {"17 ways": "halopipe.extras.transformers.command:ways"}
+
+    def plan_by_ways(
+        self, profile: Profile, ways: str, global_batch: int, micro_batch: Sequence[int], memory_bytes: int
+    ) -> Plan:
+        from halopipe.extras.transformers.ways import plan_by
+
+        return plan_by(profile, ways, global_batch, micro_batch, memory_bytes=memory_bytes)
+
+
+EXTRA = Transformers()

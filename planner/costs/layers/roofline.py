@@ -29,8 +29,9 @@ from planner.costs.layers.interpolation import LayerCost
 from planner.costs.layers.regression import Features
 from planner.ir.cluster import DATASHEET, Cluster, DeviceSpec
 from planner.ir.errors import MissingMeasurementError
-from planner.ir.extras import hooks
+from planner.ir.extras import extras
 from planner.ir.graph import Graph, Layer, TensorSpec
+from planner.ir.planner_extra import PlannerExtra
 from planner.ir.profile import Measurement, ParameterCost, Profile
 from planner.layers import kind as kind_named
 
@@ -89,7 +90,7 @@ def on_cluster(profile: Profile, cluster: Cluster, measured_on: Mapping[str, Dev
 
 def _kinds(device: DeviceSpec, devices: Sequence[DeviceSpec]) -> dict[str, DeviceSpec]:
     """By kind of costs, the device as it reads its parameters then; ``devices``: all of the cluster."""
-    others = (of(device, devices) for of in hooks("planner", "kinds of a device").values())
+    others = (extra.kinds_of(device, devices) for extra in extras(PlannerExtra))
     return {kind: own for kinds in ({device.kind: device}, *others) for kind, own in kinds.items()}
 
 
@@ -111,8 +112,8 @@ def roof_s(work: LayerWork, device: DeviceSpec, dtype: str, layer: str) -> float
                 [f"give it in cluster.yaml: peak: {{{dtype}: 10TFLOP/s}}"],
             )
         seconds = work.flops / peak
-    for read in hooks("planner", "read beside").values():
-        bytes_beside, seconds_beside = read(work, device)
+    for extra in extras(PlannerExtra):
+        bytes_beside, seconds_beside = extra.read_beside(work, device)
         seconds = max(seconds, seconds_beside)
         num_bytes = num_bytes - bytes_beside
     if num_bytes:

@@ -35,15 +35,20 @@ from planner.costs.layers.regression import FamilyModels
 from planner.costs.shards.device_mesh import axes_of, candidate_layouts
 from planner.ir.cluster import INTERPOLATED, Evidence
 from planner.ir.errors import MissingMeasurementError
-from planner.ir.extras import addition
+from planner.ir.extras import extras, required
 from planner.ir.graph import Graph, Layer, TensorSpec
 from planner.ir.lazy import once
+from planner.ir.planner_extra import PlannerExtra
 from planner.ir.problem import TIME_DIMS
 from planner.ir.profile import Measurement, PartShape, Profile
 from planner.layers import check_samples_apart
 from planner.layers.boxes import boxes_of
 from planner.layers.shards import Shards
 from planner.layers.sized import SizedLayer
+
+
+def _no_parts(sized: SizedLayer) -> Iterator[tuple[tuple[int, ...], int]]:
+    return iter(())
 
 
 def part_shapes(graph: Graph, sizes: Sequence[int], allow: Collection[str], num_ranks: int) -> tuple[PartShape, ...]:
@@ -61,7 +66,11 @@ def part_shapes(graph: Graph, sizes: Sequence[int], allow: Collection[str], num_
     values = graph.values()
     mixing = frozenset(check_samples_apart(graph))
     axes = axes_of(graph, allow)
-    of_axis = addition("planner", "part shapes", TIME_DIMS)(graph) if TIME_DIMS in allow else lambda sized: ()
+    of_axis: Callable[[SizedLayer], Iterator[tuple[tuple[int, ...], int]]] = _no_parts
+    if TIME_DIMS in allow:
+        of_axis = required(
+            (extra.part_shapes(graph) for extra in extras(PlannerExtra)), "planner", "parts of layers along time"
+        )
     shapes: dict[PartShape, None] = {}
     for layers in alike_layers(graph, values, mixing):
         names = tuple(layer.name for layer in layers)

@@ -34,9 +34,10 @@ from planner.costs.stages.gradient_overlap import exposed_s
 from planner.costs.stages.placement import StagePlacement
 from planner.costs.stages.stage_sums import PASSES, PassTimes
 from planner.ir.cluster import GRADIENT_SUMS, Evidence
-from planner.ir.extras import hooks
+from planner.ir.extras import extras
 from planner.ir.lazy import once
 from planner.ir.plan import AxisPart, Size, samples_in
+from planner.ir.planner_extra import PlannerExtra
 from planner.ir.schedule import COMPUTE, RECEIVE, Action, Op
 
 
@@ -144,7 +145,7 @@ class StageCosts:
     @once
     def bytes_beside(self, rank: int) -> int:
         """Parameters, gradients and optimiser state of the rank, where they lie beside its main memory; else 0."""
-        return sum(beside(self, rank) for beside in hooks("planner", "bytes beside").values())
+        return sum(extra.bytes_beside(self, rank) for extra in extras(PlannerExtra))
 
     def state_bytes(self, rank: int) -> int:
         """What the rank holds of the optimiser's state."""

@@ -11,9 +11,10 @@ from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.stage_cost import StageCost, stage_cost
 from planner.costs.stages.stage_sums import RecomputeMask
-from planner.ir.extras import addition
+from planner.ir.extras import extras, required
 from planner.ir.lazy import once_by
 from planner.ir.plan import Block, Size
+from planner.ir.planner_extra import PlannerExtra
 from planner.ir.problem import SAMPLE_DIMS
 
 
@@ -187,5 +188,5 @@ class LayoutCosts:
         chosen = dict(options)
         if not blocks:
             return stage_cost(prices, chosen)
-        in_blocks: StageCost = addition("planner", "stage costs", "blocks")(prices, chosen, blocks)
-        return in_blocks
+        costs = (extra.cost_in_blocks(prices, chosen, blocks) for extra in extras(PlannerExtra))
+        return required(costs, "planner", "what a stage in blocks costs")

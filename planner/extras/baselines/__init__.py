@@ -25,8 +25,15 @@ Modules:
 
 from __future__ import annotations
 
-HOOKS = {
-    "solvers": {
+from typing import ClassVar
+
+from planner.ir.planner_extra import PlannerExtra
+
+
+class PublishedPlanners(PlannerExtra):
+    """The planners of other papers."""
+
+    solvers: ClassVar = {
         "bapipe": "planner.extras.baselines.bapipe:solve",
         "dapple": "planner.extras.baselines.dapple:solve",
         "dryden": "planner.extras.baselines.dryden:solve",
@@ -36,10 +43,12 @@ HOOKS = {
         "piper-equal": "planner.extras.baselines.piper.solver:solve_equal",
         "sparsepipe": "planner.extras.baselines.sparsepipe:solve",
         "tarnawski": "planner.extras.baselines.tarnawski.solver:solve",
-    },
-    "stated seconds": {
-        "pipedream": "planner.extras.baselines.common.budgets:PIPEDREAM_S",
-        "pipedream-hierarchical": "planner.extras.baselines.common.budgets:PIPEDREAM_S",
-        "tarnawski": "planner.extras.baselines.common.budgets:TARNAWSKI_S",
-    },
-}
+    }
+
+    def stated_s(self, solver: str) -> float | None:
+        from planner.extras.baselines.common.budgets import STATED_S
+
+        return STATED_S.get(solver)
+
+
+EXTRA = PublishedPlanners()

@@ -17,8 +17,35 @@ Modules:
 
 from __future__ import annotations
 
-HOOKS = {
-    "cluster files": {"YAML": "planner.extras.catalogue.clusters:read_machines"},
-    "device figures": {"catalogue": "planner.extras.catalogue.known_devices:with_figures"},
-    "device names": {"catalogue": "planner.extras.catalogue.known_devices:name_of"},
-}
+from typing import TYPE_CHECKING
+
+from planner.ir.planner_extra import PlannerExtra
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from planner.extras.catalogue.clusters import Machines
+    from planner.ir.cluster import Cluster
+    from planner.ir.profile import Profile
+
+
+class CatalogueDevices(PlannerExtra):
+    """Devices that one does not have at hand."""
+
+    def machines(self, path: str | Path, cluster: Cluster) -> Machines:
+        from planner.extras.catalogue.clusters import read_machines
+
+        return read_machines(path, cluster)
+
+    def with_device_figures(self, profile: Profile) -> Profile:
+        from planner.extras.catalogue.known_devices import with_figures
+
+        return with_figures(profile)
+
+    def device_name(self, kind: str, memory_bytes: int) -> str:
+        from planner.extras.catalogue.known_devices import name_of
+
+        return name_of(kind, memory_bytes)
+
+
+EXTRA = CatalogueDevices()

@@ -9,4 +9,21 @@ held-back errors), ``models`` (kernels of a device), ``links``, ``clusters`` (sy
 
 from __future__ import annotations
 
-HOOKS = {"systems": {"kernels": "planner.extras.kernels.clusters:SYSTEMS"}}
+from typing import TYPE_CHECKING
+
+from planner.ir.planner_extra import PlannerExtra
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class KernelSystems(PlannerExtra):
+    """GPUs that one does not have at hand."""
+
+    def systems(self) -> Iterable[str]:
+        from planner.extras.kernels.clusters import SYSTEMS
+
+        return SYSTEMS
+
+
+EXTRA = KernelSystems()

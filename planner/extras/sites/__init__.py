@@ -12,9 +12,28 @@ Modules:
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from typing import TYPE_CHECKING
 
-HOOKS = {
-    "exchanges in a stage": {"sites": "planner.extras.sites.exchanges:exchanges_of"},
-    "inputs prepared ahead": {"sites": "planner.extras.sites.preparations:SitePreparations"},
-}
+from planner.ir.planner_extra import PlannerExtra
+
+if TYPE_CHECKING:
+    from planner.costs.stages.input_pipeline import Preparations
+    from planner.ir.planner_extra import StageExchanges
+    from planner.ir.profile import Profile
+
+
+class Sites(PlannerExtra):
+    """What it costs to share out sites."""
+
+    def stage_exchanges(self, profile: Profile) -> StageExchanges | None:
+        from planner.extras.sites.exchanges import exchanges_of
+
+        return exchanges_of(profile)
+
+    def preparations(self, profile: Profile) -> Preparations:
+        from planner.extras.sites.preparations import SitePreparations
+
+        return SitePreparations(profile)
+
+
+EXTRA = Sites()

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from planner.ir.extras import hooks
+from planner.ir.extras import extras
+from planner.ir.planner_extra import PlannerExtra
 from planner.ir.problem import Problem
 
 HALO_ROWS = "rows computed twice to save halos"
@@ -14,7 +15,7 @@ HALO_ROWS = "rows computed twice to save halos"
 
 @dataclass(frozen=True)
 class ContinuedSearch:
-    """One such search, under ``"searches"`` of an extra's ``HOOKS``.
+    """One such search.
 
     Attributes:
         applies: whether a problem leaves such plans open.
@@ -36,4 +37,5 @@ class ContinuedSearch:
 
 def continued_searches(problem: Problem) -> tuple[ContinuedSearch, ...]:
     """Those that there are plans for."""
-    return tuple(search for search in hooks("planner", "searches").values() if search.applies(problem))
+    searches = (search for extra in extras(PlannerExtra) for search in extra.searches())
+    return tuple(search for search in searches if search.applies(problem))

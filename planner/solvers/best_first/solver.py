@@ -62,8 +62,9 @@ from dataclasses import replace
 
 from planner.costs.cost_model import CostModel
 from planner.costs.sentences import binding
-from planner.ir.extras import addition
+from planner.ir.extras import extras, required
 from planner.ir.plan import STOPPED, TIME_LIMIT, Plan, Search, status_of
+from planner.ir.planner_extra import PlannerExtra
 from planner.ir.problem import MEMORY, THROUGHPUT, TIME_DIMS, Problem
 from planner.solvers.best_first import policy
 from planner.solvers.best_first.chunked import with_chunks
@@ -100,7 +101,8 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         limited, certainty = highest_rate(problem)
     cost_model = CostModel(problem.profile)
     if TIME_DIMS in problem.allow:
-        addition("planner", "ordered axes", TIME_DIMS)  # what is asked for is not left out in silence
+        cutting = (extra for extra in extras(PlannerExtra) if TIME_DIMS in extra.allows)
+        required(cutting, "planner", f"--allow {TIME_DIMS}")  # what is asked for is not left out in silence
     for continued in continued_searches(problem):
         continued.require(problem, cost_model)
     half = beyond_samples(limited) or any(continued.takes_half for continued in continued_searches(limited))

@@ -32,10 +32,11 @@ from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.placement import LayoutCosts
 from planner.ir.constraints import FAMILIES, REPLICAS, CutDegrees, broken
 from planner.ir.errors import InfeasibleError, UsageError
-from planner.ir.extras import hooks
+from planner.ir.extras import extras
 from planner.ir.graph import KEEPS_SAMPLES, Graph
 from planner.ir.layout import parts_of, samples_of
 from planner.ir.plan import UNCUT, Decision, Rejected
+from planner.ir.planner_extra import PlannerExtra
 from planner.ir.problem import (
     ALWAYS,
     AUTO,
@@ -358,7 +359,7 @@ def unmet(constraints: Constraints, candidate: Candidate) -> str:
         or _cuts(problem, candidate)
         or _ties(constraints, candidate)
         or _rules(constraints, candidate)
-        or next(filter(None, (ask(constraints, candidate) for ask in hooks("planner", "unmet").values())), "")
+        or next(filter(None, (extra.unmet(constraints, candidate) for extra in extras(PlannerExtra))), "")
     )
 
 

@@ -8,4 +8,22 @@ Modules:
 
 from __future__ import annotations
 
-HOOKS = {"stage compilers": {"torch.compile": "runtime.extras.compiling.compiled:CompiledStages"}}
+from typing import TYPE_CHECKING
+
+from runtime.extra import RuntimeExtra
+
+if TYPE_CHECKING:
+    from runtime.rank import Compiler, RankContext
+    from runtime.stage.local_stage import StageCompiler
+
+
+class Compiling(RuntimeExtra):
+    """Stages under torch.compile."""
+
+    def stage_compiler(self, context: RankContext, compiler: Compiler) -> StageCompiler:
+        from runtime.extras.compiling.compiled import CompiledStages
+
+        return CompiledStages(context, compiler)
+
+
+EXTRA = Compiling()

@@ -7,4 +7,23 @@ Modules:
 
 from __future__ import annotations
 
-HOOKS = {"rank folders": {"torch": "runtime.extras.distcp.folder:TorchFolder"}}
+from typing import TYPE_CHECKING
+
+from runtime.extra import RuntimeExtra
+
+if TYPE_CHECKING:
+    from runtime.checkpoint.reader import TensorFolder
+
+
+class DistributedCheckpoints(RuntimeExtra):
+    """Checkpoints of earlier releases."""
+
+    def rank_folder(self, kept_as: str) -> type[TensorFolder] | None:
+        if kept_as != "torch":
+            return None
+        from runtime.extras.distcp.folder import TorchFolder
+
+        return TorchFolder
+
+
+EXTRA = DistributedCheckpoints()

@@ -15,7 +15,7 @@ import pickletools
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ class TorchFolder:
         places: offset and length of an archive in the data file, by the names of the tensors.
     """
 
-    files = (DATA_FILE, METADATA_FILE)
+    files: ClassVar[tuple[str, ...]] = (DATA_FILE, METADATA_FILE)
 
     def __init__(self, path: Path, name: str, files: RankFiles) -> None:
         self._path = path

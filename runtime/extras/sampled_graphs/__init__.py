@@ -8,5 +8,29 @@ Modules:
 
 from __future__ import annotations
 
-_OF = "cuda_ops.extras.sampling.preparation.SampledPreparation"
-HOOKS = {"batch preparation": {_OF: "runtime.extras.sampled_graphs.preparing:SampledPreparing"}}
+from typing import TYPE_CHECKING, Any
+
+from planner.ir.extras import is_a
+from runtime.extra import RuntimeExtra
+
+if TYPE_CHECKING:
+    from cuda_ops.preparation import InputPreparation
+    from planner.ir.plan import Decision
+    from runtime.sparse.ahead import BatchPreparation, Beside
+    from runtime.sparse.batch import PreparedInputs
+
+
+class SampledGraphBatches(RuntimeExtra):
+    """Graph networks on sampled neighbours."""
+
+    def batch_preparation(
+        self, preparation: InputPreparation, decision: Decision, prepared: PreparedInputs, aside: Beside
+    ) -> BatchPreparation[Any] | None:
+        if not is_a(preparation, "cuda_ops.extras.sampling.preparation.SampledPreparation"):
+            return None
+        from runtime.extras.sampled_graphs.preparing import SampledPreparing
+
+        return SampledPreparing.of(decision, prepared, aside)
+
+
+EXTRA = SampledGraphBatches()

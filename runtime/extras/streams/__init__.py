@@ -7,4 +7,25 @@ Modules:
 
 from __future__ import annotations
 
-HOOKS = {"streams": {"answers": "runtime.extras.streams.stream:setting_of"}}
+from typing import TYPE_CHECKING
+
+from runtime.extra import RuntimeExtra
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from runtime.extras.streams.stream import Setting
+    from runtime.rank import RankContext
+    from runtime.stage.local_stage import LocalStage
+
+
+class Streams(RuntimeExtra):
+    """Batches without an end."""
+
+    def stream(self, context: RankContext, local_stages: Mapping[int, LocalStage]) -> Setting:
+        from runtime.extras.streams.stream import setting_of
+
+        return setting_of(context, local_stages)
+
+
+EXTRA = Streams()

@@ -8,4 +8,36 @@ Modules:
 
 from __future__ import annotations
 
-HOOKS = {"stage functions": {"blocks": "runtime.extras.tiles.stage:in_blocks"}}
+from typing import TYPE_CHECKING
+
+from runtime.extra import RuntimeExtra
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from planner.ir.graph import Graph
+    from planner.ir.plan import Block
+    from runtime.extras.tiles.stage import MakeFunction
+    from runtime.spatial import DividedStage
+    from runtime.stage.cut import StageFunction
+
+
+class TiledStages(RuntimeExtra):
+    """Stages in blocks."""
+
+    def stage_in_blocks(
+        self,
+        make: MakeFunction,
+        training: StageFunction,
+        outputs: tuple[str, ...],
+        graph: Graph,
+        layers: Sequence[str],
+        blocks: Sequence[Block],
+        divided: DividedStage,
+    ) -> StageFunction:
+        from runtime.extras.tiles.stage import in_blocks
+
+        return in_blocks(make, training, outputs, graph, layers, blocks, divided)
+
+
+EXTRA = TiledStages()

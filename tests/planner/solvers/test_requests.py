@@ -19,9 +19,10 @@ from planner.costs.cost_model import CostModel
 from planner.ir.codec import dumps, loads
 from planner.ir.constraints import FAMILIES, CutDegrees, broken, parse_rule
 from planner.ir.errors import HalopipeError, InfeasibleError, UnknownNameError, UsageError
-from planner.ir.extras import hooks
+from planner.ir.extras import extras
 from planner.ir.graph import FIXES_SAMPLES, MIXES_SAMPLES, NEEDS_WHOLE_BATCH
 from planner.ir.plan import Plan
+from planner.ir.planner_extra import PlannerExtra
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.schedules import default_names, traits
@@ -238,7 +239,7 @@ def test_a_number_that_no_plan_can_have_is_refused(title: str) -> None:
 def test_no_row_of_the_tables_is_left_out() -> None:
     problem = Problem(profile(), 4)
     rows = (*requests.of_search(problem, "best-first"), *requests.of_numbers(problem), *requests.of_pairs(problem))
-    added = [row for rows_of in hooks("planner", "refusals").values() for row in rows_of(problem)]
+    added = [row for extra in extras(PlannerExtra) for row in extra.refusals(problem)]
     assert len(rows) == len(ASKED) + len(NUMBERS) + len(added)
     assert not any(applies for applies, _ in rows)
 

@@ -18,3 +18,6 @@ PIPEDREAM_S = 8.0
 
 TARNAWSKI_S = 1200.0
 """Tarnawski et al., NeurIPS 2020: ``TimeLimit`` of ``throughput-ip/ip.py`` in msr-fiddle/dnn-partitioning."""
+
+STATED_S = {"pipedream": PIPEDREAM_S, "pipedream-hierarchical": PIPEDREAM_S, "tarnawski": TARNAWSKI_S}
+"""By the name of the solver."""
