@@ -103,7 +103,7 @@ def test_what_selective_recomputation_holds_is_predicted_within_three_per_cent(
     no_limit = [None] * ranks
     counted = steps_within(case_of(problem, plan, again, pads=False).plan, GLOO, [no_limit, no_limit]).peak_bytes(2)
     assert said == pytest.approx(list(counted), rel=0.03)
-    assert max(said) < 0.9 * max(before), "the scores are most of what is held"
+    assert max(said) < 0.95 * max(before), "the scores are much of what is held"
     assert list(evaluate(cost_model, again).peak_bytes) == pytest.approx(said, abs=8)
 
 
