@@ -99,7 +99,7 @@ def test_passes_alone_and_together_take_turns(slow: float, turns: int, known: fl
     """Where others change nothing after a few turns there are no more; where they do not answer nothing is known."""
     graph, clock = captured(RESNET)[0], SlowBesideOthers()
     signals = ToldSignals(tmp_path / "signals", clock, slow)
-    found = measure_slowdowns(graph, tensors_of(RESNET, 2), 2, signals, PairEffort(3, 5, 600.0), clock)
+    found = measure_slowdowns(graph, tensors_of(RESNET, 2), 2, signals, PairEffort(3, 5, 600.0), {}, clock)
     assert signals.asked == [2] * turns
     assert {one.forward for one in found} == ({known} if known else set())
     assert [one.layer for one in found] == ([layer.name for layer in graph.graph.layers] if known else [])
