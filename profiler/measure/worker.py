@@ -107,7 +107,7 @@ def measure_model(report: Report, job: MeasuringJob) -> ModelCosts:
     model, captured = _captured(report, job)
     gc.freeze()  # what there is now stays: collections between passes need not look at it
     for number, core in enumerate(job.cores_beside, 1):
-        _fork_beside(job, model, captured, number, core)
+        fork_beside(job, model, captured, number, core)
     signals = Signals(Path(job.signals), job.num_devices) if job.signals else None
     if signals is not None and not signals.wait_for_all(_START_S + time.monotonic() - begun_s):
         signals = None
@@ -123,7 +123,7 @@ def compute_beside(report: Report, job: MeasuringJob, number: int) -> None:
     together.compute_beside(captured, model, Signals(Path(job.signals), job.num_devices), number)
 
 
-def _fork_beside(
+def fork_beside(
     job: MeasuringJob, model: LoadedModel, captured: CapturedModule, number: int, core: int | Collection[int] | None
 ) -> None:
     """A process as :func:`compute_beside` is one, with the network that is here; it ends with this one.
