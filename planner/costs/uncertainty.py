@@ -85,9 +85,13 @@ def kind_of(stages: Sequence[Sequence[int]]) -> str:
     return PIPELINE if len(stages) > 1 else ONE_DEVICE
 
 
-def model_deviation(cost_model: CostModel, kind: str, assumed: Mapping[str, float] = MODEL) -> float:
-    """Standard deviation of log(measured / predicted) of plans of a kind: as runs have shown, or else ``assumed``."""
-    return log(cost_model.excess.factors.known.get(CostClass(STEP_RANGE, kind), exp(assumed[kind])))
+def model_deviation(cost_model: CostModel, kind: str, assumed: Mapping[str, float] | None = None) -> float:
+    """Standard deviation of log(measured / predicted) of plans of a kind: as runs have shown, or else as assumed.
+
+    Args:
+        assumed: by kind; None: ``MODEL``.
+    """
+    return log(cost_model.excess.factors.known.get(CostClass(STEP_RANGE, kind), exp((assumed or MODEL)[kind])))
 
 
 def _of_model(costs: StageCosts, num_draws: int) -> Draws:
