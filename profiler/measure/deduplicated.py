@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -67,14 +67,16 @@ class FirstPasses:
     """What passes over all layers say before any is timed; they warm up, too.
 
     Attributes:
+        samples: that they ran with.
         footprints: bytes of every layer.
         seconds: of forward and backward.
         stand_ins: by name, of the layers that need not be timed.
     """
 
-    footprints: Mapping[str, Footprint]
-    seconds: float
-    stand_ins: Mapping[str, StandIn]
+    samples: int
+    footprints: Mapping[str, Footprint] = field(default_factory=dict)
+    seconds: float = 0.0
+    stand_ins: Mapping[str, StandIn] = field(default_factory=dict)
 
 
 def first_passes(
@@ -95,16 +97,15 @@ def first_passes(
         footprints, whole, _ = watched_passes(captured, tensors, samples, meter, clock)
     times = whole.times()
     whole_s = sum(map(_seconds, times.values()))
-    stands_in = deduplicates and whole_s >= LEAST_PASS_S
-    return FirstPasses(
-        footprints, whole_s, stand_ins_of(captured, segments(captured), whole, times) if stands_in else {}
+    stand_ins = (
+        stand_ins_of(captured, segments(captured), whole, times) if deduplicates and whole_s >= LEAST_PASS_S else {}
     )
+    return FirstPasses(samples, footprints, whole_s, stand_ins)
 
 
 def time_deduplicated(
     captured: CapturedModule,
     tensors: Mapping[str, Tensor],
-    samples: int,
     effort: TimingEffort,
     after_pass: Callable[[str, float, float], None],
     clock: LapClock | None,
@@ -118,7 +119,7 @@ def time_deduplicated(
         asked = [part for part in parts if part.name not in without]
 
         def start(split: bool) -> SegmentedPass:
-            return ShorterPass(parts, without, captured, tensors, samples, clock, split)
+            return ShorterPass(parts, without, captured, tensors, first.samples, clock, split)
 
         of_asked = time_segments(asked, start, rest, after_pass, clock)
         others = {name: replace(of_asked[each.nearer], alike=each.nearer) for name, each in without.items()}
@@ -128,8 +129,12 @@ def time_deduplicated(
     sum_s = sum(each.forward_s + each.backward_s for each in measured.values())
     if not first.stand_ins or abs(sum_s / first.seconds - 1) <= MOST_SUM:
         return measured
-    again = run_pass(parts, lambda split: SegmentedPass(captured, tensors, samples, clock, split), split=False)
-    return timed({}) if abs(sum_s / sum(map(_seconds, again.values())) - 1) > MOST_SUM else measured
+
+    def start_whole(split: bool) -> SegmentedPass:
+        return SegmentedPass(captured, tensors, first.samples, clock, split)
+
+    whole_s = sum(map(_seconds, run_pass(parts, start_whole, split=False).values()))
+    return timed({}) if abs(sum_s / whole_s - 1) > MOST_SUM else measured
 
 
 def stand_ins_of(

@@ -164,8 +164,8 @@ class ModelCosts:
         of the whole process.
         """
         pieces = (*self.done.sizes, *self.done.parts)
-        known = [seconds for each in pieces for seconds in each.canaries_s]
-        usual_s = statistics.median_low([self.rest.canary_before_s, self.rest.canary_after_s, *known])
+        canaries_s = [seconds for each in pieces for seconds in each.canaries_s]
+        usual_s = statistics.median_low([self.rest.canary_before_s, self.rest.canary_after_s, *canaries_s])
 
         def is_undisturbed(piece: SizeCosts | PartCosts) -> bool:
             around = piece.canaries_s or (self.rest.canary_before_s, self.rest.canary_after_s)

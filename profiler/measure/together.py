@@ -29,7 +29,7 @@ from torch import Tensor
 from planner.ir.lazy import Memo
 from planner.ir.profile import Slowdown
 from profiler.measure.contention import spread
-from profiler.measure.deduplicated import ShorterPass, StandIn
+from profiler.measure.deduplicated import FirstPasses, ShorterPass
 from profiler.measure.noise import LapClock, ThreadClock, clock_for, timed
 from profiler.measure.timing import BackwardTimes, SegmentedPass, run_pass, segments
 from profiler.source.model import LoadedModel, example_of
@@ -164,21 +164,21 @@ def compute_beside(captured: CapturedModule, model: LoadedModel, signals: Signal
 def measure_slowdowns(
     captured: CapturedModule,
     tensors: Mapping[str, Tensor],
-    samples: int,
+    first: FirstPasses,
     signals: Signals,
     effort: PairEffort,
-    stand_ins: Mapping[str, StandIn],
     clock: LapClock | None = None,
 ) -> tuple[Slowdown, ...]:
     """As the first: what all layers lose; nothing where passes lose nothing, or another process does not answer.
 
     Args:
-        tensors: the graph's inputs by name, for ``samples`` samples.
-        stand_ins: by name, of layers that lose what others do (:mod:`profiler.measure.deduplicated`).
+        tensors: the graph's inputs by name.
+        first: passes at as many samples, which say what layers lose what others do.
         clock: of the device that the tensors are on; by default that of the processor.
     """
     parts = segments(captured)
 
+    samples, stand_ins = first.samples, first.stand_ins
     asked = [part for part in parts if part.name not in stand_ins]
 
     def one_pass() -> Times:

@@ -34,7 +34,7 @@ from profiler.measure.beside_layers import (
 )
 from profiler.measure.child_process import Report
 from profiler.measure.contention import RunDelay
-from profiler.measure.deduplicated import StandIn, first_passes, time_deduplicated
+from profiler.measure.deduplicated import FirstPasses, first_passes, time_deduplicated
 from profiler.measure.devices import BACKENDS
 from profiler.measure.host_time import OF_CALLS, with_calls
 from profiler.measure.job import MeasuringJob
@@ -183,7 +183,7 @@ class _Measuring:
         )
         self._given_sizes = given_sizes(job, captured.graph.samples, captured.polymorphic)
         self._last_canary_s = 0.0
-        self._stand_ins: dict[int, Mapping[str, StandIn]] = {}
+        self._first: dict[int, FirstPasses] = {}
         self._changes: tuple[KeyChange, ...] = ()
         if not self._given_sizes:
             self._changes = key_changes(partial(back_end_keys, captured), captured.graph.samples)
@@ -289,8 +289,8 @@ class _Measuring:
         passed = partial(self._counter.passed, samples)
         for _ in range(_FIRST_PASSES):
             passed("warm-up", 0.0, 0.0)
-        kernels = time_deduplicated(self._captured, tensors, samples, self._effort, passed, self._clock, first)
-        self._stand_ins[samples] = first.stand_ins
+        kernels = time_deduplicated(self._captured, tensors, self._effort, passed, self._clock, first)
+        self._first[samples] = first
 
         def time_calls(clock: LapClock) -> dict[str, TimedLayer]:
             return time_layers(self._captured, tensors, samples, OF_CALLS, lambda *slowest: None, clock)
@@ -346,8 +346,8 @@ class _Measuring:
         samples = min(sizes, key=lambda size: abs(math.log(size / share)))
         tensors = example_of(self._captured.graph.inputs, self._model, samples)
         effort = QUICK_PAIRS if self._job.quick else PairEffort()
-        stand_ins = self._stand_ins.get(samples, {})
-        return measure_slowdowns(self._captured, tensors, samples, self._signals, effort, stand_ins, self._clock)
+        first = self._first.get(samples, FirstPasses(samples))
+        return measure_slowdowns(self._captured, tensors, first, self._signals, effort, self._clock)
 
     def _wanted(self, sizes: tuple[int, ...]) -> tuple[PartShape, ...]:
         if self._job.chosen is not None:

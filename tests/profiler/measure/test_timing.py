@@ -327,7 +327,7 @@ def test_every_layer_has_times_and_says_whose(monkeypatch: pytest.MonkeyPatch) -
     graph, _, tensors = captured_net(Net(6))
     seen: list[Any] = []
     first = first_passes(graph, tensors, 6, None, deduplicates=True)
-    found = time_deduplicated(graph, tensors, 6, QUICK, lambda *slowest: seen.append(slowest), None, first)
+    found = time_deduplicated(graph, tensors, QUICK, lambda *slowest: seen.append(slowest), None, first)
     assert list(found) == list(first.footprints) == [layer.name for layer in graph.graph.layers]
     assert len(seen) == QUICK.min_runs + QUICK.split_runs  # the first passes warmed up
     assert found["blocks.2.up"].alike == "blocks.0.up"
@@ -354,8 +354,8 @@ def test_all_are_timed_where_the_sum_is_another_one(monkeypatch: pytest.MonkeyPa
         ),
     )
     _, _, stand_ins = passed(Net(6))
-    first = FirstPasses({}, float(len(graph.graph.layers)), stand_ins)
-    found = time_deduplicated(graph, tensors, 6, QUICK, lambda *_: None, None, first)
+    first = FirstPasses(6, {}, float(len(graph.graph.layers)), stand_ins)
+    found = time_deduplicated(graph, tensors, QUICK, lambda *_: None, None, first)
     every = len(graph.graph.layers)
     assert len(found) == every
     assert asked == ([every - 4 * 5] if off == 1.0 else [every - 4 * 5, every])

@@ -13,6 +13,7 @@ import pytest
 from cuda_ops import core_of
 from planner.ir.profile import ModelSource, Optimizer
 from profiler.measure import together
+from profiler.measure.deduplicated import FirstPasses
 from profiler.measure.job import MeasuringJob
 from profiler.measure.noise import ThreadClock
 from profiler.measure.timing import BackwardTimes
@@ -104,7 +105,7 @@ def test_passes_alone_and_together_take_turns(slow: float, turns: int, known: fl
     """Where others change nothing after a few turns there are no more; where they do not answer nothing is known."""
     graph, clock = captured(RESNET)[0], SlowBesideOthers()
     signals = ToldSignals(tmp_path / "signals", clock, slow)
-    found = measure_slowdowns(graph, tensors_of(RESNET, 2), 2, signals, PairEffort(3, 5, 600.0), {}, clock)
+    found = measure_slowdowns(graph, tensors_of(RESNET, 2), FirstPasses(2), signals, PairEffort(3, 5, 600.0), clock)
     assert signals.asked == [2] * turns
     assert {one.forward for one in found} == ({known} if known else set())
     assert [one.layer for one in found] == ([layer.name for layer in graph.graph.layers] if known else [])
@@ -152,9 +153,9 @@ def test_another_process_is_forked_with_the_network_and_ends_when_it_is_told(
 
 def test_layers_that_others_stand_for_lose_what_those_do(tmp_path: Path) -> None:
     graph, tensors, stand_ins = passed(Net(6))
-    clock = SlowBesideOthers()
+    clock, first = SlowBesideOthers(), FirstPasses(6, stand_ins=stand_ins)
     signals = ToldSignals(tmp_path / "signals", clock, 2.0)
-    found = measure_slowdowns(graph, tensors, 6, signals, PairEffort(3, 5, 600.0), stand_ins, clock)
+    found = measure_slowdowns(graph, tensors, first, signals, PairEffort(3, 5, 600.0), clock)
     assert stand_ins
     assert [(one.layer, one.forward) for one in found] == [(layer.name, 2.0) for layer in graph.graph.layers]
 
