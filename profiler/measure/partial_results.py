@@ -163,18 +163,20 @@ class ModelCosts:
         That is the median over the times of the fixed kernel; a piece of which they are not known lies between those
         of the whole process.
         """
-        pieces = (*self.done.sizes, *self.done.parts)
-        canaries_s = [seconds for each in pieces for seconds in each.canaries_s]
-        usual_s = statistics.median_low([self.rest.canary_before_s, self.rest.canary_after_s, *canaries_s])
+        around_s = (self.rest.canary_before_s, self.rest.canary_after_s)
+        pieces: list[SizeCosts | PartCosts] = [*self.done.sizes, *self.done.parts]
+        usual_s = statistics.median_low([*around_s, *(seconds for each in pieces for seconds in each.canaries_s)])
 
         def is_undisturbed(piece: SizeCosts | PartCosts) -> bool:
-            around = piece.canaries_s or (self.rest.canary_before_s, self.rest.canary_after_s)
-            return piece.run_delay <= MOST_RUN_DELAY and not any(is_contended(0.0, usual_s, each) for each in around)
+            had_pace = not any(is_contended(0.0, usual_s, each) for each in piece.canaries_s or around_s)
+            return piece.run_delay <= MOST_RUN_DELAY and had_pace
 
         if self.rest.is_throttled:
             return FinishedMeasurements()
-        sizes, parts = (tuple(filter(is_undisturbed, each)) for each in (self.done.sizes, self.done.parts))
-        return FinishedMeasurements(sizes, parts)
+        return FinishedMeasurements(
+            tuple(each for each in self.done.sizes if is_undisturbed(each)),
+            tuple(each for each in self.done.parts if is_undisturbed(each)),
+        )
 
     @property
     def chosen(self) -> ChosenMeasurements:
