@@ -278,7 +278,7 @@ def predict(asked: Asked, settings: Sequence[Setting]) -> dict[str, list[Case]]:
             of_one = of_several = measured_here(network, quick=asked.quick)
         else:
             with testbed_of(setting) as testbed:
-                links = on_hosts(setting, testbed, asked.quick)
+                links = on_hosts(setting, testbed, asked.quick, alone[setting.network].graph)
             of_one = of_several = cluster_profile(setting, alone[setting.network], links)
         if setting.device == CORE:
             of_several = cluster_profile(setting, measured_beside(network), links)

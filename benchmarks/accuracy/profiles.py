@@ -20,6 +20,7 @@ from planner.ir.codec import dumps, loads
 from planner.ir.graph import Graph
 from planner.ir.problem import SAMPLE_DIMS
 from planner.ir.profile import PartShape, Profile
+from planner.layers import over_sites
 from profiler import profile
 from profiler.links.cpu import measure_together
 from profiler.links.messages import FULL, QUICK
@@ -84,12 +85,17 @@ class _Shapes:
         return tuple(found)
 
 
-def on_hosts(setting: Setting, testbed: Testbed, quick: bool) -> LinkCosts:
-    """What moving data costs between the hosts of ``testbed``, and within them, as ranks of that setting see it."""
+def on_hosts(setting: Setting, testbed: Testbed, quick: bool, graph: Graph) -> LinkCosts:
+    """What moving data costs between the hosts of ``testbed``, and within them, as ranks of that setting see it.
+
+    Args:
+        graph: of its network.
+    """
+    sites, effort = bool(over_sites(graph)), QUICK if quick else FULL
     names = [f"n{host}" for host in setting.host_of]
 
     def work(transport: Transport) -> LinkCosts:
-        return measure_together(transport, default_store(), names, QUICK if quick else FULL, lambda _what: None)
+        return measure_together(transport, default_store(), names, effort, lambda _what: None, sites=sites)
 
     return on_ranks(len(names), work, groups_of(names), enter=entrance(setting.host_of, testbed))[0]
 

@@ -26,7 +26,7 @@ from planner.ir.problem import Problem
 from planner.ir.profile import ModelSource, Profile
 
 NETWORKS: Mapping[str, Network] = {
-    **{name: NEW_NETWORKS[name] for name in ("2-D U-Net", "SE-ResNet", "GPT-2", "BERT")},
+    **{name: NEW_NETWORKS[name] for name in ("2-D U-Net", "SE-ResNet", "GPT-2", "BERT", "ViT")},
     "ResNet-50": Network(ModelSource("profiler.models.resnet:resnet50", {"num_classes": "10"}, (8, 3, 64, 64)), 8, ()),
 }
 PLANS = (ONE, DATA_PARALLEL, "1f1b/2")

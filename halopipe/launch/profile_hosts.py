@@ -21,6 +21,7 @@ from planner.ir.cluster import Cluster, DeviceSpec, PairLink
 from planner.ir.codec import dumps, loads
 from planner.ir.errors import DeadlineError, HalopipeError
 from planner.ir.profile import Profile
+from planner.layers import over_sites
 from runtime.monitor.failure import cause, errors_left
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def profile_hosts(
         activity.begin("waiting for the others")
         waiting.until(store, [_key(first) for first in _firsts(hosts)])
         prepare_process(core)
-        cluster = _linked(job, hosts, quick, store, cluster, activity, transport)
+        cluster = _linked(job, hosts, quick, store, cluster, activity, transport, profile)
         one_host = replace(cluster, pairs=())  # which are of several
         own = "{}" if profile is None else dumps(replace(profile, cluster=one_host))
         texts = gathered(store, job.rank, job.num_ranks, own)
@@ -173,8 +174,13 @@ def _linked(
     cluster: Cluster,
     activity: Activity,
     transport: str,
+    profile: Profile | None,
 ) -> Cluster:
-    """The cluster, on rank 0 with the links between the ranks of all hosts, which they measure together."""
+    """The cluster, on rank 0 with the links between the ranks of all hosts, which they measure together.
+
+    Args:
+        profile: of this host; what rank 0 computes around exchanges depends on its network.
+    """
     from profiler.links.cpu import measure_together, opened
     from profiler.links.messages import FULL, QUICK
 
@@ -185,8 +191,9 @@ def _linked(
         return cluster
     report(None)
     joined = opened(transport, job.rank, store, hosts)
+    sites = profile is not None and bool(over_sites(profile.graph))
     try:
-        costs = measure_together(joined, store, hosts, QUICK if quick else FULL, report)
+        costs = measure_together(joined, store, hosts, QUICK if quick else FULL, report, sites=sites)
         joined.barrier()  # a rank that leaves early would break the connections of the others
     finally:
         joined.close()

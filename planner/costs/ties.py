@@ -5,7 +5,7 @@ A plan's step is a random variable.  Two parts of it are drawn, the same draws f
     what the profile says       ``costs.uncertainty.paired_steps``: processes, passes, sizes that were not measured
     what the model leaves out   two factors, normal in their logarithms, median 1: one alike in all plans of a kind, one
                                 of the plan's own; together as wide as the kind's range is beyond that of one device,
-                                which all plans share (``costs.uncertainty.MODEL``, or what runs have shown)
+                                which all plans share (:data:`ERRORS`, or what runs have shown)
 
 so that an error which two plans have in common makes neither the faster.  Plan A is the faster one with the probability
 that its step is the shorter in a draw.
@@ -20,7 +20,7 @@ against one plan, the fastest at the mean, and what is taken ties with that one,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
@@ -33,11 +33,13 @@ from planner.costs.uncertainty import Draws, keyed, kind_of, model_deviation
 from planner.ir.codec import fingerprint
 from planner.ir.lazy import once_by
 from planner.ir.plan import Decision
-from planner.ir.profile import ONE_DEVICE, SHARING
+from planner.ir.profile import ONE_DEVICE, PIPELINE, SHARING
 
 DRAWS = 1000
 ALIKE = 0.01
 """Plans on as many ranks whose steps are no further apart are equally good; the one with fewer exchanges is taken."""
+ERRORS: Mapping[str, float] = {ONE_DEVICE: 0.06, PIPELINE: 0.1, SHARING: 0.14}
+"""As ``costs.uncertainty.MODEL``, with the few plans that lie far outside of their ranges."""
 OWN = 0.3
 """Of the variance that a kind of plans has beyond one device's, the part of each plan's own: of 63 plans that were
 predicted before they were run, pipelines of a setting were 0.045 apart (0.062 by these figures), and 0.118 from one
@@ -121,7 +123,8 @@ class Ties:
         if kind == ONE_DEVICE:
             return
         cost_model = self.pricing.cost_model
-        beyond = max(0.0, model_deviation(cost_model, kind) ** 2 - model_deviation(cost_model, ONE_DEVICE) ** 2)
+        own, of_all = (model_deviation(cost_model, each, ERRORS) for each in (kind, ONE_DEVICE))
+        beyond = max(0.0, own**2 - of_all**2)
         yield kind, sqrt((1 - OWN) * beyond)
         yield f"own {name}", sqrt(OWN * beyond)
         for exchanges in cost_model.stage_exchanges if kind == SHARING else ():

@@ -26,12 +26,11 @@ from profiler.measure.timing import LayerSegment, SegmentedPass, run_pass, segme
 from profiler.source.model import LoadedModel
 from runtime.captured import CapturedModule
 
-_WARM_UPS = 2  # the first makes the optimiser's state
+_WARM_UPS = 2  # the first makes the optimiser's state, and is enough where it takes long
 _LONG_S = 2.0
 _STAGES = 8
 _WAIT_S = 2e-3
 _WAITS_S = 1.5
-_LEAST_PAIRS = 2
 
 
 def still_optimizer(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -101,7 +100,8 @@ def step_seconds(
     ``inputs`` and ``targets`` are what the module and its loss take (:meth:`LoadedModel.taken`).
 
     Args:
-        num_runs: steps that count; fewer, but one, of those that take long: ``_LONG_S`` in all are enough.
+        num_runs: steps that count; fewer, but one, of those that take long: ``_LONG_S`` in all are enough.  One that
+            takes a fifth of that is enough to warm up.
         clock: of the device that the model is on; by default that of the processor.
     """
     clock = clock or ThreadClock()
@@ -121,8 +121,9 @@ def step_seconds(
         return StepSeconds(passes_s, passes_s + clock.seconds(rest))
 
     times: list[StepSeconds] = []
-    while len(times) < num_runs + _WARM_UPS and (
-        len(times) <= _WARM_UPS or sum(each.whole_s for each in times) < _LONG_S
+    warm_ups = _WARM_UPS
+    while len(times) < num_runs + warm_ups and (
+        len(times) <= warm_ups or sum(each.whole_s for each in times) < _LONG_S
     ):
         gc.collect()
         gc.disable()
@@ -130,7 +131,9 @@ def step_seconds(
             times.append(step())
         finally:
             gc.enable()
-    passes_s, whole_s = zip(*times[_WARM_UPS:], strict=True)
+        if times[0].whole_s > _LONG_S / 5:
+            warm_ups = 1
+    passes_s, whole_s = zip(*times[warm_ups:], strict=True)
     return StepSeconds(trimmed_mean(passes_s), trimmed_mean(whole_s))
 
 
@@ -145,7 +148,7 @@ def action_overhead_s(
 
     Args:
         tensors: the graph's inputs by name.
-        num_runs: pairs of passes; fewer, but two, of those that take long (``_WAITS_S`` in all).
+        num_runs: pairs of passes; fewer, but one, of those that take long (``_WAITS_S`` in all).
         clock: as of :func:`step_seconds`.
 
     Returns:
@@ -156,7 +159,7 @@ def action_overhead_s(
     stages = _stages(segments(captured), _STAGES)
     longer: dict[tuple[str, bool], list[float]] = {}
     started_s, runs = time.monotonic(), 0
-    while runs < num_runs and (runs < _LEAST_PAIRS or time.monotonic() - started_s < _WAITS_S):
+    while runs < num_runs and (not runs or time.monotonic() - started_s < _WAITS_S):
         pair = [
             run_pass(stages, lambda _: SegmentedPass(captured, tensors, samples, clock), False, wait)
             for wait in (None, _wait)

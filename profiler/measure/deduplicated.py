@@ -4,11 +4,11 @@
     timed       x  .  .  x       x          what the first gave, and hands back the gradients that the last handed back
 
 The layers that are timed thus run in order, on values of their true shapes, behind the layers that feed them.  Before
-that, one pass times all layers: it says which are alike (operators, constants, shapes, strides, dtypes, which gradients
-flow, and where they are added up), and whether they take alike, too; those that do not are all timed.  So are all
-layers where the sum comes out another one than that pass says, and one more (:data:`MOST_SUM`), and those of a network
-whose passes are short (:data:`LEAST_PASS_S`): where everything fits into a cache, what lies between two layers matters,
-and all of them are soon timed.
+that come the two passes over all layers whose memory is watched.  They are timed as well, and say which are alike
+(operators, constants, shapes, strides, dtypes, which gradients flow, and where they are added up), and whether they
+take alike, too; those that do not are all timed.  So are all layers where the sum comes out another one than that pass
+says, and one more (:data:`MOST_SUM`), and those of a network whose passes are short (:data:`LEAST_PASS_S`): where
+everything fits into a cache, what lies between two layers matters, and all of them are soon timed.
 
 Layers whose outputs are not all floating point (indices, masks, maps of sites) or that depend on data run as they are.
 """
@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from cuda_ops.dense.data_dependent import is_unit
+from profiler.measure.memory import Footprint, metered, watched_passes
 from profiler.measure.noise import LapClock
 from profiler.measure.timing import (
     BackwardTimes,
@@ -61,48 +62,79 @@ class StandIn:
     nearer: str
 
 
-def time_deduplicated(
+@dataclass(frozen=True, slots=True)
+class FirstPasses:
+    """What passes over all layers say before any is timed; they warm up, too.
+
+    Attributes:
+        samples: that they ran with.
+        footprints: bytes of every layer.
+        seconds: of forward and backward.
+        stand_ins: by name, of the layers that need not be timed.
+    """
+
+    samples: int
+    footprints: Mapping[str, Footprint] = field(default_factory=dict)
+    seconds: float = 0.0
+    stand_ins: Mapping[str, StandIn] = field(default_factory=dict)
+
+
+def first_passes(
     captured: CapturedModule,
     tensors: Mapping[str, Tensor],
     samples: int,
+    clock: LapClock | None,
+    *,
+    deduplicates: bool,
+) -> FirstPasses:
+    """Two passes over all layers, watched, backward whole and in halves; parameters are left without gradients.
+
+    Args:
+        tensors: the graph's inputs by name, for ``samples`` samples.
+        deduplicates: whether some layers may stand for others.
+    """
+    with metered(next((tensor.device for tensor in tensors.values()), torch.device("cpu"))) as meter:
+        footprints, whole, _ = watched_passes(captured, tensors, samples, meter, clock)
+    times = whole.times()
+    whole_s = sum(map(_seconds, times.values()))
+    stand_ins = (
+        stand_ins_of(captured, segments(captured), whole, times) if deduplicates and whole_s >= LEAST_PASS_S else {}
+    )
+    return FirstPasses(samples, footprints, whole_s, stand_ins)
+
+
+def time_deduplicated(
+    captured: CapturedModule,
+    tensors: Mapping[str, Tensor],
     effort: TimingEffort,
     after_pass: Callable[[str, float, float], None],
-    clock: LapClock | None = None,
+    clock: LapClock | None,
+    first: FirstPasses,
 ) -> dict[str, TimedLayer]:
-    """As :func:`profiler.measure.timing.time_layers`, with some layers' times standing for others that are alike.
-
-    The first warm-up is the pass that says which.
-    """
+    """As :func:`profiler.measure.timing.time_layers`, with some layers' times standing for others that are alike."""
     parts = segments(captured)
-    runs: list[SegmentedPass] = []
-
-    def start(split: bool) -> SegmentedPass:
-        runs.append(SegmentedPass(captured, tensors, samples, clock, split))
-        return runs[-1]
-
-    times = run_pass(parts, start, split=False)
-    after_pass("warm-up", 0.0, 0.0)
-    whole_s = sum(map(_seconds, times.values()))
-    stand_ins = stand_ins_of(captured, parts, runs.pop(), times) if whole_s >= LEAST_PASS_S else {}
-    rest = replace(effort, num_warm_ups=max(0, effort.num_warm_ups - 1))
+    rest = replace(effort, num_warm_ups=max(0, effort.num_warm_ups - 1), split_warm_ups=0)
 
     def timed(without: Mapping[str, StandIn]) -> dict[str, TimedLayer]:
         asked = [part for part in parts if part.name not in without]
 
-        def shorter(split: bool) -> SegmentedPass:
-            return ShorterPass(parts, without, captured, tensors, samples, clock, split)
+        def start(split: bool) -> SegmentedPass:
+            return ShorterPass(parts, without, captured, tensors, first.samples, clock, split)
 
-        of_asked = time_segments(asked, shorter, rest, after_pass, clock)
+        of_asked = time_segments(asked, start, rest, after_pass, clock)
         others = {name: replace(of_asked[each.nearer], alike=each.nearer) for name, each in without.items()}
         return {part.name: (of_asked | others)[part.name] for part in parts}
 
-    measured = timed(stand_ins)
+    measured = timed(first.stand_ins)
     sum_s = sum(each.forward_s + each.backward_s for each in measured.values())
-    if not stand_ins or abs(sum_s / whole_s - 1) <= MOST_SUM:
+    if not first.stand_ins or abs(sum_s / first.seconds - 1) <= MOST_SUM:
         return measured
-    again_s = sum(map(_seconds, run_pass(parts, start, split=False).values()))  # the first one was a warm-up as well
-    runs.clear()
-    return timed({}) if abs(sum_s / again_s - 1) > MOST_SUM else measured
+
+    def start_whole(split: bool) -> SegmentedPass:
+        return SegmentedPass(captured, tensors, first.samples, clock, split)
+
+    whole_s = sum(map(_seconds, run_pass(parts, start_whole, split=False).values()))
+    return timed({}) if abs(sum_s / whole_s - 1) > MOST_SUM else measured
 
 
 def stand_ins_of(

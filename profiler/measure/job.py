@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from planner.ir.graph import Graph
@@ -29,6 +29,7 @@ class MeasuringJob:
         num_devices: of the host, that may compute at once.
         signals: the file by which their processes tell one another what to do (:mod:`profiler.measure.together`);
             empty: this one is alone.
+        cores_beside: of the processes of the other devices, if the measuring one forks them; empty: they are there.
         graph: fingerprint that the graph must have; empty: any.
     """
 
@@ -46,3 +47,4 @@ class MeasuringJob:
     graph: str = ""
     num_devices: int = 1
     signals: str = ""
+    cores_beside: tuple[int | Collection[int] | None, ...] = ()

@@ -9,6 +9,7 @@ and by whether it repeats a contended one.
 from __future__ import annotations
 
 import contextlib
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,6 +39,7 @@ class SizeCosts:
         calls_share: of the host's calls in its passes (:mod:`profiler.measure.host_time`).
         failure: why the model does not run.
         run_delay: share of its time that the process waited for its core meanwhile; 1: not known.
+        canaries_s: of the fixed kernel before and after; none: not known.
     """
 
     samples: int
@@ -46,6 +48,7 @@ class SizeCosts:
     failure: str = ""
     calls_share: float = 0.0
     run_delay: float = 1.0
+    canaries_s: tuple[float, ...] = ()
 
     @property
     def step_s(self) -> float:
@@ -58,12 +61,13 @@ class PartCosts:
     """One round of parts: ``shapes`` were tried, of those that can be run alone there are ``measurements``.
 
     Attributes:
-        run_delay: as of :class:`SizeCosts`.
+        run_delay, canaries_s: as of :class:`SizeCosts`.
     """
 
     shapes: tuple[PartShape, ...]
     measurements: tuple[Measurement, ...]
     run_delay: float = 1.0
+    canaries_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +118,13 @@ class Rest:
 
     @property
     def has_drifted(self) -> bool:
-        """Whether the device was faster or slower at the end, and nobody knows since when."""
-        throttled = is_throttled(self.clocks_before, self.clocks_after)
-        return throttled or is_contended(0.0, self.canary_before_s, self.canary_after_s)
+        """Whether the device was faster or slower at the end."""
+        return self.is_throttled or is_contended(0.0, self.canary_before_s, self.canary_after_s)
+
+    @property
+    def is_throttled(self) -> bool:
+        """Whether an accelerator's clock was, and nobody knows since when."""
+        return is_throttled(self.clocks_before, self.clocks_after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +158,24 @@ class ModelCosts:
 
     @property
     def undisturbed(self) -> FinishedMeasurements:
-        """What was measured while the process had its core."""
-        if self.rest.has_drifted:
+        """What was measured while the process had its core, and that its usual pace.
+
+        That is the median over the times of the fixed kernel; a piece of which they are not known lies between those
+        of the whole process.
+        """
+        around_s = (self.rest.canary_before_s, self.rest.canary_after_s)
+        pieces: list[SizeCosts | PartCosts] = [*self.done.sizes, *self.done.parts]
+        usual_s = statistics.median_low([*around_s, *(seconds for each in pieces for seconds in each.canaries_s)])
+
+        def is_undisturbed(piece: SizeCosts | PartCosts) -> bool:
+            had_pace = not any(is_contended(0.0, usual_s, each) for each in piece.canaries_s or around_s)
+            return piece.run_delay <= MOST_RUN_DELAY and had_pace
+
+        if self.rest.is_throttled:
             return FinishedMeasurements()
         return FinishedMeasurements(
-            tuple(each for each in self.done.sizes if each.run_delay <= MOST_RUN_DELAY),
-            tuple(each for each in self.done.parts if each.run_delay <= MOST_RUN_DELAY),
+            tuple(each for each in self.done.sizes if is_undisturbed(each)),
+            tuple(each for each in self.done.parts if is_undisturbed(each)),
         )
 
     @property

@@ -5,11 +5,13 @@ The first chooses what is measured, the others repeat it.  What a process has fi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cuda_ops.device.gpus import may_have_gpus
 from planner.ir.codec import fingerprint
 from planner.ir.errors import StaleFileError
 from planner.ir.graph import Graph
@@ -132,17 +134,23 @@ class _Processes:
 
     @contextmanager
     def _beside(self, job: MeasuringJob) -> Iterator[MeasuringJob]:
-        """The job of a process beside which those of the host's other devices stand, ready to compute."""
+        """The job of a process beside which those of the host's other devices stand, ready to compute.
+
+        It forks them, which saves another capture of the network, unless torch sees a GPU: then autograd has threads.
+        """
         if job.num_devices < 2:
             yield job
             return
         backend, _, first = job.device.partition(":")
+        cores = [BACKENDS[backend].cores(number, job.num_devices) for number in range(1, job.num_devices)]
         with scratch_folder("together") as folder, ExitStack() as stack:
             (signals := folder / "signals").write_bytes(bytes(8 * job.num_devices))
             asked = replace(job, signals=str(signals))
-            for number in range(1, job.num_devices):
+            if not BACKENDS[backend].is_accelerator and hasattr(os, "pidfd_open") and not may_have_gpus():
+                yield replace(asked, cores_beside=tuple(cores))
+                return
+            for number, core in enumerate(cores, 1):
                 device = f"{backend}:{int(first) + number}" if first else backend
-                core = BACKENDS[backend].cores(number, job.num_devices)
                 own = replace(asked, device=device)
                 stack.enter_context(Child("profiler.measure.worker:compute_beside", own, number, core=core))
             yield asked

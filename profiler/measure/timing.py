@@ -260,6 +260,7 @@ class TimingEffort:
         num_warm_ups: passes whose times are thrown away.
         min_runs, max_runs: passes; more than the least until the standard error of a pass is below ``error``.
         split_runs: passes for the halves of backward.
+        split_warm_ups: the same before those.
     """
 
     num_warm_ups: int = 3
@@ -267,6 +268,7 @@ class TimingEffort:
     max_runs: int = 20
     split_runs: int = 6
     error: float = 0.01
+    split_warm_ups: int = 1
 
 
 QUICK = TimingEffort(num_warm_ups=1, min_runs=4, max_runs=4, split_runs=3)
@@ -362,9 +364,9 @@ def time_segments(
             samples_of[name].backward_s.append(max(0.0, backward.both_s - call_s))
         totals.append(sum(forward_s + backward.both_s for forward_s, backward in times.values()))
         after_pass(*_slowest(samples_of))
-    for index in range(effort.split_runs + 1):
+    for index in range(effort.split_warm_ups + effort.split_runs):
         times = once(split=True)
-        if index:  # the first one warms up
+        if index >= effort.split_warm_ups:
             for name, (_, backward) in times.items():
                 samples_of[name].input_s.append(max(0.0, backward.input_s - call_s))
                 samples_of[name].weight_s.append(backward.weight_s)

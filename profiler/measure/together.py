@@ -29,6 +29,7 @@ from torch import Tensor
 from planner.ir.lazy import Memo
 from planner.ir.profile import Slowdown
 from profiler.measure.contention import spread
+from profiler.measure.deduplicated import FirstPasses, ShorterPass
 from profiler.measure.noise import LapClock, ThreadClock, clock_for, timed
 from profiler.measure.timing import BackwardTimes, SegmentedPass, run_pass, segments
 from profiler.source.model import LoadedModel, example_of
@@ -104,8 +105,12 @@ class Signals:
         """Whether all others have the network in time; if not they are told to end."""
         if self.wait(_RESTING, longest_s):
             return True
-        self.ask(_END)
+        self.end()
         return False
+
+    def end(self) -> None:
+        """All others may go."""
+        self.ask(_END)
 
     @contextmanager
     def all_compute(self, samples: int, longest_s: float) -> Iterator[None]:
@@ -159,7 +164,7 @@ def compute_beside(captured: CapturedModule, model: LoadedModel, signals: Signal
 def measure_slowdowns(
     captured: CapturedModule,
     tensors: Mapping[str, Tensor],
-    samples: int,
+    first: FirstPasses,
     signals: Signals,
     effort: PairEffort,
     clock: LapClock | None = None,
@@ -167,13 +172,18 @@ def measure_slowdowns(
     """As the first: what all layers lose; nothing where passes lose nothing, or another process does not answer.
 
     Args:
-        tensors: the graph's inputs by name, for ``samples`` samples.
+        tensors: the graph's inputs by name.
+        first: passes at as many samples, which say what layers lose what others do.
         clock: of the device that the tensors are on; by default that of the processor.
     """
     parts = segments(captured)
 
+    samples, stand_ins = first.samples, first.stand_ins
+    asked = [part for part in parts if part.name not in stand_ins]
+
     def one_pass() -> Times:
-        return run_pass(parts, lambda _: SegmentedPass(captured, tensors, samples, clock), split=False)
+        times = run_pass(asked, lambda _: ShorterPass(parts, stand_ins, captured, tensors, samples, clock), split=False)
+        return times | {name: times[each.nearer] for name, each in stand_ins.items()}
 
     alone, together = list[Times](), list[Times]()
     warm_up_s = timed(ThreadClock(), one_pass)

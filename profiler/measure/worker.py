@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import time
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from cuda_ops import prepare_process
+from cuda_ops.device.host import die_with_parent
 from planner.ir.codec import fingerprint
 from planner.ir.errors import StaleFileError, UnsupportedModelError, UsageError
 from planner.ir.extras import extras
@@ -31,11 +35,10 @@ from profiler.measure.beside_layers import (
 )
 from profiler.measure.child_process import Report
 from profiler.measure.contention import RunDelay
-from profiler.measure.deduplicated import time_deduplicated
+from profiler.measure.deduplicated import FirstPasses, first_passes, time_deduplicated
 from profiler.measure.devices import BACKENDS
 from profiler.measure.host_time import OF_CALLS, with_calls
 from profiler.measure.job import MeasuringJob
-from profiler.measure.memory import footprints
 from profiler.measure.noise import LapClock, clock_for, reference_kernel_s
 from profiler.measure.partial_results import (
     CapturedGraph,
@@ -88,6 +91,7 @@ _START_S = 30.0
 """How much longer than this one another process of the host may take until it has the network."""
 _OF_PARTS = TimingEffort(num_warm_ups=2, min_runs=6, max_runs=10, split_runs=4, error=0.02)
 _MOST_SIZES, _MOST_SIZES_QUICK = 12, 6
+_FIRST_PASSES = 2  # backward whole, and in halves
 
 
 def measure_model(report: Report, job: MeasuringJob) -> ModelCosts:
@@ -102,17 +106,44 @@ def measure_model(report: Report, job: MeasuringJob) -> ModelCosts:
     """
     begun_s = time.monotonic()
     model, captured = _captured(report, job)
+    gc.freeze()  # what there is now stays: collections between passes need not look at it
+    for number, core in enumerate(job.cores_beside, 1):
+        fork_beside(job, model, captured, number, core)
     signals = Signals(Path(job.signals), job.num_devices) if job.signals else None
     if signals is not None and not signals.wait_for_all(_START_S + time.monotonic() - begun_s):
         signals = None
-    gc.freeze()  # what there is now stays: collections between passes need not look at it
-    return _Measuring(report, job, model, captured, signals).run()
+    costs = _Measuring(report, job, model, captured, signals).run()
+    if signals is not None:
+        signals.end()
+    return costs
 
 
 def compute_beside(report: Report, job: MeasuringJob, number: int) -> None:
     """What the process of device ``number`` does beside the one that measures; as :func:`measure_model`."""
     model, captured = _captured(lambda _: None, job)  # nobody reads what it would say
     together.compute_beside(captured, model, Signals(Path(job.signals), job.num_devices), number)
+
+
+def fork_beside(
+    job: MeasuringJob, model: LoadedModel, captured: CapturedModule, number: int, core: int | Collection[int] | None
+) -> None:
+    """A process as :func:`compute_beside` is one, with the network that is here; it ends with this one.
+
+    It has weights of its own, as a rank has: what two cores read in one place they need to fetch once.
+    """
+    first = os.getpid()
+    if os.fork():
+        return
+    try:
+        die_with_parent(first)
+        prepare_process(core)
+        for tensor in (*captured.graph_module.parameters(), *captured.graph_module.buffers()):
+            tensor.data = tensor.data.clone()
+        together.compute_beside(captured, model, Signals(Path(job.signals), job.num_devices), number)
+    except BaseException:  # noqa: BLE001 - whatever it is, it is shown, and nothing of the first's goes on here
+        traceback.print_exc()
+    finally:
+        os._exit(0)
 
 
 def capture_model(report: Report, job: MeasuringJob) -> None:
@@ -152,6 +183,8 @@ class _Measuring:
             most_sizes=_MOST_SIZES_QUICK if job.quick else _MOST_SIZES, passes=passes * job.num_processes
         )
         self._given_sizes = given_sizes(job, captured.graph.samples, captured.polymorphic)
+        self._last_canary_s = 0.0
+        self._first: dict[int, FirstPasses] = {}
         self._changes: tuple[KeyChange, ...] = ()
         if not self._given_sizes:
             self._changes = key_changes(partial(back_end_keys, captured), captured.graph.samples)
@@ -163,6 +196,7 @@ class _Measuring:
         device = torch.device(self._job.device)
         clocks_of = BACKENDS[device.type].clocks
         delay, before_s, before = RunDelay(), reference_kernel_s(device), clocks_of(device.index or 0)
+        self._last_canary_s = before_s
         sizes = self._measure_sizes()
         if not any(size.measurements for size in sizes):
             raise UnsupportedModelError("the model runs at no number of samples", [size.failure for size in sizes])
@@ -197,11 +231,18 @@ class _Measuring:
         self._expect(by_samples)
         for samples in self._sizes(by_samples):
             if samples not in by_samples:
-                by_samples[samples] = self._measure_size(samples)
+                by_samples[samples] = replace(self._measure_size(samples), canaries_s=self._canaries_s())
                 self._report(by_samples[samples])
             self._counter.end_size(samples)
             self._expect(by_samples)
         return list(by_samples.values())
+
+    def _canaries_s(self) -> tuple[float, ...]:
+        """Of the fixed kernel before and after what was just measured; none where it is not measured again."""
+        if self._job.quick:
+            return ()
+        before_s, self._last_canary_s = self._last_canary_s, reference_kernel_s(self._job.device)
+        return before_s, self._last_canary_s
 
     def _expect(self, by_samples: Mapping[int, SizeCosts]) -> None:
         """Tells the progress what is likely to be measured still, by what was."""
@@ -245,21 +286,18 @@ class _Measuring:
             step = step_seconds(self._model, values[:count], values[count:], self._job.optimizer, runs, self._clock)
         except (RuntimeError, ValueError) as error:  # a batch norm of one value, for one
             return SizeCosts(samples, failure=f"{samples} samples: {type(error).__name__}: {error}")
-        timed = time_deduplicated if self._job.quick else time_layers
-        kernels = timed(
-            self._captured,
-            tensors,
-            samples,
-            self._effort,
-            lambda *slowest: self._counter.passed(samples, *slowest),
-            self._clock,
-        )
+        first = first_passes(self._captured, tensors, samples, self._clock, deduplicates=self._job.quick)
+        passed = partial(self._counter.passed, samples)
+        for _ in range(_FIRST_PASSES):
+            passed("warm-up", 0.0, 0.0)
+        kernels = time_deduplicated(self._captured, tensors, self._effort, passed, self._clock, first)
+        self._first[samples] = first
 
         def time_calls(clock: LapClock) -> dict[str, TimedLayer]:
             return time_layers(self._captured, tensors, samples, OF_CALLS, lambda *slowest: None, clock)
 
         times, calls_share = with_calls(kernels, step.passes_s, self._clock, time_calls)
-        bytes_of = footprints(self._captured, tensors, samples)
+        bytes_of = first.footprints
         keys = back_end_keys(self._captured, samples)
         measurements = tuple(
             Measurement(
@@ -294,7 +332,8 @@ class _Measuring:
             if read is None
             else parts.chosen(wanted, costs_so_far, self._limits, read)
         )
-        for each, costs in turns:
+        for each, measured in turns:
+            costs = replace(measured, canaries_s=self._canaries_s())
             self._report(costs)
             self._counter.end_round(len(each.shapes))
             costs_so_far.append(costs)
@@ -308,7 +347,8 @@ class _Measuring:
         samples = min(sizes, key=lambda size: abs(math.log(size / share)))
         tensors = example_of(self._captured.graph.inputs, self._model, samples)
         effort = QUICK_PAIRS if self._job.quick else PairEffort()
-        return measure_slowdowns(self._captured, tensors, samples, self._signals, effort, self._clock)
+        first = self._first.get(samples, FirstPasses(samples))
+        return measure_slowdowns(self._captured, tensors, first, self._signals, effort, self._clock)
 
     def _wanted(self, sizes: tuple[int, ...]) -> tuple[PartShape, ...]:
         if self._job.chosen is not None:
@@ -332,7 +372,7 @@ class _Measuring:
 
 def num_passes(effort: TimingEffort) -> int:
     """Passes over one size, if none is added."""
-    return effort.num_warm_ups + effort.min_runs + effort.split_runs + 1
+    return effort.num_warm_ups + effort.min_runs + effort.split_warm_ups + effort.split_runs
 
 
 def _running(sizes: list[SizeCosts]) -> tuple[int, ...]:

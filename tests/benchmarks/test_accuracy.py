@@ -19,7 +19,7 @@ from benchmarks.accuracy.cases import (
     case,
     pipeline,
 )
-from benchmarks.accuracy.report import Outcome, errors_apart, kendall_tau, mape, regret, rows, speed_ups_of
+from benchmarks.accuracy.report import Outcome, errors_apart, held_out, kendall_tau, mape, regret, rows, speed_ups_of
 from benchmarks.accuracy.runs import Ran
 from benchmarks.chains import chain_profile
 from benchmarks.devices.ranks import RankStep, Step
@@ -48,6 +48,14 @@ def test_errors_order_and_regret_are_relative_to_what_was_measured() -> None:
     assert kendall_tau(outcomes((1, 1.0), (0.5, 1.005))) is None
     assert regret(outcomes((1, 1.2), (2, 1.0))) == pytest.approx(0.2)
     assert regret(outcomes((1, 0.9), (2, 1.0))) == 0.0
+
+
+def test_a_network_is_judged_by_the_errors_of_the_others() -> None:
+    near = [replace(each, network=name) for name in "abc" for each in outcomes((1.1, 1.0), (1.05, 1.0))]
+    far = [replace(each, network="d") for each in outcomes((1.3, 1.0), (1.1, 1.0))]
+    assert held_out(near) == 1.0
+    assert held_out([*near, *far]) == pytest.approx(7 / 8)
+    assert held_out(far) is None
 
 
 def test_a_goal_that_is_missed_is_said_and_a_plan_that_has_two_names_counts_once() -> None:

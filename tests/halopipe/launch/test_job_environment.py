@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -38,10 +39,13 @@ from planner.ir.codec import dumps, loads
 from planner.ir.errors import DeadlineError, RankCountError, StageFailedError, UsageError
 from planner.ir.plan import Decision, Stage
 from planner.ir.profile import ModelSource, Profile
+from profiler.links import cpu
+from profiler.links.processes import LinkCosts
 from runtime.monitor.activity import Activity, Heartbeat, StatusStore
 from runtime.monitor.failure import write_error
 from runtime.monitor.watch import host_store
 from tests.forks import forked, places_in_mpi, require_mpich
+from tests.planner.sparse_networks import classifier, sparse_profile
 
 TORCHRUN = {
     "RANK": "2",
@@ -254,6 +258,26 @@ def waiting(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> profile_hosts
     monkeypatch.setattr(profile_hosts, "SILENCE_S", 0.5)
     monkeypatch.setattr(profile_hosts, "_POLL_S", 0.01)
     return profile_hosts._HostsWait(StatusStore(store), ("n0", "n1"), True)
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_hosts_measure_what_a_sparse_network_computes_around_its_exchanges(
+    monkeypatch: pytest.MonkeyPatch, is_sparse: bool
+) -> None:
+    """One host does; a plan of several would otherwise take exchanges of sites for messages alone."""
+    found = chain_profile(2) if not is_sparse else sparse_profile(classifier(), (1.0, 1.0), sizes=(1, 2))
+    asked: list[bool] = []
+
+    def measured(*_: object, sites: bool) -> LinkCosts:
+        asked.append(sites)
+        return LinkCosts({})
+
+    monkeypatch.setattr(cpu, "opened", lambda *_: SimpleNamespace(barrier=bool, close=bool))
+    monkeypatch.setattr(cpu, "measure_together", measured)
+    job, activity = SimpleNamespace(rank=0), SimpleNamespace(begin=bool)
+    for profile in (found, None):  # of the first rank of a host, and of another one
+        profile_hosts._linked(job, ("n0", "n1"), True, None, found.cluster, activity, "", profile)  # type: ignore[arg-type]
+    assert asked == [is_sparse, False]
 
 
 def test_a_rank_that_is_gone_is_named_with_its_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,7 @@ import pytest
 from benchmarks.chains import chain_profile
 from planner.costs.candidate import Candidate
 from planner.costs.pricing import Pricing
-from planner.costs.ties import DRAWS, OWN, Judged, Ties
-from planner.costs.uncertainty import MODEL
+from planner.costs.ties import DRAWS, ERRORS, OWN, Judged, Ties
 from planner.ir.codec import fingerprint
 from planner.ir.plan import Decision, Plan
 from planner.ir.problem import Problem
@@ -64,7 +63,7 @@ def test_what_the_model_leaves_out_is_alike_in_plans_of_a_kind() -> None:
     even, uneven = (chain_decision(profile, (cut,), (2, 2)) for cut in (2, 1))
     steps_s = {cut: np.median(ties.judged(plan).steps) for cut, plan in ((2, even), (1, uneven))}
     one_s = np.median(ties.judged(one).steps)
-    apart = (MODEL[PIPELINE] ** 2 - MODEL[ONE_DEVICE] ** 2) ** 0.5
+    apart = (ERRORS[PIPELINE] ** 2 - ERRORS[ONE_DEVICE] ** 2) ** 0.5
     assert np.std(np.log(ties.judged(even).steps / one_s)) == pytest.approx(apart, rel=0.1)
     ratios = np.log(ties.judged(even).steps / ties.judged(uneven).steps)
     assert np.std(ratios) == pytest.approx((2 * OWN) ** 0.5 * apart, rel=0.1)

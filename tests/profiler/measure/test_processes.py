@@ -251,6 +251,7 @@ class Machine:
         self.measured: list[int] = []
         self.interrupt_at = self.changes_at = -1
         self.run_delays: dict[int, float] = {}
+        self.canaries_s: dict[int, tuple[float, ...]] = {}
         self.graph = chain_graph(2)
 
     def child(self, function: str, job: MeasuringJob, core: int | None) -> Machine:
@@ -286,7 +287,8 @@ class Machine:
             yield ProfileProgress("l0", 1.0, 0.0, 1.0, 2.0, 1.0, samples)
             seconds = 1.0 + 0.1 * len(self.jobs)
             sizes.append(SizeCosts(samples, (Measurement("l0", samples, seconds, seconds, 0, 0, 0, 0, 1),), seconds))
-            sizes[-1] = replace(sizes[-1], run_delay=self.run_delays.get(samples, 1.0))
+            delay, around_s = self.run_delays.get(samples, 1.0), self.canaries_s.get(samples, ())
+            sizes[-1] = replace(sizes[-1], run_delay=delay, canaries_s=around_s)
             yield sizes[-1]
         return ModelCosts(
             FinishedMeasurements(tuple(sizes)), self.rests.pop(0), ("1 to 2 samples, 1 layers",) * (not job.chosen)
@@ -371,6 +373,14 @@ def test_where_the_processor_changed_its_pace_all_is_measured_once_more(machine:
     machine.run_delays = {1: 0.0, 2: 0.0, 4: 0.0}
     session.measure()
     assert machine.measured == [1, 2, 4] * 4
+
+
+def test_where_it_is_known_when_the_pace_changed_only_what_came_then_is(machine: Machine, session: Session) -> None:
+    machine.rests = [replace(QUIET, canary_after_s=1.2), QUIET, QUIET, QUIET]
+    machine.run_delays = {1: 0.0, 2: 0.0, 4: 0.0}
+    machine.canaries_s = {1: (1.0, 1.0), 2: (1.0, 1.02), 4: (1.02, 1.2)}
+    session.measure()
+    assert machine.measured == [1, 2, 4, 4, *[1, 2, 4] * 2]
 
 
 def test_a_quick_profile_repeats_nothing(machine: Machine, session: Session) -> None:

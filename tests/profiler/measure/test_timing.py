@@ -18,7 +18,14 @@ from profiler.capture.graph import capture
 from profiler.measure import beside_layers, deduplicated
 from profiler.measure.back_ends import back_end_keys
 from profiler.measure.beside_layers import action_overhead_s, parameter_costs, step_seconds, still_optimizer
-from profiler.measure.deduplicated import ShorterPass, StandIn, stand_ins_of, time_deduplicated
+from profiler.measure.deduplicated import (
+    FirstPasses,
+    ShorterPass,
+    StandIn,
+    first_passes,
+    stand_ins_of,
+    time_deduplicated,
+)
 from profiler.measure.memory import footprints
 from profiler.measure.noise import CudaClock, ThreadClock
 from profiler.measure.timing import (
@@ -319,12 +326,14 @@ def test_every_layer_has_times_and_says_whose(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(deduplicated, "_MATTERS", 1e9)
     graph, _, tensors = captured_net(Net(6))
     seen: list[Any] = []
-    found = time_deduplicated(graph, tensors, 6, QUICK, lambda *slowest: seen.append(slowest))
-    assert list(found) == [layer.name for layer in graph.graph.layers]
-    assert len(seen) == QUICK.num_warm_ups + QUICK.min_runs + QUICK.split_runs + 1
+    first = first_passes(graph, tensors, 6, None, deduplicates=True)
+    found = time_deduplicated(graph, tensors, QUICK, lambda *slowest: seen.append(slowest), None, first)
+    assert list(found) == list(first.footprints) == [layer.name for layer in graph.graph.layers]
+    assert len(seen) == QUICK.min_runs + QUICK.split_runs  # the first passes warmed up
     assert found["blocks.2.up"].alike == "blocks.0.up"
     assert found["blocks.2.up"].raw_s == found["blocks.0.up"].raw_s
     assert not found["blocks.5.up"].alike
+    assert not first_passes(graph, tensors, 6, None, deduplicates=False).stand_ins
 
 
 @pytest.mark.parametrize("off", [1.0, 2.0], ids=["as the sum says", "another sum"])
@@ -336,6 +345,7 @@ def test_all_are_timed_where_the_sum_is_another_one(monkeypatch: pytest.MonkeyPa
         asked.append(len(parts))
         return {part.name: deduplicated.TimedLayer(off, 0.0, 0.0, 0.0, 1, 0.0) for part in parts}
 
+    monkeypatch.setattr(deduplicated, "time_segments", timed)
     monkeypatch.setattr(
         deduplicated,
         "run_pass",
@@ -343,8 +353,9 @@ def test_all_are_timed_where_the_sum_is_another_one(monkeypatch: pytest.MonkeyPa
             run_pass(parts, start, split) and {part.name: (1.0, BackwardTimes()) for part in parts}
         ),
     )
-    monkeypatch.setattr(deduplicated, "time_segments", timed)
-    found = time_deduplicated(graph, tensors, 6, QUICK, lambda *_: None)
+    _, _, stand_ins = passed(Net(6))
+    first = FirstPasses(6, {}, float(len(graph.graph.layers)), stand_ins)
+    found = time_deduplicated(graph, tensors, QUICK, lambda *_: None, None, first)
     every = len(graph.graph.layers)
     assert len(found) == every
     assert asked == ([every - 4 * 5] if off == 1.0 else [every - 4 * 5, every])

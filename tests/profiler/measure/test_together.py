@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,12 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from cuda_ops import core_of
+from planner.ir.profile import ModelSource, Optimizer
 from profiler.measure import together
+from profiler.measure.deduplicated import FirstPasses
+from profiler.measure.job import MeasuringJob
 from profiler.measure.noise import ThreadClock
 from profiler.measure.timing import BackwardTimes
 from profiler.measure.together import PairEffort, Signals, Times, compute_beside, measure_slowdowns, slowdowns_of
+from profiler.measure.worker import fork_beside
 from tests.profiler.capture.test_graph import captured, loaded
-from tests.profiler.measure.test_timing import RESNET, tensors_of
+from tests.profiler.measure.test_timing import RESNET, Net, passed, tensors_of
 
 KINDS = {"a": "conv", "b": "conv", "c": "relu", "d": "relu"}
 
@@ -99,7 +105,7 @@ def test_passes_alone_and_together_take_turns(slow: float, turns: int, known: fl
     """Where others change nothing after a few turns there are no more; where they do not answer nothing is known."""
     graph, clock = captured(RESNET)[0], SlowBesideOthers()
     signals = ToldSignals(tmp_path / "signals", clock, slow)
-    found = measure_slowdowns(graph, tensors_of(RESNET, 2), 2, signals, PairEffort(3, 5, 600.0), clock)
+    found = measure_slowdowns(graph, tensors_of(RESNET, 2), FirstPasses(2), signals, PairEffort(3, 5, 600.0), clock)
     assert signals.asked == [2] * turns
     assert {one.forward for one in found} == ({known} if known else set())
     assert [one.layer for one in found] == ([layer.name for layer in graph.graph.layers] if known else [])
@@ -121,6 +127,37 @@ def test_another_process_computes_when_it_is_asked_to_until_it_is_told_to_end(tm
     signals.ask(-1)
     other.join(60)
     assert not other.is_alive()
+
+
+def test_another_process_is_forked_with_the_network_and_ends_when_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, pids, fork = tmp_path / "signals", list[int](), os.fork
+
+    def noted() -> int:
+        pids.append(pid := fork())
+        return pid
+
+    monkeypatch.setattr("profiler.measure.worker.os.fork", noted)
+    path.write_bytes(bytes(16))
+    graph, signals = captured(RESNET)[0], Signals(path, 2)
+    job = MeasuringJob(ModelSource("a:b"), Optimizer("SGD", {}), (), True, num_devices=2, signals=str(path))
+    fork_beside(job, loaded(RESNET, 4), graph, 1, core_of(1))
+    assert signals.wait_for_all(60)
+    assert os.sched_getaffinity(pids[0]) == {core_of(1)}
+    with signals.all_compute(2, 60):
+        assert int(signals._words[1]) == together._COMPUTING
+    signals.end()
+    assert os.waitpid(pids[0], 0) == (pids[0], 0)
+
+
+def test_layers_that_others_stand_for_lose_what_those_do(tmp_path: Path) -> None:
+    graph, tensors, stand_ins = passed(Net(6))
+    clock, first = SlowBesideOthers(), FirstPasses(6, stand_ins=stand_ins)
+    signals = ToldSignals(tmp_path / "signals", clock, 2.0)
+    found = measure_slowdowns(graph, tensors, first, signals, PairEffort(3, 5, 600.0), clock)
+    assert stand_ins
+    assert [(one.layer, one.forward) for one in found] == [(layer.name, 2.0) for layer in graph.graph.layers]
 
 
 def test_one_that_does_not_come_is_told_to_end(tmp_path: Path) -> None:
