@@ -24,7 +24,7 @@ from planner.solvers.best_first.prefixes import Frontier
 from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
 from planner.solvers.best_first.search import BatchSpace, BestFirstSearch, Outcome
 from planner.solvers.best_first.share_bound import has_open_shares
-from planner.solvers.best_first.virtual_pipelines import PipelineFamilies, families, not_searched
+from planner.solvers.best_first.virtual_pipelines import PipelineFamilies, families, good_pipelines, not_searched
 from planner.solvers.budget import NUMBER_S, Budget, made_within
 from planner.solvers.candidates.candidate import micro_batches, pools
 from planner.solvers.candidates.choose import Selection, better
@@ -84,7 +84,10 @@ class SearchStart:
         yield from self._noted(self._strategies())
         if freedom.virtual:
             self.rejected += not_searched(devices, freedom.virtual, problem.recompute)
-            yield from families([space.prices for space in spaces], devices, freedom.virtual)
+            every = tuple(families([space.prices for space in spaces], devices, freedom.virtual))
+            known_s = float("inf") if self.best is None else self.best.step_s
+            yield from self._noted(good_pipelines(every, self.evaluator, known_s))
+            yield from every
         groups = [option.group for option in devices.options(devices.all_unused)]
         for space in spaces:
             is_closed = not freedom.virtual and has_open_shares(space.prices, devices)
