@@ -23,7 +23,7 @@ from planner.solvers.candidates.feasibility import chunked_schedule_names
 _SHARE, _LEAST_S = 0.12, 0.5
 """Of the work that was done before, and seconds of work that they may take in any case."""
 
-_SHARE_OF_BETTER, _LEAST_OF_BETTER_S = 0.5, 4.0
+_SHARE_OF_BETTER, _LEAST_OF_BETTER_S = 0.5, 8.0
 """The same where they have a faster plan: it is worth a proof."""
 
 _LEFT_OUT = Rejected(SEVERAL_STAGES, "there was no time for all of them, nor a bound that rules them out")

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -46,7 +46,7 @@ _MEANS = 6  # of the game that are kept, beside all sums
 _TURNS, _LEAST = 100, 1e-12  # of both players in one round; of what they regret
 _NEAR = 1e-3  # of the bound: answers that gain less end the game
 _ROUNDING = 1e-9
-_BEAM = 64  # prefixes of equal length that are followed to the end at first
+_BEAM, _FEW = 64, 4  # prefixes of equal length that are followed to the end at first, and of these whose cuts are moved
 _NUMBERS_AT_ONCE = 20_000  # of a table, for the prefixes that are looked at together
 _ROUND_S, _ACTION_S = 1e-3, 1e-6  # of work: a round, beside its tables; an action of an order, for the longest path
 _MANY_ACTIONS = 10_000  # of an order; longer ones are not followed
@@ -335,19 +335,50 @@ class Tables:
             bounds.append(bound[rows, columns])
             self.num_numbers += count * bound.size
         every, bound = np.concatenate(longer), np.concatenate(bounds)
-        if stage + 1 == len(self.spans) and self.order is not None and len(bound):
-            self.num_numbers += 3 * len(self.order.actions) * (len(bound) + 100)
-            bound = np.maximum(bound, self.order.steps_s(self.seconds(every)))
+        if stage + 1 == len(self.spans) and len(bound):
+            bound = np.maximum(bound, self._steps_s(every))
         ascending = np.argsort(bound, kind="stable")
         kept = ascending[bound[ascending] < upper_s]
         return every[kept], bound[kept]
 
     def promising(self, upper_s: float) -> Numbers:
-        """Cuts of complete pipelines that may take less, by following the best of their first stages."""
+        """Cuts of a few pipelines that are fast by their order, the fastest first.
+
+        The best of their first stages are followed, and at last cuts moved, one or two at a time, while that helps.
+        """
         cuts = np.zeros((1, 1), dtype=np.int64)
         for _ in self.where:
             cuts = self.grown(cuts[:_BEAM], upper_s)[0]
-        return cuts
+        balanced = balanced_places([spans.whole for spans in self.spans])
+        starts = [*cuts[:_FEW], *([np.array(balanced)] if balanced is not None else [])]
+        ends = [self._moved(start) for start in starts]
+        distinct = {own.tobytes(): own for _, own in sorted(ends, key=operator.itemgetter(0))}
+        return np.array(list(distinct.values())).reshape(len(distinct), len(self.where) + 1)
+
+    def _moved(self, cuts: Numbers) -> tuple[float, Numbers]:
+        """What a pipeline takes by its order, and its cuts, after the best moves."""
+        moves = np.array([move for width in (1, 2) for move in _moves(len(cuts), width)]).reshape(-1, len(cuts))
+        best_s = np.inf
+        for _ in range(_ROUNDS):
+            around = np.concatenate([cuts[None, :], cuts + moves])
+            around = around[((around >= 0) & (around <= cuts[-1])).all(axis=1)]
+            stages = enumerate(pairwise(around.T))
+            allowed = [self.spans[stage].possible[first, last] for stage, (first, last) in stages]
+            around = around[np.logical_and.reduce(allowed)]
+            steps_s = self._steps_s(around) if len(around) else np.zeros(0)
+            if not len(around) or steps_s.min() >= best_s:
+                break
+            best_s, cuts = float(steps_s.min()), around[steps_s.argmin()]
+        return best_s, cuts
+
+    def _steps_s(self, cuts: Numbers) -> Array:
+        """What complete pipelines take at least, by their order where that is known."""
+        seconds = self.seconds(cuts)
+        always: Array = np.tensordot(self.always, seconds, 2).max(axis=0)
+        if self.order is None:
+            return always
+        self.num_numbers += 3 * len(self.order.actions) * (len(cuts) + 100)
+        return np.maximum(always, self.order.steps_s(seconds))
 
     def _holds(self, cuts: Numbers, stage: int, lasts: Numbers) -> Flags:
         """Whether all stages of a position that are known fit its members, by prefix and last cut of its next one."""
@@ -358,6 +389,13 @@ class Tables:
         for before in (s for s in range(stage) if self.where[s] == position):
             held = held + resident[:, cuts[:, before], cuts[:, before + 1]][:, :, None]
         return np.asarray((held <= self.limits[position][:, None, None]).all(axis=0))
+
+
+def _moves(count: int, width: int) -> Iterator[Numbers]:
+    """So many neighbouring cuts, none at an end, one or two places on or back."""
+    for place in range(1, count - width):
+        for by in (-2, -1, 1, 2):
+            yield by * ((np.arange(count) >= place) & (np.arange(count) < place + width))
 
 
 def _always(where: Sequence[int], is_linked: bool) -> Array:
@@ -396,7 +434,7 @@ class _Players:
             for own, count in zip(self.regrets, costs.shape, strict=True)
         )
         all_sums, all_cuts = np.zeros(len(for_sums)), np.zeros(len(for_cuts))
-        for turn in range(1, _TURNS + 1):
+        for turn in range(1, min(_TURNS, 20 * len(costs)) + 1):
             of_cuts = for_cuts / for_cuts.sum()
             worth = costs @ of_cuts
             for_sums = np.maximum(for_sums + worth - worth @ for_sums / for_sums.sum(), _LEAST)
