@@ -30,7 +30,7 @@ import numpy as np
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import LeastMemory
 from planner.costs.stages.stage_bound import BoundedStages, Spread
-from planner.ir.schedule import Op, Pipeline, StageGraph
+from planner.ir.schedule import ADDS_GRADIENTS, Op, Pipeline, StageGraph
 from planner.passes.events import in_order
 from planner.schedules import schedule as schedule_named
 from planner.schedules import traits
@@ -53,8 +53,8 @@ _MANY_ACTIONS = 10_000  # of an order; longer ones are not followed
 
 F, B, F_LAST, B_LAST, ADDS, W, WHOLE, PATH, UPDATE, TAIL, THERE, RETURN = range(12)
 """What a stage takes: its shortest F and B (or I), and those of the last micro-batch, which may be smaller; what a B
-takes longer that finds gradients; its shortest W; all that a rank does of it in a step, and the same without W; its
-update, and reduction and update; the message behind it, there and back."""
+or W takes longer that finds gradients; its shortest W; all that a rank does of it in a step, and the same without W;
+its update, and reduction and update; the message behind it, there and back."""
 
 _UNITS = np.eye(RETURN + 1)
 
@@ -153,14 +153,14 @@ def fixed_order(schedule: str, where: tuple[int, ...], num_microbatches: int) ->
     for number, action in enumerate(order):
         stage, microbatch, position = action.stage, action.microbatch or 0, where[action.stage]
         passes = Op.BACKWARD if action.op is Op.BACKWARD_INPUT else action.op
-        is_last, adds = microbatch == num_microbatches - 1, action.op is Op.BACKWARD and stage in last_of
+        is_last, adds = microbatch == num_microbatches - 1, action.op in ADDS_GRADIENTS and stage in last_of
         lasts = {Op.FORWARD: F_LAST if is_last else F, Op.BACKWARD: B_LAST if is_last else B}.get(passes, W)
         source = {Op.FORWARD: stage - 1, Op.BACKWARD: stage + 1}.get(passes, -1)
         needed = number_of.get((passes, source, microbatch), -1)
         message = -1 if needed < 0 else 2 * source if passes is Op.FORWARD else 2 * stage + 1
         actions.append(((lasts, ADDS) if adds else (lasts,), stage, last_on.get(position, -1), needed, message))
         number_of[passes, stage, microbatch] = last_on[position] = number
-        if passes is not Op.FORWARD:
+        if action.op in ADDS_GRADIENTS:
             last_of[stage] = number
     updates = [np.outer(np.array(where) == position, _UNITS[UPDATE]) for position in last_on]
     tails = [np.outer(np.arange(num_stages) == stage, _UNITS[TAIL]) for stage in last_of]
