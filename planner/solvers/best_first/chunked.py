@@ -1,8 +1,9 @@
 """Pipelines of several stages a position beside those of one, where no schedule is named (``Problem.chunks``).
 
-They are looked at after the others, for a small part of the work that these took (``virtual_pipelines``).  Where that
-is enough to know that none is faster, or which is the fastest, the plan is the best of them too.  Where it is not, the
-best of those that were simulated is taken if it is faster, and what is left is named (``SEVERAL_STAGES``).
+They are looked at after the others, for a small part of the work that these took (``virtual_pipelines``), and for more
+where one of the first is faster.  Where that is enough to know that none is faster, or which is the fastest, the plan
+is the best of them too.  Where it is not, the best that was found is taken, and what is left is named
+(``SEVERAL_STAGES``).
 """
 
 from __future__ import annotations
@@ -67,20 +68,20 @@ def _searched(evaluator: Evaluator, outcome: Outcome, start: SearchStart) -> Out
     with _spending(evaluator, within):
         few = BestFirstSearch(evaluator, None)
         few.best = outcome.best
-        known = few.run(good_pipelines(every, evaluator, few.upper_s))
-    if known.status == STOPPED or not start.cuts.are_in_order:
-        return replace(known, status=STOPPED if known.status == STOPPED else TIME_LIMIT, bound_s=start.capacity_s)
-    is_better = known.best is not outcome.best  # worth a proof
+        good = few.run(good_pipelines(every, evaluator, few.upper_s))
+    if good.status == STOPPED or not start.cuts.are_in_order:
+        return replace(good, status=STOPPED if good.status == STOPPED else TIME_LIMIT, bound_s=start.capacity_s)
+    is_better = good.best is not outcome.best  # worth a proof
     whole = evaluator.budget.part(max(_LEAST_OF_BETTER_S, _SHARE_OF_BETTER * before_s)) if is_better else within
     takes_s = _MEMBER_S * len(WAYS) * sum(len(families.sequences) for families in every)
     if not whole.allows(takes_s):
-        return replace(known, status=TIME_LIMIT, bound_s=start.capacity_s)
+        return replace(good, status=TIME_LIMIT, bound_s=start.capacity_s)
     whole.spend(takes_s)
     with _spending(evaluator, whole):
         search = BestFirstSearch(evaluator, None)
-        search.best = known.best
+        search.best = good.best
         ended = search.run(every)
-    return replace(ended, by_num_stages={**known.by_num_stages, **ended.by_num_stages})
+    return replace(ended, by_num_stages={**good.by_num_stages, **ended.by_num_stages})
 
 
 @contextmanager

@@ -140,26 +140,29 @@ class FixedOrder:
 def fixed_order(schedule: str, where: tuple[int, ...], num_microbatches: int) -> FixedOrder | None:
     """The order of a chain of stages on these positions; None if it depends on times, or is long."""
     num_stages = len(where)
-    is_long = 3 * num_stages * num_microbatches > _MANY_ACTIONS
-    if traits(schedule).timed or is_long:
+    if traits(schedule).timed or 3 * num_stages * num_microbatches > _MANY_ACTIONS:
         return None
     pipeline = Pipeline(StageGraph.chain(num_stages, num_microbatches), positions=where)
     order = in_order(schedule_named(schedule)(pipeline).rows, pipeline)
     if order is None:
         return None
     number_of: dict[tuple[Op, int, int], int] = {}
-    last_on, last_of = dict[int, int](), dict[int, int]()
+    last_on: dict[int, int] = {}  # by position
+    last_of: dict[int, int] = {}  # by stage, of those that add to gradients
     actions: list[tuple[tuple[int, ...], int, int, int, int]] = []
     for number, action in enumerate(order):
-        stage, microbatch, position = action.stage, action.microbatch or 0, where[action.stage]
+        stage = action.stage
+        microbatch = action.microbatch or 0
         passes = Op.BACKWARD if action.op is Op.BACKWARD_INPUT else action.op
-        is_last, adds = microbatch == num_microbatches - 1, action.op in ADDS_GRADIENTS and stage in last_of
+        is_last = microbatch == num_microbatches - 1
         lasts = {Op.FORWARD: F_LAST if is_last else F, Op.BACKWARD: B_LAST if is_last else B}.get(passes, W)
+        adds = (ADDS,) if action.op in ADDS_GRADIENTS and stage in last_of else ()
         source = {Op.FORWARD: stage - 1, Op.BACKWARD: stage + 1}.get(passes, -1)
         needed = number_of.get((passes, source, microbatch), -1)
         message = -1 if needed < 0 else 2 * source if passes is Op.FORWARD else 2 * stage + 1
-        actions.append(((lasts, ADDS) if adds else (lasts,), stage, last_on.get(position, -1), needed, message))
-        number_of[passes, stage, microbatch] = last_on[position] = number
+        actions.append(((lasts, *adds), stage, last_on.get(where[stage], -1), needed, message))
+        number_of[passes, stage, microbatch] = number
+        last_on[where[stage]] = number
         if action.op in ADDS_GRADIENTS:
             last_of[stage] = number
     updates = [np.outer(np.array(where) == position, _UNITS[UPDATE]) for position in last_on]
@@ -195,29 +198,12 @@ class Tables:
     num_numbers: int = field(init=False, default=0)
 
     @classmethod
-    def of(
-        cls,
-        prices: StagePrices,
-        groups: Sequence[PricedGroup],
-        where: Sequence[int],
-        schedule: str,
-        upper_s: float,
-        in_full: bool = True,
-    ) -> Tables:
-        """By the best mean of sums.
+    def of(cls, prices: StagePrices, groups: Sequence[PricedGroup], where: Sequence[int], schedule: str) -> Tables:
+        """Without a bound as yet.
 
         Args:
             where: the position of each stage.
-            upper_s: bounds from here on need be no larger.
-            in_full: also where no mean has a bound that large.
         """
-        tables = cls.begun(prices, groups, where, schedule)
-        tables._play(upper_s, in_full)
-        return tables
-
-    @classmethod
-    def begun(cls, prices: StagePrices, groups: Sequence[PricedGroup], where: Sequence[int], schedule: str) -> Tables:
-        """Without a bound."""
         spans = tuple(prices.spans(groups[r]) for r in where)
         count = len(prices.prices.micro_batches)
         messages = np.zeros((len(where), 2, len(spans[0].possible)))
@@ -243,15 +229,23 @@ class Tables:
         """So many prefixes are looked at together: :meth:`grown` works on a few tables that fit into a cache."""
         return max(16, _NUMBERS_AT_ONCE // len(self.spans[0].possible))
 
-    def _play(self, upper_s: float, in_full: bool) -> None:
-        """Sums against cuts, until the bound of their mean is known, or enough of it."""
+    def bounded(self, upper_s: float, in_full: bool = True) -> Tables:
+        """The same with the bound of the best mean: sums play against cuts.
+
+        Args:
+            upper_s: bounds from here on need be no larger.
+            in_full: also where no mean has a bound that large.
+        """
         cuts = balanced_places([spans.whole for spans in self.spans])
         if cuts is None:
             self.bound_s = np.inf
-            return
+            return self
         visited = [self.seconds(np.array([cuts]))[..., 0]]
-        sums, means = [self._longest(visited[0])], list[tuple[float, Times]]()
-        best_s, least_s, players = 0.0, np.inf, _Players()
+        sums = [self._longest(visited[0])]
+        means: list[tuple[float, Times]] = []
+        players = _Players()
+        best_s = 0.0
+        least_s = np.inf  # no mean has a larger bound
         for _ in range(_ROUNDS):
             self.num_numbers += int(_ROUND_S / NUMBER_S)
             costs = np.tensordot(np.array(sums), np.array(visited), ((1, 2), (1, 2)))
@@ -261,8 +255,9 @@ class Tables:
             means.append((float(behind[0][0]), mean))
             best_s = max(best_s, means[-1][0])
             mixed = np.tensordot(of_cuts, np.array(visited), 1)
-            answer, path = self._longest(mixed), self.seconds(self._shortest(mean, behind)[None, :])[..., 0]
-            least_s = min(least_s, float((answer * mixed).sum()))  # no mean has a larger bound
+            answer = self._longest(mixed)
+            path = self.seconds(self._shortest(mean, behind)[None, :])[..., 0]
+            least_s = min(least_s, float((answer * mixed).sum()))
             is_over = best_s >= upper_s or least_s <= best_s * (1 + _NEAR)
             if is_over or (least_s < upper_s and not in_full):
                 break
@@ -272,6 +267,7 @@ class Tables:
         distinct = {times.tobytes(): times for times in [*(mean for _, mean in means[:_MEANS]), *sums]}
         self.bound_s, self.sums = best_s, np.array(list(distinct.values()))
         self.behind = np.array([self._behind(times) for times in self.sums])
+        return self
 
     def _longest(self, seconds: Seconds) -> Times:
         """The largest sum of one pipeline."""
@@ -321,12 +317,16 @@ class Tables:
         Returns:
             Their cuts, and a bound of what they lead to, the least first.
         """
-        stage, count = cuts.shape[1] - 1, len(self.sums)
-        spans, behind = self.spans[stage], self.behind[:, stage + 1]
+        stage = cuts.shape[1] - 1
+        count = len(self.sums)
+        spans = self.spans[stage]
+        behind = self.behind[:, stage + 1]
         done = np.tensordot(self.sums[:, :stage], self.seconds(cuts), 2)
-        longer, bounds = [np.zeros((0, stage + 2), dtype=cuts.dtype)], [np.zeros(0)]
+        longer = [np.zeros((0, stage + 2), dtype=cuts.dtype)]
+        bounds = [np.zeros(0)]
         for first in np.unique(cuts[:, -1]):
-            own, lasts = np.flatnonzero(cuts[:, -1] == first), np.flatnonzero(spans.possible[first])
+            own = np.flatnonzero(cuts[:, -1] == first)
+            lasts = np.flatnonzero(spans.possible[first])
             cost = self.sums[:, stage, :THERE] @ spans.seconds[:, first, lasts]
             cost += self.sums[:, stage, THERE:] @ self.messages[stage][:, lasts] + behind[:, lasts]
             bound = functools.reduce(np.maximum, (done[n, own, None] + cost[n] for n in range(count)))
@@ -334,7 +334,8 @@ class Tables:
             longer.append(np.column_stack([cuts[own[rows]], lasts[columns]]).astype(cuts.dtype))
             bounds.append(bound[rows, columns])
             self.num_numbers += count * bound.size
-        every, bound = np.concatenate(longer), np.concatenate(bounds)
+        every = np.concatenate(longer)
+        bound = np.concatenate(bounds)
         if stage + 1 == len(self.spans) and len(bound):
             bound = np.maximum(bound, self._steps_s(every))
         ascending = np.argsort(bound, kind="stable")
@@ -493,8 +494,8 @@ class StagePrices:
             whole = whole - prices.all_works.most(first, last) + _mean_of(prices.all_works, first, last)
             paths = paths - prices.works.most(first, last) + _mean_of(prices.works, first, last)
         update = prices.updates.least(first, last) * (prices.parted is None)
-        adds, late = stage.adds, np.maximum(late, 0.0)
-        numbers = *self._passes(group, stage), adds, late, whole, paths, update, stage.tail
+        late = np.maximum(late, 0.0)
+        numbers = *self._passes(group, stage), stage.adds, late, whole, paths, update, stage.tail
         seconds = np.array([np.where(possible, number, 0.0) for number in numbers])
         return GroupSpans(possible, seconds, _resident(prices.memory))
 

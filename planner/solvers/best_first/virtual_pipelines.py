@@ -172,8 +172,8 @@ class Family:
     where: tuple[int, ...]
 
     def tables(self, upper_s: float, in_full: bool = True) -> Tables:
-        """What its pipelines cost at least (:meth:`Tables.of`)."""
-        return Tables.of(self.stage_prices, self.groups, self.where, self.schedule, upper_s, in_full)
+        """What its pipelines cost at least (:meth:`Tables.bounded`)."""
+        return Tables.of(self.stage_prices, self.groups, self.where, self.schedule).bounded(upper_s, in_full)
 
     def advance(self, evaluator: Evaluator, upper_s: float) -> Iterator[Evaluation | Branch]:
         """The best of a few promising pipelines, and what stands for all."""
@@ -212,7 +212,7 @@ class Family:
 
     def guess_s(self, evaluator: Evaluator) -> float:
         """What a simple one takes, about."""
-        tables = Tables.begun(self.stage_prices, self.groups, self.where, self.schedule)
+        tables = Tables.of(self.stage_prices, self.groups, self.where, self.schedule)
         guess_s = tables.balanced_s()
         evaluator.budget.spend(_GUESS_S + tables.takes_s)
         return guess_s

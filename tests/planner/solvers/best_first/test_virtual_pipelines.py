@@ -159,7 +159,7 @@ def test_where_messages_take_no_time_a_pipeline_takes_what_its_order_says(name: 
     alike = [family for family in families if len({group.counts for group in family.groups}) == 1]
     for family in draw.sample(alike, min(6, len(alike))):
         cuts = family.tables(float("inf")).promising(float("inf"))[0]
-        tables = Tables.begun(family.stage_prices, family.groups, family.where, name)
+        tables = Tables.of(family.stage_prices, family.groups, family.where, name)
         simulated = evaluator.tried(family.candidate(cuts.tolist()))
         assert simulated is not None
         assert tables.order is not None
