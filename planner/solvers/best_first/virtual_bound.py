@@ -229,12 +229,13 @@ class Tables:
         """So many prefixes are looked at together: :meth:`grown` works on a few tables that fit into a cache."""
         return max(16, _NUMBERS_AT_ONCE // len(self.spans[0].possible))
 
-    def bounded(self, upper_s: float, in_full: bool = True) -> Tables:
+    def bounded(self, upper_s: float, in_full: bool = True, most_s: float = np.inf) -> Tables:
         """The same with the bound of the best mean: sums play against cuts.
 
         Args:
             upper_s: bounds from here on need be no larger.
             in_full: also where no mean has a bound that large.
+            most_s: work after which no further round begins.
         """
         cuts = balanced_places([spans.whole for spans in self.spans])
         if cuts is None:
@@ -259,7 +260,7 @@ class Tables:
             path = self.seconds(self._shortest(mean, behind)[None, :])[..., 0]
             least_s = min(least_s, float((answer * mixed).sum()))
             is_over = best_s >= upper_s or least_s <= best_s * (1 + _NEAR)
-            if is_over or (least_s < upper_s and not in_full):
+            if is_over or (least_s < upper_s and not in_full) or self.takes_s > most_s:
                 break
             visited.append(path)
             sums += [answer, self._longest(path)]

@@ -53,6 +53,7 @@ _COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)  # positions
 _PROMISING = 3  # pipelines of a family that are simulated at first
 _FEW, _SHARE_OF_WORK = 4, 0.02  # families of which good pipelines are simulated at a time; of the budget, for these
 _SHARE_TO_WEIGH = 0.05  # of the budget, for the bounds of the families of one size
+_SHARE_OF_ONE = 0.1  # of what is left, for the bound of a family that is opened
 _SHARE_TO_GUESS, _GUESS_S, _FAR = (
     0.3,
     5e-4,
@@ -110,7 +111,7 @@ class PipelineFamilies:
             if within.is_over:
                 others.append(family)
                 continue
-            tables = family.tables(upper_s, in_full=False)
+            tables = family.tables(upper_s, in_full=False, most_s=within.left_s)
             budget.spend(tables.takes_s)
             if tables.bound_s < upper_s:
                 weighed.append(replace(family, bound_s=max(family.bound_s, tables.bound_s)))
@@ -171,13 +172,13 @@ class Family:
     groups: tuple[PricedGroup, ...]
     where: tuple[int, ...]
 
-    def tables(self, upper_s: float, in_full: bool = True) -> Tables:
+    def tables(self, upper_s: float, in_full: bool = True, most_s: float = float("inf")) -> Tables:
         """What its pipelines cost at least (:meth:`Tables.bounded`)."""
-        return Tables.of(self.stage_prices, self.groups, self.where, self.schedule).bounded(upper_s, in_full)
+        return Tables.of(self.stage_prices, self.groups, self.where, self.schedule).bounded(upper_s, in_full, most_s)
 
     def advance(self, evaluator: Evaluator, upper_s: float) -> Iterator[Evaluation | Branch]:
         """The best of a few promising pipelines, and what stands for all."""
-        tables = self.tables(upper_s)
+        tables = self.tables(upper_s, most_s=_SHARE_OF_ONE * evaluator.budget.left_s)
         if tables.bound_s < upper_s:
             best = self._good(evaluator, tables, upper_s)
             if best is not None:
