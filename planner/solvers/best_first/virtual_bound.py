@@ -111,7 +111,9 @@ class FixedOrder:
         ends = self._ends(seconds, max)
         closed = np.array([ends[number] for number in self.last]) + np.tensordot(self.closings, seconds, 2)
         which = int(closed.argmax())
-        number, times, messages = self.last[which], self.closings[which].copy(), seconds[:, THERE:].ravel().tolist()
+        number = self.last[which]
+        times: Times = self.closings[which].copy()
+        messages = seconds[:, THERE:].ravel().tolist()
         while number >= 0:
             lasts, stage, before, needed, message = self.actions[number]
             times[stage, lasts] += 1
@@ -272,7 +274,7 @@ class Tables:
 
     def _longest(self, seconds: Seconds) -> Times:
         """The largest sum of one pipeline."""
-        always = self.always[int(np.tensordot(self.always, seconds, 2).argmax())]
+        always: Times = self.always[int(np.tensordot(self.always, seconds, 2).argmax())]
         if self.order is None:
             return always
         self.num_numbers += int(len(self.order.actions) * _ACTION_S / NUMBER_S)
@@ -505,7 +507,7 @@ class StagePrices:
         prices, micro_batches = group.prices, self.prices.micro_batches
         kinds = {prices.cost_model.kind(rank) for rank in group.ranks}
         samples = [set(group.samples[rows]) for rows in (micro_batches[0], micro_batches[-1])]
-        if len(prices.turns) != 2 or max(map(len, (kinds, *samples))) > 1:
+        if len(prices.turns) != 2 or len(kinds) > 1 or any(len(own) > 1 for own in samples):
             return (stage.head, stage.back) * 2
         exchanges = prices.exchange_forward, prices.exchange_backward
         columns = (own + exchange for turn in prices.turns for own, exchange in zip(turn, exchanges, strict=True))
