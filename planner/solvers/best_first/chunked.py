@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from planner.ir.plan import SEVERAL_STAGES, STOPPED, TIME_LIMIT, Rejected, status_of
+from planner.solvers.best_first import policy
 from planner.solvers.best_first.search import BestFirstSearch, Outcome
 from planner.solvers.best_first.virtual_pipelines import WAYS, good_pipelines
 from planner.solvers.best_first.warm_start import SearchStart
@@ -21,11 +22,7 @@ from planner.solvers.candidates.choose import better
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.feasibility import chunked_schedule_names
 
-_SHARE, _LEAST_S = 0.12, 0.5
-"""Of the work that was done before, and seconds of work that they may take in any case."""
-
-_SHARE_OF_BETTER, _LEAST_OF_BETTER_S = 0.5, 8.0
-"""The same where they have a faster plan: it is worth a proof."""
+_LEAST_S, _LEAST_OF_BETTER_S = 0.5, 8.0  # of work, that they may take in any case; where one of them is faster
 
 _LEFT_OUT = Rejected(SEVERAL_STAGES, "there was no time for all of them, nor a bound that rules them out")
 
@@ -59,7 +56,7 @@ def with_chunks(evaluator: Evaluator, outcome: Outcome, start: SearchStart) -> O
 def _searched(evaluator: Evaluator, outcome: Outcome, start: SearchStart) -> Outcome:
     """What is known of several stages a position after a part of the work; ``time limit`` where that is not all."""
     before_s = evaluator.budget.work_s
-    within = evaluator.budget.part(max(_LEAST_S, _SHARE * before_s))
+    within = evaluator.budget.part(max(_LEAST_S, policy.SEVERAL_STAGES * before_s))
     within.spend(start.chunked_takes_s())
     nothing = replace(outcome, status=TIME_LIMIT, bound_s=start.capacity_s, num_candidates=0, by_num_stages={})
     if within.is_over or start.cuts is None:
@@ -72,7 +69,9 @@ def _searched(evaluator: Evaluator, outcome: Outcome, start: SearchStart) -> Out
     if good.status == STOPPED or not start.cuts.are_in_order:
         return replace(good, status=STOPPED if good.status == STOPPED else TIME_LIMIT, bound_s=start.capacity_s)
     is_better = good.best is not outcome.best  # worth a proof
-    whole = evaluator.budget.part(max(_LEAST_OF_BETTER_S, _SHARE_OF_BETTER * before_s)) if is_better else within
+    whole = (
+        evaluator.budget.part(max(_LEAST_OF_BETTER_S, policy.FASTER_SEVERAL_STAGES * before_s)) if is_better else within
+    )
     takes_s = _MEMBER_S * len(WAYS) * sum(len(families.sequences) for families in every)
     if not whole.allows(takes_s):
         return replace(good, status=TIME_LIMIT, bound_s=start.capacity_s)
