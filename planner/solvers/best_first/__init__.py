@@ -19,8 +19,8 @@ Besides:
     moves               Plans a few moves away from known ones, for searches that have no proof in time
     share_bound         What pipelines take at least, whatever shares of the samples members of their stages have
     share_search        All shares of the samples that members of a pipeline's stages may have, by branch and bound
-    virtual_bound       What pipelines of several stages a position take at least, by their cuts: shortest paths through
-                        the stages
+    virtual_bound       What pipelines of several stages a position take at least, by their cuts: paths through the
+                        order of their schedule
     virtual_pipelines   Pipelines of several stages a position (interleaved, ZB-V, hanayo, greedy, chimera), in the
                         queue of the search
 """

@@ -1,97 +1,175 @@
-"""What pipelines of several stages a position take at least, by their cuts: shortest paths through the stages.
+"""What pipelines of several stages a position take at least, by their cuts: what their schedule's own order says.
 
-w_s is all that stage s does on its position r(s), f_s, b_s its shortest F and B (or I), c_s a message there or back
-behind it, i(r) the first stage of position r.  Position r begins after the F of the stages before i(r), and its last B
-goes back through them.  So, with D_r the sum over the stages before i(r),
+Where the order of actions is the same whatever stages last, a step is no shorter than the longest path through it: from
+an action to the next one of its position, or over a message to the stage that waits for it.  A path is a sum over
+stages: so often an F, a B, a message of each (``Times``).  So is what holds under any order, where D_r sums over the
+stages before the first one of position r,
 
     step >= D_r (f + c) + sum over the stages of r of (w + update)
     step >= D_r (f + b + 2 c) + sum over the stages of r of (w without W, which may come later)
+    step >= one micro-batch there and back
 
-for each r, hence for every mean of them with weights l_r.  A mean is a sum over stages, so the least over all cuts is a
-shortest path: tables V[s][c], from stage s at cut c to the end.  Weights begin in proportion to speed and move towards
-positions that the shortest path loads more (Lagrangian relaxation of the least largest load).  Third, one micro-batch
-goes there and back through all stages.  Where a stage need not read from the one before, D is left out.
+and so is every mean of sums.  The least of one sum over all cuts is a shortest path through a table of stages and cuts.
+The bound is that of the best mean: sums play against cuts, and each side answers the other's mixture by its best sum,
+or its best cuts, until neither gains (double oracle: McMahan, Gordon, Blum, ICML 2003).  What then lacks to the best
+step is that layers cannot be divided.  So prefixes of cuts are bounded, many at once, each by the largest of a few
+dozen sums with the least that may follow; and complete ones by their order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import functools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import LeastMemory
-from planner.costs.stages.stage_bound import Spread
+from planner.costs.stages.stage_bound import BoundedStages, Spread
+from planner.ir.schedule import ADDS_GRADIENTS, Op, Pipeline, StageGraph
+from planner.passes.events import in_order
+from planner.schedules import schedule as schedule_named
+from planner.schedules import traits
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
+from planner.solvers.best_first.hybrids import balanced_places
 from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
+from planner.solvers.budget import NUMBER_S
 
 _KEPT = 24  # groups whose stages are kept
-_STEPS = 3  # of the weights of positions
+_ROUNDS = 24  # of the game at most
+_MEANS = 6  # of the game that are kept, beside all sums
+_TURNS, _LEAST = 100, 1e-12  # of both players in one round; of what they regret
+_NEAR = 1e-3  # of the bound: answers that gain less end the game
 _ROUNDING = 1e-9
+_BEAM, _FEW = 64, 4  # prefixes of equal length that are followed to the end at first, and of these whose cuts are moved
+_NUMBERS_AT_ONCE = 20_000  # of a table, for the prefixes that are looked at together
+_ROUND_S, _ACTION_S = 1e-3, 1e-6  # of work: a round, beside its tables; an action of an order, for the longest path
+_MANY_ACTIONS = 10_000  # of an order; longer ones are not followed
+
+F, B, F_LAST, B_LAST, ADDS, W, WHOLE, PATH, UPDATE, TAIL, THERE, RETURN = range(12)
+"""What a stage takes: its shortest F and B (or I), and those of the last micro-batch, which may be smaller; what a B
+or W takes longer that finds gradients; its shortest W; all that a rank does of it in a step, and the same without W;
+its update, and reduction and update; the message behind it, there and back."""
+
+_UNITS = np.eye(RETURN + 1)
+
+Times = Array
+"""How often each of these counts: (stage, of ``F`` to ``RETURN``)."""
+
+Seconds = Array
+"""What each of these takes: (stage, of ``F`` to ``RETURN``), and one for each of many pipelines behind."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupSpans:
-    """Stages of a group, by first and last cut, in seconds; infinite where there is none.
+    """Stages of a group, by first and last cut.
 
     Attributes:
-        whole: all that a rank does of it in a step.
-        paths: the same without W, which may come later, and update.
-        head, back: the shortest F, and the shortest B or I.
+        possible: where there is one.
+        seconds: of ``F`` to ``TAIL``; 0 where there is none.
         resident: bytes that members hold of it throughout, by member; None where memory cannot matter.
-        total_s: the whole network as one stage, whether it fits or not.
     """
 
-    whole: Array
-    paths: Array
-    head: Array
-    back: Array
+    possible: Flags
+    seconds: Array
     resident: Array | None
-    total_s: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Mean:
-    """A mean of the bounds of positions, or one micro-batch there and back: a sum over stages.
-
-    Attributes:
-        own: by stage, how much its work counts; ahead: how much the way through it does.
-        returns: whether the way back counts, and not what may come later.
-        table: by stage, what it and those behind cost at least, by the cut where it begins; at last, 0 at the end.
-    """
-
-    own: tuple[float, ...]
-    ahead: tuple[float, ...]
-    returns: bool
-    table: tuple[Array, ...]
 
     @property
-    def bound_s(self) -> float:
-        """The least of all stages."""
-        return float(self.table[0][0])
+    def whole(self) -> Array:
+        """All that a rank does of it in a step; infinite where there is none."""
+        return np.where(self.possible, self.seconds[WHOLE], np.inf)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class First:
-    """The first stages of a pipeline.
+class FixedOrder:
+    """The actions of a schedule on some positions, in an order in which they can run.
 
     Attributes:
-        means: what they cost, by mean.
-        there, back: the shortest way through them, with messages.
-        wholes, paths: by position, when it may end, and when the last B has returned, as far as it is known.
-        held: by position, bytes of each member.
+        actions: of each what it lasts (numbers of its stage that are added), its stage, the action before it on its
+            position, that which it waits for, and the message between: 2 s behind stage s, 2 s + 1 back.  -1: none.
+        last: the last action of each position and of each stage; ``closings``: what follows it, the updates of its
+            position or the tail of its stage, (action, stage, number).
     """
 
-    cuts: tuple[int, ...]
-    means: tuple[float, ...]
-    there: float
-    back: float
-    wholes: tuple[float, ...]
-    paths: tuple[float, ...]
-    held: tuple[Array, ...]
+    actions: tuple[tuple[tuple[int, ...], int, int, int, int], ...]
+    last: tuple[int, ...]
+    closings: Times
+
+    def steps_s(self, seconds: Seconds) -> Array:
+        """Of many pipelines, by their last index."""
+        ends = self._ends(seconds, np.maximum)
+        closed = np.array([ends[number] for number in self.last]) + np.tensordot(self.closings, seconds, 2)
+        return np.asarray(closed.max(axis=0))
+
+    def longest(self, seconds: Seconds) -> Times:
+        """The longest path of one pipeline."""
+        ends = self._ends(seconds, max)
+        closed = np.array([ends[number] for number in self.last]) + np.tensordot(self.closings, seconds, 2)
+        which = int(closed.argmax())
+        number = self.last[which]
+        times: Times = self.closings[which].copy()
+        messages = seconds[:, THERE:].ravel().tolist()
+        while number >= 0:
+            lasts, stage, before, needed, message = self.actions[number]
+            times[stage, lasts] += 1
+            number = before
+            if needed >= 0 and ends[needed] + messages[message] > ends[before]:
+                times[message // 2, THERE + message % 2] += 1
+                number = needed
+        return times
+
+    def _ends(self, seconds: Seconds, later: Callable[[Any, Any], Any]) -> list[Any]:
+        """When each action ends; last, when what waits for nothing may begin."""
+        is_one = seconds.ndim == 2
+        of_stages: list[Any] = seconds.tolist() if is_one else [list(own) for own in seconds]
+        messages = [number for own in of_stages for number in own[THERE:]]
+        messages.append(0.0)
+        ends: list[Any] = [0.0] * (len(self.actions) + 1)
+        for number, (lasts, stage, before, needed, message) in enumerate(self.actions):
+            end = later(ends[before], ends[needed] + messages[message])
+            for one in lasts:
+                end = end + of_stages[stage][one]
+            ends[number] = end
+        return ends
+
+
+@functools.lru_cache(maxsize=64)
+def fixed_order(schedule: str, where: tuple[int, ...], num_microbatches: int) -> FixedOrder | None:
+    """The order of a chain of stages on these positions; None if it depends on times, or is long."""
+    num_stages = len(where)
+    if traits(schedule).timed or 3 * num_stages * num_microbatches > _MANY_ACTIONS:
+        return None
+    pipeline = Pipeline(StageGraph.chain(num_stages, num_microbatches), positions=where)
+    order = in_order(schedule_named(schedule)(pipeline).rows, pipeline)
+    if order is None:
+        return None
+    number_of: dict[tuple[Op, int, int], int] = {}
+    last_on: dict[int, int] = {}  # by position
+    last_of: dict[int, int] = {}  # by stage, of those that add to gradients
+    actions: list[tuple[tuple[int, ...], int, int, int, int]] = []
+    for number, action in enumerate(order):
+        stage = action.stage
+        microbatch = action.microbatch or 0
+        passes = Op.BACKWARD if action.op is Op.BACKWARD_INPUT else action.op
+        is_last = microbatch == num_microbatches - 1
+        lasts = {Op.FORWARD: F_LAST if is_last else F, Op.BACKWARD: B_LAST if is_last else B}.get(passes, W)
+        adds = (ADDS,) if action.op in ADDS_GRADIENTS and stage in last_of else ()
+        source = {Op.FORWARD: stage - 1, Op.BACKWARD: stage + 1}.get(passes, -1)
+        needed = number_of.get((passes, source, microbatch), -1)
+        message = -1 if needed < 0 else 2 * source if passes is Op.FORWARD else 2 * stage + 1
+        actions.append(((lasts, *adds), stage, last_on.get(where[stage], -1), needed, message))
+        number_of[passes, stage, microbatch] = number
+        last_on[where[stage]] = number
+        if action.op in ADDS_GRADIENTS:
+            last_of[stage] = number
+    updates = [np.outer(np.array(where) == position, _UNITS[UPDATE]) for position in last_on]
+    tails = [np.outer(np.arange(num_stages) == stage, _UNITS[TAIL]) for stage in last_of]
+    return FixedOrder(tuple(actions), (*last_on.values(), *last_of.values()), np.array([*updates, *tails]))
 
 
 @dataclass(slots=True, eq=False)
@@ -100,143 +178,277 @@ class Tables:
 
     Attributes:
         where: the position of each stage.
-        spans: by stage; ``messages``: behind each but the last, by cut, there and back.
-        begins: by position, its first stage; ``limits``: bytes of each member.
-        is_linked: see :class:`StagePrices`.
+        spans: by stage; ``messages``: behind each, (stage, there and back, cut).
+        limits: bytes of each member, by position.
+        order: of the schedule, where that is known.
+        always: sums that hold under any order, (sum, stage, number).
+        bound_s: none of them is faster.
+        sums: those that prefixes are bounded by; ``behind``: the least of each from a stage on, by the cut where it
+            begins, (sum, stage, cut); last, 0 at the end.
+        num_numbers: of all tables that were made.
     """
 
     where: tuple[int, ...]
     spans: tuple[GroupSpans, ...]
-    messages: tuple[tuple[Array, Array], ...]
-    begins: tuple[int, ...]
+    messages: Array
     limits: tuple[Array, ...]
-    is_linked: bool
-    means: tuple[Mean, ...] = ()
-
-    @property
-    def num_numbers(self) -> int:
-        """Of all tables that were made."""
-        return len(self.where) * self.spans[0].whole.size * (_STEPS + len(self.means))
+    order: FixedOrder | None
+    always: Array
+    bound_s: float = field(init=False, default=0.0)
+    sums: Array = field(init=False)
+    behind: Array = field(init=False)
+    num_numbers: int = field(init=False, default=0)
 
     @classmethod
-    def of(cls, prices: StagePrices, groups: Sequence[PricedGroup], where: Sequence[int]) -> Tables:
-        """With weights of the positions that make the bound large.
+    def of(cls, prices: StagePrices, groups: Sequence[PricedGroup], where: Sequence[int], schedule: str) -> Tables:
+        """Without a bound as yet.
 
         Args:
             where: the position of each stage.
         """
         spans = tuple(prices.spans(groups[r]) for r in where)
-        messages = tuple(prices.messages(groups[a], groups[b]) for a, b in pairwise(where))
-        begins = tuple(where.index(r) for r in range(len(groups)))
-        limits = tuple(_limits(group, len(prices.prices.micro_batches), len(where)) for group in groups)
-        tables = cls(tuple(where), spans, messages, begins, limits, prices.is_linked)
-        tables.means = tables._weighted()
-        return tables
+        count = len(prices.prices.micro_batches)
+        messages = np.zeros((len(where), 2, len(spans[0].possible)))
+        for stage, (a, b) in enumerate(pairwise(where)):
+            messages[stage] = prices.messages(groups[a], groups[b])
+        limits = tuple(_limits(group, count, len(where)) for group in groups)
+        order = fixed_order(schedule, tuple(where), count) if prices.is_linked else None
+        return cls(tuple(where), spans, messages, limits, order, _always(where, prices.is_linked))
 
     @property
-    def bound_s(self) -> float:
-        """None of them is faster."""
-        return max(mean.bound_s for mean in self.means)
+    def takes_s(self) -> float:
+        """The work that was done."""
+        return NUMBER_S * self.num_numbers
 
-    def _weighted(self) -> tuple[Mean, ...]:
-        """The means of the bound, for the best of a few weights."""
-        speeds = 1 / np.maximum([self.spans[stage].total_s for stage in self.begins], 1e-12)
-        weights = speeds / speeds.sum()
-        best = self._mean(weights, returns=True)
-        for _ in range(_STEPS):
-            if not np.isfinite(best.bound_s):
+    def balanced_s(self) -> float:
+        """What the balanced pipeline takes by its order, about; infinite if there is none."""
+        cuts = balanced_places([spans.whole for spans in self.spans])
+        seconds = np.zeros(()) if cuts is None else self.seconds(np.array([cuts]))[..., 0]
+        return np.inf if cuts is None else float((self._longest(seconds) * seconds).sum())
+
+    @property
+    def many(self) -> int:
+        """So many prefixes are looked at together: :meth:`grown` works on a few tables that fit into a cache."""
+        return max(16, _NUMBERS_AT_ONCE // len(self.spans[0].possible))
+
+    def bounded(self, upper_s: float, in_full: bool = True, most_s: float = np.inf) -> Tables:
+        """The same with the bound of the best mean: sums play against cuts.
+
+        Args:
+            upper_s: bounds from here on need be no larger.
+            in_full: also where no mean has a bound that large.
+            most_s: work after which no further round begins.
+        """
+        cuts = balanced_places([spans.whole for spans in self.spans])
+        if cuts is None:
+            self.bound_s = np.inf
+            return self
+        visited = [self.seconds(np.array([cuts]))[..., 0]]
+        sums = [self._longest(visited[0])]
+        means: list[tuple[float, Times]] = []
+        players = _Players()
+        best_s = 0.0
+        least_s = np.inf  # no mean has a larger bound
+        for _ in range(_ROUNDS):
+            self.num_numbers += int(_ROUND_S / NUMBER_S)
+            costs = np.tensordot(np.array(sums), np.array(visited), ((1, 2), (1, 2)))
+            of_sums, of_cuts = players.mixtures(costs)
+            mean = np.tensordot(of_sums, np.array(sums), 1)
+            behind = self._behind(mean)
+            means.append((float(behind[0][0]), mean))
+            best_s = max(best_s, means[-1][0])
+            mixed = np.tensordot(of_cuts, np.array(visited), 1)
+            answer = self._longest(mixed)
+            path = self.seconds(self._shortest(mean, behind)[None, :])[..., 0]
+            least_s = min(least_s, float((answer * mixed).sum()))
+            is_over = best_s >= upper_s or least_s <= best_s * (1 + _NEAR)
+            if is_over or (least_s < upper_s and not in_full) or self.takes_s > most_s:
                 break
-            loads = np.array(self._ends(best))
-            moved = weights * np.maximum(loads / max(loads.mean(), 1e-12), 1e-3) ** 2
-            mean = self._mean(moved / moved.sum(), returns=True)
-            if mean.bound_s <= best.bound_s:
-                break
-            best, weights = mean, moved / moved.sum()
-        nothing, all_ways = (0.0,) * len(self.spans), (1.0,) * len(self.spans)
-        trip = (self._tabled(Mean(nothing, all_ways, True, ())),) if self.is_linked else ()
-        return best, self._mean(weights, returns=False), *trip
+            visited.append(path)
+            sums += [answer, self._longest(path)]
+        means.sort(key=operator.itemgetter(0), reverse=True)
+        distinct = {times.tobytes(): times for times in [*(mean for _, mean in means[:_MEANS]), *sums]}
+        self.bound_s, self.sums = best_s, np.array(list(distinct.values()))
+        self.behind = np.array([self._behind(times) for times in self.sums])
+        return self
 
-    def _ends(self, mean: Mean) -> list[float]:
-        """By position, the bound of its own, where the mean is least."""
-        first = self.root()
-        for stage, behind in enumerate(mean.table[1:]):
-            first = self.grown(first, int((self._cost(mean, stage, first.cuts[-1]) + behind).argmin()))
-        return [max(one, other) for one, other in zip(first.wholes, first.paths, strict=True)]
+    def _longest(self, seconds: Seconds) -> Times:
+        """The largest sum of one pipeline."""
+        always: Times = self.always[int(np.tensordot(self.always, seconds, 2).argmax())]
+        if self.order is None:
+            return always
+        self.num_numbers += int(len(self.order.actions) * _ACTION_S / NUMBER_S)
+        path = self.order.longest(seconds)
+        return path if (path * seconds).sum() > (always * seconds).sum() else always
 
-    def _mean(self, weights: Array, returns: bool) -> Mean:
-        begun = np.array(self.begins)
-        stages = range(len(self.spans))
-        own = tuple(float(weights[r]) for r in self.where)
-        ahead = tuple(float(weights[begun > stage].sum()) * self.is_linked for stage in stages)
-        return self._tabled(Mean(own, ahead, returns, ()))
+    def _cost(self, times: Times, stage: int) -> Array:
+        """What a sum counts of a stage, by first and last cut."""
+        spans = self.spans[stage]
+        cost = np.tensordot(times[stage, :THERE], spans.seconds, 1) + times[stage, THERE:] @ self.messages[stage]
+        return np.where(spans.possible, cost, np.inf)
 
-    def _tabled(self, mean: Mean) -> Mean:
-        """With its table, from the last stage to the first."""
-        behind = np.full(len(self.spans[0].whole), np.inf)
-        behind[-1] = 0.0
-        table = [behind]
+    def _behind(self, times: Times) -> Array:
+        """The least of a sum from each stage on, by the cut where it begins."""
+        self.num_numbers += 4 * len(self.spans) * self.spans[0].possible.size
+        behind = np.full((len(self.spans) + 1, len(self.spans[0].possible)), np.inf)
+        behind[-1, -1] = 0.0
         for stage in reversed(range(len(self.spans))):
-            table.append((self._cost(mean, stage) + table[-1][None, :]).min(axis=1))
-        return replace(mean, table=tuple(reversed(table)))
+            behind[stage] = (self._cost(times, stage) + behind[stage + 1]).min(axis=1)
+        return behind
 
-    def _cost(self, mean: Mean, stage: int, first: int | slice = slice(None)) -> Array:
-        """What a stage costs by first and last cut, or by last cut alone."""
-        spans, own, ahead = self.spans[stage], mean.own[stage], mean.ahead[stage]
-        cost: Array = own * (spans.paths if mean.returns else spans.whole)[first] if own else np.zeros(1)
-        if ahead:
-            there, back = self._messages(stage)
-            way = spans.head[first] + there
-            cost = cost + ahead * (way + spans.back[first] + back if mean.returns else way)
-        return cost
+    def _shortest(self, times: Times, behind: Array) -> Numbers:
+        """The cuts of the pipeline of which a sum is least."""
+        cuts = [0]
+        for stage in range(len(self.spans)):
+            cuts.append(int((self._cost(times, stage)[cuts[-1]] + behind[stage + 1]).argmin()))
+        return np.array(cuts)
 
-    def _messages(self, stage: int) -> tuple[Array, Array]:
-        nothing = np.zeros(len(self.spans[0].whole))
-        return self.messages[stage] if stage < len(self.messages) else (nothing, nothing)
+    def seconds(self, cuts: Numbers) -> Seconds:
+        """What the stages between cuts take, of many pipelines or their first stages: (stage, number, pipeline)."""
+        of_stages = [
+            np.concatenate([self.spans[stage].seconds[:, first, last], self.messages[stage][:, last]])
+            for stage, (first, last) in enumerate(pairwise(cuts.T))
+        ]
+        return np.array(of_stages) if of_stages else np.zeros((0, RETURN + 1, len(cuts)))
 
-    def root(self) -> First:
-        """No stage yet."""
-        zeros = (0.0,) * len(self.begins)
-        return First((0,), (0.0,) * len(self.means), 0.0, 0.0, zeros, zeros, (np.zeros(1),) * len(self.begins))
+    def grown(self, cuts: Numbers, upper_s: float) -> tuple[Numbers, Array]:
+        """First stages of pipelines, with one stage more each, as far as they may lead to less than ``upper_s``.
 
-    def grown(self, first: First, last: int) -> First:
-        """With a stage more."""
-        stage, begin, linked = len(first.cuts) - 1, first.cuts[-1], self.is_linked
-        spans, position = self.spans[stage], self.where[stage]
-        wholes, paths, held = list(first.wholes), list(first.paths), list(first.held)
-        if stage == self.begins[position]:
-            wholes[position] += first.there
-            paths[position] += first.there + first.back
-        wholes[position] += float(spans.whole[begin, last])
-        paths[position] += float(spans.paths[begin, last])
-        if spans.resident is not None:
-            held[position] = held[position] + spans.resident[:, begin, last]
-        there, back = self._messages(stage)
-        costs = [self._cost(mean, stage, begin)[last] for mean in self.means]
-        return First(
-            (*first.cuts, last),
-            tuple(before + float(cost) for before, cost in zip(first.means, costs, strict=True)),
-            first.there + float(spans.head[begin, last] + there[last]) if linked else 0.0,
-            first.back + float(spans.back[begin, last] + back[last]) if linked else 0.0,
-            tuple(wholes),
-            tuple(paths),
-            tuple(held),
+        Args:
+            cuts: of the stages so far, (prefix, cut).
+
+        Returns:
+            Their cuts, and a bound of what they lead to, the least first.
+        """
+        stage = cuts.shape[1] - 1
+        count = len(self.sums)
+        spans = self.spans[stage]
+        behind = self.behind[:, stage + 1]
+        done = np.tensordot(self.sums[:, :stage], self.seconds(cuts), 2)
+        longer = [np.zeros((0, stage + 2), dtype=cuts.dtype)]
+        bounds = [np.zeros(0)]
+        for first in np.unique(cuts[:, -1]):
+            own = np.flatnonzero(cuts[:, -1] == first)
+            lasts = np.flatnonzero(spans.possible[first])
+            cost = self.sums[:, stage, :THERE] @ spans.seconds[:, first, lasts]
+            cost += self.sums[:, stage, THERE:] @ self.messages[stage][:, lasts] + behind[:, lasts]
+            bound = functools.reduce(np.maximum, (done[n, own, None] + cost[n] for n in range(count)))
+            rows, columns = np.nonzero((bound < upper_s) & self._holds(cuts[own], stage, lasts))
+            longer.append(np.column_stack([cuts[own[rows]], lasts[columns]]).astype(cuts.dtype))
+            bounds.append(bound[rows, columns])
+            self.num_numbers += count * bound.size
+        every = np.concatenate(longer)
+        bound = np.concatenate(bounds)
+        if stage + 1 == len(self.spans) and len(bound):
+            bound = np.maximum(bound, self._steps_s(every))
+        ascending = np.argsort(bound, kind="stable")
+        kept = ascending[bound[ascending] < upper_s]
+        return every[kept], bound[kept]
+
+    def promising(self, upper_s: float) -> Numbers:
+        """Cuts of a few pipelines that are fast by their order, the fastest first.
+
+        The best of their first stages are followed, and at last cuts moved, one or two at a time, while that helps.
+        """
+        cuts = np.zeros((1, 1), dtype=np.int64)
+        for _ in self.where:
+            cuts = self.grown(cuts[:_BEAM], upper_s)[0]
+        balanced = balanced_places([spans.whole for spans in self.spans])
+        starts = [*cuts[:_FEW], *([np.array(balanced)] if balanced is not None else [])]
+        ends = [self._moved(start) for start in starts]
+        distinct = {own.tobytes(): own for _, own in sorted(ends, key=operator.itemgetter(0))}
+        return np.array(list(distinct.values())).reshape(len(distinct), len(self.where) + 1)
+
+    def _moved(self, cuts: Numbers) -> tuple[float, Numbers]:
+        """What a pipeline takes by its order, and its cuts, after the best moves."""
+        moves = np.array([move for width in (1, 2) for move in _moves(len(cuts), width)]).reshape(-1, len(cuts))
+        best_s = np.inf
+        for _ in range(_ROUNDS):
+            around = np.concatenate([cuts[None, :], cuts + moves])
+            around = around[((around >= 0) & (around <= cuts[-1])).all(axis=1)]
+            stages = enumerate(pairwise(around.T))
+            allowed = [self.spans[stage].possible[first, last] for stage, (first, last) in stages]
+            around = around[np.logical_and.reduce(allowed)]
+            steps_s = self._steps_s(around) if len(around) else np.zeros(0)
+            if not len(around) or steps_s.min() >= best_s:
+                break
+            best_s, cuts = float(steps_s.min()), around[steps_s.argmin()]
+        return best_s, cuts
+
+    def _steps_s(self, cuts: Numbers) -> Array:
+        """What complete pipelines take at least, by their order where that is known."""
+        seconds = self.seconds(cuts)
+        always: Array = np.tensordot(self.always, seconds, 2).max(axis=0)
+        if self.order is None:
+            return always
+        self.num_numbers += 3 * len(self.order.actions) * (len(cuts) + 100)
+        return np.maximum(always, self.order.steps_s(seconds))
+
+    def _holds(self, cuts: Numbers, stage: int, lasts: Numbers) -> Flags:
+        """Whether all stages of a position that are known fit its members, by prefix and last cut of its next one."""
+        position, resident = self.where[stage], self.spans[stage].resident
+        if resident is None or not len(cuts):
+            return np.ones((len(cuts), len(lasts)), dtype=bool)
+        held = resident[:, cuts[:, -1]][:, :, lasts]
+        for before in (s for s in range(stage) if self.where[s] == position):
+            held = held + resident[:, cuts[:, before], cuts[:, before + 1]][:, :, None]
+        return np.asarray((held <= self.limits[position][:, None, None]).all(axis=0))
+
+
+def _moves(count: int, width: int) -> Iterator[Numbers]:
+    """So many neighbouring cuts, none at an end, one or two places on or back."""
+    for place in range(1, count - width):
+        for by in (-2, -1, 1, 2):
+            yield by * ((np.arange(count) >= place) & (np.arange(count) < place + width))
+
+
+def _always(where: Sequence[int], is_linked: bool) -> Array:
+    """Sums that hold under any order; where a stage need not read from the one before, those of positions alone."""
+    places, stages = np.array(where), np.arange(len(where))
+    way = [F_LAST, THERE]  # of any micro-batch: the smallest
+    sums = []
+    for position in range(int(places.max()) + 1):
+        own, ahead = places == position, (stages < where.index(position)) * is_linked
+        whole = np.outer(own, _UNITS[WHOLE] + _UNITS[UPDATE]) + np.outer(ahead, _UNITS[way].sum(axis=0))
+        path = np.outer(own, _UNITS[PATH]) + np.outer(ahead, _UNITS[[*way, B_LAST, RETURN]].sum(axis=0))
+        path[0, TAIL] = ahead[0]
+        sums += [whole, path]
+    trip = np.outer(np.ones(len(where)), _UNITS[[*way, B_LAST, RETURN]].sum(axis=0))
+    trip[0, TAIL] = 1.0
+    return np.array([*sums, *([trip] if is_linked else [])])
+
+
+@dataclass(slots=True, eq=False)
+class _Players:
+    """Sums and cuts as players, who come to play what they regret not to have played more: regret matching.
+
+    Tammelin, "Solving large imperfect information games using CFR+", 2014.
+    """
+
+    regrets: list[Array] = field(default_factory=lambda: [np.zeros(0), np.zeros(0)])
+
+    def mixtures(self, costs: Array) -> tuple[Array, Array]:
+        """How often sums (rows) and cuts (columns) are played, where each side does about its best.
+
+        The first ones are those of the call before.
+        """
+        costs = costs / max(float(np.abs(costs).max()), 1e-300)
+        for_sums, for_cuts = (
+            np.append(own, np.full(count - len(own), 1e-3))
+            for own, count in zip(self.regrets, costs.shape, strict=True)
         )
-
-    def bounds_behind(self, first: First) -> Array:
-        """By where the next stage ends: no such pipeline is faster; infinite where none fits."""
-        stage, begin = len(first.cuts) - 1, first.cuts[-1]
-        spans, position = self.spans[stage], self.where[stage]
-        ahead = (first.there, first.there + first.back) if stage == self.begins[position] else (0.0, 0.0)
-        bounds = np.maximum(
-            first.wholes[position] + ahead[0] + spans.whole[begin],
-            first.paths[position] + ahead[1] + spans.paths[begin],
-        )
-        for cost, mean in zip(first.means, self.means, strict=True):
-            bounds = np.maximum(bounds, cost + self._cost(mean, stage, begin) + mean.table[stage + 1])
-        if spans.resident is not None:
-            held = first.held[position][:, None] + spans.resident[:, begin]
-            bounds = np.where((held > self.limits[position][:, None]).any(axis=0), np.inf, bounds)
-        return np.asarray(bounds)
+        all_sums, all_cuts = np.zeros(len(for_sums)), np.zeros(len(for_cuts))
+        for turn in range(1, min(_TURNS, 20 * len(costs)) + 1):
+            of_cuts = for_cuts / for_cuts.sum()
+            worth = costs @ of_cuts
+            for_sums = np.maximum(for_sums + worth - worth @ for_sums / for_sums.sum(), _LEAST)
+            of_sums = for_sums / for_sums.sum()
+            all_cuts += turn * of_cuts
+            all_sums += turn * of_sums
+            price = of_sums @ costs
+            for_cuts = np.maximum(for_cuts + price @ of_cuts - price, _LEAST)
+        self.regrets = [for_sums, for_cuts]
+        return all_sums / all_sums.sum(), all_cuts / all_cuts.sum()
 
 
 @dataclass(slots=True, eq=False)
@@ -272,20 +484,34 @@ class StagePrices:
         return self._spans[key][1]
 
     def _worked_out(self, group: PricedGroup) -> GroupSpans:
-        cuts, prices = self.prices.cuts, group.prices
+        cuts, prices, count = self.prices.cuts, group.prices, len(self.prices.micro_batches)
         every = np.arange(cuts.last + 1)
         first, last = every[:, None], every[None, :]
         stage = group.stage(first, last)
         possible = cuts.inside & (stage.window > 0)
         whole, paths = stage.all_work, stage.work
+        late = (whole - paths - (count - 1) * stage.adds) / count
+        if not (prices.is_even and len(prices.all_works.sums) == 1):
+            late = np.zeros_like(whole)  # of whom, and of which micro-batch, is not known
         if self.mirrored or not _is_one_slowest(prices.all_works, cuts.inside):
             whole = whole - prices.all_works.most(first, last) + _mean_of(prices.all_works, first, last)
             paths = paths - prices.works.most(first, last) + _mean_of(prices.works, first, last)
-        if prices.parted is None:
-            whole = whole + prices.updates.least(first, last)
-        total_s = float(whole[0, -1])
-        whole, paths, head, back = (np.where(possible, each, np.inf) for each in (whole, paths, stage.head, stage.back))
-        return GroupSpans(whole, paths, head, back, _resident(prices.memory), total_s)
+        update = prices.updates.least(first, last) * (prices.parted is None)
+        late = np.maximum(late, 0.0)
+        numbers = *self._passes(group, stage), stage.adds, late, whole, paths, update, stage.tail
+        seconds = np.array([np.where(possible, number, 0.0) for number in numbers])
+        return GroupSpans(possible, seconds, _resident(prices.memory))
+
+    def _passes(self, group: PricedGroup, stage: BoundedStages) -> tuple[Array, ...]:
+        """The shortest F and B of a full micro-batch and of the last one: the least of all where members differ."""
+        prices, micro_batches = group.prices, self.prices.micro_batches
+        kinds = {prices.cost_model.kind(rank) for rank in group.ranks}
+        samples = [set(group.samples[rows]) for rows in (micro_batches[0], micro_batches[-1])]
+        if len(prices.turns) != 2 or len(kinds) > 1 or any(len(own) > 1 for own in samples):
+            return (stage.head, stage.back) * 2
+        exchanges = prices.exchange_forward, prices.exchange_backward
+        columns = (own + exchange for turn in prices.turns for own, exchange in zip(turn, exchanges, strict=True))
+        return tuple(column[None, :] - column[:, None] for column in columns)
 
     def messages(self, source: PricedGroup, destination: PricedGroup) -> tuple[Array, Array]:
         """There and back between stages of two groups, at least, by cut; nothing on the same ranks."""

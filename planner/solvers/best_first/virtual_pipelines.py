@@ -4,10 +4,9 @@ Given       a schedule; its positions, two or more where there are two devices; 
 Choose      a chain of cuts: stage s, on position r(s), holds what is between two of them
 Minimise    the step, by simulation
 
-A ``Family`` is all of them with the same groups and S.  It waits by the bound of ``virtual_bound``.  Of a few that
-promise most the balanced cuts are simulated, and moved one at a time if they are the best so far.  Then families are
-opened stage by stage (``Branch``), each beginning with the bound of the best stages behind it, so that the search
-proves the best, or states a true gap.
+A ``Family`` is all of them with the same groups and S.  It waits by the bound of ``virtual_bound``.  Of one that is
+opened the most promising cuts are simulated, by following a few of its prefixes; then all prefixes, many at once
+(``Branch``), so that the search proves the best, or states a true gap.
 
 Groups of devices are those of all pipelines (``device_groups``), in every order that matters, where these are at most
 ``MANY_SEQUENCES``; else of one size, filled host by host and kind by kind.  All stages compute activations again that
@@ -35,8 +34,7 @@ from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.hybrids import balanced_places
 from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
-from planner.solvers.best_first.virtual_bound import First, StagePrices, Tables
-from planner.solvers.budget import NUMBER_S
+from planner.solvers.best_first.virtual_bound import StagePrices, Tables
 from planner.solvers.candidates.candidate import DevicePool
 from planner.solvers.candidates.choose import better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -52,9 +50,15 @@ MANY_SHARES = 64
 
 _FEW_KINDS = 3
 _COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)  # positions, where groups are of one size
-_ROUNDS = 3  # of moving each cut
-_FEW, _SHARE_OF_WORK = 8, 0.02  # families of which good pipelines are simulated at a time; of the budget, for these
+_PROMISING = 3  # pipelines of a family that are simulated at first
+_FEW, _SHARE_OF_WORK = 4, 0.02  # families of which good pipelines are simulated at a time; of the budget, for these
 _SHARE_TO_WEIGH = 0.05  # of the budget, for the bounds of the families of one size
+_SHARE_OF_ONE = 0.1  # of what is left, for the bound of a family that is opened
+_SHARE_TO_GUESS, _GUESS_S, _FAR = (
+    0.3,
+    5e-4,
+    1.3,
+)  # of what is left, for first answers; of work; of the best that is known
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,11 +77,13 @@ class PipelineFamilies:
     sequences: Sequence[tuple[Counts, ...]]
     waiting: tuple[Family, ...] | None = None
 
-    def advance(self, evaluator: Evaluator, upper_s: float) -> Iterator[PipelineFamilies | Family | Evaluation]:
-        """The same with its families in order; then good pipelines of a few, these, and the others."""
+    def advance(
+        self, evaluator: Evaluator, upper_s: float
+    ) -> Iterator[PipelineFamilies | Family | Branch | Evaluation]:
+        """The same with its families in order; then what a few of them stand for, and the others."""
         if self.waiting is None:
-            if upper_s == float("inf"):  # any plan, before tables of all families are made
-                simple = (family.good(evaluator, 0.0) for family in islice(self.members(), _FEW))
+            if upper_s == float("inf"):  # any plan
+                simple = (family.simple(evaluator) for family in islice(self.members(), _FEW))
                 yield from islice((evaluation for evaluation in simple if evaluation is not None), 1)
             yield from self._in_order(self._weighed(evaluator, upper_s))
             return
@@ -85,11 +91,9 @@ class PipelineFamilies:
         ends_at_s = budget.work_s + _SHARE_OF_WORK * budget.limit_s
         while number < len(self.waiting) and (number < _FEW or budget.work_s < ends_at_s):
             family, number = self.waiting[number], number + 1
-            best = family.good(evaluator, upper_s) if family.bound_s < upper_s else None
-            if best is not None:
-                yield best
-                upper_s = min(upper_s, best.step_s)
-            yield family
+            for after in family.advance(evaluator, upper_s) if family.bound_s < upper_s else ():
+                upper_s = min(upper_s, after.step_s) if isinstance(after, Evaluation) else upper_s
+                yield after
         yield from self._in_order(self.waiting[number:])
 
     def _in_order(self, waiting: Sequence[Family]) -> Iterator[PipelineFamilies]:
@@ -107,8 +111,8 @@ class PipelineFamilies:
             if within.is_over:
                 others.append(family)
                 continue
-            tables = family.tables()
-            budget.spend(NUMBER_S * tables.num_numbers)
+            tables = family.tables(upper_s, in_full=False, most_s=within.left_s)
+            budget.spend(tables.takes_s)
             if tables.bound_s < upper_s:
                 weighed.append(replace(family, bound_s=max(family.bound_s, tables.bound_s)))
         return [*sorted(weighed, key=lambda family: family.bound_s), *others]
@@ -168,15 +172,19 @@ class Family:
     groups: tuple[PricedGroup, ...]
     where: tuple[int, ...]
 
-    def tables(self) -> Tables:
-        """What its pipelines cost at least."""
-        return Tables.of(self.stage_prices, self.groups, self.where)
+    def tables(self, upper_s: float, in_full: bool = True, most_s: float = float("inf")) -> Tables:
+        """What its pipelines cost at least (:meth:`Tables.bounded`)."""
+        return Tables.of(self.stage_prices, self.groups, self.where, self.schedule).bounded(upper_s, in_full, most_s)
 
-    def advance(self, evaluator: Evaluator, upper_s: float) -> Iterator[Branch]:
-        """What stands for all of its pipelines."""
-        tables = self.tables()
-        evaluator.budget.spend(NUMBER_S * tables.num_numbers)
-        yield from branch(self, tables, tables.root(), upper_s)
+    def advance(self, evaluator: Evaluator, upper_s: float) -> Iterator[Evaluation | Branch]:
+        """The best of a few promising pipelines, and what stands for all."""
+        tables = self.tables(upper_s, most_s=_SHARE_OF_ONE * evaluator.budget.left_s)
+        if tables.bound_s < upper_s:
+            best = self._good(evaluator, tables, upper_s)
+            if best is not None:
+                yield best
+            yield Branch(self, tables, np.zeros((1, 1), dtype=np.int64), np.array([tables.bound_s]))
+        evaluator.budget.spend(tables.takes_s)
 
     def candidate(self, cuts: Sequence[int]) -> Candidate:
         """The pipeline with these cuts, on the first free ranks of each pool."""
@@ -203,29 +211,25 @@ class Family:
             return float("inf"), None
         return ways * max(float(fullness[r][cuts[s], cuts[s + 1]]) for s, r in enumerate(self.where)), cuts
 
-    def good(self, evaluator: Evaluator, upper_s: float) -> Evaluation | None:
-        """The balanced pipeline, or the leanest if that does not fit; where it is fast, with its cuts moved."""
+    def guess_s(self, evaluator: Evaluator) -> float:
+        """What a simple one takes, about."""
+        tables = Tables.of(self.stage_prices, self.groups, self.where, self.schedule)
+        guess_s = tables.balanced_s()
+        evaluator.budget.spend(_GUESS_S + tables.takes_s)
+        return guess_s
+
+    def simple(self, evaluator: Evaluator) -> Evaluation | None:
+        """The balanced pipeline, or the leanest if that does not fit."""
         cuts = balanced_places([self.stage_prices.spans(self.groups[r]).whole for r in self.where])
-        best = self._simulated(evaluator, cuts)
-        if best is None and cuts is not None:
-            cuts = self.leanest()[1]
-            best = self._simulated(evaluator, cuts)
-        if best is None or cuts is None:
-            return None
-        inside = self.stage_prices.prices.cuts.inside
-        for _ in range(_ROUNDS if best.step_s < upper_s else 0):
-            before = best
-            for place in range(1, len(cuts) - 1):
-                between = np.flatnonzero(inside[cuts[place - 1]] & inside[:, cuts[place + 1]])
-                at = int(np.searchsorted(between, cuts[place]))
-                for moved in (*between[max(0, at - 1) : at], *between[at + 1 : at + 2]):
-                    other = [*cuts[:place], int(moved), *cuts[place + 1 :]]
-                    tried = self._simulated(evaluator, other, best.step_s)
-                    if tried is not None and better(best, tried) is tried:
-                        best, cuts = tried, other
-            if best is before:
-                break
-        return best
+        return self._simulated(evaluator, cuts) or (self._simulated(evaluator, self.leanest()[1]) if cuts else None)
+
+    def _good(self, evaluator: Evaluator, tables: Tables, upper_s: float) -> Evaluation | None:
+        """The best of a few that are promising; if none of them fits, a simple one."""
+        best: Evaluation | None = None
+        for cuts in tables.promising(upper_s)[:_PROMISING]:
+            tried = self._simulated(evaluator, cuts.tolist(), float("inf") if best is None else best.step_s)
+            best = tried if best is None or (tried is not None and better(best, tried) is tried) else best
+        return best or self.simple(evaluator)
 
     def _simulated(
         self, evaluator: Evaluator, cuts: Sequence[int] | None, known_s: float = float("inf")
@@ -240,44 +244,63 @@ class Family:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Branch:
-    """Pipelines of a family with the same first stages, by where the next stage ends: that at ``place``, and behind.
+    """Pipelines of a family by their first stages, equally many.
 
     Attributes:
-        bounds: of the best stages behind, ascending; ``lasts``: where the next stage ends.
+        cuts: of these stages, (prefix, cut); the most promising first.
+        bounds: none that begins so is faster.
     """
 
     family: Family
     tables: Tables
-    first: First
+    cuts: Numbers
     bounds: Array
-    lasts: Numbers
-    place: int = 0
 
     @property
     def bound_s(self) -> float:
         """None of them is faster."""
-        return float(self.bounds[self.place])
+        return float(self.bounds[0])
 
     def advance(self, evaluator: Evaluator, upper_s: float) -> Iterator[Branch | Candidate]:
-        """What is behind, and the one in front with its next stage, or as a whole pipeline."""
-        if self.place + 1 < len(self.bounds):
-            yield replace(self, place=self.place + 1)
-        child = self.tables.grown(self.first, int(self.lasts[self.place]))
-        if len(child.cuts) <= len(self.family.where):
-            yield from branch(self.family, self.tables, child, upper_s)
+        """The first ones with their next stages, or the first as a whole pipeline; and the others."""
+        is_complete = self.cuts.shape[1] > len(self.family.where)
+        count = 1 if is_complete else self.tables.many
+        if len(self.bounds) > count:
+            yield replace(self, cuts=self.cuts[count:], bounds=self.bounds[count:])
+        if is_complete:
+            candidate = self.family.candidate(self.cuts[0].tolist())
+            if not evaluator.unmet(candidate):
+                yield candidate
             return
-        candidate = self.family.candidate(child.cuts)
-        if not evaluator.unmet(candidate):
-            yield candidate
+        before_s = self.tables.takes_s
+        cuts, bounds = self.tables.grown(self.cuts[:count], upper_s)
+        evaluator.budget.spend(self.tables.takes_s - before_s)
+        if len(bounds):
+            yield replace(self, cuts=cuts, bounds=bounds)
 
 
-def branch(family: Family, tables: Tables, first: First, upper_s: float) -> Iterator[Branch]:
-    """What may follow the first stages in less than ``upper_s``; nothing if nothing does."""
-    bounds = tables.bounds_behind(first)
-    lasts = np.flatnonzero(bounds < upper_s)
-    if len(lasts):
-        order = np.argsort(bounds[lasts], kind="stable")
-        yield Branch(family, tables, first, bounds[lasts][order], lasts[order].astype(np.int64))
+def good_pipelines(every: Sequence[PipelineFamilies], evaluator: Evaluator, upper_s: float) -> Iterator[Evaluation]:
+    """Good pipelines on groups of one size that use the most devices, of the families of which a simple one is fast."""
+    uniform = [
+        replace(families, sequences=[own for own in families.sequences if len(set(map(sum, own))) == 1])
+        for families in every
+    ]
+    members = [
+        family for families in uniform for family in families.members() if len(family.where) > len(family.groups)
+    ]
+    most = max((sum(group.size for group in family.groups) for family in members), default=0)
+    widest = [family for family in members if sum(group.size for group in family.groups) == most]
+    within = evaluator.budget.part(_SHARE_TO_GUESS * evaluator.budget.left_s)
+    guesses = [
+        (family.guess_s(evaluator), number)
+        for number, family in enumerate(widest)
+        if family.bound_s < upper_s and not within.is_over
+    ]
+    for guess_s, number in sorted(guesses)[:_FEW]:
+        for after in widest[number].advance(evaluator, upper_s) if guess_s < _FAR * upper_s else ():
+            if isinstance(after, Evaluation):
+                upper_s = min(upper_s, after.step_s)
+                yield after
 
 
 Item = PipelineFamilies | Family | Branch

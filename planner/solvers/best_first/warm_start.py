@@ -24,7 +24,7 @@ from planner.solvers.best_first.prefixes import Frontier
 from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
 from planner.solvers.best_first.search import BatchSpace, BestFirstSearch, Outcome
 from planner.solvers.best_first.share_bound import has_open_shares
-from planner.solvers.best_first.virtual_pipelines import PipelineFamilies, families, not_searched
+from planner.solvers.best_first.virtual_pipelines import PipelineFamilies, families, good_pipelines, not_searched
 from planner.solvers.budget import NUMBER_S, Budget, made_within
 from planner.solvers.candidates.candidate import micro_batches, pools
 from planner.solvers.candidates.choose import Selection, better
@@ -41,7 +41,7 @@ class SearchStart:
     """What the search starts from, and what was left out.
 
     Attributes:
-        cuts: where the network may be cut; known once the items are made.
+        cuts: where the network may be cut, and devices: which of them a stage may have; known once the items are made.
         choices: the everyday strategies, by name.
         rejected: what the search need not look at, or does not.
         capacity_s: all work over all devices.
@@ -53,6 +53,7 @@ class SearchStart:
 
     evaluator: Evaluator
     cuts: GraphCuts | None = field(init=False, default=None)
+    devices: DeviceStates | None = field(init=False, default=None)
     choices: dict[str, Selection] = field(init=False, default_factory=dict)
     rejected: list[Rejected] = field(init=False, default_factory=list)
     capacity_s: float = field(init=False, default=0.0)
@@ -67,7 +68,7 @@ class SearchStart:
         """Hybrids and strategies first, as their steps prune what follows."""
         problem, cost_model = self.evaluator.problem, self.evaluator.cost_model
         freedom = Freedom.of(problem)
-        devices = _devices(freedom)
+        devices = self.devices = _devices(freedom)
         cuts = self.cuts = _cuts(cost_model, freedom)
         self.evaluator.budget.spend(_LAYER_S * len(problem.profile.graph.layers))
         self._note(cuts, devices)
@@ -84,7 +85,10 @@ class SearchStart:
         yield from self._noted(self._strategies())
         if freedom.virtual:
             self.rejected += not_searched(devices, freedom.virtual, problem.recompute)
-            yield from families([space.prices for space in spaces], devices, freedom.virtual)
+            every = tuple(families([space.prices for space in spaces], devices, freedom.virtual))
+            known_s = float("inf") if self.best is None else self.best.step_s
+            yield from self._noted(good_pipelines(every, self.evaluator, known_s))
+            yield from every
         groups = [option.group for option in devices.options(devices.all_unused)]
         for space in spaces:
             is_closed = not freedom.virtual and has_open_shares(space.prices, devices)
@@ -99,8 +103,8 @@ class SearchStart:
 
     def chunked(self, names: Sequence[str]) -> Iterator[PipelineFamilies]:
         """All pipelines under schedules of several stages a position that are not among the items."""
-        devices = _devices(Freedom.of(self.evaluator.problem))
-        yield from families([space.prices for space in self._hybrids], devices, names)
+        if self.devices is not None:
+            yield from families([space.prices for space in self._hybrids], self.devices, names)
 
     def chunked_takes_s(self) -> float:
         """The work before the first of them, about."""
@@ -108,8 +112,8 @@ class SearchStart:
 
     def chunked_left_out(self, names: Sequence[str]) -> Iterator[Rejected]:
         """What they leave out, and why."""
-        problem = self.evaluator.problem
-        yield from not_searched(_devices(Freedom.of(problem)), names, problem.recompute)
+        if self.devices is not None:
+            yield from not_searched(self.devices, names, self.evaluator.problem.recompute)
 
     def known_s(self) -> float:
         """No plan is faster, as far as is known."""

@@ -6,18 +6,25 @@ import random
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import combinations
 
+import numpy as np
 import pytest
 
 from benchmarks.chains import chain_profile
 from planner.check.verdict import faults_of
+from planner.costs.cost_model import CostModel
 from planner.ir.constraints import parse_rule
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import SEVERAL_STAGES
 from planner.ir.problem import Problem
 from planner.schedules import chunked_names, names, traits
 from planner.solvers.best_first.solver import solve
-from tests.planner.solvers.instances import random_problem
+from planner.solvers.best_first.virtual_bound import Tables
+from planner.solvers.best_first.virtual_pipelines import Family
+from planner.solvers.best_first.warm_start import all_families
+from planner.solvers.candidates.evaluate import Evaluator
+from tests.planner.solvers.instances import random_problem, several_a_position
 
 NAMES = tuple(name for name in names() if traits(name).trains and traits(name).stages_per_position != 1)
 
@@ -91,6 +98,7 @@ def test_where_no_schedule_is_named_they_are_looked_at_after_the_others(num_laye
     alone, beside = (solve(Problem(profile, 8, chunks=chunks)) for chunks in ("never", "auto"))
     named = solve(Problem(profile, 8, chunked_names(), time_limit_s=0.5))
     assert beside.prediction.step_s <= alone.prediction.step_s
+    assert beside.search.status == "proven"
     assert (beside.decision.schedule in chunked_names()) is (num_layers > 6)
     assert beside.search.bound_s <= named.prediction.step_s
     assert faults_of(beside, profile) == ()
@@ -98,6 +106,64 @@ def test_where_no_schedule_is_named_they_are_looked_at_after_the_others(num_laye
     assert is_left_out or beside.prediction.step_s <= named.prediction.step_s * (1 + 1e-9)
     rejected = faults_of(replace(beside, inputs=alone.inputs), profile)
     assert bool(rejected) is (num_layers > 6)  # nobody asked for such a schedule
+
+
+def families_of(problem: Problem) -> tuple[Evaluator, list[Family]]:
+    evaluator = Evaluator(problem, CostModel(problem.profile))
+    return evaluator, [family for each in all_families(evaluator) for family in each.members()]
+
+
+@pytest.mark.cases(20)
+@pytest.mark.parametrize("seed", range(20 * len(NAMES)))
+def test_no_pipeline_is_faster_than_the_bounds_of_its_family_its_first_stages_and_its_order(seed: int) -> None:
+    draw = random.Random(seed)
+    evaluator, families = families_of(several_a_position(seed, NAMES[seed % len(NAMES)]))
+    for family in draw.sample(families, min(6, len(families))):
+        tables = family.tables(float("inf"))
+        if tables.bound_s == float("inf"):  # no such stages
+            continue
+        cuts = np.zeros((1, 1), dtype=np.int64)
+        for _ in family.where:
+            longer, bounds = tables.grown(cuts, float("inf"))
+            if not len(longer):
+                break
+            number = draw.randrange(len(longer))
+            cuts = longer[number : number + 1]
+            best_s = least_of(evaluator, family, longer[number].tolist())
+            assert bounds[number] <= best_s * (1 + 1e-9)
+            assert tables.bound_s <= best_s * (1 + 1e-9)
+
+
+def least_of(evaluator: Evaluator, family: Family, begun: list[int]) -> float:
+    """The fastest pipeline of a family with these first cuts, by simulation of all."""
+    last, missing = family.stage_prices.prices.cuts.last, len(family.where) + 1 - len(begun)
+    best_s = float("inf")
+    for rest in combinations(range(begun[-1] + 1, last), missing - 1) if missing else ((),):
+        cuts = (*begun, *rest, last) if missing else tuple(begun)
+        if cuts[-1] == last and family.stage_prices.prices.cuts.inside[list(cuts[:-1]), list(cuts[1:])].all():
+            candidate = family.candidate(cuts)
+            tried = None if evaluator.unmet(candidate) else evaluator.tried(candidate)
+            if tried is not None and tried.fits:
+                best_s = min(best_s, tried.step_s)
+    return best_s
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not traits(name).timed])
+def test_where_messages_take_no_time_a_pipeline_takes_what_its_order_says(name: str) -> None:
+    draw = random.Random(1)
+    forward_s = [draw.uniform(1e-3, 4e-3) for _ in range(9)]
+    problem = Problem(
+        chain_profile(9, 4, forward_s=forward_s, bandwidth_bytes_per_s=1e15, accumulate_s=1e-4), 8, (name,), (1, 2)
+    )
+    evaluator, families = families_of(problem)
+    alike = [family for family in families if len({group.counts for group in family.groups}) == 1]
+    for family in draw.sample(alike, min(6, len(alike))):
+        cuts = family.tables(float("inf")).promising(float("inf"))[0]
+        tables = Tables.of(family.stage_prices, family.groups, family.where, name)
+        simulated = evaluator.tried(family.candidate(cuts.tolist()))
+        assert simulated is not None
+        assert tables.order is not None
+        assert tables.order.steps_s(tables.seconds(cuts[None, :]))[0] == pytest.approx(simulated.step_s, rel=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(12))
