@@ -294,10 +294,13 @@ def test_stages_that_follow_one_another_on_a_host_are_no_larger_than_it_together
     evaluator = Evaluator(problem, CostModel(problem.profile))
     maker = TableMaker(evaluator, Constraints.of(problem), 2, WHOLE, Budget(60.0), 60.0)
     like, last = pools(problem), len(profile.graph.layers)
-    for counts, crosses in (((2,), True), ((1,), False)):  # three stages of two ranks are on two hosts, of one on one
-        tables = {(0, count): maker.table(like[0].ranks[:count]) if count in counts else None for count in (1, 2, 3)}
-        stages = (0, 1), (1, 2), (2, last)
-        tables = {each: table and replace(table, **only(table, stages)) for each, table in tables.items()}
+    stages = (0, 1), (1, 2), (2, last)
+    for counts, crosses in (((2, 1, 2), True), ((1, 1, 1), False)):  # on hosts of three; neighbours fit onto one
+        tables = {}
+        for count in (1, 2, 3):
+            table = maker.table(like[0].ranks[:count])
+            own = [stage for stage, ranks in zip(stages, counts, strict=True) if ranks == count]
+            tables[0, count] = replace(table, **only(table, own)) if table is not None and own else None
         chains = Chains((like,), tables, (0, 1, 2, last), links_of(problem, 2, WHOLE), maker.num_full, 0, maker.budget)
         assert (chains.bound_s() > 1.0) is crosses
 
