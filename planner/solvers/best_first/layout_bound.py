@@ -19,6 +19,7 @@ from functools import cached_property
 import numpy as np
 
 from planner.costs.layers.cost_table import Array, running
+from planner.costs.shards.device_mesh import layout_on
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.gradient_overlap import least_reduction_s
 from planner.costs.stages.layouts import LayoutPrices
@@ -26,6 +27,7 @@ from planner.ir.constraints import CutDegrees
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.layout import samples_of
 from planner.ir.problem import ALWAYS, CHANNEL_DIMS, NEVER, SAMPLE_DIMS, Problem
+from planner.layers.sized import REPLICA
 from planner.solvers.best_first.bound import least_work_s
 from planner.solvers.budget import NUMBER_S, Budget
 from planner.solvers.candidates.candidate import group_shares, micro_batches
@@ -210,9 +212,11 @@ class TableMaker:
         least_s = np.zeros(len(prices.layers))
         if CHANNEL_DIMS in self.problem.allow or len(ranks) < 2:
             return least_s
+        speeds = prices.speeds()
         for index in range(len(prices.layers)):
-            if prices.sized(index).relation.REDUCTION == "statistics":
-                by_option = prices.sums(index, prices.shards(index, prices.options(index)[:1])).statistics_s
+            sized = prices.sized(index)
+            if sized.relation.REDUCTION == "statistics" and (copies := layout_on(sized, speeds, {REPLICA: len(ranks)})):
+                by_option = prices.sums(index, prices.shards(index, (ShardingSpec.of(copies),))).statistics_s
                 least_s[index] = by_option[: 1 if self.backward == NONE else 2].sum()
         return least_s
 

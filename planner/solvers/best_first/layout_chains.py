@@ -74,7 +74,7 @@ MOST_WAITING = 5_000
 """Stages whose rivals wait at a time, 40 KB each where there are 170 places to cut and 8 ranks in a pool."""
 
 _ENTRY_S = 1.5 * NUMBER_S
-"""Of a pair of places to cut, for each group of devices and number of ranks on its host that the DP looks at."""
+"""Of a pair of places to cut, for each group of devices."""
 
 Free = tuple[int, ...]
 """Devices that are left, by sort of pool."""
@@ -345,7 +345,7 @@ class Chains:
         every = itertools.product(*(range(count + 1) for count in most))
         missing = [free for free in every if free not in self._ahead]
         groups = sum(count <= len(like[0].ranks) for like in self.pools for count, _ in self._hosts)
-        work_s = _ENTRY_S * groups * len(self.positions) ** 2
+        work_s = NUMBER_S * groups * len(self.positions) ** 2
         if not self.budget.allows(work_s * len(missing)):
             raise OutOfTimeError
         for free in missing:

@@ -173,9 +173,9 @@ class _LayoutSearch:
             if has_pools:
                 self._look_at_a_host(works)
                 whole = self._look_at_one_stage(problem.ranks, works)
-                self._look_in_order(works)
                 for size, work_s in sorted(works.items(), key=lambda item: item[1]):
                     bounds[size] = max(work_s, min(whole[size], self._least_of_chains(size, work_s)))
+                self._look_in_order(works)
                 self._look_at_hosts(works)
             self._refine()
             for size, work_s in sorted(works.items(), key=lambda item: item[1]):
@@ -338,10 +338,16 @@ class _LayoutSearch:
         with suppress(OutOfTimeError):
             maker = self._maker(size, self.budget)
             chains = self._chains(maker)
-            chains.replace({each: self._table(maker, *each) for each in chains.tables})
-            work_s = max(work_s, min(self._unless_restricted(chains.bound_s(), chains.tables.values()), self._wanted_s))
+            chains.budget = maker.budget
+            work_s = max(work_s, self._bound_of(chains))
+            if work_s < min(self.upper_s, self.outcome.bound_s):  # else the bound of all is no higher with more
+                chains.replace({each: self._table(maker, *each) for each in chains.tables})
+                work_s = max(work_s, self._bound_of(chains))
         self.evaluator.layouts.forget_options()
         return work_s
+
+    def _bound_of(self, chains: Chains) -> float:
+        return min(self._unless_restricted(chains.bound_s(), chains.tables.values()), self._wanted_s)
 
     def _bound_of_size(self, size: int, work_s: float, within: Budget) -> float:
         """Looks at the chains of one size of the micro-batch: none is faster than what is returned."""
@@ -401,10 +407,14 @@ class _LayoutSearch:
             found = chains.best_first(self._upper_in_time, free, self._asks_for_samples)
             while (chain := next(found, None)) is not None:
                 next_s = chain.bound_s
-                groups = dict.fromkeys((sort, count) for _, _, sort, count in chain.folded)
-                rough = [each for each in groups if (table := chains.tables[each]) is not None and table.is_rough]
-                if rough:
-                    chains.replace({each: self._table(maker, *each) for each in rough})
+                rough = {
+                    table.step_s[first, stop]: (sort, count)
+                    for first, stop, sort, count in chain.folded
+                    if (table := chains.tables[sort, count]) is not None and table.is_rough
+                }
+                if rough:  # the one whose stage takes longest first
+                    group = rough[max(rough)]
+                    chains.replace({group: self._table(maker, *group)})
                     found = chains.best_first(self._upper_in_time, free, self._asks_for_samples)
                     continue
                 shape = chain.folded, chain.laid_out
