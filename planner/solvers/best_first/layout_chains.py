@@ -371,8 +371,9 @@ class Chains:
         ahead[..., last] = 0.0
         is_next = self.links.reader[:last] == layers  # else what is on the host between is not known
         elsewhere = np.full(ahead.shape, np.inf)
-        for count, own in itertools.groupby(range(len(self._hosts)), key=lambda host: self._hosts[host][0]):
-            elsewhere[:, self._hosts.index((count, count))] = ahead[:, list(own)].min(axis=1)
+        for count in self._counts:
+            like = [host for host, (ranks, _) in enumerate(self._hosts) if ranks == count]
+            elsewhere[:, like[0]] = ahead[:, like].min(axis=1)
         by_reader = np.where(self.links.reader >= 0, elsewhere[:3, :, self.links.reader], 0.0)
         ahead[:3, :, last] = by_reader[..., last]
         ahead[:3, :, :last] = np.where(is_next, ahead[:3, :, :last], by_reader[..., :last])

@@ -14,7 +14,6 @@ import pytest
 from benchmarks.chains import chain_profile
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import CostModel
-from planner.costs.layers.cost_table import Array
 from planner.ir.layout import equal_shares
 from planner.ir.problem import Problem
 from planner.solvers.best_first.bound import least_work_s
@@ -300,13 +299,14 @@ def test_stages_that_follow_one_another_on_a_host_are_no_larger_than_it_together
         for count in (1, 2, 3):
             table = maker.table(like[0].ranks[:count])
             own = [stage for stage, ranks in zip(stages, counts, strict=True) if ranks == count]
-            tables[0, count] = replace(table, **only(table, own)) if table is not None and own else None
+            tables[0, count] = only(table, own) if table is not None and own else None
         chains = Chains((like,), tables, (0, 1, 2, last), links_of(problem, 2, WHOLE), maker.num_full, 0, maker.budget)
         assert (chains.bound_s() > 1.0) is crosses
 
 
-def only(table: GroupTable, stages: Sequence[tuple[int, int]]) -> dict[str, Array]:
-    """The times of these stages alone."""
-    are_open = np.zeros(table.step_s.shape, dtype=bool)
-    are_open[tuple(zip(*stages, strict=True))] = True
-    return {name: np.where(are_open, getattr(table, name), np.inf) for name in ("by_samples_s", "laid_out_s")}
+def only(table: GroupTable, stages: Sequence[tuple[int, int]]) -> GroupTable:
+    """The table of these stages alone."""
+    is_open = np.zeros(table.step_s.shape, dtype=bool)
+    is_open[tuple(zip(*stages, strict=True))] = True
+    by_samples_s = np.where(is_open, table.by_samples_s, np.inf)
+    return replace(table, by_samples_s=by_samples_s, laid_out_s=np.where(is_open, table.laid_out_s, np.inf))
