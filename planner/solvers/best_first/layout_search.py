@@ -404,8 +404,8 @@ class _LayoutSearch:
         next_s = chains.bound_s(free)
         opened: dict[object, float] = {}  # those that are simulated, and what they take at least
         try:
-            found = chains.best_first(self._upper_in_time, free, self._asks_for_samples)
-            while (chain := next(found, None)) is not None:
+            open_chains = chains.best_first(self._upper_in_time, free, self._asks_for_samples)
+            while (chain := next(open_chains, None)) is not None:
                 next_s = chain.bound_s
                 rough = {
                     table.step_s[first, stop]: (sort, count)
@@ -415,7 +415,7 @@ class _LayoutSearch:
                 if rough:  # the one whose stage takes longest first
                     group = rough[max(rough)]
                     chains.replace({group: self._table(maker, *group)})
-                    found = chains.best_first(self._upper_in_time, free, self._asks_for_samples)
+                    open_chains = chains.best_first(self._upper_in_time, free, self._asks_for_samples)
                     continue
                 shape = chain.folded, chain.laid_out
                 is_new = shape not in opened
