@@ -26,13 +26,13 @@ _NEARLY_FULL = 0.9
 
 
 def best_of(plan: Plan, profile: Profile | None = None) -> str:
-    """``proven``, and of which plans, where one may ask for others as well; else nothing but the status.
+    """``proven``, and of which plans, where there are others that one may ask for or that no search covers; else it.
 
     Args:
         profile: that the plan was made from, which says what its network has; without it nothing is ruled out.
     """
     status = plan.search.status
-    if not any(not_tried(plan, profile)):
+    if not any(not_tried(plan, profile)) and not _cuts_stretches(plan):
         return status
     return f"{status} best of: {space(plan)}" if status == PROVEN else f"{status}: {space(plan)}"
 
@@ -66,12 +66,17 @@ def space(plan: Plan) -> str:
     numbers = {traits(name).stages_per_position for name in schedules if traits(name).trains}
     several = "one or several stages" if len(numbers) > 1 and 1 in numbers else "several stages"
     parts = [_WORDS.get(name, name) for name in plan.inputs.request.allow]
-    if any(rejected.what == ANY_SETS_LAID_OUT for rejected in plan.search.rejected):
+    if _cuts_stretches(plan):
         parts = [f"{part} over stretches of layers" if part in _LAID_OUT else part for part in parts]
     parts.append("one stage a device" if numbers <= {1} else f"{several} a device")
     if any(traits(name).bidirectional for name in schedules):
         parts.append("equal shares of a micro-batch on like devices")
     return ", ".join(parts)
+
+
+def _cuts_stretches(plan: Plan) -> bool:
+    """Whether stages with layouts are of stretches of the network's own order, though it has branches."""
+    return any(rejected.what == ANY_SETS_LAID_OUT for rejected in plan.search.rejected)
 
 
 def _other_schedules(schedules: tuple[str, ...]) -> Iterator[str]:

@@ -14,10 +14,12 @@ priced otherwise.  Memory is ignored.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from planner.costs.layers.cost_table import Array, running
+from planner.costs.shards.device_mesh import layout_on
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.gradient_overlap import least_reduction_s
 from planner.costs.stages.layouts import LayoutPrices
@@ -25,6 +27,8 @@ from planner.ir.constraints import CutDegrees
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.layout import samples_of
 from planner.ir.problem import ALWAYS, CHANNEL_DIMS, NEVER, SAMPLE_DIMS, Problem
+from planner.layers.sized import REPLICA
+from planner.solvers.best_first.bound import least_work_s
 from planner.solvers.budget import NUMBER_S, Budget
 from planner.solvers.candidates.candidate import group_shares, micro_batches
 from planner.solvers.candidates.constraints import Constraints, Flags
@@ -46,42 +50,61 @@ from planner.solvers.layouts.stage import (
 from planner.solvers.layouts.variable_elimination import all_spans, eliminate, order_of
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class GroupTable:
     """One group of ranks at one size of the micro-batch.
 
     Attributes:
-        step_s, once_s, forward_s, back_s: ``[first, last]``: the least of any stage of these layers.
-        by_samples_s: a step of one cut along samples alone; infinity where there is none.
         shares: samples of each rank of a stage cut along samples alone.
+        by_samples_s: ``[4, first, last]``: step, once, forward and back (above) of a stage cut along samples alone;
+            infinity where there is none.
+        laid_out_s: of one whose layers have layouts of their own.
         options: of each layer; empty on one rank.
         graph: of all layers, a step.
         is_restricted: whether layers have options that were not looked at: then nothing here is a bound.
+        is_rough: whether options were not priced (``TableMaker.rough``).
     """
 
     ranks: tuple[int, ...]
     shares: tuple[int, ...]
-    step_s: Array
-    once_s: Array
-    forward_s: Array
-    back_s: Array
     by_samples_s: Array
+    laid_out_s: Array
     options: tuple[Options, ...]
     graph: LabelledGraph | None
     is_restricted: bool = False
+    is_rough: bool = False
 
-    def layouts(self, first: int, last: int) -> dict[int, ShardingSpec]:
-        """The layouts of least ``step_s``, by layer; empty where samples alone are as good."""
+    @cached_property
+    def least_s(self) -> Array:
+        """``[4, first, last]``: the least of any stage of these layers."""
+        return np.minimum(self.by_samples_s, self.laid_out_s)
+
+    @property
+    def step_s(self) -> Array:
+        """``[first, last]``."""
+        return np.asarray(self.least_s[0])
+
+    @property
+    def once_s(self) -> Array:
+        """``[first, last]``."""
+        return np.asarray(self.least_s[1])
+
+    def layouts(self, first: int, last: int, by_samples_s: float | None = None) -> dict[int, ShardingSpec]:
+        """The layouts of least ``step_s``, by layer; empty where samples alone are as good.
+
+        Args:
+            by_samples_s: what samples alone take; by default as the table says.
+        """
         part = self.graph.part(range(first, last)) if self.graph is not None else None
         if part is None or not (order := order_of(part)).is_narrow:
             return {}
         least = eliminate(part, order)
-        if not least.cost < self.by_samples_s[first, last]:
+        if not least.cost < (self.by_samples_s[0, first, last] if by_samples_s is None else by_samples_s):
             return {}
         return {first + k: self.options[first + k][choice] for k, choice in enumerate(least.assignment)}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class TableMaker:
     """Makes tables for one problem and one size of the micro-batch.
 
@@ -123,14 +146,11 @@ class TableMaker:
             OutOfTimeError: the budget is over.
         """
         count = len(self.problem.profile.graph.layers)
-        try:
-            least = self._by_samples(ranks)
-        except MissingMeasurementError:
-            least = np.full((4, count + 1, count + 1), np.inf)
-        least = np.where(self._allowed(ranks, CutDegrees(sample=len(ranks))), least, np.inf)
-        plain_s = least[0]
+        by_samples_s = self._by_samples_if_allowed(ranks)
+        laid_out_s = np.full(by_samples_s.shape, np.inf)
         options: tuple[Options, ...] = ()
-        graph, is_restricted = None, False
+        graph = None
+        is_restricted = False
         if len(ranks) > 1:
             try:
                 prices = self.evaluator.layouts.prices(ranks, self.size)
@@ -142,40 +162,80 @@ class TableMaker:
                     priced = PricedOptions.of(prices, question.layers, options, self.budget)
                     graph = self._graph(priced, options)
                     order = order_of(graph)
-                    spans_s = np.full(least.shape, np.inf)
                     if of_stretches or not order.is_narrow:
                         once = self._once(priced, INPUT if self.backward == LEAST else self.backward)
                         forward = self._once(priced, NONE)
                         graphs = graph, once, forward, _less(once, forward)
-                        spans_s = np.stack([all_spans(each, self.budget) for each in graphs])
+                        laid_out_s = np.stack([all_spans(each, self.budget) for each in graphs])
                     if order.is_narrow:  # of all layers the bound is exact
                         self.budget.require(NUMBER_S * order.all_tables)
-                        spans_s[0, 0, count] = eliminate(graph, order).cost
-                    least = np.minimum(least, np.where(self._allowed(ranks, None), spans_s, np.inf))
+                        laid_out_s[0, 0, count] = eliminate(graph, order).cost
+                    laid_out_s = np.where(self._allowed(ranks, None), laid_out_s, np.inf)
             except MissingMeasurementError:
                 graph = None
-        if not np.isfinite(least[0, 0, 1:]).any() and not np.isfinite(np.diagonal(least[0], 1)).any():
-            return None
+                laid_out_s = np.full(by_samples_s.shape, np.inf)
         shares = group_shares(self.problem, self.evaluator.cost_model, ranks, self.size)
-        step_s, once_s, forward_s, back_s = least
-        return GroupTable(ranks, shares, step_s, once_s, forward_s, back_s, plain_s, options, graph, is_restricted)
+        table = GroupTable(ranks, shares, by_samples_s, laid_out_s, options, graph, is_restricted)
+        is_empty = not np.isfinite(table.step_s[0, 1:]).any() and not np.isfinite(np.diagonal(table.step_s, 1)).any()
+        return None if is_empty else table
 
-    def least_statistics_s(self, ranks: tuple[int, ...]) -> float:
-        """What the full micro-batches of one stage of all layers on ``ranks`` exchange at least for normalisations.
+    def rough(self, ranks: tuple[int, ...]) -> GroupTable:
+        """The table of a group with options of layers not priced: their work is even, normalisations exchange.
+
+        What it says is no more than :meth:`table` does of the same stages.
+        """
+        by_samples_s = self._by_samples_if_allowed(ranks)
+        laid_out_s = np.full(by_samples_s.shape, np.inf)
+        if len(ranks) > 1:
+            step_s, once_s = self._least_work_s
+            exchanged_s = self._laid_out_statistics_s(ranks)
+            laid_out_s[0] = _between(running(step_s / len(ranks) + self.num_full * exchanged_s))
+            laid_out_s[1] = _between(running(once_s / len(ranks) + exchanged_s))
+            laid_out_s[2:] = 0.0
+        shares = group_shares(self.problem, self.evaluator.cost_model, ranks, self.size)
+        return GroupTable(ranks, shares, by_samples_s, laid_out_s, (), None, is_rough=len(ranks) > 1)
+
+    @cached_property
+    def _least_work_s(self) -> tuple[Array, Array]:
+        """By layer, the least device time of a step, and of one micro-batch; where B may be halved of its F alone."""
+        step_s = least_work_s(self.evaluator, self.size, self.backward)
+        both_s = least_work_s(self.evaluator, self.size, NONE) if self.backward == LEAST else step_s
+        return step_s, both_s * (self.size / self.problem.global_batch)
+
+    def _laid_out_statistics_s(self, ranks: tuple[int, ...]) -> Array:
+        """By layer: what a micro-batch exchanges for a normalisation at least, with layouts of their own.
 
         Ranks with equal channels exchange statistics, copies too (``partial_sums.statistics_s``).  So all ranks do,
         however the layers are laid out, unless channels are cut: then nothing is known.
         """
+        prices = self.evaluator.layouts.prices(ranks, self.size)
+        least_s = np.zeros(len(prices.layers))
+        if CHANNEL_DIMS in self.problem.allow or len(ranks) < 2:
+            return least_s
+        speeds = prices.speeds()
+        for index in range(len(prices.layers)):
+            sized = prices.sized(index)
+            if sized.relation.REDUCTION == "statistics" and (copies := layout_on(sized, speeds, {REPLICA: len(ranks)})):
+                by_option = prices.sums(index, prices.shards(index, (ShardingSpec.of(copies),))).statistics_s
+                least_s[index] = by_option[: 1 if self.backward == NONE else 2].sum()
+        return least_s
+
+    def least_statistics_s(self, ranks: tuple[int, ...]) -> float:
+        """What the full micro-batches of one stage of all layers on ``ranks`` exchange at least for normalisations."""
         if CHANNEL_DIMS in self.problem.allow or len(ranks) < 2:
             return 0.0
-        prices = self.evaluator.layouts.prices(ranks, self.size)
-        laid_out_s = 0.0
-        for index in range(len(prices.layers)):
-            if prices.sized(index).relation.REDUCTION == "statistics":
-                by_option = prices.sums(index, prices.shards(index, prices.options(index)[:1])).statistics_s
-                laid_out_s += float(by_option[: 1 if self.backward == NONE else 2].sum())
+        laid_out_s = float(self._laid_out_statistics_s(ranks).sum())
         by_samples_s = float(np.max(self._exchanged(ranks)[0])) if SAMPLE_DIMS in self.problem.allow else np.inf
         return self.num_full * min(laid_out_s, by_samples_s)
+
+    def _by_samples_if_allowed(self, ranks: tuple[int, ...]) -> Array:
+        """``GroupTable.by_samples_s``."""
+        count = len(self.problem.profile.graph.layers)
+        try:
+            by_samples_s = self._by_samples(ranks)
+        except MissingMeasurementError:
+            by_samples_s = np.full((4, count + 1, count + 1), np.inf)
+        return np.where(self._allowed(ranks, CutDegrees(sample=len(ranks))), by_samples_s, np.inf)
 
     def _allowed(self, ranks: tuple[int, ...], ways: CutDegrees | None) -> Flags:
         """``[first, last]``: the stages on a group like ``ranks`` that side constraints allow.

@@ -3,9 +3,13 @@
 What the search over samples found goes on in two ways.  The stages of its best pipelines get the best layouts of their
 layers (``layouts.stage``, exact for a stage alone).  And pipelines of stretches of layers are built by the least that
 stages take under any layouts (``layout_bound``, ``layout_chains``), the one of least bound first, given the layouts of
-least time, and simulated; those that do not fit get layouts for the memory there is.  Where there are several pools one
-stage on all ranks, pipelines along the hosts (``OrderedPipelines``) and plans for a part of the hosts come before.
-Plans for 1, 2, 4, ... ranks of a host, and hosts, come from the tables of all, so that more are not worse.
+least time, and simulated; those that do not fit get layouts for the memory there is.  Where there are several pools
+pipelines on one host, one stage on all ranks, pipelines along the hosts (``OrderedPipelines``) and plans for fewer
+devices (2, 4, ... hosts, or any number of few) come before, from the tables of all, so that more are not worse.
+
+Tables are rough at first (``TableMaker.rough``), and a group's options are priced when a pipeline that may be better
+has it.  Where the search over samples has shown that its plans are no better, pipelines of these alone are passed over:
+what the tables say of them is less than it knows.
 
 The searched space is that of samples, and beside it: stages of stretches of the graph's order, each on ranks of one
 pool, or all layers on all ranks; every option of each layer; every schedule with windows of its own.  The bound of the
@@ -79,6 +83,9 @@ _SHARE_OF_ONE_STAGE, _SHARE_IN_ORDER = 0.4, 0.6
 
 MOST_IN_ORDER = 8
 """Pipelines along the hosts that are simulated for each number of ranks."""
+
+MOST_COUNTS = 16
+"""Of so many devices every smaller number is looked at, so that more are not worse."""
 
 MOST_CHAINS, MOST_OF_FEWER = 60, 4
 """Pipelines that are simulated for one size of the micro-batch; and where they may use a part of the hosts alone."""
@@ -162,20 +169,22 @@ class _LayoutSearch:
         stopped = False
         try:
             whole = dict.fromkeys(works, _FAR)
-            if sum(map(len, self._sorts)) > 1:
+            has_pools = sum(map(len, self._sorts)) > 1
+            if has_pools:
+                self._look_at_a_host(works)
                 whole = self._look_at_one_stage(problem.ranks, works)
-                self._look_in_order(works)
                 for size, work_s in sorted(works.items(), key=lambda item: item[1]):
                     bounds[size] = max(work_s, min(whole[size], self._least_of_chains(size, work_s)))
-                self._look_at_fewer(works)
+                self._look_in_order(works)
+                self._look_at_hosts(works)
             self._refine()
-            if sum(map(len, self._sorts)) == 1:
-                self._look_at_fewer(works)
             for size, work_s in sorted(works.items(), key=lambda item: item[1]):
                 is_last = not any(work_s < other < self.upper_s for other in works.values())
                 own = self.budget.part(self.budget.left_s / (1 if is_last else 2))
                 bounds[size] = max(bounds[size], min(whole[size], self._bound_of_size(size, work_s, own)))
                 self.evaluator.layouts.forget_options()
+            if self.is_cut_short and not has_pools:
+                self._look_at_a_host(works)
             self._refine_further()
         except KeyboardInterrupt:
             if self.best is None:
@@ -192,28 +201,51 @@ class _LayoutSearch:
     def _wanted_s(self) -> float:
         return float("inf") if self.best is None else self.best.step_s / (1 + self.evaluator.problem.gap)
 
-    def _look_at_fewer(self, works: Mapping[int, float]) -> None:
-        """Plans for the first 1, 2, 4, ... ranks of a host, and hosts, as if there were no others."""
-        problem = self.evaluator.problem
-        is_cut_short, is_restricted = self.is_cut_short, self.is_restricted
-        ends = (*ends_of_hosts(problem), len(problem.ranks))
-        for count in sorted({*doubled(ends[0]), *(ends[number - 1] for number in doubled(len(ends)))}):
-            ranks = problem.ranks[:count]
-            if ranks == problem.ranks:
-                break
-            few = {size: work_s * len(problem.ranks) / count for size, work_s in works.items()}
-            if count > ends[0]:
-                self._look_at_one_stage(ranks, few)
-            free = tuple(sum(len({*pool.ranks} & {*ranks}) for pool in like) for like in self._sorts)
-            within = self.budget.part(_SHARE_OF_FEWER * self.budget.left_s)
-            for size, work_s in sorted(few.items(), key=lambda item: item[1]):
-                if work_s < self.upper_s and not within.is_over:
-                    with suppress(OutOfTimeError):
-                        self._look_at(
-                            self._maker(size, within), free, MOST_CHAINS if count <= ends[0] else MOST_OF_FEWER
-                        )
-        self.is_cut_short = is_cut_short  # no bound is about a part of the hosts
-        self.is_restricted = is_restricted
+    @property
+    def _asks_for_samples(self) -> bool:
+        """Whether a plan whose layers are all cut along samples alone may be of interest still."""
+        return self.outcome.bound_s < self.upper_s
+
+    def _look_at_a_host(self, works: Mapping[int, float]) -> None:
+        """Plans for the first host, as if there were no others: they are plans for all.
+
+        And for 4, 2 and 1 of its ranks, if not all of its pipelines could be looked at, which are theirs too.
+        """
+        num_ranks = len(self.evaluator.problem.ranks)
+        for count in reversed(doubled((*ends_of_hosts(self.evaluator.problem), num_ranks)[0])):
+            if count < num_ranks and self._look_at_first(count, works, MOST_CHAINS):
+                return
+
+    def _look_at_hosts(self, works: Mapping[int, float]) -> None:
+        """Plans for the first 2, 4, ... hosts, as if there were no others; of few devices for any more than a host."""
+        ranks = self.evaluator.problem.ranks
+        ends = (*ends_of_hosts(self.evaluator.problem), len(ranks))
+        counts: Iterable[int] = (ends[number - 1] for number in doubled(len(ends))[1:-1])
+        if len(ranks) <= MOST_COUNTS:
+            counts = range(ends[0] + 1, len(ranks))
+        flags = self.is_cut_short, self.is_restricted
+        for count in counts:
+            self._look_at_one_stage(ranks[:count], {size: s * len(ranks) / count for size, s in works.items()})
+            self._look_at_first(count, works, MOST_OF_FEWER)
+        self.is_cut_short, self.is_restricted = flags  # no bound is about a part of the devices
+
+    def _look_at_first(self, count: int, works: Mapping[int, float], most: int) -> bool:
+        """Simulates pipelines on the first ``count`` ranks, ``most`` of a size; whether all that may be better were."""
+        ranks = self.evaluator.problem.ranks
+        free = tuple(sum(len({*pool.ranks} & {*ranks[:count]}) for pool in like) for like in self._sorts)
+        within = self.budget.part(_SHARE_OF_FEWER * self.budget.left_s)
+        flags = self.is_cut_short, self.is_restricted
+        self.is_cut_short = False
+        for size, work_s in sorted(works.items(), key=lambda item: item[1]):
+            if work_s * len(ranks) / count < self.upper_s:
+                try:
+                    self._look_at(self._maker(size, within), free, most)
+                except OutOfTimeError:
+                    self.is_cut_short = True
+                self.evaluator.layouts.forget_options()
+        is_whole = not self.is_cut_short
+        self.is_cut_short, self.is_restricted = flags  # no bound is about a part of the devices
+        return is_whole
 
     def _refine(self) -> None:
         """The best pipelines of the search over samples, with the best layouts of their stages."""
@@ -263,7 +295,10 @@ class _LayoutSearch:
         table = maker.table(ranks, of_stretches=False)
         if table is None:
             return _FAR
-        chain = LayoutChain(float(table.step_s[0, last]), ((0, last, ranks, table),))
+        least_s, laid_out = table.laid_out_s[0], frozenset({0})
+        if self._asks_for_samples:
+            least_s, laid_out = table.step_s, frozenset[int]()
+        chain = LayoutChain(float(least_s[0, last]), ((0, last, ranks, table),), laid_out)
         if chain.bound_s < self.upper_s:
             self._simulate(maker.size, chain)
         return self._unless_restricted(chain.bound_s, [table])
@@ -301,10 +336,18 @@ class _LayoutSearch:
         if work_s >= self.upper_s:
             return work_s
         with suppress(OutOfTimeError):
-            chains = self._chains(self._maker(size, self.budget))
-            work_s = max(work_s, min(self._unless_restricted(chains.bound_s(), chains.tables.values()), self._wanted_s))
+            maker = self._maker(size, self.budget)
+            chains = self._chains(maker)
+            chains.budget = maker.budget
+            work_s = max(work_s, self._bound_of(chains))
+            if work_s < min(self.upper_s, self.outcome.bound_s):  # else the bound of all is no higher with more
+                chains.replace({each: self._table(maker, *each) for each in chains.tables})
+                work_s = max(work_s, self._bound_of(chains))
         self.evaluator.layouts.forget_options()
         return work_s
+
+    def _bound_of(self, chains: Chains) -> float:
+        return min(self._unless_restricted(chains.bound_s(), chains.tables.values()), self._wanted_s)
 
     def _bound_of_size(self, size: int, work_s: float, within: Budget) -> float:
         """Looks at the chains of one size of the micro-batch: none is faster than what is returned."""
@@ -335,13 +378,9 @@ class _LayoutSearch:
 
     @once_by(lambda _, maker: maker.size)
     def _chains(self, maker: TableMaker) -> Chains:
-        """The pipelines of one size of the micro-batch, made once.
-
-        Raises:
-            OutOfTimeError: time is up before they are known.
-        """
-        tables = {
-            (sort, count): self._table(maker, sort, count)
+        """The pipelines of one size of the micro-batch, made once; by rough tables, until others take their place."""
+        tables: dict[tuple[int, int], GroupTable | None] = {
+            (sort, count): maker.rough(like[0].ranks[:count])
             for sort, like in enumerate(self._sorts)
             for count in range(1, len(like[0].ranks) + 1)
         }
@@ -362,17 +401,34 @@ class _LayoutSearch:
         """
         chains = self._chains(maker)
         chains.budget = maker.budget
-        open_s, next_s = _FAR, chains.bound_s(free)
+        next_s = chains.bound_s(free)
+        opened: dict[object, float] = {}  # those that are simulated, and what they take at least
         try:
-            for number, chain in enumerate(chains.best_first(self._upper_in_time, free)):
-                open_s, next_s = min(open_s, chain.bound_s), chain.bound_s
-                if number >= most:
+            open_chains = chains.best_first(self._upper_in_time, free, self._asks_for_samples)
+            while (chain := next(open_chains, None)) is not None:
+                next_s = chain.bound_s
+                rough = {
+                    table.step_s[first, stop]: (sort, count)
+                    for first, stop, sort, count in chain.folded
+                    if (table := chains.tables[sort, count]) is not None and table.is_rough
+                }
+                if rough:  # the one whose stage takes longest first
+                    group = rough[max(rough)]
+                    chains.replace({group: self._table(maker, *group)})
+                    open_chains = chains.best_first(self._upper_in_time, free, self._asks_for_samples)
+                    continue
+                shape = chain.folded, chain.laid_out
+                is_new = shape not in opened
+                opened[shape] = max(chain.bound_s, opened.get(shape, 0.0))
+                if len(opened) > most:
                     self.is_cut_short = True
                     break
-                self._simulate(maker.size, chain)
+                if is_new:
+                    self._simulate(maker.size, chain)
         except OutOfTimeError:
-            open_s = min(open_s, next_s)
-        return self._unless_restricted(open_s, chains.tables.values())
+            self.is_cut_short = True
+            opened[None] = next_s
+        return self._unless_restricted(min(opened.values(), default=_FAR), chains.tables.values())
 
     def _upper_in_time(self) -> float:
         """As ``upper_s``; raises OutOfTimeError once time is up, so that a long enumeration ends."""
@@ -464,7 +520,10 @@ class LayoutPlans:
         problem = self.evaluator.problem
         last = chain.stages[-1][1]
         batches = micro_batches(problem, size)
-        options = _joined(table.layouts(first, stop) for first, stop, _, table in chain.stages)
+        options = _joined(
+            table.layouts(first, stop, _FAR if first in chain.laid_out else None)
+            for first, stop, _, table in chain.stages
+        )
         groups = tuple(ranks for _, _, ranks, _ in chain.stages)
         shares = tuple(table.shares for _, _, _, table in chain.stages)
         bounds = (*(first for first, _, _, _ in chain.stages), last)

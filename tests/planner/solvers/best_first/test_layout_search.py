@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from halopipe.planning.searched_space import space
+from halopipe.planning.searched_space import best_of, space
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import CostModel
 from planner.ir.cluster import SHARED_MEMORY
@@ -150,11 +150,12 @@ def test_more_freedom_is_never_worse_and_every_plan_passes_the_checker(made: tup
     assert latency_s or steps[-1] < steps[0]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(8))
 def test_more_devices_are_never_worse(seed: int) -> None:
     draw = random.Random(seed)
     made = draw.choice([plain(samples=2, height=48), residual(samples=2, height=32), mesh_like(samples=2, height=64)])
-    hosts = draw.choice([("a", "a", "b", "b", "c", "c"), ("a", "b", "c", "d"), ("a", "a", "a", "a")])
+    several = ("a", "a", "b", "b", "c", "c"), ("a", "b", "c", "d"), ("a", "a", "a", "a"), ("a", "a", "a", "b", "b", "b")
+    hosts = draw.choice(several)
     profile = priced(
         *made,
         speeds=(1.0,) * len(hosts),
@@ -163,7 +164,7 @@ def test_more_devices_are_never_worse(seed: int) -> None:
         bandwidth_bytes_per_s=draw.choice([1e8, 1e10]),
     )
     steps = []
-    for num_ranks in [number for number in (1, 2, 4, 6) if number <= len(hosts)]:
+    for num_ranks in range(1, len(hosts) + 1):
         _, found = searched(Problem(profile, 2, num_ranks=num_ranks, allow=("sample", "spatial")))
         assert found.best is not None
         steps.append(found.best.step_s)
@@ -210,6 +211,11 @@ def test_that_layouts_are_of_stretches_of_layers_is_said_where_a_network_has_bra
         said = [rejected.what == ANY_SETS_LAID_OUT for rejected in plan.search.rejected]
         assert any(said) is (is_said and may_matter)
         assert ("over stretches of layers" in space(plan)) is any(said)
+        every = replace(
+            plan.inputs.request, schedules=("1f1b", "zb-h1", "interleaved")
+        )  # nothing else may be asked for
+        asked_for = replace(plan, inputs=replace(plan.inputs, request=every))
+        assert ("over stretches of layers" in best_of(asked_for, profile)) is any(said)
 
 
 def test_layers_that_mix_samples_are_cut_along_space() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from benchmarks.chains import chain_profile
@@ -14,7 +17,7 @@ from planner.costs.cost_model import CostModel
 from planner.ir.layout import equal_shares
 from planner.ir.problem import Problem
 from planner.solvers.best_first.bound import least_work_s
-from planner.solvers.best_first.layout_bound import TableMaker
+from planner.solvers.best_first.layout_bound import GroupTable, TableMaker
 from planner.solvers.best_first.layout_chains import Chains, links_of
 from planner.solvers.budget import Budget
 from planner.solvers.candidates.candidate import micro_batches, pools, with_options
@@ -221,7 +224,7 @@ def test_no_stage_on_all_ranks_is_faster_than_its_work_and_its_statistics(seed: 
     bound_s = float(least_work_s(evaluator, size, WHOLE).sum()) / 4 + statistics_s
     table = maker.table(problem.ranks, of_stretches=False)
     assert table is not None
-    assert bound_s <= min(table.step_s[0, last], table.by_samples_s[0, last]) * (1 + 1e-9)
+    assert bound_s <= table.step_s[0, last] * (1 + 1e-9)
     assert (whole := maker.table(problem.ranks)) is not None
     assert table.step_s[0, last] == pytest.approx(whole.step_s[0, last])
     prices = evaluator.layouts.prices(problem.ranks, size)
@@ -264,3 +267,46 @@ def test_what_passes_between_whole_hosts_is_on_their_cards() -> None:
     }
     assert bounds[2, 2] > card_s
     assert bounds[1, 1] < bounds[2, 2]  # on one host
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_rough_tables_say_no_more_than_those_of_priced_options(seed: int) -> None:
+    draw = random.Random(seed)
+    made = draw.choice((*MADE, residual(samples=4, height=16, blocks=2)))
+    profile = priced(*made, speeds=(1.0,) * 4, latency_s=draw.choice([0.0, 1e-6, 1e-5]))
+    profile = with_random_parts(draw, profile) if seed % 2 else profile
+    problem = Problem(profile, 8, allow=draw.choice([EVERYTHING, ("sample", "spatial"), ("spatial",)]))
+    evaluator, backward = Evaluator(problem, CostModel(profile)), draw.choice([WHOLE, LEAST])
+    maker = TableMaker(evaluator, Constraints.of(problem), draw.choice([2, 3, 4]), backward, Budget(60.0), 60.0)
+    for count in (1, 2, 3, 4):
+        rough, table = maker.rough(problem.ranks[:count]), maker.table(problem.ranks[:count])
+        if table is not None:
+            assert (rough.by_samples_s == table.by_samples_s).all()
+            assert (np.triu(rough.laid_out_s) <= np.triu(table.laid_out_s) * (1 + 1e-9) + 1e-15).all()
+
+
+def test_stages_that_follow_one_another_on_a_host_are_no_larger_than_it_together() -> None:
+    profile = priced(*plain(samples=4, height=32), speeds=(1.0,) * 6, hosts=("a", "a", "a", "b", "b", "b"))
+    within, across = profile.cluster.links.values()
+    slow = {"within-host": within, "across-hosts": replace(across, latency_s=1.0, points=())}
+    problem = Problem(replace(profile, cluster=replace(profile.cluster, links=slow)), 4, allow=EVERYTHING)
+    evaluator = Evaluator(problem, CostModel(problem.profile))
+    maker = TableMaker(evaluator, Constraints.of(problem), 2, WHOLE, Budget(60.0), 60.0)
+    like, last = pools(problem), len(profile.graph.layers)
+    stages = (0, 1), (1, 2), (2, last)
+    for counts, crosses in (((2, 1, 2), True), ((1, 1, 1), False)):  # on hosts of three; neighbours fit onto one
+        tables = {}
+        for count in (1, 2, 3):
+            table = maker.table(like[0].ranks[:count])
+            own = [stage for stage, ranks in zip(stages, counts, strict=True) if ranks == count]
+            tables[0, count] = only(table, own) if table is not None and own else None
+        chains = Chains((like,), tables, (0, 1, 2, last), links_of(problem, 2, WHOLE), maker.num_full, 0, maker.budget)
+        assert (chains.bound_s() > 1.0) is crosses
+
+
+def only(table: GroupTable, stages: Sequence[tuple[int, int]]) -> GroupTable:
+    """The table of these stages alone."""
+    is_open = np.zeros(table.step_s.shape, dtype=bool)
+    is_open[tuple(zip(*stages, strict=True))] = True
+    by_samples_s = np.where(is_open, table.by_samples_s, np.inf)
+    return replace(table, by_samples_s=by_samples_s, laid_out_s=np.where(is_open, table.laid_out_s, np.inf))
