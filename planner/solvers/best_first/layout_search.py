@@ -586,7 +586,7 @@ class LayoutPlans:
         return None
 
     def _best(self, candidate: Candidate, stage: int, limit_bytes: tuple[int, ...] = ()) -> Layouts:
-        """The best layouts of a stage on its own; empty if there are none.
+        """The best layouts of a stage on its own; empty if there are none, or the profile lacks a size that they need.
 
         Args:
             limit_bytes: by rank of its group; empty: what there is.
@@ -611,7 +611,7 @@ class LayoutPlans:
             return {}
         try:
             return dict(best_layouts(prices, question, self.budget.part(_FITTING_S), options).chosen)
-        except OutOfTimeError:
+        except (MissingMeasurementError, OutOfTimeError):
             return {}
 
 

@@ -188,6 +188,14 @@ def test_unlike_devices_on_two_hosts_are_searched_and_pass_the_checker() -> None
     assert found.bound_s <= found.best.step_s
 
 
+def test_sizes_that_were_not_measured_leave_the_others() -> None:
+    """Layers of a stage cut along space have all samples of a micro-batch, those of replicas half of them."""
+    profile = priced(*plain(samples=4), speeds=(1.0, 1.0), sizes=(2,))
+    problem = Problem(profile, 4, micro_batch_sizes=(4,), max_stages=1, allow=("sample", "spatial"))
+    plan = solve(replace(problem, fix=(parse_rule("*=replicas:2"),)))
+    assert plan.decision.num_ranks == 2
+
+
 def test_what_is_not_looked_at_is_said() -> None:
     profile = priced(*plain(), speeds=(1.0, 2.0))
     assert left_out(Problem(profile, 4)) == ()
