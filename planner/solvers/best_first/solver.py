@@ -63,13 +63,12 @@ from dataclasses import replace
 from planner.costs.cost_model import CostModel
 from planner.costs.sentences import binding
 from planner.ir.extras import addition
-from planner.ir.plan import STOPPED, TIME_LIMIT, Plan, Search, status_of
+from planner.ir.plan import TIME_LIMIT, Plan, Search, status_of
 from planner.ir.problem import MEMORY, THROUGHPUT, TIME_DIMS, Problem
 from planner.solvers.best_first import policy
 from planner.solvers.best_first.chunked import with_chunks
 from planner.solvers.best_first.continued import continued_searches
 from planner.solvers.best_first.layout_search import beyond_samples, left_out, with_layouts
-from planner.solvers.best_first.moves import with_moved_shares
 from planner.solvers.best_first.objectives import highest_rate, is_stream, least_memory, no_plan_fits
 from planner.solvers.best_first.search import BestFirstSearch, Outcome
 from planner.solvers.best_first.warm_start import SearchStart
@@ -118,8 +117,6 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     if outcome.best is not None and outcome.status == TIME_LIMIT:
         left = whole.part(reserve_s=search.answer_s)
         outcome = replace(outcome, best=start.improved(outcome.best, left))
-    if outcome.best is not None and outcome.status != STOPPED:
-        outcome = replace(outcome, best=with_moved_shares(evaluator, outcome.best))
     if problem.objective == THROUGHPUT:
         outcome = with_chunks(evaluator, outcome, start)
     first, evaluator.budget = outcome, budget
