@@ -40,6 +40,7 @@ still be the best are simulated by the true simulator                           
 The search ends with a proof when no bound in the queue is below the best step.
 Of unlike devices the DP is over any shares (``share_bound``), and complete pipelines are branched over them
                                                                                                ``share_search``
+Without a proof in time a few neighbouring stages of the best plan are solved again, as it is simulated      ``repair``
 Of plans that the model cannot tell apart one on the fewest ranks is taken, if that is asked   ``choose.without_ties``
 
 Where layers may be cut along more than samples, the search goes on over layouts           ``layout_search``
