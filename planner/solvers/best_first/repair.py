@@ -202,9 +202,9 @@ class Repair:
 
         for counts in _divisions(now, first, last, most):
             versions = [own[stage * len(own) // len(counts)].version[:2] for stage in range(len(counts))]
-            found = [prices.quickest(each).get(version) for each, version in zip(counts, versions, strict=True)]
-            groups = tuple(group for group in found if group is not None)
-            at = _balanced([cost(group) for group in groups]) if len(groups) == len(found) else None
+            choices = [prices.quickest(each).get(version) for each, version in zip(counts, versions, strict=True)]
+            groups = tuple(group for group in choices if group is not None)
+            at = _balanced([cost(group) for group in groups]) if len(groups) == len(choices) else None
             if at is not None:
                 every = (*now.groups[:first], *groups, *now.groups[last:])
                 cuts = (*now.cuts[:first], *places[at].tolist(), *now.cuts[last + 1 :])
