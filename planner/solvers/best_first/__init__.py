@@ -16,7 +16,8 @@ Besides:
     layout_chains       Pipelines of stretches of layers on groups of ranks, whatever their layouts: by their bounds,
                         the least first
     policy              Shares of its work, for each of these
-    moves               Plans a few moves away from known ones, for searches that have no proof in time
+    repair              A few neighbouring stages of the best plan solved again, for searches that have no proof in
+                        time; and samples moved where memory is too small for them
     share_bound         What pipelines take at least, whatever shares of the samples members of their stages have
     share_search        All shares of the samples that members of a pipeline's stages may have, by branch and bound
     virtual_bound       What pipelines of several stages a position take at least, by their cuts: paths through the

@@ -22,9 +22,9 @@ from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.incumbents import Replicas, replica_candidate
 from planner.solvers.best_first.leaf_bound import Leaf, Leaves
 from planner.solvers.best_first.message_bound import HandoverBounds
-from planner.solvers.best_first.moves import made_to_fit
 from planner.solvers.best_first.prefixes import Expansion, Frontier, PipelinePrefix
 from planner.solvers.best_first.priced_groups import GroupPrices
+from planner.solvers.best_first.repair import made_to_fit
 from planner.solvers.best_first.share_bound import AnyShares, MeanHandovers, has_open_shares
 from planner.solvers.best_first.share_search import OpenShares
 from planner.solvers.budget import CALL_S, Budget, OutOfTimeError, under
@@ -177,6 +177,7 @@ class BestFirstSearch:
                 if isinstance(item, Evaluation):
                     self.take(item)
                     self._report(self.known_s())
+                    self._look_near_in_time()
                 else:
                     self._push(item.bound_s, item)
             status = self._search()
@@ -230,14 +231,19 @@ class BestFirstSearch:
             if self._budget.is_over:
                 return TIME_LIMIT
             self._report(self._bound_s())
-            if self.improved is not None and self._until_s(policy.NEAR_AFTER) < 0:
-                self._look_near()
-                continue
-            self._advance()
+            if not self._look_near_in_time():
+                self._advance()
         if self.best is None:
             return PROVEN
         ended = TIME_LIMIT if self._passed_over_s < self.upper_s else SEARCHED
         return status_of(ended, self.best.step_s, self._bound_s(), self.evaluator.problem.gap)
+
+    def _look_near_in_time(self) -> bool:
+        """Asks so once that share of the budget is done; whether it did."""
+        is_time = self.improved is not None and self._until_s(policy.NEAR_AFTER) < 0
+        if is_time:
+            self._look_near()
+        return is_time
 
     def _look_near(self) -> None:
         """Asks once for what is near the best plan."""

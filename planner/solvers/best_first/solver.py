@@ -40,6 +40,7 @@ still be the best are simulated by the true simulator                           
 The search ends with a proof when no bound in the queue is below the best step.
 Of unlike devices the DP is over any shares (``share_bound``), and complete pipelines are branched over them
                                                                                                ``share_search``
+Without a proof in time a few neighbouring stages of the best plan are solved again, as it is simulated      ``repair``
 Of plans that the model cannot tell apart one on the fewest ranks is taken, if that is asked   ``choose.without_ties``
 
 Where layers may be cut along more than samples, the search goes on over layouts           ``layout_search``
@@ -63,14 +64,13 @@ from dataclasses import replace
 from planner.costs.cost_model import CostModel
 from planner.costs.sentences import binding
 from planner.ir.extras import extras, required
-from planner.ir.plan import STOPPED, TIME_LIMIT, Plan, Search, status_of
+from planner.ir.plan import TIME_LIMIT, Plan, Search, status_of
 from planner.ir.planner_extra import PlannerExtra
 from planner.ir.problem import MEMORY, THROUGHPUT, TIME_DIMS, Problem
 from planner.solvers.best_first import policy
 from planner.solvers.best_first.chunked import with_chunks
 from planner.solvers.best_first.continued import continued_searches
 from planner.solvers.best_first.layout_search import beyond_samples, left_out, with_layouts
-from planner.solvers.best_first.moves import with_moved_shares
 from planner.solvers.best_first.objectives import highest_rate, is_stream, least_memory, no_plan_fits
 from planner.solvers.best_first.search import BestFirstSearch, Outcome
 from planner.solvers.best_first.warm_start import SearchStart
@@ -120,8 +120,6 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     if outcome.best is not None and outcome.status == TIME_LIMIT:
         left = whole.part(reserve_s=search.answer_s)
         outcome = replace(outcome, best=start.improved(outcome.best, left))
-    if outcome.best is not None and outcome.status != STOPPED:
-        outcome = replace(outcome, best=with_moved_shares(evaluator, outcome.best))
     if problem.objective == THROUGHPUT:
         outcome = with_chunks(evaluator, outcome, start)
     first, evaluator.budget = outcome, budget

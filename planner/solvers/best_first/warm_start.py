@@ -19,9 +19,9 @@ from planner.solvers.best_first.hybrids import HybridSpace, first_answers, hybri
 from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, strategies
 from planner.solvers.best_first.leaf_bound import CAPS
 from planner.solvers.best_first.message_bound import HandoverBounds
-from planner.solvers.best_first.moves import LocalSearch
 from planner.solvers.best_first.prefixes import Frontier
 from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
+from planner.solvers.best_first.repair import Repair
 from planner.solvers.best_first.search import BatchSpace, BestFirstSearch, Outcome
 from planner.solvers.best_first.share_bound import has_open_shares
 from planner.solvers.best_first.virtual_pipelines import PipelineFamilies, families, good_pipelines, not_searched
@@ -61,7 +61,7 @@ class SearchStart:
     mixes_kinds: bool = field(init=False, default=True)
     least_work_s: float = field(init=False, default=float("inf"))
     best: Evaluation | None = field(init=False, default=None)
-    _moves: LocalSearch | None = field(init=False, default=None)
+    _repair: Repair | None = field(init=False, default=None)
     _hybrids: list[HybridSpace] = field(init=False, default_factory=list)
 
     def items(self) -> Iterator[Evaluation | BatchSpace | Replicas | PipelineFamilies]:
@@ -76,6 +76,7 @@ class SearchStart:
         self.capacity_s = min((space.bound_s for space in spaces), default=0.0)
         if freedom.schedules:
             self._hybrids = [HybridSpace(space.prices) for space in spaces]
+            self._repair = Repair(self.evaluator, [space.prices for space in spaces])
             yield from self._noted(first_answers(self.evaluator, self._hybrids))
         spaces = self._bounded(spaces)
         self.whole_s = min((space.bound_s for space in spaces), default=0.0)
@@ -146,11 +147,8 @@ class SearchStart:
             yield one
 
     def improved(self, best: Evaluation, within: Budget) -> Evaluation:
-        """The best plan near ``best`` that has no proof, by single moves."""
-        if self.cuts is None or not self._hybrids or best.candidate.positions:
-            return best
-        self._moves = self._moves or LocalSearch(self.evaluator, self.cuts)
-        return better(best, self._moves.improved(best, within))
+        """The best plan near ``best``, which has no proof."""
+        return best if self._repair is None else better(best, self._repair.improved(best, within))
 
     def _spaces(self, devices: DeviceStates, cuts: GraphCuts) -> Iterator[BatchSpace]:
         begun_s = _SPACE_S + _RANK_S * len(self.evaluator.problem.ranks)

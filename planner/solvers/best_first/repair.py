@@ -1,0 +1,461 @@
+"""Plans near the best one, for searches that have no proof in time: a few neighbouring stages solved again.
+
+Given      a pipeline that was simulated; each of these changes a part of it and leaves the rest as it is
+Windows    one to three neighbouring stages: their devices, and idle ones, as stages, as many, one fewer or one more,
+           those first where few change hands                                                           ``_divisions``
+           between them cuts by a dynamic programme: the least largest work and tail of a stage      ``_solved_again``
+Versions   a stage computes its activations again, or no longer                                           ``_versions``
+Replay     the step of each of these, many at once (``leaf_bound``); for what messages take longer that share network
+           cards, as much is added as the simulator last did to the same stages with other cuts           ``_replayed``
+Cuts       of the few of least step: one beside the busiest stages, or two that follow one another, to an ideal near
+           by, as long as the replay gets shorter                                                            ``_recut``
+Simulate   these with and without other cuts, as they come; the first that is shorter than the pipeline takes its place
+
+until none is, or the work given is spent (``Repair.improved``).  Windows come in the order of what even stages would
+take off their largest; each is first cut anew, then divided in a few ways, then in many.
+
+Where memory is too small for the samples that members of a stage have, some go to others of another kind or memory
+size, whether there is a proof or not                                                                ``made_to_fit``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, permutations
+
+import numpy as np
+
+from planner.costs.candidate import Candidate, Recomputes
+from planner.costs.layers.cost_table import Array
+from planner.costs.shards.device_mesh import proportional
+from planner.costs.stages.stage_bound import BoundedStages
+from planner.ir.lazy import once
+from planner.ir.problem import Problem
+from planner.solvers.best_first.device_groups import Counts
+from planner.solvers.best_first.graph_cuts import Flags, Handed, Numbers
+from planner.solvers.best_first.leaf_bound import Leaves, windows_of
+from planner.solvers.best_first.message_bound import HandoverBounds
+from planner.solvers.best_first.pace_table import Places, placed
+from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
+from planner.solvers.budget import CALL_S, NUMBER_S, Budget
+from planner.solvers.candidates.choose import ROUNDING
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.candidates.feasibility import stages_usable
+
+_WIDEST = 3  # stages of a window
+_DIVISIONS = (1, 8, 40)  # of a window's devices: the first is as they are
+_PLACES = 24  # to cut in a window
+_FEW_DEVICES = 8  # of which any number may be a stage
+_BUSIEST = 3  # stages whose cuts are moved
+_MOVES = (-2, -1, 1, 2)  # of a cut, in ideals by work
+_KEPT = 6  # solutions of least step that are cut anew
+_ROUNDS = 4  # of that: what the replay gains further on the simulator seldom does
+_SIMULATED = 4  # of these, with and without that
+_TURN_S, _TURN_OF_ROW_S = 8e-6, 1e-8  # of an F or B that is replayed, whatever it is of; for each pipeline
+_ROW_S = 2e-4  # to begin with a pipeline
+_NUMBERS_OF_A_STAGE = 40  # that are looked at between two cuts
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """A pipeline, and its step by the replay."""
+
+    step_s: float
+    prices: GroupPrices
+    groups: tuple[PricedGroup, ...]
+    cuts: tuple[int, ...]
+    schedule: str
+    windows: tuple[int, ...]
+
+    @property
+    def structure(self) -> object:
+        """Equal for the same stages between any cuts."""
+        return id(self.prices), tuple((group.counts, group.version) for group in self.groups)
+
+    @property
+    def key(self) -> object:
+        """Equal for the same pipeline."""
+        return self.structure, self.cuts, self.schedule, self.windows
+
+    @once
+    def stages(self) -> tuple[BoundedStages, ...]:
+        """What its stages take."""
+        ends = pairwise(self.cuts)
+        return tuple(group.stage(np.array(a), np.array(b)) for group, (a, b) in zip(self.groups, ends, strict=True))
+
+    def work_s(self) -> Array:
+        """Of each stage."""
+        return np.array([float(stage.all_work) for stage in self.stages()])
+
+    def most_kept(self) -> list[int]:
+        """Micro-batches that memory lets each stage keep."""
+        return [min(int(stage.window), len(self.prices.micro_batches)) for stage in self.stages()]
+
+    def kept_again(self) -> Solution:
+        """With windows of the same sort for its stages."""
+        if not self.windows:
+            return self
+        cap = -(-(self.windows[0] - 1) // max(1, len(self.windows) - 1))
+        return replace(self, windows=windows_of(max(1, cap), self.most_kept()))
+
+
+@dataclass(eq=False)
+class Repair:
+    """Pipelines made shorter; none is simulated twice.
+
+    Attributes:
+        every_prices: of each way to cut the batch.
+    """
+
+    evaluator: Evaluator
+    every_prices: Sequence[GroupPrices]
+    _added_s: dict[object, float] = field(init=False, default_factory=dict, repr=False)  # to replays, by structure
+    _tried: set[Candidate] = field(init=False, default_factory=set, repr=False)
+
+    def improved(self, best: Evaluation, within: Budget) -> Evaluation:
+        """The plan that solving parts of ``best`` again leads to."""
+        shorter: Evaluation | None = best
+        while shorter is not None:
+            best = shorter
+            shorter = self._shorter(best, within)
+        return best
+
+    def _shorter(self, best: Evaluation, within: Budget) -> Evaluation | None:
+        """A plan near ``best`` that takes less; None where none is found."""
+        now = next(iter(self._replayed(self._read(best.candidate), within)), None)
+        if now is None:
+            return None
+        usual_s = self._added_s[now.structure] = best.step_s - now.step_s
+
+        def about_s(solution: Solution) -> float:
+            return solution.step_s + self._added_s.get(solution.structure, usual_s)
+
+        for near in self._near(now, within):
+            few = sorted(self._replayed(near, within), key=about_s)[:_KEPT]
+            recut = sorted(self._recut(few, within.part(within.left_s / 2)), key=about_s)
+            both = {solution.key: solution for pair in zip(recut, few, strict=True) for solution in pair}
+            for solution in list(both.values())[:_SIMULATED]:
+                known_s = now.step_s if solution.structure == now.structure else best.step_s
+                candidate = solution.prices.pipeline(
+                    solution.groups, solution.cuts, solution.schedule, solution.windows
+                )
+                if solution.step_s >= known_s * (1 - ROUNDING) or candidate in self._tried:
+                    continue
+                if within.ends(CALL_S) or not self.evaluator.has_time_for(candidate, within):
+                    return None
+                self._tried.add(candidate)
+                other = None if self.evaluator.unmet(candidate) else _evaluated(self.evaluator, candidate, best.step_s)
+                if other is not None and other.fits and other.step_s < best.step_s * (1 - ROUNDING):
+                    return other
+                if other is not None:
+                    self._added_s[solution.structure] = other.step_s - solution.step_s
+        return None
+
+    def _read(self, candidate: Candidate) -> list[Solution]:
+        """The candidate as a solution; none where it is no pipeline of priced groups between these cuts."""
+        has_own = any((*candidate.options, *candidate.blocks, *candidate.spans)) or bool(candidate.axis_parts)
+        prices = next((each for each in self.every_prices if each.micro_batches == candidate.micro_batches), None)
+        if candidate.positions or has_own or prices is None:
+            return []
+        number = {_key(members > 0): cut for cut, members in enumerate(prices.cuts.members)}
+        stage_of = np.array(candidate.stage_of)
+        cuts = [number.get(_key(stage_of < stage), -1) for stage in range(candidate.num_stages + 1)]
+        recompute = candidate.recompute or (Recomputes.NOTHING,) * candidate.num_stages
+        groups = list[PricedGroup]()
+        for ranks, own, shares in zip(candidate.groups, recompute, candidate.shares, strict=True):
+            counts = tuple(len(set(pool.ranks) & set(ranks)) for pool in prices.pools)
+            same = (group for group in prices.versions(counts) if group.version == (own, False, shares))
+            group = next(same, prices.quickest(counts).get((own, False)))
+            groups += [] if group is None else [group]
+        if min(cuts) < 0 or len(groups) < candidate.num_stages:
+            return []
+        return [Solution(np.inf, prices, tuple(groups), tuple(cuts), candidate.schedule, candidate.windows)]
+
+    def _near(self, now: Solution, within: Budget) -> Iterator[list[Solution]]:
+        """Pipelines that differ in one of the ways above, from few to many."""
+        windows = _windows(now)
+        for most in _DIVISIONS:
+            solved = (self._solved_again(now, *ends, most, within) for ends in windows if not within.ends(CALL_S))
+            yield [now, *(solution for some in solved for solution in some)]
+            if most == 1:
+                yield list(_versions(now))
+
+    def _solved_again(self, now: Solution, first: int, last: int, most: int, within: Budget) -> Iterator[Solution]:
+        """With other stages in place of those from ``first`` to before ``last``, of each division the best cuts."""
+        prices, own = now.prices, now.groups[first:last]
+        inside, begin, end = prices.cuts.inside, now.cuts[first], now.cuts[last]
+        between = np.array([begin, *np.flatnonzero(inside[begin] & inside[:, end]), end])
+        spread = np.linspace(0, len(between) - 1, min(_PLACES, len(between)))
+        places = between[np.round(spread).astype(np.int64)]
+        costs: dict[object, Array] = {}
+
+        def cost(group: PricedGroup) -> Array:
+            """Work and tail of its stages, by first and last place; infinite where there is none."""
+            if _alike(group) not in costs:
+                within.spend(NUMBER_S * _NUMBERS_OF_A_STAGE * len(places) ** 2)
+                ends = places[:, None], places[None, :]
+                stage = group.stage(*ends)
+                possible = inside[ends] & (stage.window > 0)
+                costs[_alike(group)] = np.where(possible, stage.all_work + stage.tail, np.inf)
+            return costs[_alike(group)]
+
+        for counts in _divisions(now, first, last, most):
+            versions = [own[stage * len(own) // len(counts)].version[:2] for stage in range(len(counts))]
+            choices = [prices.quickest(each).get(version) for each, version in zip(counts, versions, strict=True)]
+            groups = tuple(group for group in choices if group is not None)
+            at = _balanced([cost(group) for group in groups]) if len(groups) == len(choices) else None
+            if at is not None:
+                every = (*now.groups[:first], *groups, *now.groups[last:])
+                cuts = (*now.cuts[:first], *places[at].tolist(), *now.cuts[last + 1 :])
+                solution = replace(now, groups=every, cuts=cuts)
+                yield solution if len(groups) == len(own) else solution.kept_again()
+
+    def _recut(self, solutions: list[Solution], within: Budget) -> list[Solution]:
+        """The same, each with its cuts moved as long as the replay gets shorter."""
+        done, moving = list[Solution](), solutions
+        for _ in range(_ROUNDS):
+            if not moving or within.is_over:
+                break
+            rows = [(number, other) for number, solution in enumerate(moving) for other in _moved(solution)]
+            best = list(moving)
+            steps_s = self._steps_s([other for _, other in rows], within)
+            for (number, other), step_s in zip(rows, steps_s, strict=True):
+                if step_s < best[number].step_s * (1 - ROUNDING):
+                    best[number] = replace(other, step_s=step_s)
+            done += [one for one, other in zip(moving, best, strict=True) if other is one]
+            moving = [other for one, other in zip(moving, best, strict=True) if other is not one]
+        return [*done, *moving]
+
+    def _replayed(self, solutions: Iterable[Solution], within: Budget) -> list[Solution]:
+        """Those that fit, each once, with their steps."""
+        once_each = list({solution.key: solution for solution in solutions}.values())
+        steps_s = self._steps_s(once_each, within)
+        replayed = (replace(solution, step_s=step_s) for solution, step_s in zip(once_each, steps_s, strict=True))
+        return [solution for solution in replayed if np.isfinite(solution.step_s)]
+
+    def _steps_s(self, solutions: list[Solution], within: Budget) -> list[float]:
+        """Of each, infinite where it does not fit: together what may be replayed so."""
+        alike: dict[object, list[int]] = {}
+        handed = [solution.prices.cuts.handed(solution.cuts) for solution in solutions]
+        for number, one in enumerate(solutions):
+            edges = {_edge(one, each) for each in handed[number]}
+            chain = {(stage, stage + 1, one.prices.freedom.trains) for stage in range(len(one.groups) - 1)}
+            sort = len(one.groups) if edges >= chain else frozenset(edges)
+            alike.setdefault((id(one.prices), sort, one.schedule, one.windows), []).append(number)
+        steps_s = [np.inf] * len(solutions)
+        for numbers in alike.values():
+            together = [solutions[number] for number in numbers], [handed[number] for number in numbers]
+            for number, step_s in zip(numbers, self._together_s(*together, within).tolist(), strict=True):
+                steps_s[number] = step_s
+        return steps_s
+
+    def _together_s(self, alike: list[Solution], handed: list[tuple[Handed, ...]], within: Budget) -> Array:
+        """The steps of pipelines of as many stages under one schedule, of which one order is that of all."""
+        first = alike[0]
+        links, num_stages, count = self._links(first.prices), len(first.groups), len(first.prices.micro_batches)
+        within.spend(2 * (_TURN_S + _TURN_OF_ROW_S * len(alike)) * num_stages * count + _ROW_S * len(alike))
+        edges = tuple(sorted({_edge(first, one) for each in handed for one in each}))
+        number = {edge[:2]: place for place, edge in enumerate(edges)}
+        messages = np.zeros((2, len(edges), len(alike)))
+        members: dict[object, list[tuple[PricedGroup, int, int, int, int]]] = {}
+        for row, solution in enumerate(alike):
+            for stage, (group, ends) in enumerate(zip(solution.groups, pairwise(solution.cuts), strict=True)):
+                members.setdefault(_alike(group), []).append((group, stage, row, *ends))
+            for one in handed[row]:
+                ends_of = solution.groups[one.source], solution.groups[one.destination]
+                on_cards = [seconds.max() for seconds in links.on_cards(*ends_of, one)]
+                both = np.maximum(links.handed(*ends_of, one), on_cards)
+                messages[:, number[one.source, one.destination], row] = both
+        names = "head", "slow_head", "back", "slow_back", "adds", "tail", "card", "window"
+        of_stages = {name: np.zeros((num_stages, len(alike))) for name in names}
+        for rows in members.values():
+            stage_of, row_of, begins, ends_at = np.array([row[1:] for row in rows]).T
+            priced = rows[0][0].stage(begins, ends_at)
+            for name, values in of_stages.items():
+                values[stage_of, row_of] = getattr(priced, name)
+        for row, solution in enumerate(alike):  # sums of stages that share hosts come one after another
+            hosts = [{links.hosts[pool] for pool in group.orders[0]} for group in solution.groups]
+            for stage in range(1, num_stages):
+                is_beside = hosts[stage] == hosts[stage - 1]
+                of_stages["card"][stage, row] += of_stages["card"][stage - 1, row] if is_beside else 0.0
+        leaves = Leaves(
+            edges=edges,
+            expansions=(),
+            bound=np.zeros(len(alike)),
+            heads=np.stack([of_stages["head"], of_stages["slow_head"]], axis=1),
+            backs=np.stack([of_stages["back"], of_stages["slow_back"]], axis=1),
+            adds=of_stages["adds"],
+            tails=np.maximum(of_stages["tail"], of_stages["card"]),
+            there=messages[0],
+            back=messages[1],
+            max_in_flight=of_stages["window"].astype(np.int64),
+            num_counted=first.prices.num_counted,
+        )
+        steps_s = leaves.bounds(first.schedule, first.windows, count, np.arange(len(alike)))
+        least = np.array(first.windows or (1,))[:, None]
+        return np.where((of_stages["window"] >= least).all(axis=0), steps_s, np.inf)
+
+    @once
+    def _links(self, prices: GroupPrices) -> HandoverBounds:
+        return HandoverBounds(prices)
+
+
+def _key(flags: Flags) -> bytes:
+    return np.packbits(flags).tobytes()
+
+
+def _alike(group: PricedGroup) -> object:
+    """Equal for groups whose stages are priced alike."""
+    return id(group.prices), group.size > 1, id(group.allowed)
+
+
+def _edge(solution: Solution, handed: Handed) -> tuple[int, int, bool]:
+    return handed.source, handed.destination, handed.has_gradient and solution.prices.freedom.trains
+
+
+def _versions(now: Solution) -> Iterator[Solution]:
+    for stage, group in enumerate(now.groups):
+        for (recompute, _), other in now.prices.quickest(group.counts).items():
+            if recompute != group.recompute:
+                yield replace(now, groups=(*now.groups[:stage], other, *now.groups[stage + 1 :])).kept_again()
+
+
+def _windows(now: Solution) -> list[tuple[int, int]]:
+    """First stages and those behind the last, the most promising first."""
+    work_s, count = now.work_s(), len(now.groups)
+    spans = [(a, b) for a in range(count) for b in range(a + 1, min(a + _WIDEST, count) + 1)]
+    return sorted(spans, key=lambda span: float(work_s[slice(*span)].mean() - work_s[slice(*span)].max()))
+
+
+def _divisions(now: Solution, first: int, last: int, most: int) -> list[tuple[Counts, ...]]:
+    """How devices of the stages from ``first`` to before ``last``, and idle ones, may be stages: by pool, of each.
+
+    As they are and in other orders, then on other hosts, then those where the fewest change hands.
+    """
+    own = [group.counts for group in now.groups[first:last]]
+    divisions = dict.fromkeys(permutations(own))
+    if len(divisions) >= most:
+        return list(divisions)[:most]
+    pools, kinds = now.prices.pools, list(now.prices.devices_by_kind())
+    others = (*now.groups[:first], *now.groups[last:])
+    used = np.sum([(0,) * len(pools), *(group.counts for group in others)], axis=0).tolist()
+    free = [replace(pool, ranks=pool.ranks[count:]) for pool, count in zip(pools, used, strict=True)]
+    of_kind = np.array([[pool.kind == kind for kind in kinds] for pool in pools], dtype=np.int64)
+    before, limits = np.array(own) @ of_kind, np.array([len(pool.ranks) for pool in free]) @ of_kind
+    sizes = _sizes(before, limits, max(len(pool.ranks) for pool in pools))
+    sizes = sizes[sizes.sum(axis=1) <= (now.prices.micro_batches[0] if now.prices.freedom.may_replicate else 1)]
+    changed = list[tuple[float, list[list[int]]]]()
+    for number in range(max(1, len(own) - 1), len(own) + 2):
+        stages = sizes[np.indices((len(sizes),) * number).reshape(number, -1).T]
+        total = stages.sum(axis=1)
+        stages = stages[(total <= limits).all(axis=1) & (total.sum(axis=1) >= before.sum())]
+        at = np.arange(1, number + 1) * len(own) / number
+        so_far = [np.interp(at, np.arange(len(own) + 1), np.cumsum([0, *each])) for each in before.T]
+        moved = np.abs(np.cumsum(stages, axis=1) - np.stack(so_far, axis=1)).sum(axis=(1, 2))
+        few = np.argsort(moved, kind="stable")[:most]
+        changed += zip(moved[few].tolist(), stages[few].tolist(), strict=True)
+    for _, division in sorted(changed, key=lambda one: one[0])[:most]:
+        by_pool = placed([Places(tuple(size)) for size in division], free)
+        divisions |= {} if by_pool is None else {by_pool: None}
+    return list(divisions)[:most]
+
+
+def _sizes(own: Numbers, limits: Numbers, host: int) -> Numbers:
+    """Of stages, by kind of device: as they are, two together; half, twice, a little more or less of any kind."""
+    sizes = [*map(tuple, own), *map(tuple, own[:-1] + own[1:])]
+    for total in sorted({int(size.sum()) for size in own}):
+        unit = host if total > host else 1
+        near = total, total // 2, 2 * total, total - unit, total + unit
+        for size in near if total > _FEW_DEVICES else range(1, _FEW_DEVICES + 1):
+            sizes += [tuple(size * (kind == other) for other in range(len(limits))) for kind in range(len(limits))]
+    return np.array([size for size in dict.fromkeys(sizes) if sum(size) > 0 and (np.array(size) <= limits).all()])
+
+
+def _moved(now: Solution) -> Iterator[Solution]:
+    """With a cut beside one of the busiest stages, or two that follow one another, at an ideal near by."""
+    cuts, prices = now.cuts, now.prices
+    order = np.argsort(prices.cuts.sums(prices.capacity_s().min(axis=0)), kind="stable")
+    place = np.argsort(order)
+    busiest = set(np.argsort(-now.work_s(), kind="stable")[:_BUSIEST].tolist())
+    spans = [(first, last) for first in range(1, len(cuts) - 1) for last in (first, first + 1) if last < len(cuts) - 1]
+    for first, last in spans:
+        for step in _MOVES if busiest & {first - 1, first, last - 1, last} else ():
+            moved = place[list(cuts[first : last + 1])] + step
+            if moved.min() > 0 and moved.max() < len(order) - 1:
+                other = (*cuts[:first], *order[moved].tolist(), *cuts[last + 1 :])
+                if all(prices.cuts.inside[ends] for ends in pairwise(other)):
+                    yield replace(now, cuts=other)
+
+
+def _balanced(costs: Sequence[Array]) -> list[int] | None:
+    """Places of cuts, both ends included, such that the largest cost of a stage is least; None where that is infinite.
+
+    Args:
+        costs: by stage, of first and last place.
+    """
+    best, chosen = costs[-1][:, -1], list[Numbers]()
+    for cost in reversed(costs[:-1]):
+        largest = np.maximum(cost, best[None, :])
+        chosen.append(largest.argmin(axis=1))
+        best = largest.min(axis=1)
+    places = [0]
+    for choice in reversed(chosen):
+        places.append(int(choice[places[-1]]))
+    return [*places, len(costs[0]) - 1] if np.isfinite(best[0]) else None
+
+
+def _evaluated(evaluator: Evaluator, candidate: Candidate, known_s: float = float("inf")) -> Evaluation | None:
+    """None where some share cannot be used, or the candidate not priced."""
+    is_usable = stages_usable(evaluator.problem, evaluator.cost_model, candidate)
+    return evaluator.tried(candidate, known_s) if is_usable else None
+
+
+_MOST_TURNS = 12
+
+
+def made_to_fit(evaluator: Evaluator, candidate: Candidate, evaluation: Evaluation) -> Evaluation:
+    """The candidate's evaluation, or that of one with fewer samples where memory is too small, if that may be.
+
+    Members of one kind and memory size get no more than so much of what is too much as fits in proportion; the others
+    of the stage share the rest in proportion to what they have.
+    """
+    devices, full = evaluator.problem.profile.cluster.devices, set[int]()
+    for _ in range(_MOST_TURNS):
+        rank = evaluation.excess_rank
+        if rank is None:
+            break
+        stage = next(stage for stage, ranks in enumerate(candidate.groups) if rank in ranks)
+        ranks, shares = candidate.groups[stage], candidate.shares[stage]
+        if not _is_open(evaluator.problem, candidate, stage):
+            break
+        kinds = [(devices[member].kind, devices[member].memory_bytes) for member in ranks]
+        mine, own = kinds[ranks.index(rank)], shares[ranks.index(rank)]
+        most = min(own - 1, int(own / evaluator.excess(evaluation)))
+        full |= {member for member, kind in zip(ranks, kinds, strict=True) if kind == mine}
+        left = [min(share, most) if kind == mine else share for share, kind in zip(shares, kinds, strict=True)]
+        takers = [n for n, member in enumerate(ranks) if member not in full]
+        if most < 1 or not takers:
+            break
+        more = proportional(sum(shares) - sum(left), [shares[n] for n in takers])
+        for n, extra in zip(takers, more, strict=True):
+            left[n] += extra
+        candidate = _with_shares(candidate, stage, tuple(left))
+        other = _evaluated(evaluator, candidate) if evaluator.has_time_for(candidate) else None
+        if other is None:
+            break
+        evaluation = other
+    return evaluation
+
+
+def _is_open(problem: Problem, candidate: Candidate, stage: int) -> bool:
+    """Whether the stage has shares of samples, and may have others."""
+    size = max(candidate.micro_batches)
+    if sum(candidate.shares[stage]) != size or candidate.has_own_options(stage):
+        return False
+    devices = (problem.profile.cluster.devices[rank] for rank in candidate.groups[stage])
+    return len({(device.kind, device.memories) for device in devices}) > 1
+
+
+def _with_shares(candidate: Candidate, stage: int, shares: tuple[int, ...]) -> Candidate:
+    return replace(candidate, shares=(*candidate.shares[:stage], shares, *candidate.shares[stage + 1 :]))
