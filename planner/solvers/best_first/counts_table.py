@@ -34,7 +34,7 @@ from planner.solvers.best_first.counts_columns import Columns, ColumnStages, Cut
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
 from planner.solvers.best_first.message_bound import HandoverBound, least_links_of
 from planner.solvers.best_first.priced_groups import GroupPrices
-from planner.solvers.best_first.recurrence import Labels, across, alone, prepend, rounds_of
+from planner.solvers.best_first.recurrence import Labels, across, prepend, rounds_of
 from planner.solvers.budget import MOST_BYTES, NUMBER_S, OutOfTimeError, check_time
 
 MOST_WORTH = 4
@@ -133,7 +133,7 @@ class _Ways:
 
     Attributes:
         stage: its number.
-        slot, behind: where its labels are kept, and those of what follows; -1: nothing does.
+        slot, behind: the rows where its labels are kept, and those of what follows; -1: nothing does.
         reads, returns: whether what follows reads from it, and a gradient comes back.
         there, back: messages of one sample, seconds.
     """
@@ -177,23 +177,26 @@ class CountsTable:
         unit = self._unit(stages)
         stages = replace(stages, worth=stages.worth // unit)
         all_worth = self.columns.all_worth // unit
-        shape = (1 + int(max(ways.slot.max(), ways.behind.max())), all_worth + 1)
+        before = int(stages.worth.max())  # columns for less than nothing left
+        shape = (2 + int(max(ways.slot.max(), ways.behind.max())), before + all_worth + 1)
         if 8 * len(_SORTS) * shape[0] * shape[1] > MOST_BYTES // 4:
             raise OutOfTimeError
         rounds = rounds_of(len(self.columns.prices.micro_batches), stages.window)
         is_needed = {"trip": bool((rounds > 1).any()), "free": not ways.reads[ways.behind >= 0].all()}
         table = {sort: np.full(shape, np.inf) for sort in _SORTS if is_needed.get(sort, True)}
+        for of_sort in table.values():
+            of_sort[-1, before:] = 0.0  # nothing follows
         fewest, most = self._reach(unit, int(stages.worth.min()))
         starts = np.searchsorted(stages.first[ways.stage], np.arange(len(fewest)))
         for place in reversed(range(len(fewest) - 1)):
-            left = np.arange(fewest[place], most[place] + 1)
+            left = before + np.arange(fewest[place], most[place] + 1)
             some = max(1, _NUMBERS_AT_ONCE // max(1, len(left)))
             for start in range(starts[place], starts[place + 1] if len(left) else 0, some):
                 part = ways.only(slice(start, min(start + some, starts[place + 1])))
                 check_time(NUMBER_S * len(part.stage) * len(left))
                 _fill(table, stages.only(part.stage), part, rounds[part.stage], left)
         roots = np.unique(ways.slot[: starts[1]])
-        root = _looked_up(table, roots, np.full(len(roots), all_worth))
+        root = _looked_up(table, roots * shape[1] + before + all_worth)
         return float(np.maximum(root.total, root.free).min(initial=np.inf))
 
     def _unit(self, stages: ColumnStages) -> int:
@@ -232,9 +235,10 @@ class CountsTable:
         stage, sort = stage[order], sort[order]
         row = column[sort, stage]
         behind = np.where(is_end[stage], -1, rows.slot[row])
-        there, back = self._messages_s()
-        returns = rows.has_gradient[row] & trains
-        return _Ways(stage, slot[stage], behind, rows.linked[row], returns, there[row], back[row])
+        ends = behind < 0  # on nothing, that takes no time
+        there, back = (np.where(ends, 0.0, by_row[row]) for by_row in self._messages_s())
+        returns = (rows.has_gradient[row] | ends) & trains
+        return _Ways(stage, slot[stage], behind, rows.linked[row] | ends, returns, there, back)
 
     def _messages_s(self) -> tuple[Array, Array]:
         """A sample's outputs there, and its gradients back, between any two devices, by row of ``HandoverColumns``."""
@@ -248,9 +252,9 @@ class CountsTable:
         return transfer_s(link, rows.forward_bytes) + overhead_s, transfer_s(link, rows.backward_bytes) + overhead_s
 
 
-def _looked_up(table: Mapping[str, Array], slots: Numbers, left: Numbers) -> Labels:
-    """Labels out of a table; where a sort is not in it what it is at least."""
-    labels = {sort: of_sort[slots, left] for sort, of_sort in table.items()}
+def _looked_up(table: Mapping[str, Array], cells: Numbers) -> Labels:
+    """Labels out of a table, by their numbers in it, row after row; where a sort is not in it what it is at least."""
+    labels = {sort: of_sort.ravel().take(cells) for sort, of_sort in table.items()}
     trip = labels.get("trip", np.zeros(1))
     return Labels(trip, labels["end"], labels["total"], labels.get("free", labels["total"]), labels["end"])
 
@@ -260,8 +264,9 @@ def _fill(table: Mapping[str, Array], stages: ColumnStages, ways: _Ways, rounds:
 
     Args:
         stages, rounds: of each of ``ways``.
+        left: columns of the table, one behind the other.
     """
-    after = left[None, :] - stages.worth[:, None]  # [ways, left]
+    height, width = table["total"].shape
     own = stages.by_way()
     there_s, back_s, nothing = ways.there[:, None], ways.back[:, None], np.zeros(1)
     message = HandoverBound(
@@ -273,17 +278,14 @@ def _fill(table: Mapping[str, Array], stages: ColumnStages, ways: _Ways, rounds:
         load_back=nothing,
         load_both=nothing,
     )
-    behind = _looked_up(table, ways.behind[:, None], np.maximum(after, 0))
-    sees = across(behind, message)
-    goes_on = prepend(own, sees, rounds[:, None], 0.0, ways.reads[:, None], ways.returns[:, None])
-    ends = alone(own, rounds[:, None], 0.0)
-    is_end = ways.behind[:, None] < 0
+    after = (ways.behind % height * width - stages.worth)[:, None] + left  # [ways, left]
+    behind = across(_looked_up(table, after), message)
+    labels = prepend(own, behind, rounds[:, None], 0.0, ways.reads[:, None], ways.returns[:, None])
     slots = np.flatnonzero(np.concatenate(([True], ways.slot[1:] != ways.slot[:-1])))
+    columns = slice(left[0], left[-1] + 1)
     for sort, of_sort in table.items():
-        labels = np.where(is_end, getattr(ends, sort), getattr(goes_on, sort))
+        of_stage = getattr(labels, sort)
         if sort == "free":
-            labels = np.maximum(labels, stages.alone_s[:, None])
-        labels = np.where(after >= 0, labels, np.inf)
-        least = np.minimum.reduceat(labels, slots, axis=0)
-        cells = np.ix_(ways.slot[slots], left)
-        of_sort[cells] = np.minimum(of_sort[cells], least)
+            of_stage = np.maximum(of_stage, stages.alone_s[:, None])
+        least = np.minimum.reduceat(of_stage, slots, axis=0)
+        of_sort[ways.slot[slots], columns] = np.minimum(of_sort[ways.slot[slots], columns], least)
