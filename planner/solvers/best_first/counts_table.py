@@ -40,6 +40,7 @@ from planner.solvers.budget import MOST_BYTES, NUMBER_S, OutOfTimeError, check_t
 MOST_WORTH = 4
 """Of a device, where kinds are unlike."""
 
+_GRAIN = 2.0  # of coarse columns: half of them or fewer, and the table often says as much
 _ROUNDING = 1e-9
 _NUMBERS_AT_ONCE = 30_000  # of a label: more do not fit into a cache
 _MANY_TIMES = 1e6  # the work over capacity
@@ -75,13 +76,13 @@ class _Rising:
     """The bound of one way to cut the batch, while it rises.
 
     Attributes:
-        columns: None where work over capacity is all that is known.
+        columns: coarser ones first; none where work over capacity is all that is known.
         bound_s: no pipeline is faster.
         most_s: bounds from here on are of no interest.
         is_met: whether there may be a pipeline below that.
     """
 
-    columns: Columns | None
+    columns: tuple[Columns, ...]
     bound_s: float
     most_s: float
     is_met: bool = False
@@ -92,25 +93,28 @@ class _Rising:
         bound_s = min(upper_s, capacity.work_s)
         places = CutPlaces.of(prices)
         is_known = not prices.throughout.any() and not (mixes_kinds and len(capacity.weights) > 1)
-        columns = None
+        columns: tuple[Columns, ...] = ()
         if is_known and places is not None and capacity.work_s:  # members do not share sites, nor a stage several kinds
-            columns = Columns(prices, places, worths(capacity.weights))
+            exact = Columns(prices, places, worths(capacity.weights))
+            coarse = replace(exact, grain=_GRAIN)
+            columns = (coarse, exact) if 2 * coarse.num_shares <= exact.num_shares else (exact,)
         return cls(columns, bound_s, min(upper_s, _MANY_TIMES * bound_s))
 
     @property
     def is_open(self) -> bool:
         """Whether there is more to know."""
         near_s = _NEAR * self.bound_s if self.is_met else self.bound_s
-        return self.columns is not None and near_s < self.most_s
+        return bool(self.columns) and near_s < self.most_s
 
     def rise(self) -> None:
         """By one table."""
-        assert self.columns is not None, "others are never open"
         reached_s = min(self.most_s, _RISES * self.bound_s)
         tried_s = (self.bound_s * reached_s) ** 0.5 if self.is_met else reached_s
-        least_s = CountsTable(self.columns, tried_s).least_step_s()
+        least_s = CountsTable(self.columns[0], tried_s).least_step_s()
         self.bound_s = max(self.bound_s, least_s)
-        if least_s < tried_s:
+        if least_s < tried_s and len(self.columns) > 1:
+            self.columns = self.columns[1:]
+        elif least_s < tried_s:
             self.is_met = True
             self.most_s = tried_s
 
