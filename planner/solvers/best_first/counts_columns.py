@@ -158,7 +158,7 @@ class Columns:
 
     Attributes:
         worth: of a device of each kind.
-        grain: shares of samples up to so many times one another are one column.
+        grain: shares of samples less than so many times one another are one column.
         is_open: whether members of a kind may have unlike shares of the samples, as their memory differs.
     """
 
@@ -213,7 +213,7 @@ class Columns:
         """Those of a column each: from the most ranks to the fewest, as many together as the grain allows."""
         joined: list[_Share] = []
         for share in sorted(self._every_share(kind), key=lambda share: share.most):
-            if joined and share.most <= self.grain * joined[-1].fullest:
+            if joined and share.most < self.grain * joined[-1].fullest:
                 before = joined.pop()
                 leanest = min(before.leanest, share.leanest)
                 joined.append(_Share(leanest, before.fullest, share.most, min(before.ranks, share.ranks)))
@@ -300,12 +300,9 @@ class Columns:
         prices = self.prices
         if not is_covered(prices.problem, prices.cost_model, kind, least):
             return None
-        by_size = []
-        for samples in self._sizes(kind, least, most):
-            for shared in (False, True):
-                with suppress(MissingMeasurementError):
-                    sums = prices.cost_model.sums(kind, samples, shared, recompute=False)
-                    by_size.append(np.diff(sums.least(prices.freedom.trains, prices.freedom.splits)))
+        by_size = [
+            passes for samples in self._sizes(kind, least, most) for passes in prices.layer_passes(kind, samples)
+        ]
         return LeastPasses(*np.minimum.reduce(by_size)) if by_size else None
 
     def _sizes(self, kind: str, least: int, most: int) -> list[int]:
