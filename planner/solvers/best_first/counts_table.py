@@ -38,13 +38,14 @@ from planner.solvers.best_first.graph_cuts import Flags, Numbers
 from planner.solvers.best_first.message_bound import HandoverBound, least_links_of
 from planner.solvers.best_first.priced_groups import GroupPrices
 from planner.solvers.best_first.recurrence import Labels, across, prepend, rounds_of
-from planner.solvers.budget import MOST_BYTES, NUMBER_S, OutOfTimeError, check_time
+from planner.solvers.budget import MOST_BYTES, OutOfTimeError, check_time
 
 MOST_WORTH = 4
 """Of a device, where kinds are unlike."""
 
 _GRAIN = 1.5  # of coarse columns; a table of these takes a third of the time, and often says enough
 _FEWER = 1.5  # so many times fewer are worth it
+_TURN_S, _CELL_S = 3e-5, 1.1e-8  # work of a turn that fills a table, and of each number that it looks at
 _ROUNDING = 1e-9
 _NUMBERS_AT_ONCE = 30_000  # of a label: more do not fit into a cache
 _MANY_TIMES = 1e6  # the work over capacity
@@ -202,7 +203,7 @@ class CountsTable:
             some = max(1, _NUMBERS_AT_ONCE // max(1, len(left)))
             for start in range(starts[place], starts[place + 1] if len(left) else 0, some):
                 part = ways.only(slice(start, min(start + some, starts[place + 1])))
-                check_time(NUMBER_S * len(part.stage) * len(left))
+                check_time(_TURN_S + _CELL_S * len(part.stage) * len(left))
                 _fill(table, stages.only(part.stage), part, rounds[part.stage], left)
         roots = np.unique(ways.slot[: starts[1]])
         root = _looked_up(table, roots * shape[1] + before + all_worth)
