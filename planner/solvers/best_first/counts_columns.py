@@ -214,11 +214,14 @@ class Columns:
         joined: list[_Share] = []
         for share in sorted(self._every_share(kind), key=lambda share: share.most):
             if joined and share.most < self.grain * joined[-1].fullest:
-                before = joined.pop()
-                leanest = min(before.leanest, share.leanest)
-                joined.append(_Share(leanest, before.fullest, share.most, min(before.ranks, share.ranks)))
-            else:
-                joined.append(share)
+                last = joined.pop()
+                share = _Share(
+                    leanest=min(last.leanest, share.leanest),
+                    fullest=last.fullest,
+                    most=share.most,
+                    ranks=min(last.ranks, share.ranks),
+                )
+            joined.append(share)
         return tuple(joined)
 
     def _every_share(self, kind: str) -> Iterator[_Share]:

@@ -43,8 +43,7 @@ from planner.solvers.budget import MOST_BYTES, OutOfTimeError, check_time
 MOST_WORTH = 4
 """Of a device, where kinds are unlike."""
 
-_GRAIN = 1.5  # of coarse columns; a table of these takes a third of the time, and often says enough
-_FEWER = 1.5  # so many times fewer are worth it
+_GRAIN = 1.5  # of coarse columns, where so many times fewer; a table takes a third of the time, and often says enough
 _TURN_S, _CELL_S = 3e-5, 1.1e-8  # work of a turn that fills a table, and of each number that it looks at
 _ROUNDING = 1e-9
 _NUMBERS_AT_ONCE = 30_000  # of a label: more do not fit into a cache
@@ -103,7 +102,7 @@ class _Rising:
         if is_known and places is not None and capacity.work_s:  # members do not share sites, nor a stage several kinds
             exact = Columns(prices, places, worths(capacity.weights))
             coarse = replace(exact, grain=_GRAIN)
-            columns = (coarse, exact) if _FEWER * coarse.num_shares <= exact.num_shares else (exact,)
+            columns = (coarse, exact) if _GRAIN * coarse.num_shares <= exact.num_shares else (exact,)
         return cls(columns, bound_s, min(upper_s, _MANY_TIMES * bound_s))
 
     @property
