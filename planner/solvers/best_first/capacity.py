@@ -18,12 +18,10 @@ class Capacity:
 
     Attributes:
         weights: by kind, of a device, 1 at most.
-        devices: sum of the weights of all.
         work_s: all work of a step over all devices: no plan is faster.
     """
 
     weights: tuple[float, ...]
-    devices: float
     work_s: float
 
 
@@ -40,7 +38,7 @@ def capacity(seconds: Array, counts: Sequence[int]) -> Capacity:
     usable = np.isfinite(seconds).all(axis=1)
     devices = np.array(counts, dtype=np.float64)
     if not usable.any():
-        return Capacity((1.0,) * len(counts), float(devices.sum()), 0.0)
+        return Capacity((1.0,) * len(counts), 0.0)
     speeds = np.where(usable, 1 / np.maximum(np.where(usable, seconds.sum(axis=1), 1.0), 1e-300), 0.0)
 
     def at(weights: Array) -> float:
@@ -58,4 +56,4 @@ def capacity(seconds: Array, counts: Sequence[int]) -> Capacity:
         else:
             step = 1 + (step - 1) / 2
     weights = weights / weights.max()
-    return Capacity(tuple(weights.tolist()), float((weights * devices).sum()), best)
+    return Capacity(tuple(weights.tolist()), best)

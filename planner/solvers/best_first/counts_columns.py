@@ -19,6 +19,7 @@ from planner.costs.layers.cost_table import Array
 from planner.costs.stages.gradient_overlap import least_sums_s
 from planner.costs.stages.stage_sums import LeastPasses
 from planner.ir.errors import MissingMeasurementError
+from planner.ir.lazy import once
 from planner.ir.problem import NEVER
 from planner.ir.program import BUCKET_BYTES
 from planner.solvers.best_first.graph_cuts import Numbers
@@ -157,12 +158,14 @@ class Columns:
 
     Attributes:
         worth: of a device of each kind.
+        grain: shares of samples less than so many times one another are one column.
         is_open: whether members of a kind may have unlike shares of the samples, as their memory differs.
     """
 
     prices: GroupPrices
     places: CutPlaces
     worth: tuple[int, ...]
+    grain: float = 1.0
     kinds: tuple[str, ...] = field(init=False)
     is_open: bool = field(init=False)
     _known_s: float = field(init=False, default=0.0, repr=False)
@@ -200,7 +203,28 @@ class Columns:
             self._known = every.only(np.argsort(every.first, kind="stable"))
         return self._known.only(np.flatnonzero(self._known.alone_s <= upper_s))
 
-    def _shares(self, kind: str) -> Iterator[_Share]:
+    @property
+    def num_shares(self) -> int:
+        """How many columns there are, all kinds together."""
+        return sum(len(self._shares(kind)) for kind in self.kinds)
+
+    @once
+    def _shares(self, kind: str) -> tuple[_Share, ...]:
+        """Those of a column each: from the most ranks to the fewest, as many together as the grain allows."""
+        joined: list[_Share] = []
+        for share in sorted(self._every_share(kind), key=lambda share: share.most):
+            if joined and share.most < self.grain * joined[-1].fullest:
+                last = joined.pop()
+                share = _Share(
+                    leanest=min(last.leanest, share.leanest),
+                    fullest=last.fullest,
+                    most=share.most,
+                    ranks=min(last.ranks, share.ranks),
+                )
+            joined.append(share)
+        return tuple(joined)
+
+    def _every_share(self, kind: str) -> Iterator[_Share]:
         """Of like devices all there are, of the fewest ranks; of unlike ones by what the fullest has."""
         size = self.size
         num_ranks = self.prices.devices_by_kind()[kind]
@@ -279,12 +303,9 @@ class Columns:
         prices = self.prices
         if not is_covered(prices.problem, prices.cost_model, kind, least):
             return None
-        by_size = []
-        for samples in self._sizes(kind, least, most):
-            for shared in (False, True):
-                with suppress(MissingMeasurementError):
-                    sums = prices.cost_model.sums(kind, samples, shared, recompute=False)
-                    by_size.append(np.diff(sums.least(prices.freedom.trains, prices.freedom.splits)))
+        by_size = [
+            passes for samples in self._sizes(kind, least, most) for passes in prices.layer_passes(kind, samples)
+        ]
         return LeastPasses(*np.minimum.reduce(by_size)) if by_size else None
 
     def _sizes(self, kind: str, least: int, most: int) -> list[int]:

@@ -13,6 +13,9 @@ Minimise    over columns, behind every cut i, for every worth u of devices left,
 V(0, U) is below every step.  Columns that take longer than an upper bound T of the step are left out, and of all (i, u)
 those looked at where the layers before i can be done in T by what is used, and those behind by what is left.
 
+Where there are many columns those of like shares are first taken together (``Columns.grain``): their table says less,
+takes a fraction of the time, and is enough for ways to cut the batch that are far from the best.
+
 Where there are many cuts stages begin and end between ``counts_columns.MOST_CUTS`` of them, and of each only what is
 surely inside counts.  The bound holds for what coarser groups of ``DeviceStates`` leave out, too.
 """
@@ -34,16 +37,18 @@ from planner.solvers.best_first.counts_columns import Columns, ColumnStages, Cut
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
 from planner.solvers.best_first.message_bound import HandoverBound, least_links_of
 from planner.solvers.best_first.priced_groups import GroupPrices
-from planner.solvers.best_first.recurrence import Labels, across, alone, prepend, rounds_of
-from planner.solvers.budget import MOST_BYTES, NUMBER_S, OutOfTimeError, check_time
+from planner.solvers.best_first.recurrence import Labels, across, prepend, rounds_of
+from planner.solvers.budget import MOST_BYTES, OutOfTimeError, check_time
 
 MOST_WORTH = 4
 """Of a device, where kinds are unlike."""
 
+_GRAIN = 1.5  # of coarse columns, where so many times fewer; a table takes a third of the time, and often says enough
+_TURN_S, _CELL_S = 3e-5, 1.1e-8  # work of a turn that fills a table, and of each number that it looks at
 _ROUNDING = 1e-9
 _NUMBERS_AT_ONCE = 30_000  # of a label: more do not fit into a cache
 _MANY_TIMES = 1e6  # the work over capacity
-_RISES, _NEAR = 1.25, 1.01  # how upper bounds of tables rise; what is near enough to one
+_RISES, _NEAR = 1.25, 1.003  # how upper bounds of tables rise; what is near enough to one
 _FEW_UNITS, _MANY_UNITS = 4, 128  # of the smallest stage, of all devices: where there are more, units are larger
 _SORTS = ("trip", "end", "total", "free")
 
@@ -54,7 +59,8 @@ def rising_bounds(
     """For each of several ways to cut the batch no pipeline takes less; better and better bounds, the least first.
 
     Labels are the least of all pipelines one by one, so a table says the more the lower its upper bound is; and it is
-    the cheaper, too.  So upper bounds rise step by step, until one is found below which there may be a pipeline.
+    the cheaper, too.  So upper bounds rise step by step, until one is found below which there may be a pipeline, by
+    coarse columns as long as they know of none.
 
     Args:
         mixes_kinds: whether a stage may have devices of several kinds: then no more is known than all work over all
@@ -75,13 +81,13 @@ class _Rising:
     """The bound of one way to cut the batch, while it rises.
 
     Attributes:
-        columns: None where work over capacity is all that is known.
+        columns: coarser ones first; none where work over capacity is all that is known.
         bound_s: no pipeline is faster.
         most_s: bounds from here on are of no interest.
         is_met: whether there may be a pipeline below that.
     """
 
-    columns: Columns | None
+    columns: tuple[Columns, ...]
     bound_s: float
     most_s: float
     is_met: bool = False
@@ -92,25 +98,28 @@ class _Rising:
         bound_s = min(upper_s, capacity.work_s)
         places = CutPlaces.of(prices)
         is_known = not prices.throughout.any() and not (mixes_kinds and len(capacity.weights) > 1)
-        columns = None
+        columns: tuple[Columns, ...] = ()
         if is_known and places is not None and capacity.work_s:  # members do not share sites, nor a stage several kinds
-            columns = Columns(prices, places, worths(capacity.weights))
+            exact = Columns(prices, places, worths(capacity.weights))
+            coarse = replace(exact, grain=_GRAIN)
+            columns = (coarse, exact) if _GRAIN * coarse.num_shares <= exact.num_shares else (exact,)
         return cls(columns, bound_s, min(upper_s, _MANY_TIMES * bound_s))
 
     @property
     def is_open(self) -> bool:
         """Whether there is more to know."""
         near_s = _NEAR * self.bound_s if self.is_met else self.bound_s
-        return self.columns is not None and near_s < self.most_s
+        return bool(self.columns) and near_s < self.most_s
 
     def rise(self) -> None:
         """By one table."""
-        assert self.columns is not None, "others are never open"
         reached_s = min(self.most_s, _RISES * self.bound_s)
         tried_s = (self.bound_s * reached_s) ** 0.5 if self.is_met else reached_s
-        least_s = CountsTable(self.columns, tried_s).least_step_s()
+        least_s = CountsTable(self.columns[0], tried_s).least_step_s()
         self.bound_s = max(self.bound_s, least_s)
-        if least_s < tried_s:
+        if least_s < tried_s and len(self.columns) > 1:
+            self.columns = self.columns[1:]
+        elif least_s < tried_s:
             self.is_met = True
             self.most_s = tried_s
 
@@ -133,7 +142,7 @@ class _Ways:
 
     Attributes:
         stage: its number.
-        slot, behind: where its labels are kept, and those of what follows; -1: nothing does.
+        slot, behind: the rows where its labels are kept, and those of what follows; -1: nothing does.
         reads, returns: whether what follows reads from it, and a gradient comes back.
         there, back: messages of one sample, seconds.
     """
@@ -177,23 +186,26 @@ class CountsTable:
         unit = self._unit(stages)
         stages = replace(stages, worth=stages.worth // unit)
         all_worth = self.columns.all_worth // unit
-        shape = (1 + int(max(ways.slot.max(), ways.behind.max())), all_worth + 1)
+        before = int(stages.worth.max())  # columns for less than nothing left
+        shape = (2 + int(max(ways.slot.max(), ways.behind.max())), before + all_worth + 1)
         if 8 * len(_SORTS) * shape[0] * shape[1] > MOST_BYTES // 4:
             raise OutOfTimeError
         rounds = rounds_of(len(self.columns.prices.micro_batches), stages.window)
         is_needed = {"trip": bool((rounds > 1).any()), "free": not ways.reads[ways.behind >= 0].all()}
         table = {sort: np.full(shape, np.inf) for sort in _SORTS if is_needed.get(sort, True)}
+        for of_sort in table.values():
+            of_sort[-1, before:] = 0.0  # nothing follows
         fewest, most = self._reach(unit, int(stages.worth.min()))
         starts = np.searchsorted(stages.first[ways.stage], np.arange(len(fewest)))
         for place in reversed(range(len(fewest) - 1)):
-            left = np.arange(fewest[place], most[place] + 1)
+            left = before + np.arange(fewest[place], most[place] + 1)
             some = max(1, _NUMBERS_AT_ONCE // max(1, len(left)))
             for start in range(starts[place], starts[place + 1] if len(left) else 0, some):
                 part = ways.only(slice(start, min(start + some, starts[place + 1])))
-                check_time(NUMBER_S * len(part.stage) * len(left))
+                check_time(_TURN_S + _CELL_S * len(part.stage) * len(left))
                 _fill(table, stages.only(part.stage), part, rounds[part.stage], left)
         roots = np.unique(ways.slot[: starts[1]])
-        root = _looked_up(table, roots, np.full(len(roots), all_worth))
+        root = _looked_up(table, roots * shape[1] + before + all_worth)
         return float(np.maximum(root.total, root.free).min(initial=np.inf))
 
     def _unit(self, stages: ColumnStages) -> int:
@@ -204,10 +216,11 @@ class CountsTable:
         """By place, how much may be left in time: what all layers behind it need, and what those before it leave.
 
         Args:
-            least: units of any stage, of which rounding down leaves this share or more.
+            least: units of any stage, of which rounding down leaves this share or more; a column of several shares
+                counts the devices of the fullest, and the time of the least full.
         """
         places, columns = self.columns.places, self.columns
-        counted = 1.0 if unit == 1 else least / (least + 1) / unit
+        counted = (1.0 if unit == 1 else least / (least + 1) / unit) / columns.grain
         weight = columns.prices.cuts.sums(columns.layer_s) * (counted / self.upper_s * (1 - _ROUNDING))
         behind = np.ceil(weight[-1] - weight[places.first] - _ROUNDING)
         before = np.ceil(weight[places.cuts] - _ROUNDING)
@@ -232,9 +245,10 @@ class CountsTable:
         stage, sort = stage[order], sort[order]
         row = column[sort, stage]
         behind = np.where(is_end[stage], -1, rows.slot[row])
-        there, back = self._messages_s()
-        returns = rows.has_gradient[row] & trains
-        return _Ways(stage, slot[stage], behind, rows.linked[row], returns, there[row], back[row])
+        ends = behind < 0  # on nothing, that takes no time
+        there, back = (np.where(ends, 0.0, by_row[row]) for by_row in self._messages_s())
+        returns = (rows.has_gradient[row] | ends) & trains
+        return _Ways(stage, slot[stage], behind, rows.linked[row] | ends, returns, there, back)
 
     def _messages_s(self) -> tuple[Array, Array]:
         """A sample's outputs there, and its gradients back, between any two devices, by row of ``HandoverColumns``."""
@@ -248,9 +262,9 @@ class CountsTable:
         return transfer_s(link, rows.forward_bytes) + overhead_s, transfer_s(link, rows.backward_bytes) + overhead_s
 
 
-def _looked_up(table: Mapping[str, Array], slots: Numbers, left: Numbers) -> Labels:
-    """Labels out of a table; where a sort is not in it what it is at least."""
-    labels = {sort: of_sort[slots, left] for sort, of_sort in table.items()}
+def _looked_up(table: Mapping[str, Array], cells: Numbers) -> Labels:
+    """Labels out of a table, by their numbers in it, row after row; where a sort is not in it what it is at least."""
+    labels = {sort: of_sort.ravel().take(cells) for sort, of_sort in table.items()}
     trip = labels.get("trip", np.zeros(1))
     return Labels(trip, labels["end"], labels["total"], labels.get("free", labels["total"]), labels["end"])
 
@@ -260,8 +274,9 @@ def _fill(table: Mapping[str, Array], stages: ColumnStages, ways: _Ways, rounds:
 
     Args:
         stages, rounds: of each of ``ways``.
+        left: columns of the table, one behind the other.
     """
-    after = left[None, :] - stages.worth[:, None]  # [ways, left]
+    height, width = table["total"].shape
     own = stages.by_way()
     there_s, back_s, nothing = ways.there[:, None], ways.back[:, None], np.zeros(1)
     message = HandoverBound(
@@ -273,17 +288,14 @@ def _fill(table: Mapping[str, Array], stages: ColumnStages, ways: _Ways, rounds:
         load_back=nothing,
         load_both=nothing,
     )
-    behind = _looked_up(table, ways.behind[:, None], np.maximum(after, 0))
-    sees = across(behind, message)
-    goes_on = prepend(own, sees, rounds[:, None], 0.0, ways.reads[:, None], ways.returns[:, None])
-    ends = alone(own, rounds[:, None], 0.0)
-    is_end = ways.behind[:, None] < 0
+    after = (ways.behind % height * width - stages.worth)[:, None] + left  # [ways, left]
+    behind = across(_looked_up(table, after), message)
+    labels = prepend(own, behind, rounds[:, None], 0.0, ways.reads[:, None], ways.returns[:, None])
     slots = np.flatnonzero(np.concatenate(([True], ways.slot[1:] != ways.slot[:-1])))
+    columns = slice(left[0], left[-1] + 1)
     for sort, of_sort in table.items():
-        labels = np.where(is_end, getattr(ends, sort), getattr(goes_on, sort))
+        of_stage = getattr(labels, sort)
         if sort == "free":
-            labels = np.maximum(labels, stages.alone_s[:, None])
-        labels = np.where(after >= 0, labels, np.inf)
-        least = np.minimum.reduceat(labels, slots, axis=0)
-        cells = np.ix_(ways.slot[slots], left)
-        of_sort[cells] = np.minimum(of_sort[cells], least)
+            of_stage = np.maximum(of_stage, stages.alone_s[:, None])
+        least = np.minimum.reduceat(of_stage, slots, axis=0)
+        of_sort[ways.slot[slots], columns] = np.minimum(of_sort[ways.slot[slots], columns], least)

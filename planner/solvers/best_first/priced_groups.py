@@ -6,7 +6,7 @@ Which schedules, recomputation and side constraints a problem leaves open beside
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -20,7 +20,7 @@ from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import LeastMemory, kept_by
 from planner.costs.stages.shared_bound import GroupTimes, MemberTimes, SharedBound, member_times
 from planner.costs.stages.stage_bound import BoundedStages, StageBound, StageBounds
-from planner.costs.stages.stage_sums import RecomputeMask
+from planner.costs.stages.stage_sums import LeastPasses, RecomputeMask
 from planner.ir.constraints import CutDegrees
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.layout import parts_of, samples_of
@@ -347,15 +347,16 @@ class GroupPrices:
         per_sample = np.full((len(kinds), len(self.problem.profile.graph.layers)), np.inf)
         for number, kind in enumerate(kinds):
             for samples in self._share_sizes():
-                with suppress(MissingMeasurementError):
-                    per_sample[number] = np.minimum(per_sample[number], self._least_s(kind, samples) / samples)
+                for passes in self.layer_passes(kind, samples):
+                    per_sample[number] = np.minimum(per_sample[number], (passes.forward_s + passes.whole_s) / samples)
         return per_sample * sum(self.micro_batches)
 
-    def _least_s(self, kind: str, samples: float) -> Array:
-        """By layer: the least F, and all of a backward, whether ranks share the layer or not."""
-        both = (self.cost_model.sums(kind, samples, shared, recompute=False) for shared in (False, True))
-        passes = [sums.least(self.freedom.trains, self.freedom.splits) for sums in both]
-        return np.asarray(np.minimum.reduce([np.diff(of.forward_s + of.whole_s) for of in passes]))
+    def layer_passes(self, kind: str, samples: float) -> Iterator[LeastPasses]:
+        """What passes of so many samples take at least, by layer, shared by ranks and not; as far as measured."""
+        for shared in (False, True):
+            with suppress(MissingMeasurementError):
+                sums = self.cost_model.sums(kind, samples, shared, recompute=False)
+                yield LeastPasses(*map(np.diff, sums.least(self.freedom.trains, self.freedom.splits)))
 
     def _share_sizes(self) -> list[float]:
         """Samples that a member of some group may have of a micro-batch; where it shares sites, also parts of one."""

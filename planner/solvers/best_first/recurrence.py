@@ -92,14 +92,19 @@ def prepend(stage: Stage, behind: Labels, rounds: Array, card_s: Array | float, 
         rounds, card_s: as of :func:`alone`.
         reads: whether the stage behind certainly reads from this one; returns: and a gradient comes back.
     """
-    trip = stage.head + np.where(returns, behind.trip, 0.0) + stage.back
-    waits = np.where(returns, stage.head + behind.end + stage.back, 0.0)
+    trip = stage.head + _where(returns, behind.trip) + stage.back
+    waits = _where(returns, stage.head + behind.end + stage.back)
     end = np.maximum(np.maximum(stage.work, waits), rounds * trip)
     total = np.maximum(end, stage.all_work) + stage.tail
-    total = np.maximum(total, np.where(reads, stage.head + behind.total, 0.0))
-    sums = np.maximum(end, np.where(returns, stage.head + behind.sums, 0.0)) + card_s
+    total = np.maximum(total, _where(reads, stage.head + behind.total))
+    sums = np.maximum(end, _where(returns, stage.head + behind.sums)) + card_s
     total = np.maximum(total, sums)
     return Labels(trip, end, total, np.maximum(total, behind.free), sums)
+
+
+def _where(flags: Flags, seconds: Array) -> Array:
+    """Seconds where flags are set, else none."""
+    return seconds if flags.all() else np.where(flags, seconds, 0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
