@@ -15,7 +15,7 @@ Minimise    for a pace x, behind every cut i, for every count u of devices left
 for a stage that keeps W micro-batches begins W more only when the first has come back.  A step is about
 E(0, D) + (M - 1) x + the longest sum of gradients with its update.  A few x are tried, from the pace of all devices
 together upwards (Zheng et al., Alpa, OSDI 2022, 5.2).  Which hosts devices are on is decided when stages are placed
-(:func:`placed`), and what they take then by ``hybrids``.
+(:func:`placed`), and what they take then by ``first_answers``.
 
 Where stages are limited in number, they are one more resource beside devices: a column takes as many as it has.
 
@@ -25,8 +25,8 @@ of b / 2 stages from i to k, and that from k to j.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -34,9 +34,10 @@ import numpy as np
 from planner.costs.candidate import Recomputes
 from planner.costs.layers.cost_table import Array
 from planner.costs.stages.stage_bound import BoundedStages
+from planner.ir.lazy import once_by
 from planner.solvers.best_first.device_groups import Counts
-from planner.solvers.best_first.graph_cuts import Numbers
-from planner.solvers.best_first.message_bound import HandoverBound
+from planner.solvers.best_first.graph_cuts import Handed, Numbers
+from planner.solvers.best_first.message_bound import HandoverBound, HandoverBounds
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import NUMBER_S, Budget
 from planner.solvers.candidates.candidate import DevicePool
@@ -50,8 +51,11 @@ MOST_STATES = 150
 PACES = (1.03, 1.12, 1.25, 1.5, 2.0, 3.5)
 """In times of the pace of all devices together."""
 
+MOST_CUTS = 128
+"""That pipelines are cut at."""
+
 MOST_PLACES = 48
-"""Of cuts that are told apart."""
+"""Of cuts that the table tells apart."""
 
 BLOCKS = (2, 4, 8)
 """Stages that share hosts."""
@@ -66,28 +70,6 @@ _FURTHEST = 3.0  # in times of the most promising one
 _NUMBERS_OF_A_STAGE = 40  # that are looked at for a column between two cuts
 _NUMBERS_OF_AN_ENTRY = 0.3  # for one in a table
 _PACE_S = 5e-4  # for one pace, whatever the table
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Boundary:
-    """What goes from a group to the next.
-
-    Attributes:
-        link: hand-overs, by row of ``HandoverColumns``.
-        outputs, gradients: by network card (of each host what it sends, then what it receives), seconds for each byte
-            of a sample.
-        most_outputs, most_gradients: on the card that takes longest.
-    """
-
-    link: HandoverBound
-    outputs: Array
-    gradients: Array
-    most_outputs: float = field(init=False)
-    most_gradients: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "most_outputs", self.outputs.max())
-        object.__setattr__(self, "most_gradients", self.gradients.max())
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,41 +165,32 @@ class Column:
     window: Array
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Crossings:
-    """What crosses the boundary at each place of the chain, from one group to another.
-
-    Attributes:
-        trip_s: [places] outputs there and gradients back, of a micro-batch.
-        outputs_s, gradients_s: [places] what they keep the fullest network card busy.
-    """
-
-    trip_s: Array
-    outputs_s: Array
-    gradients_s: Array
-
-
 @dataclass(eq=False)
 class PaceTable:
     """The table of one way to cut the batch.
 
     Attributes:
-        cuts: that follow one another.
-        boundary: between two stages on such groups.
+        budget: in which its work is counted.
+        cuts: that follow one another, at most ``MOST_CUTS``.
         chain: some of ``cuts``, spread as evenly; places are numbers of these.
         units: devices of each kind that are told apart at a time.
         limits: units of each kind; then stages, where these are limited.
     """
 
     prices: GroupPrices
-    cuts: Numbers
-    boundary: Callable[[PricedGroup, PricedGroup], Boundary]
     budget: Budget
+    links: HandoverBounds = field(init=False)
+    cuts: Numbers = field(init=False)
     chain: Numbers = field(init=False)
     units: tuple[int, ...] = field(init=False)
     limits: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.links = HandoverBounds(self.prices)
+        weight = self.prices.cuts.sums(self.prices.capacity_s().min(axis=0))
+        if not (np.isfinite(weight).all() and weight[-1] > 0):
+            weight = np.arange(len(weight), dtype=np.float64)
+        self.cuts = np.array(self.prices.cuts.chain(weight, MOST_CUTS))
         places = np.linspace(0, len(self.cuts) - 1, min(MOST_PLACES, len(self.cuts)))
         self.chain = self.cuts[np.round(places).astype(np.int64)]
         counts = tuple(self.prices.devices_by_kind().values())
@@ -318,32 +291,45 @@ class PaceTable:
             stages = (tuple(int(number == left.index(True)) for number in range(len(pools))),)
         return self.prices.quickest(stages[-1]).get(choice.version)
 
+    @once_by(lambda _, source, destination: (source.counts, source.shares, destination.counts, destination.shares))
+    def message(self, source: PricedGroup, destination: PricedGroup) -> HandoverBound:
+        """Between two stages on such groups: as ``links`` say, or as long as its part of their loads."""
+        link, count = self.links.between(source, destination), len(self.prices.micro_batches)
+        there, back = np.maximum(link.there, link.load_there / count), np.maximum(link.back_all, link.load_back / count)
+        return replace(link, there=there, path=there, back=back)
+
+    @once_by(lambda _, source, destination: (source.counts, source.shares, destination.counts, destination.shares))
+    def on_cards(self, source: PricedGroup, destination: PricedGroup) -> tuple[Array, Array]:
+        """For each byte of a sample: how long outputs and gradients keep network cards busy (``HandoverBounds``)."""
+        return self.links.on_cards(source, destination, Handed(0, 1, 1.0, 1.0, has_gradient=True))
+
+    @once_by(lambda _, group: (id(group.prices), group.size > 1, id(group.allowed)))
+    def stages(self, group: PricedGroup) -> BoundedStages:
+        """The group's, between any two of ``cuts``."""
+        ends = self.cuts[:, None], self.cuts[None, :]
+        stage = group.stage(*ends)
+        return replace(stage, window=np.where(self.prices.cuts.inside[ends], stage.window, 0))
+
     def _column(self, choice: _Choice) -> Column:
         """The column of stages on a group and others like it."""
         places, group, count = choice.places, choice.group, len(self.prices.micro_batches)
-        table = self._table(group)
-        outside = self._crossings(group, self._behind(choice))
-        inside = self._crossings(group, group) if places.stages > 1 else outside
+        stages = group.stage(self.chain[:, None], self.chain[None, :])
+        trip_s, there_s, back_s = self._across(group, self._behind(choice))
+        inside_s = self._across(group, group)[0] if places.stages > 1 else trip_s
         part = self._parts[places.stages]
         here = np.arange(len(self.chain))[:, None]
-        window = table.window[here, part]
+        window = stages.window[here, part]
         is_stage = self.prices.cuts.inside[np.ix_(self.chain, self.chain)] & (window > 0)
-        busy_s = np.maximum(table.all_work / places.stages, table.all_work[here, part]) / count
-        on_card_s = outside.outputs_s[None, :] + outside.gradients_s[:, None]
+        busy_s = np.maximum(stages.all_work / places.stages, stages.all_work[here, part]) / count
         takes = [size // unit for size, unit in zip(places.devices, self.units, strict=True)]
         return Column(
             places=places,
             takes=np.array([*takes, places.stages][: len(self.limits)]),
-            trip_s=table.head + table.back + (places.stages - 1) * inside.trip_s.mean() + outside.trip_s,
-            pace_s=np.where(is_stage, np.maximum(busy_s, on_card_s), np.inf),
-            tail_s=table.tail / places.stages,
+            trip_s=stages.head + stages.back + (places.stages - 1) * inside_s.mean() + trip_s,
+            pace_s=np.where(is_stage, np.maximum(busy_s, there_s[None, :] + back_s[:, None]), np.inf),
+            tail_s=stages.tail / places.stages,
             window=np.where(window < count, window, np.inf),
         )
-
-    def _table(self, group: PricedGroup) -> BoundedStages:
-        """The group's stages by first and last place."""
-        ends = self.chain[:, None], self.chain[None, :]
-        return group.stage(*ends)
 
     @cached_property
     def _parts(self) -> dict[int, Numbers]:
@@ -353,21 +339,20 @@ class PaceTable:
         each = {stages: before_s + (after_s - before_s) / stages for stages in (1, *BLOCKS)}
         return {stages: np.clip(np.searchsorted(work_s, ends_s), 0, len(work_s) - 1) for stages, ends_s in each.items()}
 
-    def _crossings(self, source: PricedGroup, destination: PricedGroup | None) -> _Crossings:
-        """Of the boundary between two stages, wherever the first of them begins; nothing where there is no other."""
-        if destination is None:
-            nothing = np.zeros(len(self.chain))
-            return _Crossings(nothing, nothing, nothing)
-        cuts, columns = self.prices.cuts, self.prices.cuts.columns
+    def _across(self, source: PricedGroup, destination: PricedGroup | None) -> tuple[Array, Array, Array]:
+        """By place of the boundary, wherever the stage before begins; nothing where there is no other stage.
+
+        A micro-batch there and back, and how busy it keeps the channel or card, there and back.
+        """
+        cuts, count = self.prices.cuts, len(self.prices.micro_batches)
         row = cuts.column[cuts.content[self.chain, cuts.last], 0, self.chain]
-        is_handed = row >= 0
-        returns = is_handed & columns.has_gradient[row] & self.prices.freedom.trains
-        boundary = self.boundary(source, destination)
-        outputs_s = boundary.most_outputs * np.where(is_handed, columns.forward_bytes[row], 0.0)
-        gradients_s = boundary.most_gradients * np.where(returns, columns.backward_bytes[row], 0.0)
-        there_s = np.maximum(np.where(is_handed, boundary.link.there[row], 0.0), outputs_s)
-        back_s = np.maximum(np.where(returns, boundary.link.back_all[row], 0.0), gradients_s)
-        return _Crossings(there_s + back_s, outputs_s, gradients_s)
+        is_handed = (row >= 0) & (destination is not None)
+        returns = is_handed & cuts.columns.has_gradient[row] & self.prices.freedom.trains
+        message = self.message(source, destination or source)
+        trip_s = np.where(is_handed, message.there[row], 0.0) + np.where(returns, message.back[row], 0.0)
+        there_s = np.where(is_handed, message.load_there[row], 0.0) / count
+        back_s = np.where(returns, message.load_back[row], 0.0) / count
+        return trip_s, there_s, back_s
 
     def _paced(self, columns: Sequence[Column]) -> Iterator[PacedPipeline]:
         least_s = self.least_pace_s()

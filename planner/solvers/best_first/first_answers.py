@@ -1,0 +1,401 @@
+"""The first answers: pipelines out of the tables of paces, cut, put under schedules, and simulated.
+
+Given       a table of paces for every size of micro-batches, and its pipelines: the devices of each stage  ``PaceTable``
+Choose      cuts, a schedule with its windows, and recomputation as it is left open
+
+Three looks, each at fewer of them:
+
+    cut         by a DP, least largest all_work + tail of a stage that memory allows, alone or with F before and B
+                behind it                                                                       ``balanced_places``
+                then moved one by one while the recurrence says less, for all moves at once              ``_steps_s``
+                first with the most in flight that memory allows; the best of these under every schedule
+    replayed    as ``leaf_bound`` does (exactly, where replicas are alike)                               ``_replayed``
+    simulated   those of least step, by the true simulator
+
+A message takes what it takes alone, or its part of the load of its channel or network card; windows are how many
+micro-batches memory lets each stage keep.
+
+How many are looked at is counted (``MOST_PIPELINES``, ``MOST_SCHEDULED``, ``MOST_TURNS``, ``MOST_ACTIONS``), so that a
+plan does not depend on the clock.  A few come before all else: the first answer, after 0.7 s of a core on 64 devices,
+1.5 s on 1,024, and under a shorter limit those there is time for.  These plans have no proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from heapq import heapify, heappop, heappush
+from itertools import islice, pairwise
+
+import numpy as np
+
+from planner.costs.candidate import Candidate
+from planner.costs.layers.cost_table import Array
+from planner.costs.memory.memory_bound import kept_by
+from planner.costs.stages.stage_bound import BoundedStages
+from planner.schedules import traits
+from planner.solvers.best_first import policy
+from planner.solvers.best_first.device_groups import Counts
+from planner.solvers.best_first.graph_cuts import Numbers
+from planner.solvers.best_first.leaf_bound import CAPS, Leaves, windows_of
+from planner.solvers.best_first.message_bound import HandoverBound
+from planner.solvers.best_first.pace_table import MOST_TABLES, PaceTable, placed
+from planner.solvers.best_first.priced_groups import PricedGroup
+from planner.solvers.best_first.recurrence import across, alone, prepend, rounds_of
+from planner.solvers.budget import NUMBER_S, Budget
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+
+MOST_PIPELINES = 24
+"""Of the tables, that are cut."""
+
+MOST_SCHEDULED = 10
+"""Of these, that are looked at under every schedule."""
+
+MOST_TURNS = 24_000
+"""F and B of a stage that ``leaf_bound`` goes through, of all of them together."""
+
+MOST_ACTIONS = 40_000
+"""Actions that the true simulator goes through; the first pipeline is simulated whatever it has."""
+
+_FIRST, _FIRST_SCHEDULED = 6, 2  # before all else
+_ROUNDS = 12  # of moved cuts
+_CUT_TAKES, _STAGE_S = 64, 1e-3  # numbers for each pair of cuts; seconds for each stage
+_ONE_SCHEDULE_TAKES = 0.35  # of that, where the first schedule alone is looked at
+_TURN_S = 3e-6  # of an F or B that ``leaf_bound`` goes through
+_RANK_S = 1e-6  # of a candidate that is made: for each rank
+
+Stages = tuple[PaceTable, tuple[Counts, ...]]
+"""A table, and the devices of each stage by pool."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pipeline:
+    """Stages with their cuts, under one schedule.
+
+    Attributes:
+        step_s: what ``leaf_bound`` says of it, else the recurrence.
+    """
+
+    step_s: float
+    table: PaceTable
+    groups: tuple[PricedGroup, ...]
+    cuts: tuple[int, ...]
+    schedule: str
+    windows: tuple[int, ...] = ()
+
+    @property
+    def counts(self) -> tuple[Counts, ...]:
+        """The devices of each stage by pool."""
+        return tuple(group.counts for group in self.groups)
+
+    def candidate(self) -> Candidate:
+        """With its ranks."""
+        return self.table.prices.pipeline(self.groups, self.cuts, self.schedule, self.windows)
+
+
+@dataclass(eq=False)
+class FirstAnswers:
+    """What the tables come to.
+
+    Attributes:
+        tables: one for every way to cut the batch.
+    """
+
+    evaluator: Evaluator
+    tables: Sequence[PaceTable] = ()
+    _looked_at: set[tuple[int, tuple[Counts, ...]]] = field(init=False, default_factory=set, repr=False)
+
+    def soon(self) -> Iterator[Evaluation]:
+        """A few of least step in the tables, simulated: soon there, whatever else there is."""
+        evaluator, budget = self.evaluator, self.evaluator.budget
+        most_s = policy.WRITTEN * budget.left_s
+        soon_said = [table for table in self.tables if evaluator.rows_s(len(table.prices.micro_batches)) <= most_s]
+        stages_of = _paced_stages(soon_said or self.tables[-1:])
+        within = budget.part(policy.FIRST_ANSWERS * budget.left_s)
+        rest = budget.part(reserve_s=within.left_s)
+        late, first = list[tuple[float, Stages]](), list[Stages]()
+        for stages in stages_of[:MOST_PIPELINES]:
+            candidate = _evenly_cut(*stages)
+            if candidate is not None and evaluator.has_time_for(candidate, rest):
+                first.append(stages)
+            elif candidate is not None:
+                late.append((evaluator.answer_s(candidate), stages))
+            if len(first) == _FIRST:
+                break
+        if not first:
+            first = [stages for _, stages in sorted(late, key=lambda one: one[0])[:_FIRST]]
+        self._looked_at |= {(id(table), counts) for table, counts in first}
+        return self._simulated(first, _FIRST_SCHEDULED, within)
+
+    def others(self, best_s: float = float("inf")) -> Iterator[Evaluation]:
+        """The most promising of all others that fit, simulated if they may take no longer than ``best_s``."""
+        others = [one for one in _paced_stages(self.tables) if (id(one[0]), one[1]) not in self._looked_at]
+        return self._simulated(others[: MOST_PIPELINES - _FIRST], MOST_SCHEDULED, self.evaluator.budget, best_s)
+
+    def _simulated(
+        self, stages: Iterable[Stages], most: int, within: Budget, best_s: float = float("inf")
+    ) -> Iterator[Evaluation]:
+        """Those of shortest step under every schedule, as far as there is time for that."""
+        scheduled = list[Pipeline]()
+        every = _closest(stages, within)
+        in_time = (pipeline for pipeline in every if self.evaluator.has_time_for(pipeline.candidate()))
+        for closest in list(islice(in_time, most)) or every[: int(best_s == np.inf)]:
+            if not within.takes(_cut_s(closest.table, len(closest.groups))):
+                scheduled += [] if scheduled else [closest]
+                break
+            scheduled += pipelines_on(closest.table, closest.counts)
+        return self._evaluated(most_promising(scheduled, within), best_s)
+
+    def _evaluated(self, promising: Sequence[Pipeline], best_s: float) -> Iterator[Evaluation]:
+        """Those that fit and take no longer than ``best_s`` and all before; without a plan one, however late."""
+        evaluator, actions = self.evaluator, 0
+        longer_s: dict[object, float] = {}  # by plan, what the simulator adds: about the same under any schedule
+        for pipeline in promising:
+            if evaluator.budget.ends(_RANK_S * len(evaluator.problem.ranks)) and best_s < np.inf:
+                return
+            if pipeline.step_s + longer_s.get((id(pipeline.groups), pipeline.cuts), 0.0) >= best_s:
+                continue
+            candidate = pipeline.candidate()
+            if evaluator.unmet(candidate):
+                continue
+            count = evaluator.num_actions(candidate)
+            if actions and actions + count > MOST_ACTIONS:
+                continue
+            if best_s < np.inf and not evaluator.has_time_for(candidate):
+                continue
+            actions += count
+            evaluation = evaluator.tried(candidate, best_s)
+            if evaluation is None:
+                continue
+            if np.isfinite(evaluation.step_s):
+                longer_s[id(pipeline.groups), pipeline.cuts] = evaluation.step_s - pipeline.step_s
+            if evaluation.fits and evaluation.memories:
+                best_s = min(best_s, evaluation.step_s)
+                yield evaluation
+
+
+def _paced_stages(tables: Sequence[PaceTable]) -> list[Stages]:
+    """The pipelines of the most promising tables, the shortest steps first."""
+    promising = sorted((table for table in tables if table.choices), key=lambda table: table.choices[0].alike_s)
+    pipelines = [(pipeline, table) for table in promising[:MOST_TABLES] for pipeline in table.pipelines]
+    pipelines.sort(key=lambda one: one[0].step_s)
+    stages = ((table, placed(pipeline.columns, table.prices.pools)) for pipeline, table in pipelines)
+    return list({(id(table), counts): (table, counts) for table, counts in stages if counts is not None}.values())
+
+
+def _evenly_cut(table: PaceTable, counts: Sequence[Counts]) -> Candidate | None:
+    """A pipeline of such stages, to see what it takes to simulate it and to say what it does; None: it has none."""
+    groups = [group for each in counts for group in islice(table.prices.quickest(each).values(), 1)]
+    cuts = table.cuts[np.linspace(0, len(table.cuts) - 1, len(counts) + 1).astype(np.int64)]
+    if len(groups) < len(counts) or (np.diff(cuts) == 0).any():
+        return None
+    return table.prices.pipeline(groups, tuple(cuts.tolist()), table.prices.freedom.schedules[0])
+
+
+def _cut_s(table: PaceTable, num_stages: int) -> float:
+    """The work of finding a pipeline's cuts under every schedule, about."""
+    return _CUT_TAKES * NUMBER_S * len(table.cuts) ** 2 + _STAGE_S * num_stages
+
+
+def _closest(stages: Iterable[Stages], budget: Budget) -> list[Pipeline]:
+    """Those that fit, each with the cuts that are best where stages keep most, the shortest first; one at least."""
+    closest = list[Pipeline]()
+    for table, counts in stages:
+        if not budget.takes(_ONE_SCHEDULE_TAKES * _cut_s(table, len(counts))) and closest:
+            break
+        closest += islice(pipelines_on(table, counts, keeps_most=True), 1)
+    return sorted(closest, key=lambda pipeline: pipeline.step_s)
+
+
+def most_promising(pipelines: Sequence[Pipeline], budget: Budget) -> list[Pipeline]:
+    """The same with ``leaf_bound``'s steps as far as there are turns for it; the most promising first.
+
+    What it adds to the recurrence is about the same under any schedule: so much is added where it was not asked.
+    """
+    longer_s: dict[object, float] = {}
+    waiting = [(pipeline.step_s, 0.0, number) for number, pipeline in enumerate(pipelines)]
+    heapify(waiting)
+    turns, replayed, rest = 0, list[Pipeline](), list[Pipeline]()
+    while waiting:
+        step_s, added_s, number = heappop(waiting)
+        pipeline = pipelines[number]
+        plan, stages = (id(pipeline.groups), pipeline.cuts), len(pipeline.groups)
+        count = 2 * stages * len(pipeline.table.prices.micro_batches)
+        if longer_s.get(plan, 0.0) > added_s:
+            added_s = longer_s[plan]
+            heappush(waiting, (pipeline.step_s + added_s, added_s, number))
+        elif turns + count > MOST_TURNS or not budget.takes(count * _TURN_S):
+            rest.append(replace(pipeline, step_s=step_s))
+        else:
+            turns += count
+            replayed.append(_replayed(pipeline))
+            longer_s.setdefault(plan, replayed[-1].step_s - pipeline.step_s)
+    return [one for some in (replayed, rest) for one in sorted(some, key=lambda one: one.step_s)]
+
+
+def pipelines_on(table: PaceTable, stages: Sequence[Counts], *, keeps_most: bool = False) -> Iterator[Pipeline]:
+    """Stages with these devices by pool as a pipeline with its cuts: under every schedule, recomputing or not.
+
+    Args:
+        keeps_most: under the schedules that keep most in flight first.
+    """
+    by_version = [table.prices.quickest(each) for each in stages]
+    for version in by_version[0] if by_version else ():
+        if all(version in groups for groups in by_version):
+            yield from _Cutting(table, tuple(groups[version] for groups in by_version)).pipelines(keeps_most)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cutting:
+    """Groups that follow one another, to be cut; places are numbers of the table's cuts."""
+
+    table: PaceTable
+    groups: tuple[PricedGroup, ...]
+
+    def pipelines(self, keeps_most: bool) -> Iterator[Pipeline]:
+        """Under every schedule: the best cuts where least is kept, and where most is."""
+        num_stages, count = len(self.groups), len(self.table.prices.micro_batches)
+        kept = {
+            windows or kept_by(schedule, num_stages, count): (schedule, windows)
+            for schedule, windows in reversed(list(self._windows()))
+        }
+        yielded = set[tuple[int, ...]]()
+        for is_most in (keeps_most, not keeps_most):
+            order = sorted(kept, key=sum, reverse=is_most)  # as memory allows least, and most
+            places = self._places(order[0])
+            for windows in order:
+                step_s = self._steps_s(places, windows)[0] if places is not None else np.inf
+                if not np.isfinite(step_s):
+                    places = self._places(windows)
+                    step_s = self._steps_s(places, windows)[0] if places is not None else np.inf
+                if places is None or not np.isfinite(step_s):
+                    continue
+                cuts = tuple(self.table.cuts[places[0]].tolist())
+                if (*cuts, *windows) not in yielded:
+                    yielded.add((*cuts, *windows))
+                    yield Pipeline(float(step_s), self.table, self.groups, cuts, *kept[windows])
+
+    def _windows(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """The schedules that are open, those without windows first."""
+        most = (len(self.table.prices.micro_batches),) * len(self.groups)
+        for name in sorted(self.table.prices.freedom.schedules, key=lambda name: traits(name).windowed):
+            for cap in CAPS if traits(name).windowed else (0,):
+                yield name, windows_of(cap, most)
+
+    def _places(self, kept: tuple[int, ...]) -> Numbers | None:
+        """Those of the cuts, as one row; None if it does not fit."""
+        stages = [self.table.stages(group) for group in self.groups]
+        even = [s.all_work + s.tail for s in stages]  # or as they end, if what is before and behind takes its time
+        ending = [s.head[0][:, None] + s.all_work + np.maximum(s.tail, s.back[0][:, None]) for s in stages]
+        fits = [s.window >= least for s, least in zip(stages, kept, strict=True)]
+        starts = [
+            places
+            for costs in (even, ending)
+            if (places := balanced_places([np.where(*each, np.inf) for each in zip(fits, costs, strict=True)]))
+        ]
+        if not starts:
+            return None
+        starts_s = self._steps_s(np.array(starts), kept)
+        now, now_s = np.array([starts[int(starts_s.argmin())]]), float(starts_s.min())
+        for _ in range(_ROUNDS if len(stages) > 1 else 0):
+            moved = np.concatenate([now + step * np.eye(now.size, dtype=np.int64)[1:-1] for step in (-1, 1)])
+            moved = moved[(np.diff(moved, axis=1) > 0).all(axis=1)]
+            found_s = self._steps_s(moved, kept)
+            if not len(moved) or found_s.min() >= now_s:
+                break
+            now, now_s = moved[found_s.argmin()][None, :], float(found_s.min())
+        return now
+
+    def _steps_s(self, places: Numbers, kept: tuple[int, ...]) -> Array:
+        """By row of ``places`` what the recurrence says; infinite where memory does not allow ``kept``."""
+        prices, hosts = self.table.prices, self.table.links.hosts
+        count, columns = len(prices.micro_batches), prices.cuts.columns
+        stages = [self._stage(s, places) for s in range(len(self.groups))]
+        at = [*self.table.cuts[places].T]
+        labels, on_cards_s = None, np.zeros((2 * len(hosts), len(places)))
+        for s, group in reversed([*enumerate(self.groups)]):
+            stage, most = stages[s], kept[s] or count
+            rounds = rounds_of(count, np.full(len(places), most))
+            card_s = stage.card * len({hosts[pool] for pool in group.orders[0]}) / len(set(hosts))
+            if labels is None:
+                labels = alone(stage, rounds, card_s)
+                continue
+            column = prices.cuts.column[prices.cuts.content[at[s + 1], at[s + 2]], at[s], at[s + 1]]
+            is_handed = column >= 0
+            returns = is_handed & columns.has_gradient[column] & prices.freedom.trains
+            every = self.table.message(group, self.groups[s + 1])
+            message = HandoverBound(
+                *(np.where(is_handed, getattr(every, one.name)[column], 0.0) for one in fields(every))
+            )
+            behind = across(labels, message)
+            first_s = np.maximum(0.0, behind.trip - (most - 1) * stage.head)
+            last_s = np.maximum(0.0, behind.trip - (most - 1) * stage.back)
+            waits_s = np.where(returns, first_s + last_s, 0.0)  # for the first gradient, and behind the last F
+            stage = replace(stage, work=stage.work + waits_s, all_work=stage.all_work + waits_s)
+            labels = prepend(stage, behind, rounds, card_s, is_handed, returns)
+            outputs, gradients = self.table.on_cards(group, self.groups[s + 1])
+            on_cards_s += outputs[:, None] * np.where(is_handed, columns.forward_bytes[column], 0.0)
+            on_cards_s += gradients[:, None] * np.where(returns, columns.backward_bytes[column], 0.0)
+        if labels is None:
+            return np.full(len(places), np.inf)
+        step_s = np.maximum(labels.free, labels.trip + (count - 1) * on_cards_s.max(axis=0))
+        fits = [stage.window >= least for stage, least in zip(stages, kept, strict=True)]
+        return np.where(np.logical_and.reduce(fits), step_s, np.inf)
+
+    def _stage(self, number: int, places: Numbers) -> BoundedStages:
+        """Stage ``number``, by row of ``places``."""
+        every, ends = self.table.stages(self.groups[number]), (places[:, number], places[:, number + 1])
+        return BoundedStages(*(getattr(every, one.name)[ends] for one in fields(every)))
+
+
+def _replayed(pipeline: Pipeline) -> Pipeline:
+    """The same with what ``leaf_bound`` says of it, if that is more."""
+    prices, links, groups = pipeline.table.prices, pipeline.table.links, pipeline.groups
+    handed = prices.cuts.handed(pipeline.cuts)
+    stages = [
+        group.stage(*np.array(ends)[:, None]) for group, ends in zip(groups, pairwise(pipeline.cuts), strict=True)
+    ]
+    messages = np.zeros((2, len(handed), 1))
+    cards = np.zeros((len(groups) + 2 * len(handed), 2 * len(links.hosts), 1))
+    for own_cards, group, stage in zip(cards, groups, stages, strict=False):
+        for host in {links.hosts[pool] for pool in group.orders[0]}:
+            own_cards[2 * host : 2 * host + 2] = stage.card
+    for number, one in enumerate(handed):
+        ends = groups[one.source], groups[one.destination]
+        on_cards = np.array(links.on_cards(*ends, one))
+        cards[len(groups) + 2 * number :][:2, :, 0] = on_cards
+        messages[:, number, 0] = np.maximum(links.handed(*ends, one), on_cards.max(axis=1))
+    leaves = Leaves(
+        edges=tuple((h.source, h.destination, h.has_gradient and prices.freedom.trains) for h in handed),
+        expansions=(),
+        bound=np.array([pipeline.step_s]),
+        heads=np.array([(stage.head, stage.slow_head) for stage in stages]),
+        backs=np.array([(stage.back, stage.slow_back) for stage in stages]),
+        adds=np.array([stage.adds for stage in stages]),
+        tails=np.array([stage.tail for stage in stages]),
+        there=messages[0],
+        back=messages[1],
+        max_in_flight=np.array([stage.window for stage in stages]),
+        num_counted=prices.num_counted,
+        cards=cards if links.has_cards else None,
+    )
+    bound_s = leaves.bounds(pipeline.schedule, pipeline.windows, len(prices.micro_batches), np.arange(1))
+    return replace(pipeline, step_s=float(bound_s[0]))
+
+
+def balanced_places(costs: Sequence[Array]) -> list[int] | None:
+    """Places of a chain's cuts, both ends included, such that the largest cost of a stage is least; None if infinite.
+
+    Args:
+        costs: by stage, of first and last place.
+    """
+    above = np.triu(np.ones(costs[0].shape, dtype=bool), 1)
+    best, chosen = np.where(above, costs[-1], np.inf)[:, -1], []
+    for cost in reversed(costs[:-1]):
+        both = np.maximum(np.where(above, cost, np.inf), best[None, :])
+        chosen.append(both.argmin(axis=1))
+        best = both.min(axis=1)
+    places = [0]
+    for choice in reversed(chosen):
+        places.append(int(choice[places[-1]]))
+    return [*places, len(above) - 1] if np.isfinite(best[0]) else None
