@@ -1,6 +1,6 @@
 """The first answers: pipelines out of the tables of paces, cut, put under schedules, and simulated.
 
-Given       a table of paces for every size of micro-batches, and its pipelines: the devices of each stage  ``PaceTable``
+Given       a table of paces for every size of micro-batches; its pipelines: devices of each stage          ``PaceTable``
 Choose      cuts, a schedule with its windows, and recomputation as it is left open
 
 Three looks, each at fewer of them:
@@ -39,7 +39,7 @@ from planner.solvers.best_first.device_groups import Counts
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.leaf_bound import CAPS, Leaves, windows_of
 from planner.solvers.best_first.message_bound import HandoverBound
-from planner.solvers.best_first.pace_table import MOST_TABLES, PaceTable, placed
+from planner.solvers.best_first.pace_table import MOST_TABLES, PaceTable, balanced_places, placed
 from planner.solvers.best_first.priced_groups import PricedGroup
 from planner.solvers.best_first.recurrence import across, alone, prepend, rounds_of
 from planner.solvers.budget import NUMBER_S, Budget
@@ -129,7 +129,8 @@ class FirstAnswers:
 
     def others(self, best_s: float = float("inf")) -> Iterator[Evaluation]:
         """The most promising of all others that fit, simulated if they may take no longer than ``best_s``."""
-        others = [one for one in _paced_stages(self.tables) if (id(one[0]), one[1]) not in self._looked_at]
+        every = _paced_stages(self.tables, and_alike=True)
+        others = [(table, counts) for table, counts in every if (id(table), counts) not in self._looked_at]
         return self._simulated(others[: MOST_PIPELINES - _FIRST], MOST_SCHEDULED, self.evaluator.budget, best_s)
 
     def _simulated(
@@ -174,10 +175,12 @@ class FirstAnswers:
                 yield evaluation
 
 
-def _paced_stages(tables: Sequence[PaceTable]) -> list[Stages]:
+def _paced_stages(tables: Sequence[PaceTable], *, and_alike: bool = False) -> list[Stages]:
     """The pipelines of the most promising tables, the shortest steps first."""
     promising = sorted((table for table in tables if table.choices), key=lambda table: table.choices[0].alike_s)
     pipelines = [(pipeline, table) for table in promising[:MOST_TABLES] for pipeline in table.pipelines]
+    if and_alike:
+        pipelines += [(pipeline, table) for table in promising[:MOST_TABLES] for pipeline in table.alike]
     pipelines.sort(key=lambda one: one[0].step_s)
     stages = ((table, placed(pipeline.columns, table.prices.pools)) for pipeline, table in pipelines)
     return list({(id(table), counts): (table, counts) for table, counts in stages if counts is not None}.values())
@@ -381,21 +384,3 @@ def _replayed(pipeline: Pipeline) -> Pipeline:
     )
     bound_s = leaves.bounds(pipeline.schedule, pipeline.windows, len(prices.micro_batches), np.arange(1))
     return replace(pipeline, step_s=float(bound_s[0]))
-
-
-def balanced_places(costs: Sequence[Array]) -> list[int] | None:
-    """Places of a chain's cuts, both ends included, such that the largest cost of a stage is least; None if infinite.
-
-    Args:
-        costs: by stage, of first and last place.
-    """
-    above = np.triu(np.ones(costs[0].shape, dtype=bool), 1)
-    best, chosen = np.where(above, costs[-1], np.inf)[:, -1], []
-    for cost in reversed(costs[:-1]):
-        both = np.maximum(np.where(above, cost, np.inf), best[None, :])
-        chosen.append(both.argmin(axis=1))
-        best = both.min(axis=1)
-    places = [0]
-    for choice in reversed(chosen):
-        places.append(int(choice[places[-1]]))
-    return [*places, len(above) - 1] if np.isfinite(best[0]) else None

@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice, pairwise, permutations, product
 
 import numpy as np
 
@@ -60,6 +61,9 @@ MOST_PLACES = 48
 BLOCKS = (2, 4, 8)
 """Stages that share hosts."""
 
+MOST_ALIKE = 64
+"""Choices of a column for every kind, of a way to cut the batch; they come in every order."""
+
 MOST_TABLES = 4
 """Ways to cut the batch."""
 
@@ -68,6 +72,7 @@ MOST_COLUMNS = 8
 
 _FURTHEST = 3.0  # in times of the most promising one
 _NUMBERS_OF_A_STAGE = 40  # that are looked at for a column between two cuts
+_NUMBERS_OF_A_PAIR = 0.5  # of places, where stages are balanced: for each of them
 _NUMBERS_OF_AN_ENTRY = 0.3  # for one in a table
 _PACE_S = 5e-4  # for one pace, whatever the table
 
@@ -187,10 +192,7 @@ class PaceTable:
 
     def __post_init__(self) -> None:
         self.links = HandoverBounds(self.prices)
-        weight = self.prices.cuts.sums(self.prices.capacity_s().min(axis=0))
-        if not (np.isfinite(weight).all() and weight[-1] > 0):
-            weight = np.arange(len(weight), dtype=np.float64)
-        self.cuts = np.array(self.prices.cuts.chain(weight, MOST_CUTS))
+        self.cuts = np.array(self.prices.cuts.chain(self._work_s, MOST_CUTS))
         places = np.linspace(0, len(self.cuts) - 1, min(MOST_PLACES, len(self.cuts)))
         self.chain = self.cuts[np.round(places).astype(np.int64)]
         counts = tuple(self.prices.devices_by_kind().values())
@@ -198,6 +200,12 @@ class PaceTable:
         self.limits = tuple(count // unit for count, unit in zip(counts, self.units, strict=True))
         if self.prices.freedom.max_stages:
             self.limits = (*self.limits, self.prices.freedom.max_stages)
+
+    @cached_property
+    def _work_s(self) -> Array:
+        """By cut, all work before it on the fastest kind; where that is not known, as if every cut were as much."""
+        work_s = self.prices.cuts.sums(self.prices.capacity_s().min(axis=0))
+        return work_s if np.isfinite(work_s).all() and work_s[-1] > 0 else np.arange(len(work_s), dtype=np.float64)
 
     @cached_property
     def choices(self) -> list[_Choice]:
@@ -211,15 +219,51 @@ class PaceTable:
     @cached_property
     def pipelines(self) -> list[PacedPipeline]:
         """For each pace the pipelines of least trip on all devices: of stages alone, and of blocks of each size."""
-        chosen: dict[tuple[Recomputes, bool], list[Column]] = {}
+        by_stages: dict[tuple[object, int], list[Column]] = {}
+        for version, columns in self._columns.items():
+            for column in columns:
+                by_stages.setdefault((version, column.places.stages), []).append(column)
+        return [pipeline for columns in by_stages.values() for pipeline in self._paced(columns)]
+
+    @cached_property
+    def alike(self) -> list[PacedPipeline]:
+        """Of like stages, or blocks, on all devices of their kind, kinds in any order."""
+        pipelines = list[PacedPipeline]()
+        for columns in self._columns.values():
+            by_kinds: dict[tuple[bool, ...], list[Column]] = {}
+            for column in columns:
+                by_kinds.setdefault(tuple(map(bool, column.places.devices)), []).append(column)
+            of_one_kind = [some for kinds, some in by_kinds.items() if sum(kinds) == 1]
+            for chosen in islice(product(*of_one_kind), MOST_ALIKE):
+                for order in permutations(chosen):
+                    pipelines += self._in_turn(order)
+        return pipelines
+
+    def _in_turn(self, columns: Sequence[Column]) -> Iterator[PacedPipeline]:
+        """As many of each as there are devices for, if that may be; balanced."""
+        counts = tuple(self.prices.devices_by_kind().values())
+        row = [column for column in columns for _ in range(_most(counts, column.places))]
+        limit = self.prices.freedom.max_stages or len(self.chain)
+        if sum(column.places.stages for column in row) > limit:
+            return
+        self.budget.spend(NUMBER_S * _NUMBERS_OF_A_PAIR * len(row) * len(self.chain) ** 2)
+        places = balanced_places([column.pace_s for column in row])
+        if places is not None:
+            own = [(column, ends) for column, ends in zip(row, pairwise(places), strict=True)]
+            trip_s = sum(float(column.trip_s[ends]) for column, ends in own)
+            pace_s = max(float(column.pace_s[ends]) for column, ends in own)
+            tail_s = max(float(column.tail_s[ends]) for column, ends in own)
+            step_s = trip_s + (len(self.prices.micro_batches) - 1) * pace_s + tail_s
+            yield PacedPipeline(trip_s, step_s, tuple(column.places for column in row))
+
+    @cached_property
+    def _columns(self) -> Mapping[tuple[Recomputes, bool], Sequence[Column]]:
+        """The most promising ones, by version."""
+        columns: dict[tuple[Recomputes, bool], list[Column]] = {}
         for choice in self._promising():
             self.budget.spend(NUMBER_S * _NUMBERS_OF_A_STAGE * len(self.chain) ** 2)
-            chosen.setdefault(choice.version, []).append(self._column(choice))
-        pipelines = list[PacedPipeline]()
-        for columns in chosen.values():
-            for stages in sorted({column.places.stages for column in columns}):
-                pipelines += self._paced([column for column in columns if column.places.stages == stages])
-        return pipelines
+            columns.setdefault(choice.version, []).append(self._column(choice))
+        return columns
 
     def _promising(self) -> Iterator[_Choice]:
         """The most promising columns, as many of each kind of device and of every kind together."""
@@ -234,8 +278,7 @@ class PaceTable:
     def _alike_s(self, places: Places, group: PricedGroup) -> float:
         """The step of a pipeline of such columns alone, were all of its stages alike."""
         whole = group.stage(np.array([0]), np.array([self.prices.cuts.last]))
-        counts = self.prices.devices_by_kind().values()
-        num_columns = min(count // size for count, size in zip(counts, places.devices, strict=True) if size)
+        num_columns = _most(tuple(self.prices.devices_by_kind().values()), places)
         depth = min(num_columns * places.stages, self.prices.cuts.last)
         work_s, count = float(whole.all_work[0]), len(self.prices.micro_batches)
         return work_s / depth * (1 + (depth - 1) / count) + float(whole.tail[0]) / depth
@@ -327,14 +370,14 @@ class PaceTable:
             takes=np.array([*takes, places.stages][: len(self.limits)]),
             trip_s=stages.head + stages.back + (places.stages - 1) * inside_s.mean() + trip_s,
             pace_s=np.where(is_stage, np.maximum(busy_s, there_s[None, :] + back_s[:, None]), np.inf),
-            tail_s=stages.tail / places.stages,
+            tail_s=stages.tail,
             window=np.where(window < count, window, np.inf),
         )
 
     @cached_property
     def _parts(self) -> dict[int, Numbers]:
         """By stages of a block, between two places: where its first stage ends, were all as much work."""
-        work_s = self.prices.cuts.sums(self.prices.capacity_s().min(axis=0))[self.chain]
+        work_s = self._work_s[self.chain]
         before_s, after_s = work_s[:, None], work_s[None, :]
         each = {stages: before_s + (after_s - before_s) / stages for stages in (1, *BLOCKS)}
         return {stages: np.clip(np.searchsorted(work_s, ends_s), 0, len(work_s) - 1) for stages, ends_s in each.items()}
@@ -473,7 +516,30 @@ class Entries:
         return entries
 
 
+def _most(counts: Sequence[int], places: Places) -> int:
+    """Columns on such places that there are devices for."""
+    return min(count // size for count, size in zip(counts, places.devices, strict=True) if size)
+
+
 def _numbers(most: int) -> list[int]:
     """1 to 8, and powers of two and three times such, up to ``most`` and that itself."""
     powers = [1 << power for power in range(most.bit_length())]
     return sorted({n for n in (*range(1, 9), *powers, *(3 * power for power in powers), most) if 0 < n <= most})
+
+
+def balanced_places(costs: Sequence[Array]) -> list[int] | None:
+    """Places of a chain's cuts, both ends included, such that the largest cost of a stage is least; None if infinite.
+
+    Args:
+        costs: by stage, of first and last place.
+    """
+    above = np.triu(np.ones(costs[0].shape, dtype=bool), 1)
+    best, chosen = np.where(above, costs[-1], np.inf)[:, -1], []
+    for cost in reversed(costs[:-1]):
+        both = np.maximum(np.where(above, cost, np.inf), best[None, :])
+        chosen.append(both.argmin(axis=1))
+        best = both.min(axis=1)
+    places = [0]
+    for choice in reversed(chosen):
+        places.append(int(choice[places[-1]]))
+    return [*places, len(above) - 1] if np.isfinite(best[0]) else None
