@@ -8,7 +8,7 @@ Three looks, each at fewer of them:
     cut         by a DP, least largest all_work + tail of a stage that memory allows, alone or with F before and B
                 behind it                                                                       ``balanced_places``
                 then moved one by one while the recurrence says less, for all moves at once              ``_steps_s``
-                first with the most in flight that memory allows; the best of these under every schedule
+                first with some micro-batches in flight, not the most; the best of these under every schedule
     replayed    as ``leaf_bound`` does (exactly, where replicas are alike)                               ``_replayed``
     simulated   those of least step, by the true simulator
 
@@ -57,11 +57,11 @@ MOST_TURNS = 24_000
 MOST_ACTIONS = 40_000
 """Actions that the true simulator goes through; the first pipeline is simulated whatever it has."""
 
-_FIRST, _FIRST_SCHEDULED = 6, 2  # before all else
+_FIRST, _FIRST_SCHEDULED = 6, 3  # before all else
 _ROUNDS = 12  # of moved cuts
-_CUT_TAKES, _STAGE_S = 64, 1e-3  # numbers for each pair of cuts; seconds for each stage
+_PAIR_TAKES, _STAGE_S = 10, 1e-3  # of each stage that is cut: numbers for each pair of cuts, and seconds
 _ONE_SCHEDULE_TAKES = 0.35  # of that, where the first schedule alone is looked at
-_TURN_S = 3e-6  # of an F or B that ``leaf_bound`` goes through
+_TURN_S = 5e-6  # of an F or B that ``leaf_bound`` goes through
 _RANK_S = 1e-6  # of a candidate that is made: for each rank
 
 Stages = tuple[PaceTable, tuple[Counts, ...]]
@@ -137,14 +137,13 @@ class FirstAnswers:
         self, stages: Iterable[Stages], most: int, within: Budget, best_s: float = float("inf")
     ) -> Iterator[Evaluation]:
         """Those of shortest step under every schedule, as far as there is time for that."""
-        scheduled = list[Pipeline]()
-        every = _closest(stages, within)
-        in_time = (pipeline for pipeline in every if self.evaluator.has_time_for(pipeline.candidate()))
-        for closest in list(islice(in_time, most)) or every[: int(best_s == np.inf)]:
-            if not within.takes(_cut_s(closest.table, len(closest.groups))):
-                scheduled += [] if scheduled else [closest]
+        closest = _closest(stages, within)
+        in_time = (pipeline for pipeline in closest if self.evaluator.has_time_for(pipeline.candidate()))
+        scheduled = list(islice(in_time, most)) or closest[: int(best_s == np.inf)]
+        for one in [*scheduled]:
+            if not within.takes(_cut_s(one.table, len(one.groups))):
                 break
-            scheduled += pipelines_on(closest.table, closest.counts)
+            scheduled += islice(pipelines_on(one.table, one.counts), 1, None)
         return self._evaluated(most_promising(scheduled, within), best_s)
 
     def _evaluated(self, promising: Sequence[Pipeline], best_s: float) -> Iterator[Evaluation]:
@@ -197,16 +196,16 @@ def _evenly_cut(table: PaceTable, counts: Sequence[Counts]) -> Candidate | None:
 
 def _cut_s(table: PaceTable, num_stages: int) -> float:
     """The work of finding a pipeline's cuts under every schedule, about."""
-    return _CUT_TAKES * NUMBER_S * len(table.cuts) ** 2 + _STAGE_S * num_stages
+    return num_stages * (_PAIR_TAKES * NUMBER_S * len(table.cuts) ** 2 + _STAGE_S)
 
 
 def _closest(stages: Iterable[Stages], budget: Budget) -> list[Pipeline]:
-    """Those that fit, each with the cuts that are best where stages keep most, the shortest first; one at least."""
+    """Those that fit, each under the schedule that is looked at first, the shortest first; one at least."""
     closest = list[Pipeline]()
     for table, counts in stages:
         if not budget.takes(_ONE_SCHEDULE_TAKES * _cut_s(table, len(counts))) and closest:
             break
-        closest += islice(pipelines_on(table, counts, keeps_most=True), 1)
+        closest += islice(pipelines_on(table, counts), 1)
     return sorted(closest, key=lambda pipeline: pipeline.step_s)
 
 
@@ -236,16 +235,15 @@ def most_promising(pipelines: Sequence[Pipeline], budget: Budget) -> list[Pipeli
     return [one for some in (replayed, rest) for one in sorted(some, key=lambda one: one.step_s)]
 
 
-def pipelines_on(table: PaceTable, stages: Sequence[Counts], *, keeps_most: bool = False) -> Iterator[Pipeline]:
+def pipelines_on(table: PaceTable, stages: Sequence[Counts]) -> Iterator[Pipeline]:
     """Stages with these devices by pool as a pipeline with its cuts: under every schedule, recomputing or not.
 
-    Args:
-        keeps_most: under the schedules that keep most in flight first.
+    The first is under a schedule that keeps neither least nor most in flight, if that fits.
     """
     by_version = [table.prices.quickest(each) for each in stages]
     for version in by_version[0] if by_version else ():
         if all(version in groups for groups in by_version):
-            yield from _Cutting(table, tuple(groups[version] for groups in by_version)).pipelines(keeps_most)
+            yield from _Cutting(table, tuple(groups[version] for groups in by_version)).pipelines()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -255,16 +253,16 @@ class _Cutting:
     table: PaceTable
     groups: tuple[PricedGroup, ...]
 
-    def pipelines(self, keeps_most: bool) -> Iterator[Pipeline]:
-        """Under every schedule: the best cuts where least is kept, and where most is."""
+    def pipelines(self) -> Iterator[Pipeline]:
+        """Under every schedule: the best cuts where neither least nor most is kept, where least is, and where most is."""
         num_stages, count = len(self.groups), len(self.table.prices.micro_batches)
         kept = {
             windows or kept_by(schedule, num_stages, count): (schedule, windows)
             for schedule, windows in reversed(list(self._windows()))
         }
+        by_kept = sorted(kept, key=sum)
         yielded = set[tuple[int, ...]]()
-        for is_most in (keeps_most, not keeps_most):
-            order = sorted(kept, key=sum, reverse=is_most)  # as memory allows least, and most
+        for order in (by_kept[len(by_kept) // 2 :: -1], by_kept, by_kept[::-1]):
             places = self._places(order[0])
             for windows in order:
                 step_s = self._steps_s(places, windows)[0] if places is not None else np.inf
@@ -331,14 +329,16 @@ class _Cutting:
                 *(np.where(is_handed, getattr(every, one.name)[column], 0.0) for one in fields(every))
             )
             behind = across(labels, message)
-            first_s = np.maximum(0.0, behind.trip - (most - 1) * stage.head)
+            until_b_s = ((kept[-1] or 1) - 1) * np.max([one.head for one in stages[s:]], axis=0)  # on the last stage
+            first_s = np.maximum(0.0, behind.trip + until_b_s - (most - 1) * stage.head)
             last_s = np.maximum(0.0, behind.trip - (most - 1) * stage.back)
             waits_s = np.where(returns, first_s + last_s, 0.0)  # for the first gradient, and behind the last F
             stage = replace(stage, work=stage.work + waits_s, all_work=stage.all_work + waits_s)
             labels = prepend(stage, behind, rounds, card_s, is_handed, returns)
             outputs, gradients = self.table.on_cards(group, self.groups[s + 1])
-            on_cards_s += outputs[:, None] * np.where(is_handed, columns.forward_bytes[column], 0.0)
-            on_cards_s += gradients[:, None] * np.where(returns, columns.backward_bytes[column], 0.0)
+            own = np.flatnonzero(outputs + gradients)
+            on_cards_s[own] += outputs[own, None] * np.where(is_handed, columns.forward_bytes[column], 0.0)
+            on_cards_s[own] += gradients[own, None] * np.where(returns, columns.backward_bytes[column], 0.0)
         if labels is None:
             return np.full(len(places), np.inf)
         step_s = np.maximum(labels.free, labels.trip + (count - 1) * on_cards_s.max(axis=0))
@@ -380,7 +380,7 @@ def _replayed(pipeline: Pipeline) -> Pipeline:
         back=messages[1],
         max_in_flight=np.array([stage.window for stage in stages]),
         num_counted=prices.num_counted,
-        cards=cards if links.has_cards else None,
+        cards=np.unique(cards, axis=1) if links.has_cards else None,
     )
     bound_s = leaves.bounds(pipeline.schedule, pipeline.windows, len(prices.micro_batches), np.arange(1))
     return replace(pipeline, step_s=float(bound_s[0]))

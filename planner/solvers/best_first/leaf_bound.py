@@ -236,13 +236,14 @@ class CardLoads:
 
     def until(self, numbers: Numbers) -> Array:
         """When the last one may be done in some pipelines: behind the first of each sort all that begin no sooner."""
-        flows = [(n, np.array(begins)[:, numbers]) for n, begins in self._begins.items() if begins]
-        until = np.zeros(len(numbers))
-        for _, begins in flows:
+        flows = {n: np.array(begins)[:, numbers] for n, begins in self._begins.items() if begins}
+        every = np.full((len(flows), max(map(len, flows.values()), default=0), len(numbers)), -np.inf)
+        for own, begins in zip(every, flows.values(), strict=True):
+            own[: len(begins)] = begins
+        seconds, until = self.seconds[list(flows)][..., numbers], np.zeros(len(numbers))
+        for begins in flows.values():
             first = begins.min(axis=0)
-            load = np.zeros((self.seconds.shape[1], len(numbers)))
-            for n, others in flows:
-                load += self.seconds[n][:, numbers] * (others >= first).sum(axis=0)
+            load = np.einsum("fcp,fp->cp", seconds, (every >= first).sum(axis=1))
             until = np.maximum(until, first + load.max(axis=0))
         return until
 

@@ -71,7 +71,7 @@ MOST_COLUMNS = 8
 """Of a way to cut the batch."""
 
 _FURTHEST = 3.0  # in times of the most promising one
-_NUMBERS_OF_A_STAGE = 40  # that are looked at for a column between two cuts
+_NUMBERS_OF_A_STAGE = 20  # that are looked at for a column between two cuts
 _NUMBERS_OF_A_PAIR = 0.5  # of places, where stages are balanced: for each of them
 _NUMBERS_OF_AN_ENTRY = 0.3  # for one in a table
 _PACE_S = 5e-4  # for one pace, whatever the table
@@ -244,7 +244,7 @@ class PaceTable:
         counts = tuple(self.prices.devices_by_kind().values())
         row = [column for column in columns for _ in range(_most(counts, column.places))]
         limit = self.prices.freedom.max_stages or len(self.chain)
-        if sum(column.places.stages for column in row) > limit:
+        if not row or sum(column.places.stages for column in row) > limit:
             return
         self.budget.spend(NUMBER_S * _NUMBERS_OF_A_PAIR * len(row) * len(self.chain) ** 2)
         places = balanced_places([column.pace_s for column in row])
