@@ -226,7 +226,7 @@ def most_promising(pipelines: Sequence[Pipeline], budget: Budget) -> list[Pipeli
         if longer_s.get(plan, 0.0) > added_s:
             added_s = longer_s[plan]
             heappush(waiting, (pipeline.step_s + added_s, added_s, number))
-        elif turns + count > MOST_TURNS or not budget.takes(count * _TURN_S):
+        elif turns + count > MOST_TURNS or not budget.allows(count * _TURN_S):
             rest.append(replace(pipeline, step_s=step_s))
         else:
             turns += count

@@ -24,12 +24,16 @@ from planner.schedules import max_in_flight, traits
 from planner.schedules import schedule as schedule_named
 from planner.solvers.best_first.graph_cuts import Handed, Numbers
 from planner.solvers.best_first.prefixes import Expansion, Frontier, PipelinePrefix
+from planner.solvers.budget import note
 
 CAPS = (1, 2, 3, 4, 6)
 """Windows that a windowed schedule tries: so many times the stages downstream and one, as far as memory allows."""
 
 FEW_WINDOWS, MANY_WINDOWS = 40, 500
 """Where a chain of so many stages has no more windows, all are tried; of other pipelines up to the second number."""
+
+_TURN_S, _PIPELINE_S = 3e-6, 4e-8  # of an F or B that is gone through; for each pipeline
+_CHILDREN_S = 1.5e-4  # to gather the complete children of a prefix
 
 
 def windows_of(cap: int, most: Sequence[int], downstream: Sequence[int] = ()) -> tuple[int, ...]:
@@ -98,6 +102,7 @@ class Leaves:
     @classmethod
     def of(cls, frontier: Frontier, children: Sequence[tuple[Expansion, Numbers]]) -> list[Leaves]:
         """The complete children (by position) of prefixes."""
+        note(_CHILDREN_S * len(children))
         alike: dict[tuple[int, Edges], list[tuple[Expansion, Numbers, tuple[Array, ...]]]] = {}
         for expansion, positions in children:
             chain = (*expansion.parent.cuts, frontier.suffixes.prices.cuts.last)
@@ -167,6 +172,7 @@ class Leaves:
         order = schedule_order(schedule, num_stages, num_microbatches, self.edges, windows)
         if order is None:
             return np.asarray(self.bound[numbers])
+        note(len(order) * (_TURN_S + _PIPELINE_S * len(numbers)))
         columns = self.heads, self.backs, self.adds, self.there, self.back
         heads, backs, adds, there, back = (list(each[..., numbers]) for each in columns)
         into = [[e for e, edge in enumerate(self.edges) if edge[1] == s] for s in range(num_stages)]

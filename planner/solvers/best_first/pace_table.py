@@ -71,10 +71,10 @@ MOST_COLUMNS = 8
 """Of a way to cut the batch."""
 
 _FURTHEST = 3.0  # in times of the most promising one
-_NUMBERS_OF_A_STAGE = 20  # that are looked at for a column between two cuts
-_NUMBERS_OF_A_PAIR = 0.5  # of places, where stages are balanced: for each of them
-_NUMBERS_OF_AN_ENTRY = 0.3  # for one in a table
-_PACE_S = 5e-4  # for one pace, whatever the table
+_NUMBERS_OF_A_STAGE = 12  # that are looked at for a column between two cuts
+_NUMBERS_OF_A_PAIR = 0.25  # of places, where stages are balanced: for each of them
+_NUMBERS_OF_AN_ENTRY = 0.15  # for one in a table
+_PACE_S = 4e-4  # for one pace, whatever the table
 
 
 @dataclass(frozen=True, slots=True)

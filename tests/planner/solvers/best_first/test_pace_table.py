@@ -12,8 +12,16 @@ from benchmarks.scale import scale_profile
 from planner.costs.cost_model import CostModel
 from planner.ir.problem import Problem
 from planner.solvers.best_first.graph_cuts import cuts_of
-from planner.solvers.best_first.hybrids import HybridSpace
-from planner.solvers.best_first.pace_table import MOST_STATES, Column, Entries, PaceTable, Places, placed, units_of
+from planner.solvers.best_first.pace_table import (
+    MOST_STATES,
+    Column,
+    Entries,
+    PaceTable,
+    Places,
+    balanced_places,
+    placed,
+    units_of,
+)
 from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
 from planner.solvers.budget import Budget
 from planner.solvers.candidates.candidate import DevicePool, micro_batches, pools
@@ -91,18 +99,51 @@ def test_devices_are_told_apart_in_parts_of_hosts_or_whole_ones(counts: tuple[in
     assert np.prod([count // unit + 1 for unit, count in zip(units, counts, strict=True)]) <= MOST_STATES
 
 
+def test_the_largest_cost_of_a_stage_is_as_small_as_of_any_cuts() -> None:
+    draw = random.Random(1)
+    for _ in range(50):
+        last, stages = draw.randint(2, 7), draw.randint(1, 4)
+        costs = [np.array([[draw.random() for _ in range(last + 1)] for _ in range(last + 1)]) for _ in range(stages)]
+        every = [(0, *inner, last) for inner in combinations(range(1, last), stages - 1)]
+        worst = [max(costs[s][a, b] for s, (a, b) in enumerate(pairwise(cuts))) for cuts in every]
+        found = balanced_places(costs)
+        if not every:
+            assert found is None
+        else:
+            assert found is not None
+            assert max(costs[s][a, b] for s, (a, b) in enumerate(pairwise(found))) == min(worst)
+
+
+def a_table(problem: Problem, micro_batch: int) -> PaceTable:
+    cost_model, freedom = CostModel(problem.profile), Freedom.of(problem)
+    batches = micro_batches(problem, micro_batch)
+    return PaceTable(
+        GroupPrices(problem, cost_model, pools(problem), cuts_of(cost_model), batches, freedom), Budget(60.0)
+    )
+
+
 @pytest.mark.parametrize("asked", [{"max_stages": 2}, {"max_stages": 1}, {"allow": ()}, {"recompute": "always"}])
 def test_pipelines_of_the_table_are_as_asked_for(asked: dict[str, object]) -> None:
     problem = Problem(scale_profile(12, 16), 64, **asked)  # type: ignore[arg-type]  # fields by name
-    cost_model = CostModel(problem.profile)
-    prices = GroupPrices(
-        problem, cost_model, pools(problem), cuts_of(cost_model), micro_batches(problem, 8), Freedom.of(problem)
-    )
-    space = HybridSpace(prices)
-    pipelines = PaceTable(prices, space.chain, space.boundary, Budget(60.0)).pipelines
+    table = a_table(problem, 8)
+    pipelines = [*table.pipelines, *table.alike]
     assert pipelines
-    for counts in (placed(pipeline.columns, prices.pools) for pipeline in pipelines):
+    for counts in (placed(pipeline.columns, table.prices.pools) for pipeline in pipelines):
         assert counts is not None
         assert len(counts) <= (problem.max_stages or 16)
         assert all(sum(own) == 1 for own in counts) or problem.allow
-        assert (np.sum(counts, axis=0) <= [len(pool.ranks) for pool in prices.pools]).all()
+        assert (np.sum(counts, axis=0) <= [len(pool.ranks) for pool in table.prices.pools]).all()
+
+
+def test_of_like_stages_there_are_as_many_as_devices_allow_and_each_kind_comes_first() -> None:
+    table, first_kinds = a_table(Problem(scale_profile(12, 16, 2), 64), 8), set[int]()
+    for pipeline in table.alike:
+        devices = [column.devices for column in pipeline.columns]
+        alike = dict.fromkeys(devices)
+        assert len(alike) == 2  # of one kind all alike
+        assert [*dict.fromkeys(each.index(max(each)) for each in devices)] in ([0, 1], [1, 0])
+        for column in alike:
+            kind = column.index(max(column))
+            assert devices.count(column) == 8 // column[kind]
+        first_kinds.add(devices[0].index(max(devices[0])))
+    assert first_kinds == {0, 1}
