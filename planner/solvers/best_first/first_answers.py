@@ -1,6 +1,6 @@
 """The first answers: pipelines out of the tables of paces, cut, put under schedules, and simulated.
 
-Given       a table of paces for every size of micro-batches; its pipelines: devices of each stage          ``PaceTable``
+Given       a table of paces for every size of micro-batches; its pipelines: devices of each stage         ``PaceTable``
 Choose      cuts, a schedule with its windows, and recomputation as it is left open
 
 Three looks, each at fewer of them:
@@ -254,7 +254,7 @@ class _Cutting:
     groups: tuple[PricedGroup, ...]
 
     def pipelines(self) -> Iterator[Pipeline]:
-        """Under every schedule: the best cuts where neither least nor most is kept, where least is, and where most is."""
+        """Under every schedule: the best cuts where some are kept, where least is, and where most is."""
         num_stages, count = len(self.groups), len(self.table.prices.micro_batches)
         kept = {
             windows or kept_by(schedule, num_stages, count): (schedule, windows)

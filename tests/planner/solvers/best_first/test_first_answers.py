@@ -14,7 +14,7 @@ from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster, DeviceSpec, L
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.solvers import solver
-from planner.solvers.best_first.first_answers import FirstAnswers
+from planner.solvers.best_first.first_answers import FirstAnswers, most_promising, pipelines_on
 from planner.solvers.best_first.graph_cuts import cuts_of
 from planner.solvers.best_first.pace_table import PaceTable
 from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
@@ -103,3 +103,18 @@ def test_more_devices_are_never_worse(seed: int) -> None:
             plan = solver("best-first")(replace(problem, num_ranks=count), None)
         steps.append(plan.prediction.step_s)
     assert steps[1] <= steps[0] * (1 + 1e-9)
+
+
+def test_prices_and_replays_are_counted_where_they_are_made() -> None:
+    problem, whole = Problem(scale_profile(12, 16, 2), 64), Budget(60.0)
+    evaluator, freedom = Evaluator(problem, CostModel(problem.profile), within=whole), Freedom.of(problem)
+    of_devices, cuts = pools(problem), cuts_of(evaluator.cost_model)
+    with under(whole):
+        prices = GroupPrices(problem, evaluator.cost_model, of_devices, cuts, micro_batches(problem, 8), freedom)
+        table = PaceTable(prices, whole)
+        priced_s = whole.work_s
+        pipelines = [*pipelines_on(table, ((4, 0), (0, 4)))]
+        before_s = whole.work_s
+        assert len(most_promising(pipelines, whole)) == len(pipelines)
+    assert priced_s > 0.0  # all layers on two kinds, at all numbers of samples
+    assert whole.work_s > before_s
