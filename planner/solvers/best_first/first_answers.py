@@ -24,8 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import islice, pairwise
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +35,8 @@ from planner.costs.candidate import Candidate
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import kept_by
 from planner.costs.stages.stage_bound import BoundedStages
-from planner.schedules import traits
+from planner.ir.schedule import Pipeline, StageGraph
+from planner.schedules import max_in_flight, traits
 from planner.solvers.best_first import policy
 from planner.solvers.best_first.device_groups import Counts
 from planner.solvers.best_first.graph_cuts import Numbers
@@ -69,7 +72,7 @@ Stages = tuple[PaceTable, tuple[Counts, ...]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pipeline:
+class CutPipeline:
     """Stages with their cuts, under one schedule.
 
     Attributes:
@@ -146,7 +149,7 @@ class FirstAnswers:
             scheduled += islice(pipelines_on(one.table, one.counts), 1, None)
         return self._evaluated(most_promising(scheduled, within), best_s)
 
-    def _evaluated(self, promising: Sequence[Pipeline], best_s: float) -> Iterator[Evaluation]:
+    def _evaluated(self, promising: Sequence[CutPipeline], best_s: float) -> Iterator[Evaluation]:
         """Those that fit and take no longer than ``best_s`` and all before; without a plan one, however late."""
         evaluator, actions = self.evaluator, 0
         longer_s: dict[object, float] = {}  # by plan, what the simulator adds: about the same under any schedule
@@ -199,9 +202,9 @@ def _cut_s(table: PaceTable, num_stages: int) -> float:
     return num_stages * (_PAIR_TAKES * NUMBER_S * len(table.cuts) ** 2 + _STAGE_S)
 
 
-def _closest(stages: Iterable[Stages], budget: Budget) -> list[Pipeline]:
+def _closest(stages: Iterable[Stages], budget: Budget) -> list[CutPipeline]:
     """Those that fit, each under the schedule that is looked at first, the shortest first; one at least."""
-    closest = list[Pipeline]()
+    closest = list[CutPipeline]()
     for table, counts in stages:
         if not budget.takes(_ONE_SCHEDULE_TAKES * _cut_s(table, len(counts))) and closest:
             break
@@ -209,7 +212,7 @@ def _closest(stages: Iterable[Stages], budget: Budget) -> list[Pipeline]:
     return sorted(closest, key=lambda pipeline: pipeline.step_s)
 
 
-def most_promising(pipelines: Sequence[Pipeline], budget: Budget) -> list[Pipeline]:
+def most_promising(pipelines: Sequence[CutPipeline], budget: Budget) -> list[CutPipeline]:
     """The same with ``leaf_bound``'s steps as far as there are turns for it; the most promising first.
 
     What it adds to the recurrence is about the same under any schedule: so much is added where it was not asked.
@@ -217,7 +220,7 @@ def most_promising(pipelines: Sequence[Pipeline], budget: Budget) -> list[Pipeli
     longer_s: dict[object, float] = {}
     waiting = [(pipeline.step_s, 0.0, number) for number, pipeline in enumerate(pipelines)]
     heapify(waiting)
-    turns, replayed, rest = 0, list[Pipeline](), list[Pipeline]()
+    turns, replayed, rest = 0, list[CutPipeline](), list[CutPipeline]()
     while waiting:
         step_s, added_s, number = heappop(waiting)
         pipeline = pipelines[number]
@@ -235,7 +238,7 @@ def most_promising(pipelines: Sequence[Pipeline], budget: Budget) -> list[Pipeli
     return [one for some in (replayed, rest) for one in sorted(some, key=lambda one: one.step_s)]
 
 
-def pipelines_on(table: PaceTable, stages: Sequence[Counts]) -> Iterator[Pipeline]:
+def pipelines_on(table: PaceTable, stages: Sequence[Counts]) -> Iterator[CutPipeline]:
     """Stages with these devices by pool as a pipeline with its cuts: under every schedule, recomputing or not.
 
     The first is under a schedule that keeps neither least nor most in flight, if that fits.
@@ -246,18 +249,19 @@ def pipelines_on(table: PaceTable, stages: Sequence[Counts]) -> Iterator[Pipelin
             yield from _Cutting(table, tuple(groups[version] for groups in by_version)).pipelines()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class _Cutting:
     """Groups that follow one another, to be cut; places are numbers of the table's cuts."""
 
     table: PaceTable
     groups: tuple[PricedGroup, ...]
 
-    def pipelines(self) -> Iterator[Pipeline]:
+    def pipelines(self) -> Iterator[CutPipeline]:
         """Under every schedule: the best cuts where some are kept, where least is, and where most is."""
         num_stages, count = len(self.groups), len(self.table.prices.micro_batches)
+        chain = Pipeline(StageGraph.chain(num_stages, count))
         kept = {
-            windows or kept_by(schedule, num_stages, count): (schedule, windows)
+            windows or max_in_flight(schedule, chain) or kept_by(schedule, num_stages, count): (schedule, windows)
             for schedule, windows in reversed(list(self._windows()))
         }
         by_kept = sorted(kept, key=sum)
@@ -274,7 +278,7 @@ class _Cutting:
                 cuts = tuple(self.table.cuts[places[0]].tolist())
                 if (*cuts, *windows) not in yielded:
                     yielded.add((*cuts, *windows))
-                    yield Pipeline(float(step_s), self.table, self.groups, cuts, *kept[windows])
+                    yield CutPipeline(float(step_s), self.table, self.groups, cuts, *kept[windows])
 
     def _windows(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """The schedules that are open, those without windows first."""
@@ -309,49 +313,75 @@ class _Cutting:
 
     def _steps_s(self, places: Numbers, kept: tuple[int, ...]) -> Array:
         """By row of ``places`` what the recurrence says; infinite where memory does not allow ``kept``."""
-        prices, hosts = self.table.prices, self.table.links.hosts
-        count, columns = len(prices.micro_batches), prices.cuts.columns
-        stages = [self._stage(s, places) for s in range(len(self.groups))]
-        at = [*self.table.cuts[places].T]
-        labels, on_cards_s = None, np.zeros((2 * len(hosts), len(places)))
-        for s, group in reversed([*enumerate(self.groups)]):
-            stage, most = stages[s], kept[s] or count
-            rounds = rounds_of(count, np.full(len(places), most))
-            card_s = stage.card * len({hosts[pool] for pool in group.orders[0]}) / len(set(hosts))
-            if labels is None:
-                labels = alone(stage, rounds, card_s)
-                continue
-            column = prices.cuts.column[prices.cuts.content[at[s + 1], at[s + 2]], at[s], at[s + 1]]
-            is_handed = column >= 0
-            returns = is_handed & columns.has_gradient[column] & prices.freedom.trains
-            every = self.table.message(group, self.groups[s + 1])
-            message = HandoverBound(
-                *(np.where(is_handed, getattr(every, one.name)[column], 0.0) for one in fields(every))
-            )
-            behind = across(labels, message)
-            until_b_s = ((kept[-1] or 1) - 1) * np.max([one.head for one in stages[s:]], axis=0)  # on the last stage
-            first_s = np.maximum(0.0, behind.trip + until_b_s - (most - 1) * stage.head)
-            last_s = np.maximum(0.0, behind.trip - (most - 1) * stage.back)
-            waits_s = np.where(returns, first_s + last_s, 0.0)  # for the first gradient, and behind the last F
+        prices, count, at = self.table.prices, len(self.table.prices.micro_batches), self.table.cuts[places].T
+        columns = prices.cuts.columns
+        column = prices.cuts.column[prices.cuts.content[at[1:-1], at[2:]], at[:-2], at[1:-1]]
+        is_handed = column >= 0
+        returns = is_handed & columns.has_gradient[column] & prices.freedom.trains
+        every = _gathered(self._stages, (places[:, :-1].T, places[:, 1:].T))
+        messages = _gathered(self._messages, (column,))
+        stages = [BoundedStages(*own) for own in zip(*every, strict=True)]
+        on_last_s = ((kept[-1] or 1) - 1) * np.maximum.accumulate(every[0][::-1])[::-1]  # its F before its first B
+        labels = alone(stages[-1], self._rounds(kept[-1], places), stages[-1].card * self._part_of_hosts[-1])
+        for s in reversed(range(len(stages) - 1)):
+            stage, ahead = stages[s], (kept[s] or count) - 1
+            behind = across(labels, HandoverBound(*(np.where(is_handed[s], one[s], 0.0) for one in messages)))
+            first_s = np.maximum(0.0, behind.trip + on_last_s[s] - ahead * stage.head)
+            last_s = np.maximum(0.0, behind.trip - ahead * stage.back)
+            waits_s = np.where(returns[s], first_s + last_s, 0.0)  # for the first gradient, and behind the last F
             stage = replace(stage, work=stage.work + waits_s, all_work=stage.all_work + waits_s)
-            labels = prepend(stage, behind, rounds, card_s, is_handed, returns)
-            outputs, gradients = self.table.on_cards(group, self.groups[s + 1])
-            own = np.flatnonzero(outputs + gradients)
-            on_cards_s[own] += outputs[own, None] * np.where(is_handed, columns.forward_bytes[column], 0.0)
-            on_cards_s[own] += gradients[own, None] * np.where(returns, columns.backward_bytes[column], 0.0)
-        if labels is None:
-            return np.full(len(places), np.inf)
-        step_s = np.maximum(labels.free, labels.trip + (count - 1) * on_cards_s.max(axis=0))
-        fits = [stage.window >= least for stage, least in zip(stages, kept, strict=True)]
-        return np.where(np.logical_and.reduce(fits), step_s, np.inf)
+            card_s = stage.card * self._part_of_hosts[s]
+            labels = prepend(stage, behind, self._rounds(kept[s], places), card_s, is_handed[s], returns[s])
+        outputs, gradients = self._on_cards
+        on_cards_s = outputs.T @ np.where(is_handed, columns.forward_bytes[column], 0.0)
+        on_cards_s += gradients.T @ np.where(returns, columns.backward_bytes[column], 0.0)
+        step_s = np.maximum(labels.free, labels.trip + (count - 1) * on_cards_s.max(axis=0, initial=0.0))
+        return np.where((every[-1] >= np.array(kept)[:, None]).all(axis=0), step_s, np.inf)
 
-    def _stage(self, number: int, places: Numbers) -> BoundedStages:
-        """Stage ``number``, by row of ``places``."""
-        every, ends = self.table.stages(self.groups[number]), (places[:, number], places[:, number + 1])
-        return BoundedStages(*(getattr(every, one.name)[ends] for one in fields(every)))
+    def _rounds(self, kept: int, places: Numbers) -> Array:
+        return rounds_of(
+            len(self.table.prices.micro_batches), np.full(len(places), kept or len(self.table.prices.micro_batches))
+        )
+
+    @cached_property
+    def _stages(self) -> list[BoundedStages]:
+        """The table of each."""
+        return [self.table.stages(group) for group in self.groups]
+
+    @cached_property
+    def _messages(self) -> list[HandoverBound]:
+        """From each but the last to the next."""
+        return [self.table.message(*ends) for ends in pairwise(self.groups)]
+
+    @cached_property
+    def _on_cards(self) -> tuple[Array, Array]:
+        """By boundary and network card that is used: what a byte of a sample takes, out and back."""
+        seconds = np.array([self.table.on_cards(*ends) for ends in pairwise(self.groups)])
+        outputs, gradients = seconds.reshape(-1, 2, 2 * len(self.table.links.hosts)).swapaxes(0, 1)
+        is_used = (outputs + gradients).any(axis=0)
+        return outputs[:, is_used], gradients[:, is_used]
+
+    @cached_property
+    def _part_of_hosts(self) -> list[float]:
+        """That each group is on."""
+        hosts = self.table.links.hosts
+        return [len({hosts[pool] for pool in group.orders[0]}) / len(set(hosts)) for group in self.groups]
 
 
-def _replayed(pipeline: Pipeline) -> Pipeline:
+def _gathered(tables: Sequence[Any], at: tuple[Numbers, ...]) -> list[Array]:
+    """The fields of each table at its own row of numbers: [fields][tables, ...]."""
+    by_table: dict[int, list[int]] = {}
+    for number, table in enumerate(tables):
+        by_table.setdefault(id(table), []).append(number)
+    gathered = [np.zeros(at[0].shape) for _ in fields(tables[0])] if tables else []
+    for own in by_table.values():
+        table, ends = tables[own[0]], tuple(numbers[own] for numbers in at)
+        for column, one in zip(gathered, fields(table), strict=True):
+            column[own] = getattr(table, one.name)[ends]
+    return gathered
+
+
+def _replayed(pipeline: CutPipeline) -> CutPipeline:
     """The same with what ``leaf_bound`` says of it, if that is more."""
     prices, links, groups = pipeline.table.prices, pipeline.table.links, pipeline.groups
     handed = prices.cuts.handed(pipeline.cuts)
