@@ -1,6 +1,6 @@
-"""The first answers: pipelines out of the tables of paces, cut, put under schedules, and simulated.
+"""The first answers: pipelines of like stages, cut, put under schedules, and simulated.
 
-Given       a table of paces for every size of micro-batches; its pipelines: devices of each stage         ``PaceTable``
+Given       for every size of micro-batches pipelines of like stages, by devices alone                    ``LikeStages``
 Choose      cuts, a schedule with its windows, and recomputation as it is left open
 
 Three looks, each at fewer of them:
@@ -41,15 +41,18 @@ from planner.solvers.best_first import policy
 from planner.solvers.best_first.device_groups import Counts
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.leaf_bound import CAPS, Leaves, windows_of
+from planner.solvers.best_first.like_stages import LikeStages, balanced_places, placed
 from planner.solvers.best_first.message_bound import HandoverBound
-from planner.solvers.best_first.pace_table import MOST_TABLES, PaceTable, balanced_places, placed
 from planner.solvers.best_first.priced_groups import PricedGroup
 from planner.solvers.best_first.recurrence import across, alone, prepend, rounds_of
 from planner.solvers.budget import NUMBER_S, Budget
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 
 MOST_PIPELINES = 24
-"""Of the tables, that are cut."""
+"""That are cut."""
+
+MOST_SPACES = 4
+"""Ways to cut the batch that they are of, the most promising ones."""
 
 MOST_SCHEDULED = 10
 """Of these, that are looked at under every schedule."""
@@ -67,8 +70,8 @@ _ONE_SCHEDULE_TAKES = 0.35  # of that, where the first schedule alone is looked 
 _TURN_S = 5e-6  # of an F or B that ``leaf_bound`` goes through
 _RANK_S = 1e-6  # of a candidate that is made: for each rank
 
-Stages = tuple[PaceTable, tuple[Counts, ...]]
-"""A table, and the devices of each stage by pool."""
+Stages = tuple[LikeStages, tuple[Counts, ...]]
+"""A way to cut the batch, and the devices of each stage by pool."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +83,7 @@ class CutPipeline:
     """
 
     step_s: float
-    table: PaceTable
+    space: LikeStages
     groups: tuple[PricedGroup, ...]
     cuts: tuple[int, ...]
     schedule: str
@@ -93,27 +96,27 @@ class CutPipeline:
 
     def candidate(self) -> Candidate:
         """With its ranks."""
-        return self.table.prices.pipeline(self.groups, self.cuts, self.schedule, self.windows)
+        return self.space.prices.pipeline(self.groups, self.cuts, self.schedule, self.windows)
 
 
 @dataclass(eq=False)
 class FirstAnswers:
-    """What the tables come to.
+    """What pipelines of like stages come to.
 
     Attributes:
-        tables: one for every way to cut the batch.
+        spaces: one for every way to cut the batch.
     """
 
     evaluator: Evaluator
-    tables: Sequence[PaceTable] = ()
+    spaces: Sequence[LikeStages] = ()
     _looked_at: set[tuple[int, tuple[Counts, ...]]] = field(init=False, default_factory=set, repr=False)
 
     def soon(self) -> Iterator[Evaluation]:
-        """A few of least step in the tables, simulated: soon there, whatever else there is."""
+        """A few of least step, about, simulated: soon there, whatever else there is."""
         evaluator, budget = self.evaluator, self.evaluator.budget
         most_s = policy.WRITTEN * budget.left_s
-        soon_said = [table for table in self.tables if evaluator.rows_s(len(table.prices.micro_batches)) <= most_s]
-        stages_of = _paced_stages(soon_said or self.tables[-1:])
+        soon_said = [space for space in self.spaces if evaluator.rows_s(len(space.prices.micro_batches)) <= most_s]
+        stages_of = _most_alike(soon_said or self.spaces[-1:])
         within = budget.part(policy.FIRST_ANSWERS * budget.left_s)
         rest = budget.part(reserve_s=within.left_s)
         late, first = list[tuple[float, Stages]](), list[Stages]()
@@ -127,13 +130,13 @@ class FirstAnswers:
                 break
         if not first:
             first = [stages for _, stages in sorted(late, key=lambda one: one[0])[:_FIRST]]
-        self._looked_at |= {(id(table), counts) for table, counts in first}
+        self._looked_at |= {(id(space), counts) for space, counts in first}
         return self._simulated(first, _FIRST_SCHEDULED, within)
 
     def others(self, best_s: float = float("inf")) -> Iterator[Evaluation]:
         """The most promising of all others that fit, simulated if they may take no longer than ``best_s``."""
-        every = _paced_stages(self.tables, and_alike=True)
-        others = [(table, counts) for table, counts in every if (id(table), counts) not in self._looked_at]
+        every = _most_alike(self.spaces)
+        others = [(space, counts) for space, counts in every if (id(space), counts) not in self._looked_at]
         return self._simulated(others[: MOST_PIPELINES - _FIRST], MOST_SCHEDULED, self.evaluator.budget, best_s)
 
     def _simulated(
@@ -144,9 +147,9 @@ class FirstAnswers:
         in_time = (pipeline for pipeline in closest if self.evaluator.has_time_for(pipeline.candidate()))
         scheduled = list(islice(in_time, most)) or closest[: int(best_s == np.inf)]
         for one in [*scheduled]:
-            if not within.takes(_cut_s(one.table, len(one.groups))):
+            if not within.takes(_cut_s(one.space, len(one.groups))):
                 break
-            scheduled += islice(pipelines_on(one.table, one.counts), 1, None)
+            scheduled += islice(pipelines_on(one.space, one.counts), 1, None)
         return self._evaluated(most_promising(scheduled, within), best_s)
 
     def _evaluated(self, promising: Sequence[CutPipeline], best_s: float) -> Iterator[Evaluation]:
@@ -177,38 +180,36 @@ class FirstAnswers:
                 yield evaluation
 
 
-def _paced_stages(tables: Sequence[PaceTable], *, and_alike: bool = False) -> list[Stages]:
-    """The pipelines of the most promising tables, the shortest steps first."""
-    promising = sorted((table for table in tables if table.choices), key=lambda table: table.choices[0].alike_s)
-    pipelines = [(pipeline, table) for table in promising[:MOST_TABLES] for pipeline in table.pipelines]
-    if and_alike:
-        pipelines += [(pipeline, table) for table in promising[:MOST_TABLES] for pipeline in table.alike]
+def _most_alike(spaces: Sequence[LikeStages]) -> list[Stages]:
+    """The pipelines of the most promising ways to cut the batch, the shortest steps first."""
+    promising = sorted((space for space in spaces if space.choices), key=lambda space: space.choices[0].alike_s)
+    pipelines = [(pipeline, space) for space in promising[:MOST_SPACES] for pipeline in space.pipelines]
     pipelines.sort(key=lambda one: one[0].step_s)
-    stages = ((table, placed(pipeline.columns, table.prices.pools)) for pipeline, table in pipelines)
-    return list({(id(table), counts): (table, counts) for table, counts in stages if counts is not None}.values())
+    stages = ((space, placed(pipeline.columns, space.prices.pools)) for pipeline, space in pipelines)
+    return list({(id(space), counts): (space, counts) for space, counts in stages if counts is not None}.values())
 
 
-def _evenly_cut(table: PaceTable, counts: Sequence[Counts]) -> Candidate | None:
+def _evenly_cut(space: LikeStages, counts: Sequence[Counts]) -> Candidate | None:
     """A pipeline of such stages, to see what it takes to simulate it and to say what it does; None: it has none."""
-    groups = [group for each in counts for group in islice(table.prices.quickest(each).values(), 1)]
-    cuts = table.cuts[np.linspace(0, len(table.cuts) - 1, len(counts) + 1).astype(np.int64)]
+    groups = [group for each in counts for group in islice(space.prices.quickest(each).values(), 1)]
+    cuts = space.cuts[np.linspace(0, len(space.cuts) - 1, len(counts) + 1).astype(np.int64)]
     if len(groups) < len(counts) or (np.diff(cuts) == 0).any():
         return None
-    return table.prices.pipeline(groups, tuple(cuts.tolist()), table.prices.freedom.schedules[0])
+    return space.prices.pipeline(groups, tuple(cuts.tolist()), space.prices.freedom.schedules[0])
 
 
-def _cut_s(table: PaceTable, num_stages: int) -> float:
+def _cut_s(space: LikeStages, num_stages: int) -> float:
     """The work of finding a pipeline's cuts under every schedule, about."""
-    return num_stages * (_PAIR_TAKES * NUMBER_S * len(table.cuts) ** 2 + _STAGE_S)
+    return num_stages * (_PAIR_TAKES * NUMBER_S * len(space.cuts) ** 2 + _STAGE_S)
 
 
 def _closest(stages: Iterable[Stages], budget: Budget) -> list[CutPipeline]:
     """Those that fit, each under the schedule that is looked at first, the shortest first; one at least."""
     closest = list[CutPipeline]()
-    for table, counts in stages:
-        if not budget.takes(_ONE_SCHEDULE_TAKES * _cut_s(table, len(counts))) and closest:
+    for space, counts in stages:
+        if not budget.takes(_ONE_SCHEDULE_TAKES * _cut_s(space, len(counts))) and closest:
             break
-        closest += islice(pipelines_on(table, counts), 1)
+        closest += islice(pipelines_on(space, counts), 1)
     return sorted(closest, key=lambda pipeline: pipeline.step_s)
 
 
@@ -225,7 +226,7 @@ def most_promising(pipelines: Sequence[CutPipeline], budget: Budget) -> list[Cut
         step_s, added_s, number = heappop(waiting)
         pipeline = pipelines[number]
         plan, stages = (id(pipeline.groups), pipeline.cuts), len(pipeline.groups)
-        count = 2 * stages * len(pipeline.table.prices.micro_batches)
+        count = 2 * stages * len(pipeline.space.prices.micro_batches)
         if longer_s.get(plan, 0.0) > added_s:
             added_s = longer_s[plan]
             heappush(waiting, (pipeline.step_s + added_s, added_s, number))
@@ -238,27 +239,27 @@ def most_promising(pipelines: Sequence[CutPipeline], budget: Budget) -> list[Cut
     return [one for some in (replayed, rest) for one in sorted(some, key=lambda one: one.step_s)]
 
 
-def pipelines_on(table: PaceTable, stages: Sequence[Counts]) -> Iterator[CutPipeline]:
+def pipelines_on(space: LikeStages, stages: Sequence[Counts]) -> Iterator[CutPipeline]:
     """Stages with these devices by pool as a pipeline with its cuts: under every schedule, recomputing or not.
 
     The first is under a schedule that keeps neither least nor most in flight, if that fits.
     """
-    by_version = [table.prices.quickest(each) for each in stages]
+    by_version = [space.prices.quickest(each) for each in stages]
     for version in by_version[0] if by_version else ():
         if all(version in groups for groups in by_version):
-            yield from _Cutting(table, tuple(groups[version] for groups in by_version)).pipelines()
+            yield from _Cutting(space, tuple(groups[version] for groups in by_version)).pipelines()
 
 
 @dataclass(frozen=True, eq=False)
 class _Cutting:
-    """Groups that follow one another, to be cut; places are numbers of the table's cuts."""
+    """Groups that follow one another, to be cut; places are numbers of the space's cuts."""
 
-    table: PaceTable
+    space: LikeStages
     groups: tuple[PricedGroup, ...]
 
     def pipelines(self) -> Iterator[CutPipeline]:
         """Under every schedule: the best cuts where some are kept, where least is, and where most is."""
-        num_stages, count = len(self.groups), len(self.table.prices.micro_batches)
+        num_stages, count = len(self.groups), len(self.space.prices.micro_batches)
         chain = Pipeline(StageGraph.chain(num_stages, count))
         kept = {
             windows or max_in_flight(schedule, chain) or kept_by(schedule, num_stages, count): (schedule, windows)
@@ -266,7 +267,7 @@ class _Cutting:
         }
         by_kept = sorted(kept, key=sum)
         yielded = set[tuple[int, ...]]()
-        for order in (by_kept[len(by_kept) // 2 :: -1], by_kept, by_kept[::-1]):
+        for order in (by_kept[(len(by_kept) - 1) // 2 :: -1], by_kept, by_kept[::-1]):
             places = self._places(order[0])
             for windows in order:
                 step_s = self._steps_s(places, windows)[0] if places is not None else np.inf
@@ -275,21 +276,21 @@ class _Cutting:
                     step_s = self._steps_s(places, windows)[0] if places is not None else np.inf
                 if places is None or not np.isfinite(step_s):
                     continue
-                cuts = tuple(self.table.cuts[places[0]].tolist())
+                cuts = tuple(self.space.cuts[places[0]].tolist())
                 if (*cuts, *windows) not in yielded:
                     yielded.add((*cuts, *windows))
-                    yield CutPipeline(float(step_s), self.table, self.groups, cuts, *kept[windows])
+                    yield CutPipeline(float(step_s), self.space, self.groups, cuts, *kept[windows])
 
     def _windows(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """The schedules that are open, those without windows first."""
-        most = (len(self.table.prices.micro_batches),) * len(self.groups)
-        for name in sorted(self.table.prices.freedom.schedules, key=lambda name: traits(name).windowed):
+        most = (len(self.space.prices.micro_batches),) * len(self.groups)
+        for name in sorted(self.space.prices.freedom.schedules, key=lambda name: traits(name).windowed):
             for cap in CAPS if traits(name).windowed else (0,):
                 yield name, windows_of(cap, most)
 
     def _places(self, kept: tuple[int, ...]) -> Numbers | None:
         """Those of the cuts, as one row; None if it does not fit."""
-        stages = [self.table.stages(group) for group in self.groups]
+        stages = [self.space.stages(group) for group in self.groups]
         even = [s.all_work + s.tail for s in stages]  # or as they end, if what is before and behind takes its time
         ending = [s.head[0][:, None] + s.all_work + np.maximum(s.tail, s.back[0][:, None]) for s in stages]
         fits = [s.window >= least for s, least in zip(stages, kept, strict=True)]
@@ -313,7 +314,7 @@ class _Cutting:
 
     def _steps_s(self, places: Numbers, kept: tuple[int, ...]) -> Array:
         """By row of ``places`` what the recurrence says; infinite where memory does not allow ``kept``."""
-        prices, count, at = self.table.prices, len(self.table.prices.micro_batches), self.table.cuts[places].T
+        prices, count, at = self.space.prices, len(self.space.prices.micro_batches), self.space.cuts[places].T
         columns = prices.cuts.columns
         column = prices.cuts.column[prices.cuts.content[at[1:-1], at[2:]], at[:-2], at[1:-1]]
         is_handed = column >= 0
@@ -340,31 +341,31 @@ class _Cutting:
 
     def _rounds(self, kept: int, places: Numbers) -> Array:
         return rounds_of(
-            len(self.table.prices.micro_batches), np.full(len(places), kept or len(self.table.prices.micro_batches))
+            len(self.space.prices.micro_batches), np.full(len(places), kept or len(self.space.prices.micro_batches))
         )
 
     @cached_property
     def _stages(self) -> list[BoundedStages]:
-        """The table of each."""
-        return [self.table.stages(group) for group in self.groups]
+        """The space of each."""
+        return [self.space.stages(group) for group in self.groups]
 
     @cached_property
     def _messages(self) -> list[HandoverBound]:
         """From each but the last to the next."""
-        return [self.table.message(*ends) for ends in pairwise(self.groups)]
+        return [self.space.message(*ends) for ends in pairwise(self.groups)]
 
     @cached_property
     def _on_cards(self) -> tuple[Array, Array]:
         """By boundary and network card that is used: what a byte of a sample takes, out and back."""
-        seconds = np.array([self.table.on_cards(*ends) for ends in pairwise(self.groups)])
-        outputs, gradients = seconds.reshape(-1, 2, 2 * len(self.table.links.hosts)).swapaxes(0, 1)
+        seconds = np.array([self.space.on_cards(*ends) for ends in pairwise(self.groups)])
+        outputs, gradients = seconds.reshape(-1, 2, 2 * len(self.space.links.hosts)).swapaxes(0, 1)
         is_used = (outputs + gradients).any(axis=0)
         return outputs[:, is_used], gradients[:, is_used]
 
     @cached_property
     def _part_of_hosts(self) -> list[float]:
         """That each group is on."""
-        hosts = self.table.links.hosts
+        hosts = self.space.links.hosts
         return [len({hosts[pool] for pool in group.orders[0]}) / len(set(hosts)) for group in self.groups]
 
 
@@ -383,7 +384,7 @@ def _gathered(tables: Sequence[Any], at: tuple[Numbers, ...]) -> list[Array]:
 
 def _replayed(pipeline: CutPipeline) -> CutPipeline:
     """The same with what ``leaf_bound`` says of it, if that is more."""
-    prices, links, groups = pipeline.table.prices, pipeline.table.links, pipeline.groups
+    prices, links, groups = pipeline.space.prices, pipeline.space.links, pipeline.groups
     handed = prices.cuts.handed(pipeline.cuts)
     stages = [
         group.stage(*np.array(ends)[:, None]) for group, ends in zip(groups, pairwise(pipeline.cuts), strict=True)

@@ -32,8 +32,8 @@ from planner.ir.problem import AUTO
 from planner.schedules import positions, traits
 from planner.solvers.best_first.device_groups import Counts, DeviceStates, at_pools, first_ranks
 from planner.solvers.best_first.graph_cuts import Numbers
+from planner.solvers.best_first.like_stages import balanced_places
 from planner.solvers.best_first.message_bound import HandoverBounds
-from planner.solvers.best_first.pace_table import balanced_places
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.best_first.virtual_bound import First, StagePrices, Tables
 from planner.solvers.budget import NUMBER_S

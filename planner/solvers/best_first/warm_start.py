@@ -18,9 +18,9 @@ from planner.solvers.best_first.first_answers import FirstAnswers
 from planner.solvers.best_first.graph_cuts import GraphCuts, cuts_of, may_part_free
 from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, strategies
 from planner.solvers.best_first.leaf_bound import CAPS
+from planner.solvers.best_first.like_stages import LikeStages
 from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.moves import LocalSearch
-from planner.solvers.best_first.pace_table import PaceTable
 from planner.solvers.best_first.prefixes import Frontier
 from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
 from planner.solvers.best_first.search import BatchSpace, BestFirstSearch, Outcome
@@ -78,7 +78,7 @@ class SearchStart:
         spaces = list(self._spaces(devices, cuts))
         self.capacity_s = min((space.bound_s for space in spaces), default=0.0)
         if freedom.schedules:
-            self._answers.tables = [PaceTable(space.prices, self.evaluator.budget) for space in spaces]
+            self._answers.spaces = [LikeStages(space.prices, self.evaluator.budget) for space in spaces]
             yield from self._noted(self._answers.soon())
         spaces = self._bounded(spaces)
         self.whole_s = min((space.bound_s for space in spaces), default=0.0)
@@ -104,11 +104,11 @@ class SearchStart:
     def chunked(self, names: Sequence[str]) -> Iterator[PipelineFamilies]:
         """All pipelines under schedules of several stages a position that are not among the items."""
         devices = _devices(Freedom.of(self.evaluator.problem))
-        yield from families([table.prices for table in self._answers.tables], devices, names)
+        yield from families([space.prices for space in self._answers.spaces], devices, names)
 
     def chunked_takes_s(self) -> float:
         """The work before the first of them, about."""
-        return NUMBER_S * sum(table.prices.cuts.column.size for table in self._answers.tables)
+        return NUMBER_S * sum(space.prices.cuts.column.size for space in self._answers.spaces)
 
     def chunked_left_out(self, names: Sequence[str]) -> Iterator[Rejected]:
         """What they leave out, and why."""
@@ -147,7 +147,7 @@ class SearchStart:
 
     def improved(self, best: Evaluation, within: Budget) -> Evaluation:
         """The best plan near ``best`` that has no proof, by single moves."""
-        if self.cuts is None or not self._answers.tables or best.candidate.positions:
+        if self.cuts is None or not self._answers.spaces or best.candidate.positions:
             return best
         self._moves = self._moves or LocalSearch(self.evaluator, self.cuts)
         return better(best, self._moves.improved(best, within))

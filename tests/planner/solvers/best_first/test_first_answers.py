@@ -16,7 +16,7 @@ from planner.ir.profile import Profile
 from planner.solvers import solver
 from planner.solvers.best_first.first_answers import FirstAnswers, most_promising, pipelines_on
 from planner.solvers.best_first.graph_cuts import cuts_of
-from planner.solvers.best_first.pace_table import PaceTable
+from planner.solvers.best_first.like_stages import LikeStages
 from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
 from planner.solvers.budget import Budget, under
 from planner.solvers.candidates.candidate import micro_batches, pools
@@ -63,7 +63,7 @@ def answers_of(problem: Problem) -> list[Evaluation]:
         GroupPrices(problem, cost_model, pools(problem), cuts_of(cost_model), micro_batches(problem, size), freedom)
         for size in micro_batch_sizes(problem, cost_model)
     ]
-    answers = FirstAnswers(evaluator, [PaceTable(prices, evaluator.budget) for prices in spaces])
+    answers = FirstAnswers(evaluator, [LikeStages(prices, evaluator.budget) for prices in spaces])
     return [*answers.soon(), *answers.others()]
 
 
@@ -111,9 +111,9 @@ def test_prices_and_replays_are_counted_where_they_are_made() -> None:
     of_devices, cuts = pools(problem), cuts_of(evaluator.cost_model)
     with under(whole):
         prices = GroupPrices(problem, evaluator.cost_model, of_devices, cuts, micro_batches(problem, 8), freedom)
-        table = PaceTable(prices, whole)
+        space = LikeStages(prices, whole)
         priced_s = whole.work_s
-        pipelines = [*pipelines_on(table, ((4, 0), (0, 4)))]
+        pipelines = [*pipelines_on(space, ((4, 0), (0, 4)))]
         before_s = whole.work_s
         assert len(most_promising(pipelines, whole)) == len(pipelines)
     assert priced_s > 0.0  # all layers on two kinds, at all numbers of samples
