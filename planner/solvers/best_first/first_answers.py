@@ -234,6 +234,7 @@ def most_promising(pipelines: Sequence[CutPipeline], budget: Budget) -> list[Cut
             rest.append(replace(pipeline, step_s=step_s))
         else:
             turns += count
+            budget.spend(_STAGE_S * stages)
             replayed.append(_replayed(pipeline))
             longer_s.setdefault(plan, replayed[-1].step_s - pipeline.step_s)
     return [one for some in (replayed, rest) for one in sorted(some, key=lambda one: one.step_s)]

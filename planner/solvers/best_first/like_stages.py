@@ -52,7 +52,7 @@ MOST_COLUMNS = 8
 """Of a way to cut the batch."""
 
 _FURTHEST = 3.0  # in times of the most promising one
-_NUMBERS_OF_A_STAGE = 12  # that are looked at for a column between two cuts
+_NUMBERS_OF_A_STAGE = 5  # that are looked at for a column between two cuts
 _NUMBERS_OF_A_PAIR = 0.25  # of places, where stages are balanced: for each of them
 
 
@@ -236,17 +236,18 @@ class LikeStages:
 
     def _places(self) -> Iterator[Places]:
         """Parts of a host, whole hosts, and parts of all kinds; none so small that most devices could not be used."""
-        counts, host = self._counts, self._host
+        counts, host, may_replicate = self._counts, self._host, self.prices.freedom.may_replicate
         for kind, count in enumerate(counts):
-            sizes = [1] if not self.prices.freedom.may_replicate else _numbers(count)
-            for size in sizes:
+            parts = [size for size in range(1, host) if host % size == 0] if may_replicate else [1]
+            whole = [*(host * number for number in _numbers(count // host)), count] if may_replicate else []
+            for size in sorted({*parts, *whole}):
                 devices = tuple(size * (other == kind) for other in range(len(counts)))
-                is_used = 2 * size * len(self.chain) > count or len(sizes) == 1
-                if is_used and (host if size < host else size) % (size if size < host else host) == 0:
+                if size <= count < 2 * size * len(self.chain) or not may_replicate:
                     yield Places(devices)
                     yield from (Places(devices, b) for b in BLOCKS if size > host and host % b == 0)
-        for part in _numbers(min(counts)) if len(counts) > 1 and self.prices.freedom.may_replicate else ():
-            yield Places(tuple(count // part for count in counts))
+        for part in _numbers(min(counts)) if len(counts) > 1 and may_replicate else ():
+            if part < len(self.chain):
+                yield Places(tuple(count // part for count in counts))
 
     def _groups(self, places: Places) -> Mapping[tuple[Recomputes, bool], PricedGroup]:
         """A column's stage, by version; none where it cannot be priced."""
@@ -330,9 +331,8 @@ class LikeStages:
 
 
 def _numbers(most: int) -> list[int]:
-    """1 to 8, and powers of two and three times such, up to ``most`` and that itself."""
-    powers = [1 << power for power in range(most.bit_length())]
-    return sorted({n for n in (*range(1, 9), *powers, *(3 * power for power in powers), most) if 0 < n <= most})
+    """Those that divide ``most``, and powers of two."""
+    return [number for number in range(1, most + 1) if most % number == 0 or number & (number - 1) == 0]
 
 
 def balanced_places(costs: Sequence[Array]) -> list[int] | None:
