@@ -135,7 +135,7 @@ class FirstAnswers:
 
     def others(self, best_s: float = float("inf")) -> Iterator[Evaluation]:
         """The most promising of all others that fit, simulated if they may take no longer than ``best_s``."""
-        every = _most_alike(self.spaces)
+        every = [] if self.evaluator.budget.is_over else _most_alike(self.spaces)
         others = [(space, counts) for space, counts in every if (id(space), counts) not in self._looked_at]
         return self._simulated(others[: MOST_PIPELINES - _FIRST], MOST_SCHEDULED, self.evaluator.budget, best_s)
 
