@@ -320,10 +320,10 @@ class _Cutting:
         column = prices.cuts.column[prices.cuts.content[at[1:-1], at[2:]], at[:-2], at[1:-1]]
         is_handed = column >= 0
         returns = is_handed & columns.has_gradient[column] & prices.freedom.trains
-        every = _gathered(self._stages, (places[:, :-1].T, places[:, 1:].T))
+        every = BoundedStages(*_gathered(self._stages, (places[:, :-1].T, places[:, 1:].T)))
         messages = _gathered(self._messages, (column,))
-        stages = [BoundedStages(*own) for own in zip(*every, strict=True)]
-        on_last_s = ((kept[-1] or 1) - 1) * np.maximum.accumulate(every[0][::-1])[::-1]  # its F before its first B
+        stages = [BoundedStages(*own) for own in zip(*(getattr(every, one.name) for one in fields(every)), strict=True)]
+        on_last_s = ((kept[-1] or 1) - 1) * np.maximum.accumulate(every.head[::-1])[::-1]  # its F before its first B
         labels = alone(stages[-1], self._rounds(kept[-1], places), stages[-1].card * self._part_of_hosts[-1])
         for s in reversed(range(len(stages) - 1)):
             stage, ahead = stages[s], (kept[s] or count) - 1
@@ -338,16 +338,15 @@ class _Cutting:
         on_cards_s = outputs.T @ np.where(is_handed, columns.forward_bytes[column], 0.0)
         on_cards_s += gradients.T @ np.where(returns, columns.backward_bytes[column], 0.0)
         step_s = np.maximum(labels.free, labels.trip + (count - 1) * on_cards_s.max(axis=0, initial=0.0))
-        return np.where((every[-1] >= np.array(kept)[:, None]).all(axis=0), step_s, np.inf)
+        return np.where((every.window >= np.array(kept)[:, None]).all(axis=0), step_s, np.inf)
 
     def _rounds(self, kept: int, places: Numbers) -> Array:
-        return rounds_of(
-            len(self.space.prices.micro_batches), np.full(len(places), kept or len(self.space.prices.micro_batches))
-        )
+        count = len(self.space.prices.micro_batches)
+        return rounds_of(count, np.full(len(places), kept or count))
 
     @cached_property
     def _stages(self) -> list[BoundedStages]:
-        """The space of each."""
+        """Of each group, between any two cuts."""
         return [self.space.stages(group) for group in self.groups]
 
     @cached_property

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, islice, pairwise, permutations, product
+from itertools import islice, pairwise, permutations, product
 
 import numpy as np
 
@@ -174,7 +174,8 @@ class LikeStages:
                 by_kinds.setdefault(tuple(map(bool, column.places.devices)), []).append(column)
             of_one_kind = [some for kinds, some in by_kinds.items() if sum(kinds) == 1]
             several = islice(product(*of_one_kind), MOST_ALIKE if len(of_one_kind) > 1 else 0)
-            for order in [*zip(columns, strict=True), *chain.from_iterable(map(permutations, several))]:
+            orders = [(column,) for column in columns]
+            for order in [*orders, *(order for chosen in several for order in permutations(chosen))]:
                 pipelines += self._in_turn(order)
         return pipelines
 
