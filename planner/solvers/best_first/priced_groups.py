@@ -43,7 +43,7 @@ from planner.solvers.candidates.feasibility import (
 )
 
 _ROUNDING = 1e-9
-_GROUP_S, _RANK_S = 5e-4, 5e-7  # to price a group; for each rank that there is
+_GROUP_S, _RANK_S = 4.5e-4, 5e-7  # to price a group; for each rank that there is
 _SIZE_S = 4.5e-5  # to price all layers on a kind at a number of samples
 
 Version = tuple[Recomputes, bool, tuple[int, ...]]
