@@ -369,7 +369,7 @@ class _Cutting:
         return [len({hosts[pool] for pool in group.orders[0]}) / len(set(hosts)) for group in self.groups]
 
 
-def _gathered(tables: Sequence[Any], at: tuple[Numbers, ...]) -> list[Array]:
+def _gathered(tables: Sequence[Any], at: tuple[Numbers, ...]) -> list[Any]:
     """The fields of each table at its own row of numbers: [fields][tables, ...]."""
     by_table: dict[int, list[int]] = {}
     for number, table in enumerate(tables):
