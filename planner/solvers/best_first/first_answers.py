@@ -237,7 +237,11 @@ def most_promising(pipelines: Sequence[CutPipeline], budget: Budget) -> list[Cut
             budget.spend(_STAGE_S * stages)
             replayed.append(_replayed(pipeline))
             longer_s.setdefault(plan, replayed[-1].step_s - pipeline.step_s)
-    return [one for some in (replayed, rest) for one in sorted(some, key=lambda one: (one.step_s, one.windows))]
+    return [
+        one
+        for some in (replayed, rest)
+        for one in sorted(some, key=lambda one: (one.step_s, one.windows, one.schedule))
+    ]
 
 
 def pipelines_on(space: LikeStages, stages: Sequence[Counts]) -> Iterator[CutPipeline]:
