@@ -39,7 +39,6 @@ from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from planner.costs.layers.confidence import FAMILY_RANGE, Range, range_of, weakest
 from planner.costs.layers.interpolation import QUANTITIES, Array, LayerCost
@@ -228,6 +227,8 @@ class FamilyModels:
 
 def fitted(points: Array, measured: Array) -> Array:
     """Non-negative coefficients by relative error over the measurements above 0; none if most are 0."""
+    from scipy.optimize import nnls  # late: a third of what a planner takes to start, and few questions need it
+
     positive = measured > 0
     if 2 * int(positive.sum()) < len(measured):
         return np.zeros(points.shape[1])

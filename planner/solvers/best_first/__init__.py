@@ -4,9 +4,9 @@ Read ``solver`` (the program it solves), ``search`` (when it ends, and whether a
 ask: ``graph_cuts``, ``device_groups`` and what the problem leaves open (``priced_groups.Freedom``); the bounds:
 ``bound`` over suffixes, made of ``priced_groups`` (with the prices of ``planner.costs.stages.stage_bound``) and
 ``message_bound``, ``counts_table`` by counts of devices (with ``counts_columns``), both by the ``recurrence`` of all
-pipelines, and ``leaf_bound`` over complete ones. ``hybrids`` (of
-``pace_table`` and ``hybrid_shapes``), ``incumbents`` and ``warm_start`` are what it starts from, ``objectives`` what is
-asked beside the step, and said where nothing fits, ``layout_search`` with ``layout_bound`` the search beyond samples.
+pipelines, and ``leaf_bound`` over complete ones. ``first_answers`` (of ``like_stages``), ``incumbents`` and
+``warm_start`` are what it starts from, ``objectives`` what is asked beside the step, and said where nothing fits,
+``layout_search`` with ``layout_bound`` the search beyond samples.
 
 Besides:
 

@@ -24,12 +24,16 @@ from planner.schedules import max_in_flight, traits
 from planner.schedules import schedule as schedule_named
 from planner.solvers.best_first.graph_cuts import Handed, Numbers
 from planner.solvers.best_first.prefixes import Expansion, Frontier, PipelinePrefix
+from planner.solvers.budget import note
 
 CAPS = (1, 2, 3, 4, 6)
 """Windows that a windowed schedule tries: so many times the stages downstream and one, as far as memory allows."""
 
 FEW_WINDOWS, MANY_WINDOWS = 40, 500
 """Where a chain of so many stages has no more windows, all are tried; of other pipelines up to the second number."""
+
+_TURN_S, _PIPELINE_S = 3e-6, 4e-8  # of an F or B that is gone through; for each pipeline
+_CHILDREN_S = 1.5e-4  # to gather the complete children of a prefix
 
 
 def windows_of(cap: int, most: Sequence[int], downstream: Sequence[int] = ()) -> tuple[int, ...]:
@@ -98,6 +102,7 @@ class Leaves:
     @classmethod
     def of(cls, frontier: Frontier, children: Sequence[tuple[Expansion, Numbers]]) -> list[Leaves]:
         """The complete children (by position) of prefixes."""
+        note(_CHILDREN_S * len(children))
         alike: dict[tuple[int, Edges], list[tuple[Expansion, Numbers, tuple[Array, ...]]]] = {}
         for expansion, positions in children:
             chain = (*expansion.parent.cuts, frontier.suffixes.prices.cuts.last)
@@ -167,6 +172,7 @@ class Leaves:
         order = schedule_order(schedule, num_stages, num_microbatches, self.edges, windows)
         if order is None:
             return np.asarray(self.bound[numbers])
+        note(len(order) * (_TURN_S + _PIPELINE_S * len(numbers)))
         columns = self.heads, self.backs, self.adds, self.there, self.back
         heads, backs, adds, there, back = (list(each[..., numbers]) for each in columns)
         into = [[e for e, edge in enumerate(self.edges) if edge[1] == s] for s in range(num_stages)]
@@ -236,13 +242,14 @@ class CardLoads:
 
     def until(self, numbers: Numbers) -> Array:
         """When the last one may be done in some pipelines: behind the first of each sort all that begin no sooner."""
-        flows = [(n, np.array(begins)[:, numbers]) for n, begins in self._begins.items() if begins]
-        until = np.zeros(len(numbers))
-        for _, begins in flows:
+        flows = {n: np.array(begins)[:, numbers] for n, begins in self._begins.items() if begins}
+        every = np.full((len(flows), max(map(len, flows.values()), default=0), len(numbers)), -np.inf)
+        for own, begins in zip(every, flows.values(), strict=True):
+            own[: len(begins)] = begins
+        seconds, until = self.seconds[list(flows)][..., numbers], np.zeros(len(numbers))
+        for begins in flows.values():
             first = begins.min(axis=0)
-            load = np.zeros((self.seconds.shape[1], len(numbers)))
-            for n, others in flows:
-                load += self.seconds[n][:, numbers] * (others >= first).sum(axis=0)
+            load = np.einsum("fcp,fp->cp", seconds, (every >= first).sum(axis=1))
             until = np.maximum(until, first + load.max(axis=0))
         return until
 

@@ -29,7 +29,7 @@ from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import note
 from planner.solvers.candidates.feasibility import may_stream
 
-_ORDER_S, _POOL_S = 3e-5, 4e-6  # of messages between members in one order; for each pool
+_ORDER_S, _POOL_S = 3e-5, 2e-6  # of messages between members in one order; for each pool
 
 PiecesOfOne = frozenset[Piece]
 """Messages of one member; equal ones once."""

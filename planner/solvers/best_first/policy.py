@@ -7,9 +7,8 @@ or among those that are frozen, has no share.
 from __future__ import annotations
 
 FIRST_ANSWERS = 0.25
-"""Of what is left once the table of paces is made: cuts and bounds of its first pipelines.  At a limit of 1 s these are
-a few of them: 200 layers on 64, 256 and 1,024 devices take 425, 151 and 143 ms a step then, 383, 152 and 101 ms after
-5 s; with 0.2 or 0.3 one of them is a third longer."""
+"""Of what is left once pipelines of like stages are ranked: cuts and bounds of the first of them.  At a limit of 1 s
+these are a few of them."""
 
 WRITTEN = 0.25
 """Of the whole, at most, to write down the rows of a first answer: so many micro-batches are not looked at first."""

@@ -43,7 +43,8 @@ from planner.solvers.candidates.feasibility import (
 )
 
 _ROUNDING = 1e-9
-_GROUP_S, _RANK_S = 4e-4, 5e-7  # to price a group; for each rank that there is
+_GROUP_S, _RANK_S = 4.5e-4, 5e-7  # to price a group; for each rank that there is
+_SIZE_S = 4.5e-5  # to price all layers on a kind at a number of samples
 
 Version = tuple[Recomputes, bool, tuple[int, ...]]
 """A way to run a stage on given devices, see :class:`PricedGroup`."""
@@ -345,8 +346,10 @@ class GroupPrices:
         """The least device time of all micro-batches, by kind of device (in the order of pools) and layer."""
         kinds = list(dict.fromkeys(pool.kind for pool in self.pools))
         per_sample = np.full((len(kinds), len(self.problem.profile.graph.layers)), np.inf)
+        sizes = self._share_sizes()
+        note(_SIZE_S * len(kinds) * len(sizes))
         for number, kind in enumerate(kinds):
-            for samples in self._share_sizes():
+            for samples in sizes:
                 for passes in self.layer_passes(kind, samples):
                     per_sample[number] = np.minimum(per_sample[number], (passes.forward_s + passes.whole_s) / samples)
         return per_sample * sum(self.micro_batches)

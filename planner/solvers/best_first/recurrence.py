@@ -20,7 +20,9 @@ stage s + 1 need not read from s, the step as a whole is bounded alone          
 
 All is elementwise, on arrays that broadcast: a table fills one entry for each stage that may come first and whatever it
 tells apart behind it.  What a table tells apart, and which numbers it puts in, is its own matter: exact ones, or the
-least over groups of devices, over shares of samples, over hosts (``bound``, ``share_bound``, ``counts_table``).
+least over groups of devices, over shares of samples, over hosts (``bound``, ``share_bound``, ``counts_table``); or
+those under a given schedule, to rank pipelines by (``first_answers``).  ``leaf_bound`` is no second recurrence: it
+replays complete pipelines, action by action.
 """
 
 from __future__ import annotations

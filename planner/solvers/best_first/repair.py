@@ -35,8 +35,8 @@ from planner.ir.problem import Problem
 from planner.solvers.best_first.device_groups import Counts
 from planner.solvers.best_first.graph_cuts import Flags, Handed, Numbers
 from planner.solvers.best_first.leaf_bound import Leaves, windows_of
+from planner.solvers.best_first.like_stages import Places, balanced_places, placed
 from planner.solvers.best_first.message_bound import HandoverBounds
-from planner.solvers.best_first.pace_table import Places, placed
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import CALL_S, NUMBER_S, Budget
 from planner.solvers.candidates.choose import ROUNDING
@@ -204,7 +204,7 @@ class Repair:
             versions = [own[stage * len(own) // len(counts)].version[:2] for stage in range(len(counts))]
             choices = [prices.quickest(each).get(version) for each, version in zip(counts, versions, strict=True)]
             groups = tuple(group for group in choices if group is not None)
-            at = _balanced([cost(group) for group in groups]) if len(groups) == len(choices) else None
+            at = balanced_places([cost(group) for group in groups]) if len(groups) == len(choices) else None
             if at is not None:
                 every = (*now.groups[:first], *groups, *now.groups[last:])
                 cuts = (*now.cuts[:first], *places[at].tolist(), *now.cuts[last + 1 :])
@@ -386,23 +386,6 @@ def _moved(now: Solution) -> Iterator[Solution]:
                 other = (*cuts[:first], *order[moved].tolist(), *cuts[last + 1 :])
                 if all(prices.cuts.inside[ends] for ends in pairwise(other)):
                     yield replace(now, cuts=other)
-
-
-def _balanced(costs: Sequence[Array]) -> list[int] | None:
-    """Places of cuts, both ends included, such that the largest cost of a stage is least; None where that is infinite.
-
-    Args:
-        costs: by stage, of first and last place.
-    """
-    best, chosen = costs[-1][:, -1], list[Numbers]()
-    for cost in reversed(costs[:-1]):
-        largest = np.maximum(cost, best[None, :])
-        chosen.append(largest.argmin(axis=1))
-        best = largest.min(axis=1)
-    places = [0]
-    for choice in reversed(chosen):
-        places.append(int(choice[places[-1]]))
-    return [*places, len(costs[0]) - 1] if np.isfinite(best[0]) else None
 
 
 def _evaluated(evaluator: Evaluator, candidate: Candidate, known_s: float = float("inf")) -> Evaluation | None:

@@ -37,8 +37,7 @@ from planner.solvers.progress import Progress, SearchProgress
 _REPORT_EVERY_S = 0.2
 _FEW_LEAVES, _MANY_LEAVES = 64, 8192  # looked at together, at first and later: many at once are cheaper
 _BEGIN_S, _BEGIN_OPEN_S = 0.02, 0.08  # to begin with a way to cut the batch; where shares are open
-_OPEN_S = 5e-5  # to put what may follow a prefix into the queue, or to make a pipeline of a complete one
-_TURN_S = 5e-6  # of an F or B that bounds of complete pipelines go through, all pipelines with as many stages together
+_OPEN_S = 1e-4  # to put what may follow a prefix into the queue, or to make a pipeline of a complete one
 _BEAM = 24  # prefixes of equal length that are followed to the end at first
 _FEW = 12  # complete ones of these that are looked at
 _PROMISING = 3  # complete ones of these that are simulated
@@ -400,8 +399,6 @@ class BestFirstSearch:
         """Complete pipelines under every schedule that may be better than the best, the most promising first."""
         prices = frontier.suffixes.prices
         together = Leaves.of(frontier, children)
-        turns = 2 * len(prices.micro_batches) * sum(len(alike.heads) for alike in together)
-        self._budget.spend(_TURN_S * len(prices.freedom.schedules) * turns)
         leaves = [
             leaf
             for alike in together

@@ -35,7 +35,7 @@ from planner.passes.events import in_order
 from planner.schedules import schedule as schedule_named
 from planner.schedules import traits
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
-from planner.solvers.best_first.hybrids import balanced_places
+from planner.solvers.best_first.like_stages import balanced_places
 from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import NUMBER_S

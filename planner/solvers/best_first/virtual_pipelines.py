@@ -31,7 +31,7 @@ from planner.ir.problem import AUTO
 from planner.schedules import positions, traits
 from planner.solvers.best_first.device_groups import Counts, DeviceStates, at_pools, first_ranks
 from planner.solvers.best_first.graph_cuts import Numbers
-from planner.solvers.best_first.hybrids import balanced_places
+from planner.solvers.best_first.like_stages import balanced_places
 from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.best_first.virtual_bound import StagePrices, Tables

@@ -14,10 +14,11 @@ from planner.solvers.best_first.bound import Suffixes
 from planner.solvers.best_first.capacity import Capacity, capacity
 from planner.solvers.best_first.counts_table import rising_bounds
 from planner.solvers.best_first.device_groups import DeviceStates
+from planner.solvers.best_first.first_answers import FirstAnswers
 from planner.solvers.best_first.graph_cuts import GraphCuts, cuts_of, may_part_free
-from planner.solvers.best_first.hybrids import HybridSpace, first_answers, hybrids
 from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, strategies
 from planner.solvers.best_first.leaf_bound import CAPS
+from planner.solvers.best_first.like_stages import LikeStages
 from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.prefixes import Frontier
 from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
@@ -62,10 +63,13 @@ class SearchStart:
     least_work_s: float = field(init=False, default=float("inf"))
     best: Evaluation | None = field(init=False, default=None)
     _repair: Repair | None = field(init=False, default=None)
-    _hybrids: list[HybridSpace] = field(init=False, default_factory=list)
+    _answers: FirstAnswers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._answers = FirstAnswers(self.evaluator)
 
     def items(self) -> Iterator[Evaluation | BatchSpace | Replicas | PipelineFamilies]:
-        """Hybrids and strategies first, as their steps prune what follows."""
+        """First answers and strategies first, as their steps prune what follows."""
         problem, cost_model = self.evaluator.problem, self.evaluator.cost_model
         freedom = Freedom.of(problem)
         devices = self.devices = _devices(freedom)
@@ -75,14 +79,14 @@ class SearchStart:
         spaces = list(self._spaces(devices, cuts))
         self.capacity_s = min((space.bound_s for space in spaces), default=0.0)
         if freedom.schedules:
-            self._hybrids = [HybridSpace(space.prices) for space in spaces]
+            self._answers.spaces = [LikeStages(space.prices, self.evaluator.budget) for space in spaces]
             self._repair = Repair(self.evaluator, [space.prices for space in spaces])
-            yield from self._noted(first_answers(self.evaluator, self._hybrids))
+            yield from self._noted(self._answers.soon())
         spaces = self._bounded(spaces)
         self.whole_s = min((space.bound_s for space in spaces), default=0.0)
         if freedom.schedules:
             known_s = float("inf") if self.best is None else self.best.step_s
-            yield from self._noted(hybrids(self.evaluator, self._hybrids, known_s))
+            yield from self._noted(self._answers.others(known_s))
         yield from self._noted(self._strategies())
         if freedom.virtual:
             self.rejected += not_searched(devices, freedom.virtual, problem.recompute)
@@ -105,11 +109,11 @@ class SearchStart:
     def chunked(self, names: Sequence[str]) -> Iterator[PipelineFamilies]:
         """All pipelines under schedules of several stages a position that are not among the items."""
         if self.devices is not None:
-            yield from families([space.prices for space in self._hybrids], self.devices, names)
+            yield from families([space.prices for space in self._answers.spaces], self.devices, names)
 
     def chunked_takes_s(self) -> float:
         """The work before the first of them, about."""
-        return NUMBER_S * sum(space.prices.cuts.column.size for space in self._hybrids)
+        return NUMBER_S * sum(space.prices.cuts.column.size for space in self._answers.spaces)
 
     def chunked_left_out(self, names: Sequence[str]) -> Iterator[Rejected]:
         """What they leave out, and why."""

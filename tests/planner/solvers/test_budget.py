@@ -211,12 +211,18 @@ class Halting:
         return self.now_s
 
 
-def test_three_searches_that_end_by_their_limit_write_the_same_bytes() -> None:
+@pytest.mark.cases(2)
+@pytest.mark.parametrize(
+    ("size", "batch", "limit_s"), [((24, 16, 1), 256, 0.4), ((200, 1024, 2), 1024, 1.0)], ids=["few", "many"]
+)
+def test_three_searches_that_end_by_their_limit_write_the_same_bytes(
+    size: tuple[int, int, int], batch: int, limit_s: float
+) -> None:
     """What a machine as fast as the reference may do: it takes no longer than what is counted, here and there."""
-    problem = Problem(scale_profile(24, 16), 256, time_limit_s=0.4)
+    problem = Problem(scale_profile(*size), batch, time_limit_s=limit_s)
     texts, num_asked = set(), 0
     for seed in range(3):
-        clock = Halting([0.05] * 4, num_asked, seed) if num_asked else Ticking(1e-12)
+        clock = Halting([limit_s / 8] * 4, num_asked, seed) if num_asked else Ticking(1e-12)
         with by_clock(clock):
             plan = solver("best-first")(problem, None)
         assert plan.search.status == "time limit"

@@ -1,12 +1,10 @@
-"""Hybrids: balanced as an exhaustive search would, priced near the simulator, never worse on more devices."""
+"""First answers: as asked for, no worse than what a person writes down, and never worse on more devices."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import combinations, pairwise
 
-import numpy as np
 import pytest
 
 from benchmarks.chains import chain_profile
@@ -16,38 +14,14 @@ from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster, DeviceSpec, L
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.solvers import solver
+from planner.solvers.best_first.first_answers import FirstAnswers, most_promising, pipelines_on
 from planner.solvers.best_first.graph_cuts import cuts_of
-from planner.solvers.best_first.hybrid_shapes import Shape, placed
-from planner.solvers.best_first.hybrids import HybridSpace, balanced_places, first_answers, hybrids
+from planner.solvers.best_first.like_stages import LikeStages
 from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
 from planner.solvers.budget import Budget, under
-from planner.solvers.candidates.candidate import DevicePool, micro_batches, pools
+from planner.solvers.candidates.candidate import micro_batches, pools
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import micro_batch_sizes
-
-
-def test_the_largest_cost_of_a_stage_is_as_small_as_of_any_cuts() -> None:
-    draw = random.Random(1)
-    for _ in range(50):
-        last, stages = draw.randint(2, 7), draw.randint(1, 4)
-        costs = [np.array([[draw.random() for _ in range(last + 1)] for _ in range(last + 1)]) for _ in range(stages)]
-        every = [(0, *inner, last) for inner in combinations(range(1, last), stages - 1)]
-        worst = [max(costs[s][a, b] for s, (a, b) in enumerate(pairwise(cuts))) for cuts in every]
-        found = balanced_places(costs)
-        if not every:
-            assert found is None
-        else:
-            assert found is not None
-            assert max(costs[s][a, b] for s, (a, b) in enumerate(pairwise(found))) == min(worst)
-
-
-def test_stages_are_on_whole_hosts_or_beside_one_another_in_each() -> None:
-    hosts = tuple(DevicePool("fast", (f"n{h}",), 1, tuple(range(4 * h, 4 * h + 4))) for h in range(4))
-    assert placed(Shape(((("fast",), 2, (8,)),)), hosts) == ((4, 4, 0, 0), (0, 0, 4, 4))
-    assert placed(Shape(((("fast",), 2, (8,)),), beside=2), hosts) == ((2, 2, 2, 2), (2, 2, 2, 2))
-    assert placed(Shape(((("fast",), 4, (3,)),)), hosts) == ((3, 0, 0, 0), (0, 3, 0, 0), (0, 0, 3, 0), (0, 0, 0, 3))
-    assert placed(Shape(((("fast",), 4, (5,)),)), hosts) is None  # 20 devices of 16
-
 
 WORK_S = 0.5
 """What each search may do; some do not end within it."""
@@ -82,30 +56,30 @@ def a_network(num_layers: int, draw: random.Random) -> Profile:
     )
 
 
-def hybrids_of(problem: Problem) -> list[Evaluation]:
+def answers_of(problem: Problem) -> list[Evaluation]:
     evaluator = Evaluator(problem, CostModel(problem.profile))
     freedom, cost_model = Freedom.of(problem), evaluator.cost_model
     spaces = [
         GroupPrices(problem, cost_model, pools(problem), cuts_of(cost_model), micro_batches(problem, size), freedom)
         for size in micro_batch_sizes(problem, cost_model)
     ]
-    own = [HybridSpace(prices) for prices in spaces]
-    return [*first_answers(evaluator, own), *hybrids(evaluator, own)]
+    answers = FirstAnswers(evaluator, [LikeStages(prices, evaluator.budget) for prices in spaces])
+    return [*answers.soon(), *answers.others()]
 
 
 def test_fifty_layers_on_sixty_four_devices_start_from_no_worse_a_plan_than_anybody_would_write_down() -> None:
     problem = Problem(scale_profile(50, 64), global_batch=1024, time_limit_s=600)
-    assert min(found.step_s for found in hybrids_of(problem)) <= BY_HAND_S
+    assert min(found.step_s for found in answers_of(problem)) <= BY_HAND_S
 
 
 @pytest.mark.parametrize(
     "asked", [{"schedules": ("gpipe",)}, {"max_stages": 2}, {"recompute": "always"}, {"num_ranks": 5}, {"allow": ()}]
 )
-def test_hybrids_are_what_was_asked_for(asked: dict[str, object]) -> None:
+def test_first_answers_are_what_was_asked_for(asked: dict[str, object]) -> None:
     profile = on_hosts(a_network(12, random.Random(2)), ["kind-1"] * 4 + ["kind-0.55"] * 4, 4)
     problem = replace(Problem(profile, global_batch=16), **asked)  # type: ignore[arg-type]  # fields by name
     evaluator = Evaluator(problem, CostModel(profile))
-    found = hybrids_of(problem)
+    found = answers_of(problem)
     assert found
     for one in found:
         assert not evaluator.unmet(one.candidate)
@@ -129,3 +103,18 @@ def test_more_devices_are_never_worse(seed: int) -> None:
             plan = solver("best-first")(replace(problem, num_ranks=count), None)
         steps.append(plan.prediction.step_s)
     assert steps[1] <= steps[0] * (1 + 1e-9)
+
+
+def test_prices_and_replays_are_counted_where_they_are_made() -> None:
+    problem, whole = Problem(scale_profile(12, 16, 2), 64), Budget(60.0)
+    evaluator, freedom = Evaluator(problem, CostModel(problem.profile), within=whole), Freedom.of(problem)
+    of_devices, cuts = pools(problem), cuts_of(evaluator.cost_model)
+    with under(whole):
+        prices = GroupPrices(problem, evaluator.cost_model, of_devices, cuts, micro_batches(problem, 8), freedom)
+        space = LikeStages(prices, whole)
+        priced_s = whole.work_s
+        pipelines = [*pipelines_on(space, ((4, 0), (0, 4)))]
+        before_s = whole.work_s
+        assert len(most_promising(pipelines, whole)) == len(pipelines)
+    assert priced_s > 0.0  # all layers on two kinds, at all numbers of samples
+    assert whole.work_s > before_s
