@@ -39,7 +39,8 @@ __all__ = ["ProfileProgress", "profile"]
 
 HOST = "n0"
 NUM_PROCESSES = 3
-_LINK_S, _LINK_QUICK_S = 6.0, 1.5
+_LINK_S = 6.0
+_LINK_QUICK_S = 1.5
 
 Progress = Callable[[ProfileProgress], None]
 
@@ -110,15 +111,18 @@ def profile(
     earlier = None if measure_machine or kind.type == CUDA or not num_links else _earlier(devices, quick, transport)
     overall = Overall(job.num_processes, progress or _silent, 0 if earlier else num_links, link_s)
     measured = measure_in_processes(job, pieces, overall, say or _silent)
-    links, links_measured_at = LinkCosts({}), ""
+    links = LinkCosts({})
+    links_measured_at = ""
     if num_links and kind.type == CUDA:
         from profiler.links.gpu import measure_gpu_links  # late: it loads torch
 
         links = measure_gpu_links(len(devices), quick, overall.link)
     elif num_links:
-        sites, now = bool(over_sites(measured.graph)), _quietness(measured)
+        sites = bool(over_sites(measured.graph))
+        now = _quietness(measured)
         if earlier is not None and earlier.stands_for(now, sites):
-            links, links_measured_at = earlier.wanted(sites), earlier.measured_at
+            links = earlier.wanted(sites)
+            links_measured_at = earlier.measured_at
         else:
             if earlier is not None:
                 (say or _silent)("the machine is not as it was when its links were measured: they are measured again")
@@ -197,7 +201,8 @@ def _now() -> str:
 
 def _accelerator_clocks(measured: MeasuredProcesses) -> dict[str, float]:
     """Hertz at work of the first and the last process; nothing of a processor."""
-    first, last = measured.costs[0].rest.clocks_before, measured.costs[-1].rest.clocks_after
+    first = measured.costs[0].rest.clocks_before
+    last = measured.costs[-1].rest.clocks_after
     return {f"{name}_before": value for name, value in first.items()} | {
         f"{name}_after": value for name, value in last.items()
     }

@@ -87,7 +87,8 @@ class Budget:
         """
         part = Budget.__new__(Budget)
         part._until_s = min(until_s, self._until_s)
-        part._ledger, part._reserve_s = self._ledger, self._reserve_s + reserve_s
+        part._ledger = self._ledger
+        part._reserve_s = self._reserve_s + reserve_s
         part._ends_at_s = min(self.work_s + max(0.0, limit_s), self._ends_at_s - reserve_s)
         part.limit_s = max(0.0, part._ends_at_s - self.work_s)
         return part

@@ -135,7 +135,8 @@ def even_split(problem: Problem, cost_model: CostModel) -> Iterator[Candidate]:
     named = ("gpipe",) if "gpipe" in allowed else allowed
     for size in micro_batch_sizes(problem, cost_model):
         if all(is_covered(problem, cost_model, cost_model.kind(rank), size) for rank in ranks):
-            batches, shares = micro_batches(problem, size), ((size,),) * len(groups)
+            batches = micro_batches(problem, size)
+            shares = ((size,),) * len(groups)
             yield from (Candidate.chain(bounds, groups, shares, batches, schedule) for schedule in named)
 
 

@@ -17,7 +17,9 @@ from scipy.sparse import block_array, csr_array
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-OPTIMAL, TIME_LIMIT, INFEASIBLE = "optimal", "time limit", "infeasible"
+OPTIMAL = "optimal"
+TIME_LIMIT = "time limit"
+INFEASIBLE = "infeasible"
 _NO_SOLUTION = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible)
 
 
@@ -81,7 +83,8 @@ class IntegerProgram:
         highs.changeColBounds(0, 0.0, most)
         highs.setOptionValue("time_limit", highs.getRunTime() + max(time_limit_s, 1e-3))  # of all runs
         highs.run()
-        status, information = highs.getModelStatus(), highs.getInfo()
+        status = highs.getModelStatus()
+        information = highs.getInfo()
         if status in _NO_SOLUTION:
             return Minimum(INFEASIBLE, float("inf"), {})
         bound = float(information.mip_dual_bound)
@@ -111,7 +114,8 @@ def minimum(
     for name, setting in options.items():
         highs.setOptionValue(name, setting)
     highs.run()
-    status, information = highs.getModelStatus(), highs.getInfo()
+    status = highs.getModelStatus()
+    information = highs.getInfo()
     nodes = max(0, int(information.mip_node_count))
     if status in _NO_SOLUTION:
         return INFEASIBLE, float("inf"), np.zeros(0), nodes
@@ -125,7 +129,9 @@ def _loaded(cost: Array, least: Array, most: Array, whole: Flags) -> highspy.Hig
     """HiGHS with these variables and no rows; it writes nothing, and takes one thread."""
     columns = highspy.HighsLp()
     columns.num_col_ = len(cost)
-    columns.col_cost_, columns.col_lower_, columns.col_upper_ = cost, least, most
+    columns.col_cost_ = cost
+    columns.col_lower_ = least
+    columns.col_upper_ = most
     kinds = {True: highspy.HighsVarType.kInteger, False: highspy.HighsVarType.kContinuous}
     columns.integrality_ = [kinds[is_whole] for is_whole in whole.tolist()]
     columns.a_matrix_.start_ = np.zeros(len(cost) + 1, dtype=np.int32)
@@ -137,5 +143,6 @@ def _loaded(cost: Array, least: Array, most: Array, whole: Flags) -> highspy.Hig
 
 
 def _add_rows(highs: highspy.Highs, matrix: csr_array, lower: Array, upper: Array) -> None:
-    starts, places = matrix.indptr[:-1].astype(np.int32), matrix.indices.astype(np.int32)
+    starts = matrix.indptr[:-1].astype(np.int32)
+    places = matrix.indices.astype(np.int32)
     highs.addRows(len(lower), lower, upper, matrix.nnz, starts, places, matrix.data)

@@ -32,7 +32,9 @@ def require_none(refusals: Iterable[Refusal]) -> None:
 
 def of_search(problem: Problem, solver: str) -> tuple[Refusal, ...]:
     """Of what a search may take and is to find."""
-    gap, limit_s, rate = problem.gap, problem.time_limit_s, problem.rate_per_s
+    gap = problem.gap
+    limit_s = problem.time_limit_s
+    rate = problem.rate_per_s
     counts = {
         "stages": problem.max_stages,
         "devices": problem.num_ranks,
@@ -89,7 +91,8 @@ def of_search(problem: Problem, solver: str) -> tuple[Refusal, ...]:
 
 def of_numbers(problem: Problem) -> tuple[Refusal, ...]:
     """Of a batch, and of what it and the state of a stage are divided into."""
-    batch, zero = problem.global_batch, problem.zero
+    batch = problem.global_batch
+    zero = problem.zero
     too_large = next((size for size in problem.micro_batch_sizes if size > batch), 0)
     return (
         (
@@ -122,7 +125,8 @@ def of_numbers(problem: Problem) -> tuple[Refusal, ...]:
 
 def of_pairs(problem: Problem) -> tuple[Refusal, ...]:
     """Of one thing that is asked for beside another, or that the network rules out."""
-    graph, selective = problem.profile.graph, problem.recompute == SELECTIVE
+    graph = problem.profile.graph
+    selective = problem.recompute == SELECTIVE
     is_stream = problem.rate_per_s and problem.objective == THROUGHPUT
     kept_whole = why_gradients_stay_whole(graph) if problem.zero > 1 else ""
     return (

@@ -22,7 +22,8 @@ from cuda_ops._torch import OpOverload
 from cuda_ops.operator_table import operator_row
 
 _aten = torch.ops.aten
-_PAIR, _MATRIX = 2, 2
+_PAIR = 2
+_MATRIX = 2
 
 
 class BagsOfRows(TorchFunctionMode):
@@ -75,7 +76,8 @@ def pick_by_sample(graph: fx.Graph) -> None:
         if len(indices) != _PAIR or not all(isinstance(each, fx.Node) for each in indices):
             continue
         rows, at = cast("list[fx.Node]", indices)
-        value, places = source.meta["val"], at.meta["val"]
+        value = source.meta["val"]
+        places = at.meta["val"]
         is_integer = not places.is_floating_point() and places.dtype not in (torch.bool, torch.uint8)
         fixed = (*value.shape[1:], *places.shape[1:])
         if is_integer and _numbers_samples(rows, value, places) and all(isinstance(size, int) for size in fixed):

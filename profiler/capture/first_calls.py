@@ -31,7 +31,8 @@ _OF_OBJECTS = (
     "and global variables hold stays behind"
 )
 _MOST_TRIED = 32
-FIRST, LATER = 0, 2
+FIRST = 0
+LATER = 2
 """Seeds of the calls."""
 
 
@@ -52,7 +53,8 @@ class FirstCall:
     """
 
     def __init__(self, model: LoadedModel, loss_of: LossOf) -> None:
-        self._model, self._loss_of = model, loss_of
+        self._model = model
+        self._loss_of = loss_of
         self.before = self.after = UserState(model.stateful)
         self._buffers = self._named()
         self._left: dict[str, Tensor] = {}
@@ -61,7 +63,8 @@ class FirstCall:
 
     def note(self) -> None:
         """Takes the state that it is in for that after the first call."""
-        self.changed, self.moved = self.before.changed(), self.before.moved()
+        self.changed = self.before.changed()
+        self.moved = self.before.moved()
         self.after = UserState(self._model.stateful)
         self._left = {name: buffer.detach().clone() for name, buffer in self._named().items()}
 
@@ -196,7 +199,8 @@ def change_weights(model: LoadedModel) -> None:
         for parameter in module.parameters():
             if parameter.requires_grad and (parameter.is_floating_point() or parameter.is_complex()):
                 drawn = torch.rand(parameter.shape, generator=generator).add_(0.5)
-                factors, is_zero = drawn.to(parameter.device, parameter.dtype), parameter == 0
+                factors = drawn.to(parameter.device, parameter.dtype)
+                is_zero = parameter == 0
                 parameter.mul_(factors)
                 if is_zero.any():
                     parameter.copy_(torch.where(is_zero, 0.02 * factors, parameter))
@@ -268,7 +272,8 @@ def _line(memory: FirstCall, name: str, whole: Mapping[str, Tensor]) -> str:
             code = last.f_code
             place = f"at {code.co_filename}:{line} in {code.co_name}"
             return None
-        last, line = frame, frame.f_lineno
+        last = frame
+        line = frame.f_lineno
         return local
 
     def entered(frame: FrameType, event: str, argument: Any) -> Any:

@@ -54,11 +54,13 @@ class Views:
         if source is not None and node.target is operator.getitem:
             source = source.args[0] if source.args and isinstance(source.args[0], fx.Node) else None
         if source is not None and _shows(node, source):
-            self._whole[node], self._maker[node] = source, node
+            self._whole[node] = source
+            self._maker[node] = node
 
     def alias(self, node: fx.Node, of: fx.Node) -> None:
         """Takes up ``node`` as another name of ``of``."""
-        self._whole[node], self._maker[node] = of, node
+        self._whole[node] = of
+        self._maker[node] = node
 
     def chain(self, node: fx.Node) -> tuple[fx.Node, ...]:
         """``node``, what it is a view of, and so on up to what is none."""
@@ -72,7 +74,8 @@ class Views:
 
         Those that nobody reads any more are left: a loop that writes place by place has made two for each place.
         """
-        root, chains = tuple(chain)[-1], sorted(map(self.chain, self._whole), key=len)
+        root = tuple(chain)[-1]
+        chains = sorted(map(self.chain, self._whole), key=len)
         others = [views[0] for views in chains if views[-1] is root and views[0] not in chain]
         late = [view for view in others if any(node < user for user in view.users)]
         wanted = {part for view in late for part in self.chain(view)}
@@ -87,7 +90,8 @@ class Views:
 
     def rebuilt(self, graph: fx.Graph, view: fx.Node, written: Mapping[fx.Node, fx.Node]) -> fx.Node:
         """A new node: ``view`` of what is now in the place of its whole."""
-        maker, whole = self._maker[view], written[self._whole[view]]
+        maker = self._maker[view]
+        whole = written[self._whole[view]]
         if maker.target is not operator.getitem:
             return graph.node_copy(maker, lambda node: whole if node is maker.args[0] else node)
         split = node_argument(maker, 0)
@@ -107,7 +111,8 @@ def _shows(node: fx.Node, source: fx.Node) -> bool:
     """Whether the result of ``node`` lies in the memory of ``source``: as seen when it was traced, else by schema."""
     if operation(node) == "lift_fresh_copy":  # of a constant, which was no copy when it was traced
         return False
-    mine, others = node.meta.get("val"), source.meta.get("val")
+    mine = node.meta.get("val")
+    others = source.meta.get("val")
     if isinstance(mine, Tensor) and isinstance(others, Tensor):
         return bool(storage_id(mine) == storage_id(others))
     maker = node_argument(node, 0) if node.target is operator.getitem else node
@@ -146,7 +151,8 @@ def _undone(graph: fx.Graph, maker: fx.Node, whole: fx.Node, part: fx.Node) -> f
 def _joined(graph: fx.Graph, maker: fx.Node, whole: fx.Node, part: fx.Node) -> fx.Node | None:
     """For one of several parts that a tensor was divided into."""
     split, index = cast("tuple[fx.Node, int]", maker.args)
-    dim, undo = arguments_of(split).get("dim", 0), operator_row(split.target).undo
+    dim = arguments_of(split).get("dim", 0)
+    undo = operator_row(split.target).undo
     if undo == "items":
         return _scattered(graph, _aten.select_scatter.default, whole, part, dim, index)
     lengths = [value.shape[dim] for value in split.meta.get("val", ())]
@@ -191,7 +197,8 @@ def rewrite_in_place(graph: fx.Graph, attributes: Mapping[str, Any]) -> None:
         UnsupportedModelError: a view that cannot be undone is written to while the tensor, or another view, is read
             later; or an operator has no twin.
     """
-    views, buffers = Views(), list[fx.Node]()
+    views = Views()
+    buffers = list[fx.Node]()
     for node in list(graph.nodes):
         _require_parameters_kept(node, views, attributes)
         if not is_write(node):
@@ -234,7 +241,8 @@ def _writes_of(node: fx.Node, attributes: Mapping[str, Any]) -> list[fx.Node]:
     if node.target is not wrap_with_set_grad_enabled:
         return [node_argument(node, 0)] if is_write(node) else []
     inner = cast("fx.GraphModule", attributes[name_read(node_argument(node, 1))])
-    views, roots = Views(), list[fx.Node]()
+    views = Views()
+    roots = list[fx.Node]()
     for each in inner.graph.nodes:
         roots += [views.chain(write)[-1] for write in _writes_of(each, dict(inner.named_children()))]
         views.note(each)
@@ -288,7 +296,8 @@ def is_trained(value: Any) -> bool:
 
 def _rewrite(graph: fx.Graph, node: fx.Node, views: Views) -> None:
     """``node`` is given its twin; what is read later of the tensor that it wrote to is made again behind it."""
-    write, target = node_argument(node, 0), node.target
+    write = node_argument(node, 0)
+    target = node.target
     chain = views.chain(write)
     others = views.read_later(chain, node)
     reader = _late_reader((*chain[1:], *others), node)
@@ -316,7 +325,8 @@ def _rewrite(graph: fx.Graph, node: fx.Node, views: Views) -> None:
 
 def _make_functional(graph: fx.Graph, node: fx.Node) -> fx.Node:
     """Gives ``node`` the twin of its operator; the node whose value has the dtype of what was written to."""
-    written, others = node_argument(node, 0), list[Any](node.args[1:])
+    written = node_argument(node, 0)
+    others = list[Any](node.args[1:])
     own = overload_of(node)
     name = schema_of(own).name.removeprefix("aten::")
     packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
@@ -422,7 +432,8 @@ def detach_constants(graph: fx.Graph) -> None:
         if not isinstance(node.target, OpOverload) or not isinstance(node.meta.get("val"), Tensor):
             continue
         if node.target is _aten.type_as.default:
-            node.target, node.args = _aten.to.dtype, (node.args[0], node.meta["val"].dtype)
+            node.target = _aten.to.dtype
+            node.args = (node.args[0], node.meta["val"].dtype)
             continue
         maker = _MAKERS.get(operator_row(node.target).fills)
         shape = tuple(node.meta["val"].shape)
@@ -451,7 +462,8 @@ def keep_rows_apart(graph: fx.Graph) -> None:
             continue
         if {operation(divided), operation(merged)} - {"view", "reshape"} or product.meta["val"].dim() != _ROWS:
             continue
-        shape, width = divided.meta["val"].shape, merged.meta["val"].shape[-1]
+        shape = divided.meta["val"].shape
+        width = merged.meta["val"].shape[-1]
         first, *others, last = shape
         if last != product.meta["val"].shape[-1] or not _are_numbers((first,)) or _are_numbers(others):
             continue

@@ -144,7 +144,8 @@ def _captured(model: LoadedModel, rules: Rules) -> CapturedModule:
 
 def _verified(model: LoadedModel, rules: Rules) -> tuple[TracedModel, Set[str], str]:
     """The first trace that computes what the module does, its parameters without gradient, and the findings' name."""
-    candidates, failure = traces(model), None
+    candidates = traces(model)
+    failure = None
     while True:
         with untouched(*model.stateful):  # attributes may hold tensors of the trace, which have no values
             traced = next(candidates, None)
@@ -199,7 +200,8 @@ def _of_traced(
 
 def _loss_call(model: LoadedModel, traced: TracedModel, by_node: Mapping[str, str]) -> LossCall | None:
     """How the loss function that the user gave is called."""
-    returned, loss = traced.returned, model.loss_fn
+    returned = traced.returned
+    loss = model.loss_fn
     if returned is None or len(returned.paths) != len(traced.outputs) or getattr(loss, "function", loss) is own_loss:
         return None
     call = model.call

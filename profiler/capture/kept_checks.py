@@ -145,7 +145,8 @@ def _own_digests() -> list[str]:
 
 def _digest(path: str | Path, *, of_content: bool = True) -> str:
     try:
-        status, content = os.stat(path), Path(path).read_bytes() if of_content else b""
+        status = os.stat(path)
+        content = Path(path).read_bytes() if of_content else b""
     except OSError:
         return ""
     about = hashlib.sha256(content).hexdigest() if of_content else f"{status.st_size} {status.st_mtime_ns}"

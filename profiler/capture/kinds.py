@@ -90,7 +90,8 @@ def conv(node: fx.Node, arguments: Arguments) -> Attributes | None:
 
 def transposed_conv(node: fx.Node, arguments: Arguments) -> Attributes | None:
     """The window of its adjoint."""
-    space, window = arguments["weight"].meta["val"].ndim - 2, conv(node, arguments)
+    space = arguments["weight"].meta["val"].ndim - 2
+    window = conv(node, arguments)
     return window and {**window, "output_padding": _each(arguments["output_padding"], space)}
 
 
@@ -199,7 +200,8 @@ def parts(node: fx.Node, arguments: Arguments) -> Attributes | None:
     """Where a slice, one element or each part of a dim begins; None where that varies or ends at several tensors."""
     source = arguments["self"].meta["val"]
     at = int(arguments["dim"]) % source.ndim
-    drops, extent = operation(node) in ("select", "unbind"), source.shape[at]
+    drops = operation(node) in ("select", "unbind")
+    extent = source.shape[at]
     starts: tuple[Any, ...]
     if operator_row(node.target).elements == PARTS:
         lengths = [1 if drops else each.shape[at] for each in node.meta["val"]]
@@ -323,7 +325,8 @@ def kind_of(node: fx.Node, rules: Rules = NO_RULES) -> tuple[str, Attributes]:
     op: Attributes = {"op": str(node.target)}
     if not isinstance(node.target, OpOverload):
         return OPAQUE, op
-    arguments, own = arguments_of(node), rules.of(node)
+    arguments = arguments_of(node)
+    own = rules.of(node)
     row = operator_row(node.target)
     candidates = [own] if own else [(kind, _ATTRIBUTES.get(kind, nothing)) for kind in row.kinds]
     if own is None and torch.Tag.pointwise in node.target.tags:

@@ -120,7 +120,8 @@ def _join_helpers(
 
 
 def _attributes_behind(node: fx.Node) -> Iterator[fx.Node]:
-    visited, waiting = set[fx.Node](), [node]
+    visited = set[fx.Node]()
+    waiting = [node]
     while waiting:
         for argument in waiting.pop().all_input_nodes:
             if argument in visited:
@@ -211,7 +212,8 @@ def _of_sites(dims: Sequence[str]) -> tuple[str, ...]:
 
 def specify_input(node: fx.Node, traced: TracedModel) -> TensorSpec:
     """The spec of a graph input: just those dims bear the name of a size that vary with it."""
-    value, tensor = node.meta["val"], node.target
+    value = node.meta["val"]
+    tensor = node.target
     names = spatial_names(3) if value.ndim == 3 and _is_read_along_width(node) else ()
     spec = specify(value, names or input_names(value), traced)
     places = {
@@ -223,7 +225,8 @@ def specify_input(node: fx.Node, traced: TracedModel) -> TensorSpec:
 
 def _is_read_along_width(node: fx.Node) -> bool:
     """Whether a tensor of 3 dims is convolved or pooled, maybe after what leaves its dims as they are."""
-    waiting, visited = [node], {node}
+    waiting = [node]
+    visited = {node}
     while waiting:
         for user in waiting.pop().users:
             name = operation(user) if user.op == "call_function" else ""

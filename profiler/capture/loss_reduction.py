@@ -33,7 +33,11 @@ from profiler.capture.sizes import NUM_SAMPLES
 from profiler.capture.trace import TracedModel
 from profiler.source.model import is_alike
 
-MEAN, SUM, TERMS, WHOLE_SUM, WHOLE_MEAN = "mean", "sum", "terms", "whole sum", "whole mean"
+MEAN = "mean"
+SUM = "sum"
+TERMS = "terms"
+WHOLE_SUM = "whole sum"
+WHOLE_MEAN = "whole mean"
 
 DIVIDED = "divided"
 """Of a sum that becomes a mean at once: it is divided by the number of its samples."""
@@ -115,7 +119,8 @@ def likely(node: fx.Node) -> tuple[str, ...]:
     """
     if is_unit(node):
         return (SUM,) if _ends_in_sum(node) else ()
-    arguments, row = arguments_of(node), operator_row(node.target)
+    arguments = arguments_of(node)
+    row = operator_row(node.target)
     if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
         return MEAN, SUM
     if "reduction" in arguments:
@@ -134,7 +139,8 @@ def _ends_in_sum(unit: fx.Node) -> bool:
 
 def is_linear(node: fx.Node, reduced: set[fx.Node]) -> bool:
     """Whether a number made of others is linear in those ``reduced`` from samples, constants added."""
-    row, made = operator_row(node.target), node.meta["val"]
+    row = operator_row(node.target)
+    made = node.meta["val"]
     is_rounded = not (made.is_floating_point() or made.is_complex())
     if is_rounded and any(each in reduced and each.meta["val"].is_floating_point() for each in node.all_input_nodes):
         return False
@@ -208,7 +214,8 @@ class Numbers:
     """
 
     def __init__(self, traced: TracedModel, runs: Sequence[Executed]) -> None:
-        self._traced, self._runs = traced, runs
+        self._traced = traced
+        self._runs = runs
         self._of_inputs = of_inputs_alone(traced)
         self._reduced: set[fx.Node] = set()
         self._divided: set[fx.Node] = set()

@@ -55,7 +55,8 @@ def marked(
         is_separate: whether inputs of some samples are prepared without those of others.
     """
     layer_of = {node: name for group, name in zip(layer_nodes, names, strict=True) for node in group.nodes}
-    shared, statistics = _shared_state(traced.module.graph, layer_of), _shared_statistics(traced.module.graph, layer_of)
+    shared = _shared_state(traced.module.graph, layer_of)
+    statistics = _shared_statistics(traced.module.graph, layer_of)
     # what follows from samples, kept in a buffer: ranks that share samples would each keep another one
     writes = written_of_samples(traced.module.graph)
     kept = {layer_of[node]: min(buffers) for node, buffers in writes.items() if node in layer_of}
@@ -87,7 +88,8 @@ def marked(
 
 def _updates(graph: fx.Graph) -> Iterator[tuple[fx.Node, frozenset[str]]]:
     """The nodes that write what the loss then reads; of norms it reads running statistics in evaluation alone."""
-    behind, in_loss = attributes_behind(graph), reaching(graph)
+    behind = attributes_behind(graph)
+    in_loss = reaching(graph)
     for node in graph.nodes:
         if node in in_loss and "norm" not in operation(node) and (buffers := written(node, behind)):
             yield node, buffers

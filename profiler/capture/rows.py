@@ -51,7 +51,8 @@ def _symbolic(lengths: Mapping[str, int], traced: Mapping[str, Tensor]) -> Itera
 def _related(symbols: set[Any], guards: Sequence[Any]) -> set[Any]:
     """``symbols``, and those that equations lead to from them."""
     equations = [guard.free_symbols for guard in guards if isinstance(guard, sympy.Eq)]
-    related, before = set(symbols), 0
+    related = set(symbols)
+    before = 0
     while len(related) > before:
         before = len(related)
         related.update(*(each for each in equations if not each.isdisjoint(related)))

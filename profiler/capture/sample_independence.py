@@ -125,7 +125,8 @@ def _is_mean_over_clouds(traced: TracedModel, model: LoadedModel) -> bool:
 
 
 def _loss_of_clouds(traced: TracedModel, model: LoadedModel, first: int, count: int) -> Tensor:
-    fed, num_inputs = fed_example(model, _PAIR), len(model.fed[0])
+    fed = fed_example(model, _PAIR)
+    num_inputs = len(model.fed[0])
     part = [tensor[first : first + count] if tensor.ndim and len(tensor) == _PAIR else tensor for tensor in fed]
     inputs, targets = model.prepared(tuple(part[:num_inputs]), tuple(part[num_inputs:]))
     run = _GraphRun(traced, count, dict(zip(traced.inputs, (*inputs, *targets), strict=True)))
@@ -260,7 +261,8 @@ def _mixes_gradients(node: fx.Node, runs: list[_GraphRun], traced: TracedModel) 
             each.to(out.dtype) if out.is_floating_point() else each for each, out in zip(drawn, outputs, strict=True)
         ]
 
-    one, other = seeds(), seeds()
+    one = seeds()
+    other = seeds()
     whole = gradients(0, one)
     both = gradients(0, [a + b for a, b in zip(one, other, strict=True)])
     apart = [a + b for a, b in zip(whole, gradients(0, other), strict=True)]
@@ -412,15 +414,19 @@ def _compare(node: fx.Node, runs: list[_GraphRun], traced: TracedModel) -> str:
     outputs = [tensors_in(run.values.get(node)) for run in runs]
     unread = _unread(node)
     for place, (meta, together, *alone) in enumerate(zip(tensors_in(node.meta["val"]), *outputs, strict=True)):
-        dims, sites = traced.sample_dims(meta), traced.site_dims(meta)
+        dims = traced.sample_dims(meta)
+        sites = traced.site_dims(meta)
         if place in unread:
-            mark, halves = "", [together, together]
+            mark = ""
+            halves = [together, together]
         elif dims and sites:
-            mark, halves = MIXES_SAMPLES, [together, together]
+            mark = MIXES_SAMPLES
+            halves = [together, together]
         elif sites:
             mark, halves = _with_rows(node, together, alone, sites)
         elif not dims and is_unit(node):  # of a selection, which other samples may have more or fewer of
-            mark, halves = MIXES_SAMPLES, [together, together]
+            mark = MIXES_SAMPLES
+            halves = [together, together]
         elif not dims:
             mark, halves = _without_samples(together, alone)
         else:
@@ -457,7 +463,8 @@ def _without_samples(together: Tensor, alone: list[Tensor]) -> tuple[str, list[T
 
 def _with_rows(node: fx.Node, together: Tensor, alone: list[Tensor], dims: list[int]) -> tuple[str, list[Tensor]]:
     """The same of rows of nodes or edges, of which each piece has its own number; indices count from their piece."""
-    dim, rows = dims[0], [value.shape[dims[0]] for value in alone]
+    dim = dims[0]
+    rows = [value.shape[dims[0]] for value in alone]
     if len(dims) > 1 or sum(rows) != together.shape[dim]:
         return MIXES_SAMPLES, [together, together]
     halves = [half.contiguous() for half in together.split(rows, dim)]  # type: ignore[no-untyped-call]  # of torch

@@ -150,7 +150,8 @@ class SizeNodes:
     """
 
     def __init__(self, graph: fx.Graph, symbols: Symbols, sizes: Sequence[str]) -> None:
-        self._graph, self._symbols = graph, symbols
+        self._graph = graph
+        self._symbols = symbols
         self._made: dict[Any, fx.Node] = {}
         self._placeholders: dict[str, fx.Node] = {}
         if symbols.samples is not None:

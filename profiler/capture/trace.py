@@ -207,15 +207,19 @@ def traces(model: LoadedModel) -> Iterator[TracedModel]:
             to vary cannot.
     """
     refuse_hooks(model.module)
-    samples, wrapper, varying = max(2, model.samples), _WithLoss(model), _varying(model)
-    tensors, by_samples = _example(model), _by_samples(model)
+    samples = max(2, model.samples)
+    wrapper = _WithLoss(model)
+    varying = _varying(model)
+    tensors = _example(model)
+    by_samples = _by_samples(model)
     fixed = (varying,) if model.varying else None
     lines: list[str] = []
     try:
         with fixed_sizes(lambda: lines.append(users_line())):
             by_any_number = _clean(model, wrapper, _export(model, wrapper, tensors, (by_samples,)), samples)
     except (*_REFUSALS, FixedSamplesError) as error:
-        line, reads_a_number = next(iter(lines), ""), takes_sizes_for_numbers(error)
+        line = next(iter(lines), "")
+        reads_a_number = takes_sizes_for_numbers(error)
     else:
         yield by_any_number
         return
@@ -252,7 +256,8 @@ def _rows(model: LoadedModel) -> tuple[int, ...]:
     """Rows that a sample has in each input and target; 0: it has no samples."""
     if model.clouds is None:
         return model.fed_rows
-    samples, whole = model.samples, model.clouds.inputs_of(model.clouds.preparation.without_samples)
+    samples = model.samples
+    whole = model.clouds.inputs_of(model.clouds.preparation.without_samples)
     named = zip(model.names, (*model.inputs, *model.targets), strict=True)
     return tuple(int(tensor.ndim > 0 and len(tensor) == samples and name not in whole) for name, tensor in named)
 
@@ -357,7 +362,8 @@ def _export(
 
 
 def _clean(model: LoadedModel, wrapper: _WithLoss, program: ExportedProgram, samples: int) -> TracedModel:
-    names, exported = model.names, program.module()
+    names = model.names
+    exported = program.module()
     input_nodes = [node for node in exported.graph.nodes if node.op == "placeholder"]
     placeholders = {name: node.meta["val"] for name, node in zip(names, input_nodes, strict=True)}
     symbols = read_symbols(placeholders, model.varying, model.extents)

@@ -182,7 +182,9 @@ def kept_functions() -> Iterator[None]:
     """Within it a trace of this thread keeps user's Functions, and what it registers on its tensors' gradients."""
     functions: Any = SingleLevelFunction  # both as classes that one may change: torch's types do not know of it
     tensors: Any = Tensor
-    thread, own, register = threading.get_ident(), functions.__dict__.get("apply"), tensors.register_hook
+    thread = threading.get_ident()
+    own = functions.__dict__.get("apply")
+    register = tensors.register_hook
 
     def is_traced() -> bool:
         return threading.get_ident() == thread and get_proxy_mode() is not None
@@ -229,7 +231,8 @@ def inference_as_no_grad() -> Iterator[None]:
         instead = entered.__dict__.pop("instead", None)  # none where it was entered before
         own[1](entered, *error) if instead is None else instead.__exit__(*error)
 
-    mode.__enter__, mode.__exit__ = enter, leave
+    mode.__enter__ = enter
+    mode.__exit__ = leave
     try:
         yield
     finally:
@@ -243,7 +246,8 @@ def _captured(cls: type[torch.autograd.Function], arguments: tuple[Any, ...]) ->
     integers = [leaf for leaf in leaves if isinstance(leaf, torch.SymInt)]
     if not tensors:
         return apply(cls, *arguments)
-    tensor_at, integer_at = count(), count()
+    tensor_at = count()
+    integer_at = count()
     template: list[Any] = []
     for leaf in leaves:
         _require_plain(cls, leaf)
@@ -390,7 +394,8 @@ def users_line_of(error: BaseException) -> tuple[str, str]:
         lines = [(frame, line) for frame, line in traceback.walk_tb(link.__traceback__) if is_users_frame(frame)]
         if lines:
             frame, line = lines[-1]
-            file, code = frame.f_code.co_filename, frame.f_code
+            file = frame.f_code.co_filename
+            code = frame.f_code
             return f"at {file}:{line} in {code.co_name}", linecache.getline(file, line, frame.f_globals).strip()
         link = link.__cause__ or link.__context__
     return "", ""

@@ -261,7 +261,9 @@ def _reached(
 ) -> tuple[list[_Place], list[Tensor], list[FunctionType | _ModuleVariables]]:
     """Where values are kept, tensors, and the code of users: functions, and the global variables that they name."""
     visited: dict[int, Any] = {}  # by id; holds them, so that no id is used twice
-    places, tensors, code = [], [], list[FunctionType | _ModuleVariables]()
+    places = []
+    tensors = []
+    code = list[FunctionType | _ModuleVariables]()
     waiting: list[tuple[str, Any]] = [("", owner) for owner in reversed(list(owners))]
     shared: list[tuple[str, Any]] = []
     variables: set[Any] = set()
@@ -287,7 +289,9 @@ def _reached(
             elif _is_state(value) and not (is_shared and value.nbytes > _MOST_BYTES):
                 tensors.append(value)
         if not waiting:
-            waiting, shared, is_shared = shared, [], True
+            waiting = shared
+            shared = []
+            is_shared = True
     return places, tensors, code
 
 
@@ -408,7 +412,8 @@ class _ModuleVariables:
     @property
     def followed(self) -> list[tuple[str, Any]]:
         """What they hold, and what modules among them hold that are no installed packages."""
-        place, pairs = self.place, []
+        place = self.place
+        pairs = []
         for name in sorted(self.named & self.values.keys()):
             value = self.values[name]
             if isinstance(value, ModuleType) and not _is_outside(value.__name__, vars(value).get("__file__")):
@@ -427,7 +432,8 @@ def _globals(function: FunctionType) -> list[tuple[str, Any]]:
 @functools.lru_cache(maxsize=4096)
 def _names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
     """What ``code`` names, and to what of that it assigns, as a global variable or an attribute."""
-    named, stored = set(code.co_names), set()
+    named = set(code.co_names)
+    stored = set()
     for each in dis.get_instructions(code):
         if each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR"):
             stored.add(each.argval)
@@ -439,7 +445,8 @@ def _names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _of_function(function: FunctionType) -> tuple[_Place | None, list[tuple[str, Any]]]:
-    title, names = function.__qualname__, function.__code__.co_freevars
+    title = function.__qualname__
+    names = function.__code__.co_freevars
     if not is_users(_home(function)):
         return None, []
     cells = dict(zip(names, function.__closure__ or (), strict=True))

@@ -57,7 +57,8 @@ def require_same_loss(traced: TracedModel, model: LoadedModel) -> Set[str]:
     """
     samples, whole = _example(traced, model)
     with kept_state(*model.stateful), fresh_gradients(*model.owners.values()):
-        memory, copies = FirstCall(model, partial(_loss_of_copies, model)), _copies(whole)
+        memory = FirstCall(model, partial(_loss_of_copies, model))
+        copies = _copies(whole)
         with kept_state(*model.stateful):
             expected = _own_result(model, copies, samples)
             memory.note()
@@ -146,7 +147,8 @@ def _require_known_parameters(traced: TracedModel, model: LoadedModel) -> None:
 def _leaves(loss: Tensor) -> list[Tensor]:
     """The tensors that gradients of ``loss`` end in."""
     leaves: dict[int, Tensor] = {}
-    visited, waiting = set(), [loss.grad_fn]
+    visited = set()
+    waiting = [loss.grad_fn]
     while waiting:
         function = waiting.pop()
         if function is None or function in visited:

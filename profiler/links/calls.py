@@ -53,10 +53,13 @@ _BUCKETS = (1 << 16, 1 << 19, 1 << 22)
 _PARAMETERS = 12
 _ROWS = 4
 _NUM_RUNS = 10
-_ELEMENT_BYTES, _STATISTIC_BYTES = 4, 8
+_ELEMENT_BYTES = 4
+_STATISTIC_BYTES = 8
 
 _BURST_S = 0.0015  # about what a layer takes
-_BURST_TENSORS, _BURST_SHAPE, _BURST_KERNEL = 12, (4, 64, 16, 16), (64, 64, 3, 3)
+_BURST_TENSORS = 12
+_BURST_SHAPE = (4, 64, 16, 16)
+_BURST_KERNEL = (64, 64, 3, 3)
 
 
 class Burst:
@@ -69,7 +72,8 @@ class Burst:
     def __init__(self) -> None:
         self._inputs = [torch.randn(_BURST_SHAPE) for _ in range(_BURST_TENSORS)]
         self._weights = [torch.randn(_BURST_KERNEL) for _ in range(_BURST_TENSORS)]
-        self._next, self.number = 0, _BURST_TENSORS
+        self._next = 0
+        self.number = _BURST_TENSORS
         each_s = min(self() for _ in range(3)) / self.number
         self.number = max(1, round(_BURST_S / each_s))
 
@@ -113,9 +117,11 @@ def _measured(sites: bool) -> Iterator[tuple[str, Points]]:
 def _norm_s(channels: int, burst: Burst) -> float:
     x = torch.randn(2, channels, 2, 2, requires_grad=True)
     weight, bias = (torch.ones(channels, requires_grad=True) for _ in range(2))
-    mean, variance = torch.zeros(channels), torch.ones(channels)
+    mean = torch.zeros(channels)
+    variance = torch.ones(channels)
     row = torch.cat([torch.full((1,), x.numel() / channels), mean, variance]).double()
-    forward, backward = PendingRows(row.expand(2, -1).clone()), PendingRows(torch.zeros(2, 2 * channels))
+    forward = PendingRows(row.expand(2, -1).clone())
+    backward = PendingRows(torch.zeros(2, 2 * channels))
 
     def tell(parts: Sequence[Tensor], dtype: torch.dtype) -> PendingRows:
         return forward if dtype == torch.float64 else backward

@@ -54,7 +54,8 @@ if TYPE_CHECKING:
 SIZES = tuple(1024 * 4**power for power in range(9))  # 1 KiB ... 64 MiB
 STATISTICS_SIZES = tuple(1024 * 4**power for power in range(5))  # 1 KiB ... 256 KiB
 _ELEMENT_BYTES = 4
-_MEMORY_BYTES, _MEMORY_RUNS = 64 << 20, 3
+_MEMORY_BYTES = 64 << 20
+_MEMORY_RUNS = 3
 
 
 def gradients(transport: Transport, ranks: tuple[int, ...], effort: LinkEffort) -> Points:
@@ -108,7 +109,8 @@ def _amid_computation_s(
 
     first_s = [burst() + once_s() for _ in range(2)][1]
     most = max(3.0, min(2.0 * effort.most, 2 * effort.each_s / first_s))
-    repeats, total_s = round(_agreed(transport, ranks, most)), 0.0
+    repeats = round(_agreed(transport, ranks, most))
+    total_s = 0.0
     for _ in range(repeats):
         burst()
         total_s += once_s()
@@ -135,7 +137,8 @@ def measure_rank(
     sites: bool = False,
 ) -> LinkCosts:
     """One rank's part, in its own process; all ranks call it together, rank 0's answer counts."""
-    store, hosts = FileStore(meeting, num_workers), ("",) * num_workers
+    store = FileStore(meeting, num_workers)
+    hosts = ("",) * num_workers
     joined = opened(transport, rank, store, hosts)
     try:
         return measure_together(joined, store, hosts, QUICK if quick else FULL, report, sites=sites)
@@ -193,7 +196,8 @@ def measure_together(
         on = {hosts[rank] for rank in ranks}
         return Collective(operation, len(ranks), host_tier(on), points, len(on))
 
-    sums, groups = [], groups_of(hosts)
+    sums = []
+    groups = groups_of(hosts)
     for ranks in groups:
         for operation, measure in ((ALL_REDUCE, gradients), (STATISTICS, of_statistics)):
             sums.append(over(operation, ranks, measure))

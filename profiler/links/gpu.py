@@ -99,7 +99,10 @@ class GpuMeasuring:
     def __init__(
         self, report: Report, rank: int, num_gpus: int, device: torch.device, quick: bool, backend: str = "nccl"
     ) -> None:
-        self._report, self._rank, self._device, self._quick = report, rank, device, quick
+        self._report = report
+        self._rank = rank
+        self._device = device
+        self._quick = quick
         self._there, self._back = (dist.new_group([0, 1], backend=backend) for _ in range(2))
         self._groups = {ranks: dist.new_group(list(range(ranks)), backend=backend) for ranks in range(2, num_gpus + 1)}
 
@@ -123,7 +126,8 @@ class GpuMeasuring:
     def _ping_pong_s(self, num_bytes: int) -> float:
         """Rank 0 sends to rank 1, which sends it back; the others wait for neither."""
         message = self._message(num_bytes)
-        there, back = self._there, self._back
+        there = self._there
+        back = self._back
 
         def once() -> None:
             if self._rank == 0:
@@ -136,7 +140,8 @@ class GpuMeasuring:
         return self._median_s(once, num_bytes, there) if self._rank < 2 else 0.0
 
     def _both_ways_s(self, num_bytes: int) -> float:
-        mine, other = self._message(num_bytes), self._message(num_bytes)
+        mine = self._message(num_bytes)
+        other = self._message(num_bytes)
         sending, receiving = (self._there, self._back) if self._rank == 0 else (self._back, self._there)
         peer = 1 - self._rank
 
@@ -151,7 +156,8 @@ class GpuMeasuring:
     def _sum_s(self, ranks: int, num_bytes: int) -> float:
         if self._rank >= ranks:
             return 0.0
-        tensor, group = torch.zeros(num_bytes // _ELEMENT_BYTES, device=self._device), self._groups[ranks]
+        tensor = torch.zeros(num_bytes // _ELEMENT_BYTES, device=self._device)
+        group = self._groups[ranks]
         return self._median_s(lambda: dist.all_reduce(tensor, group=group), num_bytes, group)
 
     def _median_s(self, action: Callable[[], object], num_bytes: int, group: dist.ProcessGroup | None) -> float:

@@ -60,7 +60,8 @@ def measure_cores(wire: PeerLink, transfers: Points, budget_s: float, leads: boo
     """
     kernel = _Kernel()
     chunk_s = statistics.median(kernel.run(20) / 20 for _ in range(5))
-    sender, receiver = [], []
+    sender = []
+    receiver = []
     for size in SIZES:
         shorter = [(abs(at - size), at, seconds) for at, seconds in transfers if at <= size]
         if size > transfers[-1][0]:
@@ -82,7 +83,8 @@ def measure_cores(wire: PeerLink, transfers: Points, budget_s: float, leads: boo
 
 
 def _delay_s(wire: PeerLink, kernel: _Kernel, size: int, count: int, chunks: int, repeats: int, sends: bool) -> float:
-    alone, beside = [], []
+    alone = []
+    beside = []
     for _ in range(repeats + 1):
         wire.meet()
         alone.append(kernel.run(chunks))
@@ -112,7 +114,8 @@ class _Kernel:
     """A computation in pieces of about a tenth of a millisecond."""
 
     def __init__(self) -> None:
-        self._factor, self._product = torch.ones(_EDGE, _EDGE), torch.empty(_EDGE, _EDGE)
+        self._factor = torch.ones(_EDGE, _EDGE)
+        self._product = torch.empty(_EDGE, _EDGE)
 
     def run(self, chunks: int) -> float:
         """Seconds of processor time that so many pieces, and what runs beside them, take from the core."""
@@ -167,7 +170,8 @@ def measure_fully(
 
 def differ(link: Link, usual: Link) -> bool:
     """Whether a link is further from the usual one than a class allows."""
-    there, here = dict(link.points), dict(usual.points)
+    there = dict(link.points)
+    here = dict(usual.points)
     ratios = [link.bandwidth_bytes_per_s / usual.bandwidth_bytes_per_s]
     ratios += [there[size] / here[size] for size in _GLANCED[1:] if size in there and size in here]
     return any(max(ratio, 1 / ratio) > DIFFERS for ratio in ratios)
@@ -216,7 +220,8 @@ def _shared(wire: PeerLink, points: Points) -> Points:
 
 def _by_two(transport: Transport, store: Store, pair: Ends, what: str, measure: Callable[[PeerLink], Any]) -> Any:
     """What the first rank of the pair makes of it together with the second; on all ranks."""
-    rank, key = transport.rank, f"halopipe/{what}/{pair[0]}/{pair[1]}"
+    rank = transport.rank
+    key = f"halopipe/{what}/{pair[0]}/{pair[1]}"
     transport.barrier()
     if rank in pair:
         record = measure(PeerLink(transport, pair[1] if rank == pair[0] else pair[0], rank == pair[0]))

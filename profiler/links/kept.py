@@ -118,7 +118,8 @@ def kept(key: str, devices: tuple[DeviceSpec, ...]) -> KeptLinks | None:
 
 def keep(key: str, measured_at: str, quietness: Quietness, links: LinkCosts) -> None:
     """Keeps ``links`` unless ``key`` is empty or the folder somebody else's; of all that is kept the newest stay."""
-    file, own = _file(), KeptLinks(key, socket.gethostname(), measured_at, quietness, links)
+    file = _file()
+    own = KeptLinks(key, socket.gethostname(), measured_at, quietness, links)
     with suppress(HalopipeError, OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if key and not foreign(file.parent):

@@ -38,7 +38,8 @@ import torch
 from runtime.transport import Key, Transport
 
 _ELEMENT_BYTES = 4
-_STEPS, _MICROBATCHES = 1 << 10, 1 << 10  # keys count messages in both
+_STEPS = 1 << 10  # keys count messages in both
+_MICROBATCHES = 1 << 10
 
 
 @dataclass(slots=True, eq=False)
@@ -119,7 +120,8 @@ def there_and_back_s(wire: PeerLink, there_bytes: int, back_bytes: int, pause_s:
     wire.send(there_bytes)
     sent_s = time.perf_counter()
     answer = wire.take(coming)
-    whole_s, call_s = time.perf_counter() - start_s, sent_s - start_s
+    whole_s = time.perf_counter() - start_s
+    call_s = sent_s - start_s
     ways = 2 if there_bytes == back_bytes else 1  # the other one has then read as much
     return max(whole_s - ways * _reading_s(answer), ways * call_s), call_s
 
@@ -154,13 +156,15 @@ LEAST_LAST_BYTES = 64 << 10
 
 Points = tuple[tuple[int, float], ...]
 
-_DUPLEX_BYTES, _DUPLEX_LIMIT = 1 << 20, 1.5
+_DUPLEX_BYTES = 1 << 20
+_DUPLEX_LIMIT = 1.5
 _BENT = 0.05  # a table that is off by more between two sizes is measured there too
 _MOST_BENDS = 6
 _ASYMMETRIC = 1.1
 _STEADY = 0.02
 _LEAST_BURST_BYTES = 4096
-_STREAMED_S, _LEAST_STREAMED_BYTES = 0.05, 256 << 10
+_STREAMED_S = 0.05
+_LEAST_STREAMED_BYTES = 256 << 10
 _WINDOW = 4  # messages of a stream that are acknowledged together; two such windows may be on their way
 _ACKNOWLEDGEMENT_BYTES = 64
 
@@ -302,14 +306,16 @@ def most_bent(times: dict[int, tuple[float, float]]) -> int:
     """A size in the interval whose middle is least certain; 0 if all are well known."""
     sizes = sorted(times)
     points = [(math.log(size), math.log(times[size][0])) for size in sizes]
-    worst, size_between = _BENT, 0
+    worst = _BENT
+    size_between = 0
     for k in range(1, len(points) - 1):
         slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points[k - 1 : k + 2])]
         for a, b in ((k - 1, k), (k, k + 1)):
             wide = points[b][0] - points[a][0]
             off = abs(slopes[1] - slopes[0]) * wide / 4
             if off > worst and wide > math.log(1.2):
-                worst, size_between = off, round(math.sqrt(sizes[a] * sizes[b]) / 1024) * 1024
+                worst = off
+                size_between = round(math.sqrt(sizes[a] * sizes[b]) / 1024) * 1024
     return size_between if size_between not in times else 0
 
 
@@ -331,14 +337,18 @@ def _apart(wire: PeerLink, times: dict[int, tuple[float, float]], leads: bool) -
 
 def _stream_s(wire: PeerLink, num_bytes: int, effort: LinkEffort, leads: bool) -> float:
     """Seconds a message of a long stream; ``leads``: from the leader to the other."""
-    sends, number, before_s, start_s = wire.leads is leads, 2 * _WINDOW, math.inf, time.perf_counter()
+    sends = wire.leads is leads
+    number = 2 * _WINDOW
+    before_s = math.inf
+    start_s = time.perf_counter()
     while True:
         found_s = _receive_stream(wire, num_bytes, number) if not sends else _send_stream(wire, num_bytes, number)
         (found_s,) = _agreed_values(wire, found_s, who=not sends)
         steady = abs(found_s - before_s) < _STEADY * found_s
         if wire.agree(float(steady or time.perf_counter() - start_s > effort.stream_s / 2)):
             return found_s
-        number, before_s = 2 * number, found_s
+        number = 2 * number
+        before_s = found_s
 
 
 def _send_stream(wire: PeerLink, num_bytes: int, number: int) -> float:
@@ -356,7 +366,8 @@ def _send_stream(wire: PeerLink, num_bytes: int, number: int) -> float:
 
 
 def _receive_stream(wire: PeerLink, num_bytes: int, number: int) -> float:
-    coming, arrived = deque(wire.post(num_bytes) for _ in range(2 * _WINDOW)), []
+    coming = deque(wire.post(num_bytes) for _ in range(2 * _WINDOW))
+    arrived = []
     wire.meet()
     for position in range(number):
         wire.take(coming.popleft())
@@ -365,7 +376,8 @@ def _receive_stream(wire: PeerLink, num_bytes: int, number: int) -> float:
             coming.append(wire.post(num_bytes))
         if position % _WINDOW == _WINDOW - 1:
             wire.send(_ACKNOWLEDGEMENT_BYTES)
-    later, apart = arrived[number // 4 :], number // 4  # a rank that slept makes some slopes wrong, not their median
+    later = arrived[number // 4 :]  # a rank that slept makes some slopes wrong, not their median
+    apart = number // 4
     return statistics.median((b - a) / apart for a, b in zip(later, later[apart:], strict=False))
 
 

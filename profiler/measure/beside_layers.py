@@ -111,7 +111,8 @@ def step_seconds(
     def step() -> StepSeconds:
         started = clock.start()
         model.loss_of_prepared(inputs, targets).backward()  # type: ignore[no-untyped-call]  # torch does not type it
-        passes, started = clock.stop(started), clock.start()
+        passes = clock.stop(started)
+        started = clock.start()
         if update is not None:
             update.step()
             update.zero_grad(set_to_none=True)
@@ -158,7 +159,8 @@ def action_overhead_s(
         return None
     stages = _stages(segments(captured), _STAGES)
     longer: dict[tuple[str, bool], list[float]] = {}
-    started_s, runs = time.monotonic(), 0
+    started_s = time.monotonic()
+    runs = 0
     while runs < num_runs and (not runs or time.monotonic() - started_s < _WAITS_S):
         pair = [
             run_pass(stages, lambda _: SegmentedPass(captured, tensors, samples, clock), False, wait)
@@ -183,7 +185,8 @@ def _wait() -> None:
 def _stages(parts: Sequence[LayerSegment], number: int) -> tuple[LayerSegment, ...]:
     """Neighbouring layers as one, so that autograd goes through them in one call; by their numbers of operators."""
     groups: list[list[LayerSegment]] = [[] for _ in range(number)]
-    total, so_far = sum(len(part.calls) for part in parts), 0
+    total = sum(len(part.calls) for part in parts)
+    so_far = 0
     for part in parts:
         groups[so_far * number // max(total, 1)].append(part)
         so_far += len(part.calls)

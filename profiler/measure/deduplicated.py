@@ -39,7 +39,8 @@ from profiler.measure.timing import (
 from runtime.captured import CapturedModule, attribute
 
 LEAST_PASS_S = 0.2
-MOST_APART, MOST_SUM = 0.1, 0.1
+MOST_APART = 0.1
+MOST_SUM = 0.1
 """By how much layers that are alike may be apart, as a whole and in the sum, for some to stand for the others."""
 _MOST_OF_ONE = 0.5  # by how much a single layer may, timed once
 _MATTERS = 0.005  # a share of the pass
@@ -148,7 +149,9 @@ def stand_ins_of(
     whole_s = sum(map(_seconds, times.values()))
     stand_ins: dict[str, StandIn] = {}
     for layers in _classes(captured, parts, run):
-        first, last, between = layers[0], layers[-1], layers[1:-1]
+        first = layers[0]
+        last = layers[-1]
+        between = layers[1:-1]
         if len(layers) < _FEWEST:
             continue
         ends_s = [_seconds(times[each.name]) for each in (first, last)]
@@ -185,7 +188,8 @@ class ShorterPass(SegmentedPass):
             if part.name in stand_ins:
                 waiting.append(part)
             else:
-                self._ahead[part.name], waiting = waiting, []
+                self._ahead[part.name] = waiting
+                waiting = []
 
     def forward(self, segment: LayerSegment) -> None:
         """Runs ``segment``; what lies before it and does not run is there first."""

@@ -17,7 +17,9 @@ from planner.ir.cluster import DeviceSpec
 from planner.ir.errors import MissingDeviceError, RankCountError, UsageError
 from profiler.measure.child_process import Child, Report
 
-AUTO, CPU, CUDA = "auto", "cpu", "cuda"
+AUTO = "auto"
+CPU = "cpu"
+CUDA = "cuda"
 NUM_WORKERS = 2
 _MOST_TURNS = 16
 """Workers of one core: what they measure of links is then the system's scheduler."""

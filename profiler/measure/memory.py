@@ -68,7 +68,8 @@ class SavedStorages:
 
     def pack(self, tensor: Tensor) -> Tensor:
         """Counts ``tensor`` and gives it back; it is kept alive, so that its address stays its own."""
-        num_bytes, address = _size(tensor), storage_id(tensor)
+        num_bytes = _size(tensor)
+        address = storage_id(tensor)
         if num_bytes and address not in self._seen:
             self._seen[address] = tensor
             self.first_saved[address] = num_bytes
@@ -129,7 +130,8 @@ class StorageMeter:
 
     def take_peak(self) -> int:
         """See :class:`cuda_ops.memory.MemoryMeter`."""
-        peak, self._peak = max(self._peak, self.current_bytes), self.current_bytes
+        peak = max(self._peak, self.current_bytes)
+        self._peak = self.current_bytes
         return peak
 
     def limit(self, num_bytes: int | None) -> None:
@@ -141,7 +143,8 @@ class StorageMeter:
         for tensor in tree_leaves(made):
             if not isinstance(tensor, Tensor):
                 continue
-            storage, name = tensor.untyped_storage(), storage_id(tensor)
+            storage = tensor.untyped_storage()
+            name = storage_id(tensor)
             if name in old or name in self._alive:
                 continue
             self._alive[name] = storage.nbytes()
@@ -276,7 +279,9 @@ class _Watched:
         halves: bool,
         clock: LapClock | None = None,
     ) -> None:
-        self._parts, self._meter, self._halves = segments(captured), meter, halves
+        self._parts = segments(captured)
+        self._meter = meter
+        self._halves = halves
         module = captured.graph_module
         self._counter = SavedStorages((*module.parameters(), *module.buffers(), *tensors.values()))
         self.passed = SegmentedPass(captured, tensors, samples, clock, split=halves)
@@ -292,8 +297,10 @@ class _Watched:
             with saved_tensors_hooks(self._counter.pack, lambda tensor: tensor):
                 layer.forward, more = _rise(self._meter, partial(self.passed.forward, part))
             layer.workspace = layer.forward - max(0, more)
-            layer.saved, self._counter.first_saved = self._counter.first_saved, {}
-            kept, self._counter.saved = self._counter.saved, {}
+            layer.saved = self._counter.first_saved
+            self._counter.first_saved = {}
+            kept = self._counter.saved
+            self._counter.saved = {}
             results = {storage_id(value): _size(value) for value in map(self.passed.value, part.results)}
             layer.outputs_saved = sum(size for address, size in results.items() if address in layer.saved)
             layer.inputs_saved = sum(size for address, size in layer.saved.items() if address in made)
@@ -318,12 +325,15 @@ class _Watched:
         left: dict[int, Tensor],
         outputs_of: Mapping[int, list[_Layer]],
     ) -> dict[int, list[_Layer]]:
-        part, layer = self._parts[k], self.layers[k]
+        part = self._parts[k]
+        layer = self.layers[k]
         gradients = self.passed.gradients_of(part)[1]
-        gradient_bytes, own = _total(gradients), {storage_id(gradient) for gradient in gradients}
+        gradient_bytes = _total(gradients)
+        own = {storage_id(gradient) for gradient in gradients}
         moving = list(self.passed.gradients_under_way())
         self.gradients.look(k, moving)
-        under_way, addresses = _total(moving), {storage_id(gradient) for gradient in moving}
+        under_way = _total(moving)
+        addresses = {storage_id(gradient) for gradient in moving}
         now = {a: [*outputs_of.get(a, ()), *([layer] if a in own else ())] for a in addresses | own}
         del gradients, moving
         rise = _backward_rise(self._meter, part, partial(self.passed.backward_input, part))
@@ -362,7 +372,8 @@ class _Watched:
             if until > k and address not in self._counter.existing:
                 more[k + 1] += size
                 more[until + 1] -= size
-        levels, level = [], 0
+        levels = []
+        level = 0
         for change in more[:-1]:
             level += change
             levels.append(level)

@@ -62,7 +62,9 @@ class ThreadClock:
 
 _CYCLES_PER_S = 2.5e9
 """No GPU's multiprocessors are faster; on slower ones a wait is longer than it must be, which does no harm."""
-_FIRST_CALLS_S, _MOST_CALLS_S, _CALL_S = 0.5e-3, 20e-3, 50e-6
+_FIRST_CALLS_S = 0.5e-3
+_MOST_CALLS_S = 20e-3
+_CALL_S = 50e-6
 _SPARE_CALLS = 2.0
 
 
@@ -161,6 +163,7 @@ _SIZE = {"cpu": 512, "cuda": 4096}
 def reference_kernel_s(device: torch.device | str = "cpu") -> float:
     """Median time of a product of two square matrices by the device's clock: of 512 rows, on a GPU of 4096."""
     device = torch.device(device)
-    clock, size = clock_for(device), _SIZE.get(device.type, _SIZE["cuda"])
+    clock = clock_for(device)
+    size = _SIZE.get(device.type, _SIZE["cuda"])
     left = torch.full((size, size), 0.5, device=device)
     return statistics.median(timed(clock, lambda: torch.mm(left, left)) for _ in range(20))

@@ -283,7 +283,8 @@ class Unfinished:
                 self._path.unlink()
 
     def _write(self, contents: Contents) -> None:
-        self.contents, self._is_old = contents, False
+        self.contents = contents
+        self._is_old = False
         if self._path is not None:
             write_text(self._path, canonical(_File(_KIND, contents)))
 

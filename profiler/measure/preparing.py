@@ -44,7 +44,8 @@ def preparation_costs(
     """
     preparation = cast("Preparation", example.preparation)
     prepared = PreparedInputs.of(graph, preparation, {})
-    level_names, inputs = preparation.size_of, {own: name for name, own in prepared.names.items()}
+    level_names = preparation.size_of
+    inputs = {own: name for name, own in prepared.names.items()}
     runs = [_timed(graph, preparation, raw) for _ in range(_NUM_RUNS)]
     seconds = {name: trimmed_mean([run[name] for run in runs]) for name in runs[0]}
     shares = [_timed_shares(prepared, raw) for _ in range(_NUM_RUNS)]
@@ -72,12 +73,15 @@ def preparation_costs(
 def site_halos(graph: Graph, example: PreparedExample, raw: tuple[Tensor, ...], samples: int) -> tuple[SiteHalo, ...]:
     """Rows that each sparse layer exchanges, where equal ranks share the sites of the clouds in ``raw``."""
     preparation = cast("Preparation", example.preparation)
-    prepared, clouds, recipe = PreparedInputs.of(graph, preparation, {}), preparation.clouds(raw), preparation.recipe
+    prepared = PreparedInputs.of(graph, preparation, {})
+    clouds = preparation.clouds(raw)
+    recipe = preparation.recipe
     halos = []
     for parts in PARTS:
         speeds = (1.0,) * parts
         arranged = ArrangedClouds(clouds, prepared.names, prices(graph), speeds)
-        places, counted = arranged.places(speeds), dict[str, int]()
+        places = arranged.places(speeds)
+        counted = dict[str, int]()
         for layer in graph.layers:
             passages = ((name, recipe.passage(clouds, prepared.names.get(name, ""))) for name in layer.inputs[1:])
             name, passage = next((pair for pair in passages if pair[1] is not None), ("", None))
@@ -113,10 +117,13 @@ def _timed_shares(prepared: PreparedInputs, raw: tuple[Tensor, ...]) -> dict[str
 
     All maps are there.  Of one that no layer reads as neighbours, ranks make no part.
     """
-    clouds, price, samples = prepared.of_clouds.clouds(raw), prices(prepared.graph), len(raw[0])
+    clouds = prepared.of_clouds.clouds(raw)
+    price = prices(prepared.graph)
+    samples = len(raw[0])
     for spec in prepared.of_clouds.recipe.maps:
         clouds.map(spec)
-    speeds, laps = (1.0, 1.0), _Laps()
+    speeds = (1.0, 1.0)
+    laps = _Laps()
     batch = PreparedBatch(cast("Batch", SimpleNamespace(rows=(samples,))), prepared, price, speeds)
 
     def share() -> SiteShare:

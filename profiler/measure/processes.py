@@ -69,7 +69,9 @@ def measure_in_processes(job: MeasuringJob, unfinished: Unfinished, progress: Ov
 
 class _Processes:
     def __init__(self, job: MeasuringJob, unfinished: Unfinished, progress: Overall, say: Say) -> None:
-        self._job, self._unfinished, self._say = job, unfinished, say
+        self._job = job
+        self._unfinished = unfinished
+        self._say = say
         self._progress = progress
         self._graph: Graph | None = None
 
@@ -180,7 +182,8 @@ def _noise(rest: Rest) -> float:
 
 def _pieces_text(costs: ModelCosts) -> str:
     """How much of it is measured again."""
-    undisturbed, done = costs.undisturbed, costs.done
+    undisturbed = costs.undisturbed
+    done = costs.done
     num_again = len(done.sizes) + len(done.parts) - len(undisturbed.sizes) - len(undisturbed.parts)
     return f"{num_again} of {len(done.sizes) + len(done.parts)} sizes and rounds of parts are measured"
 

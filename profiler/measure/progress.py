@@ -23,7 +23,8 @@ from profiler.measure.child_process import Report
 Now = Callable[[], float]
 
 _BASE = 2  # a pass takes about as long as for so many samples more, since parameters are read and written
-_BEFORE, _AFTER = 5.0, 2.0  # whole steps before the first pass over a size and memory after the last, in passes
+_BEFORE = 5.0  # whole steps before the first pass over a size, in passes
+_AFTER = 2.0  # memory after the last, likewise
 _SLOWER = 2.0  # rounds of parts than their layers alone, until one is measured: they are made, and prepared
 _SURE = 3.0  # so many seconds of parts say as much as that guess
 
@@ -60,8 +61,10 @@ class ProgressCounter:
     def __init__(
         self, report: Report, passes: int, passes_of_parts: int, has_parts: bool, now: Now = time.monotonic
     ) -> None:
-        self._report, self._now = report, now
-        self._passes, self._passes_of_parts = passes, passes_of_parts
+        self._report = report
+        self._now = now
+        self._passes = passes
+        self._passes_of_parts = passes_of_parts
         self._start_s = now()
         self._size_s: dict[int, float] = {}
         self._sizes: tuple[int, ...] = ()
@@ -100,7 +103,9 @@ class ProgressCounter:
 
     def start_parts(self, rounds: Sequence[float], shapes: int) -> None:
         """Whole layers are done; these rounds are next, and as many parts as are likely in them."""
-        self._sizes, self._size, self._rounds = (), None, list(rounds)
+        self._sizes = ()
+        self._size = None
+        self._rounds = list(rounds)
         self._shapes = self._measured + shapes
         self._round_s = self._now()
 
@@ -122,7 +127,8 @@ class ProgressCounter:
         took_s = dict(self._size_s)
         left_s = 0.0
         if self._size is not None:
-            samples, size_s = self._size.samples, self._size.likely_s()
+            samples = self._size.samples
+            size_s = self._size.likely_s()
             if size_s is None and not took_s:
                 return None
             spent_s = self._now() - self._size.start_s
@@ -142,7 +148,8 @@ class ProgressCounter:
         return left_s + parts_s
 
     def _say(self, layer: str, seconds: float, spread: float, samples: int) -> None:
-        done_s, left_s = self._now() - self._start_s, self.left_s()
+        done_s = self._now() - self._start_s
+        left_s = self.left_s()
         total_s = done_s + left_s if left_s is not None else 0.0
         self._report(ProfileProgress(layer, seconds, spread, done_s, total_s, left_s, samples))
 
@@ -151,7 +158,9 @@ class _Size:
     """A size that is being measured."""
 
     def __init__(self, samples: int, start_s: float, passes: int) -> None:
-        self.samples, self.start_s, self._passes = samples, start_s, passes
+        self.samples = samples
+        self.start_s = start_s
+        self._passes = passes
         self.passed_at_s: list[float] = []
 
     def likely_s(self) -> float | None:
@@ -191,8 +200,11 @@ class Overall:
         link_s: float = 0.0,
         now: Now = time.monotonic,
     ) -> None:
-        self._progress, self._now = progress, now
-        self._left, self._num_links, self._link_s = num_processes, num_links, link_s
+        self._progress = progress
+        self._now = now
+        self._left = num_processes
+        self._num_links = num_links
+        self._link_s = link_s
         self._capture_s = 0.0
         self._start_s = self._process_s = now()
         self._took_s: list[float] = []
@@ -219,7 +231,8 @@ class Overall:
         now_s = self._now()
         if measured:
             self._took_s.append(now_s - self._process_s)
-        self._left, self._process_s = self._left - 1, now_s
+        self._left = self._left - 1
+        self._process_s = now_s
 
     def repeated(self) -> None:
         """One is run again."""

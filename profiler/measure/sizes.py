@@ -116,7 +116,9 @@ def reading_error(
         others: by layer, measurements at other sizes, ascending.
     """
     step_s = _step_s(at)
-    read_s, worst, chance_s = 0.0, 0.0, 0.0
+    read_s = 0.0
+    worst = 0.0
+    chance_s = 0.0
     for one in at:
         if not others.get(one.layer):
             return inf

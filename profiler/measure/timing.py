@@ -168,7 +168,8 @@ class SegmentedPass:
         laps = self._laps[segment.name] = Laps()
         with autocast(self._device, self._autocast):
             for node in segment.calls:
-                arguments, keywords = fx.node.map_arg(node.args, read), fx.node.map_arg(node.kwargs, read)
+                arguments = fx.node.map_arg(node.args, read)
+                keywords = fx.node.map_arg(node.kwargs, read)
                 function = (deferred(node, self._current) if self._split else None) or function_called(node)
                 if is_output_of(node):
                     self._values[node] = function(*arguments, **keywords)
@@ -382,7 +383,8 @@ def backward_call_s(clock: LapClock | None = None) -> float:
     """
     if clock is not None and not isinstance(clock, ThreadClock):
         return 0.0
-    one_s, many_s = _chain_s(1), _chain_s(_CHAIN)
+    one_s = _chain_s(1)
+    many_s = _chain_s(_CHAIN)
     return max(0.0, one_s - (many_s - one_s) / (_CHAIN - 1))
 
 
@@ -451,7 +453,8 @@ def _whole(values: _Samples) -> list[float]:
 
 def _summary(values: _Samples) -> TimedLayer:
     backward_s = trimmed_mean(values.backward_s)
-    input_s, weight_s = trimmed_mean(values.input_s), trimmed_mean(values.weight_s)
+    input_s = trimmed_mean(values.input_s)
+    weight_s = trimmed_mean(values.weight_s)
     if not weight_s:  # there is one half only, and it is the whole
         input_s = backward_s
     whole = _whole(values)

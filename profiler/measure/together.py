@@ -42,9 +42,11 @@ _OWN_SHARE = 0.02
 _MOST_SCALE = 2.0
 """Layers whose own losses are that far from what passes lose are all slowed alike."""
 _POLL_S = 2e-3
-_MOST_WAIT_S, _MOST_PASSES = 10.0, 10
+_MOST_WAIT_S = 10.0
+_MOST_PASSES = 10
 """How long another process may take to begin, or to end: so many seconds, and so many passes of the first."""
-_REST, _END = 0, -1
+_REST = 0
+_END = -1
 _COMING, _RESTING, _COMPUTING = range(3)
 
 Times = Mapping[str, tuple[float, BackwardTimes]]
@@ -136,7 +138,8 @@ class _AskedError(Exception):
 
 def compute_beside(captured: CapturedModule, model: LoadedModel, signals: Signals, number: int) -> None:
     """What the process of device ``number`` does, until the first asks it to end."""
-    parts, clock = segments(captured), clock_for(next(iter(model.inputs)).device)
+    parts = segments(captured)
+    clock = clock_for(next(iter(model.inputs)).device)
     tensors: Memo[int, Mapping[str, Tensor]] = Memo(lambda count: example_of(captured.graph.inputs, model, count))
     signals.tell(number, _RESTING)
     while (order := signals.order) != _END:
@@ -178,14 +181,16 @@ def measure_slowdowns(
     """
     parts = segments(captured)
 
-    samples, stand_ins = first.samples, first.stand_ins
+    samples = first.samples
+    stand_ins = first.stand_ins
     asked = [part for part in parts if part.name not in stand_ins]
 
     def one_pass() -> Times:
         times = run_pass(asked, lambda _: ShorterPass(parts, stand_ins, captured, tensors, samples, clock), split=False)
         return times | {name: times[each.nearer] for name, each in stand_ins.items()}
 
-    alone, together = list[Times](), list[Times]()
+    alone = list[Times]()
+    together = list[Times]()
     warm_up_s = timed(ThreadClock(), one_pass)
     patience_s = _MOST_WAIT_S + _MOST_PASSES * warm_up_s
     begun_s = time.monotonic()

@@ -90,7 +90,8 @@ def given_sizes(job: MeasuringJob, batch: int, polymorphic: bool) -> tuple[int, 
 _START_S = 30.0
 """How much longer than this one another process of the host may take until it has the network."""
 _OF_PARTS = TimingEffort(num_warm_ups=2, min_runs=6, max_runs=10, split_runs=4, error=0.02)
-_MOST_SIZES, _MOST_SIZES_QUICK = 12, 6
+_MOST_SIZES = 12
+_MOST_SIZES_QUICK = 6
 _FIRST_PASSES = 2  # backward whole, and in halves
 
 
@@ -153,7 +154,8 @@ def capture_model(report: Report, job: MeasuringJob) -> None:
 
 def _captured(report: Report, job: MeasuringJob) -> tuple[LoadedModel, CapturedModule]:
     report(ProfileProgress("capture", 0.0, 0.0, 0.0, 0.0, None))
-    model, device = load_model(job.source, job.seed), torch.device(job.device)
+    model = load_model(job.source, job.seed)
+    device = torch.device(job.device)
     still_optimizer(job.optimizer, trained_parameters(model.owners))  # a wrong name is said before anything is measured
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -174,7 +176,10 @@ class _Measuring:
         self, report: Report, job: MeasuringJob, model: LoadedModel, captured: CapturedModule, signals: Signals | None
     ) -> None:
         self._signals = signals
-        self._report, self._job, self._model, self._captured = report, job, model, captured
+        self._report = report
+        self._job = job
+        self._model = model
+        self._captured = captured
         self._clock: LapClock = clock_for(job.device)
         self._effort = shared(QUICK if job.quick else TimingEffort(), 1 if job.quick else job.num_processes)
         self._of_parts = shared(QUICK if job.quick else _OF_PARTS, 1 if job.quick else job.num_processes)
@@ -195,7 +200,9 @@ class _Measuring:
         """Everything that is not done yet."""
         device = torch.device(self._job.device)
         clocks_of = BACKENDS[device.type].clocks
-        delay, before_s, before = RunDelay(), reference_kernel_s(device), clocks_of(device.index or 0)
+        delay = RunDelay()
+        before_s = reference_kernel_s(device)
+        before = clocks_of(device.index or 0)
         self._last_canary_s = before_s
         sizes = self._measure_sizes()
         if not any(size.measurements for size in sizes):
@@ -241,7 +248,8 @@ class _Measuring:
         """Of the fixed kernel before and after what was just measured; none where it is not measured again."""
         if self._job.quick:
             return ()
-        before_s, self._last_canary_s = self._last_canary_s, reference_kernel_s(self._job.device)
+        before_s = self._last_canary_s
+        self._last_canary_s = reference_kernel_s(self._job.device)
         return before_s, self._last_canary_s
 
     def _expect(self, by_samples: Mapping[int, SizeCosts]) -> None:
@@ -281,7 +289,9 @@ class _Measuring:
         self._counter.start_size(samples)
         delay = RunDelay()
         tensors = example_of(self._captured.graph.inputs, self._model, samples)
-        values, count, runs = tuple(tensors.values()), len(self._model.inputs), self._effort.min_runs
+        values = tuple(tensors.values())
+        count = len(self._model.inputs)
+        runs = self._effort.min_runs
         try:
             step = step_seconds(self._model, values[:count], values[count:], self._job.optimizer, runs, self._clock)
         except (RuntimeError, ValueError) as error:  # a batch norm of one value, for one

@@ -20,7 +20,8 @@ class CausalSelfAttention(nn.Module):
 
     def __init__(self, width: int, num_heads: int, context: int, dropout: float, is_fused: bool) -> None:
         super().__init__()
-        self.num_heads, self.is_fused = num_heads, is_fused
+        self.num_heads = num_heads
+        self.is_fused = is_fused
         self.drop = nn.Dropout(dropout)
         if not is_fused:
             self.register_buffer("mask", torch.ones(context, context, dtype=torch.bool).triu(1), persistent=False)

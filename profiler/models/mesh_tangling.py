@@ -66,13 +66,16 @@ class MeshTangling(nn.Module):
     def __init__(self, groups: tuple[ConvolutionGroup, ...], width: float) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        in_channels, kernel = _INPUT_CHANNELS, 5
+        in_channels = _INPUT_CHANNELS
+        kernel = 5
         for group in groups:
             stride = group.stride
             for channels in group.channels:
                 out_channels = max(1, round(width * channels))
                 layers.append(ConvReluNorm(in_channels, out_channels, kernel, stride))
-                in_channels, kernel, stride = out_channels, 3, 1
+                in_channels = out_channels
+                kernel = 3
+                stride = 1
         self.features = nn.Sequential(*layers)
         self.head = nn.Conv2d(in_channels, _down_sampling(groups) ** 2, 1, bias=False)
         self.sigmoid = nn.Sigmoid()

@@ -102,5 +102,6 @@ def parareal(
         nn.Flatten(),
         nn.Linear(width, num_classes),
     )
-    images, labels = normal(input_shape, seed=0), indices(num_classes, input_shape[:1], seed=1)
+    images = normal(input_shape, seed=0)
+    labels = indices(num_classes, input_shape[:1], seed=1)
     return module, (images, labels), functional.cross_entropy

@@ -132,7 +132,8 @@ class Headed(nn.Module):
 
     def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
         super().__init__()
-        self.backbone, self.head = backbone, head
+        self.backbone = backbone
+        self.head = head
 
     def forward(self, x: SparseTensor) -> SparseTensor | Tensor:
         """What the head makes of it."""
@@ -159,7 +160,9 @@ def sparse_resnet21d(
     convolutions and a mean make logits of.
     """
     cloud = shapes("sparse_resnet21d", input_shape)
-    channels, cells, heights = int(width * 128), side // 8 + 1, side // 16 + 1
+    channels = int(width * 128)
+    cells = side // 8 + 1
+    heights = side // 16 + 1
     bounds = (cells, heights, cells)
     head = nn.Sequential(
         spnn.SparseCrop((0, 0, 0), bounds),

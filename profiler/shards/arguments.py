@@ -24,7 +24,9 @@ from planner.ir.graph import SAMPLE, Attribute, Graph, Layer, TensorSpec
 from planner.ir.profile import PartShape
 from planner.layers import kind
 
-INPUT, PARAMETER, BUFFER = "input", "parameter", "buffer"
+INPUT = "input"
+PARAMETER = "parameter"
+BUFFER = "buffer"
 _SPACE = ("depth", "height", "width")
 
 ValueOf = Callable[[fx.Node], Any]
@@ -176,13 +178,15 @@ def _pool(work: PartReads, arguments: Arguments) -> Arguments | None:
 def _transposed_conv(work: PartReads, arguments: Arguments) -> Arguments | None:
     groups = _groups(work)
     names = ("kernel", "stride", "padding", "dilation", "output_padding")
-    paddings, more = [], []
+    paddings = []
+    more = []
     for k, (kernel, stride, padding, dilation, extra) in enumerate(zip(*map(work.numbers, names), strict=True)):
         dim = work.first_of_space + k
         if dim in work.cut:
             reached = (len(work.reads[0][dim]) - 1) * stride + dilation * (kernel - 1) + 1
             cropped = reached - len(work.box[dim])
-            padding, extra = -(-cropped // 2), cropped % 2
+            padding = -(-cropped // 2)
+            extra = cropped % 2
             if cropped < 0 or extra >= max(stride, dilation):
                 return None
         paddings.append(padding)
@@ -212,7 +216,8 @@ def _reshape(work: PartReads, arguments: Arguments) -> Arguments | None:
 
 def _groups(work: PartReads) -> int | None:
     """The groups that the part's filters make up; None where it ends inside of one."""
-    groups, channel = work.layer.attributes.get("groups", 1), work.first_of_space - 1
+    groups = work.layer.attributes.get("groups", 1)
+    channel = work.first_of_space - 1
     filters = work.layer.outputs[0].shape[channel] // _number(groups)
     if _number(groups) == 1 or channel not in work.cut:
         return _number(groups)

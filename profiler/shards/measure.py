@@ -177,7 +177,8 @@ def _inside(
     measured = {s: by_part.get((s.layers[0], s.samples, s.part, s.before)) for s in line if s in tried}
 
     def halve(stretch: Line) -> Iterator[PartShape]:
-        low, high = stretch[0].samples, stretch[-1].samples
+        low = stretch[0].samples
+        high = stretch[-1].samples
         if len(stretch) < 3:
             return
         at = min(range(1, len(stretch) - 1), key=lambda k: abs(2 * log(stretch[k].samples) - log(low * high)))
@@ -254,8 +255,12 @@ class PartRounds:
         progress: ProgressCounter,
         clock: LapClock,
     ) -> None:
-        self._captured, self._model, self._effort = captured, model, effort
-        self._progress, self._clock, self._sized = progress, clock, whole
+        self._captured = captured
+        self._model = model
+        self._effort = effort
+        self._progress = progress
+        self._clock = clock
+        self._sized = whole
         self._whole = {size.samples: size for size in whole}
         self._sizes = tuple(sorted(self._whole))
 

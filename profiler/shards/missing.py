@@ -91,7 +91,8 @@ def measure_calls(profile: Profile, device_kind: str) -> tuple[Collective, ...]:
         MissingDeviceError: this machine has no device of that kind.
         WorkerError: the measuring process died.
     """
-    link, core = next(iter(profile.cluster.links)), backend_of(device_kind).cores(0, 1)
+    link = next(iter(profile.cluster.links))
+    core = backend_of(device_kind).cores(0, 1)
     with Child("profiler.links.calls:report_calls", link, bool(over_sites(profile.graph)), core=core) as child:
         collectives: tuple[Collective, ...] = child.result(SILENCE_S)
     return collectives

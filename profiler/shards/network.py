@@ -99,9 +99,12 @@ def _made(captured: CapturedModule, segment: LayerSegment, main: fx.Node, pieces
     if isinstance(arguments.get("padding"), str):
         target = overload_of(main).overloadpacket.default  # ``same`` and ``valid`` as numbers
     if pieces.layer.kind == "conv" and captured.autocast is None:
-        tensors, options = [named["input"], named["weight"]], [attributes[name] for name in _OPTIONS]
+        tensors = [named["input"], named["weight"]]
+        options = [attributes[name] for name in _OPTIONS]
         if runs_in_a_loop(*(each.value for each in tensors), *options):
-            target, args, keywords = onednn_convolution, (*tensors, named.get("bias"), *options), {}
+            target = onednn_convolution
+            args = (*tensors, named.get("bias"), *options)
+            keywords = {}
     part = LocalPart(
         replace(pieces.layer, attributes=attributes),
         main,
@@ -237,7 +240,8 @@ class _Builder:
         inputs = tuple(str(node.target) for each, node in nodes.items() if each.role == INPUT)
         parameters = tuple(str(node.target) for each, node in nodes.items() if each.role == PARAMETER)
         self.layers.append(replace(part.layer, name=name, inputs=inputs, parameters=parameters))
-        self.shapes[name], self.shares[name] = shape, part.share
+        self.shapes[name] = shape
+        self.shares[name] = part.share
 
     def network(self, samples: int, autocast: torch.dtype | None) -> PartNetwork:
         """All parts."""
@@ -251,7 +255,8 @@ class _Builder:
     def _placeholder(self, operand: Operand, name: str) -> fx.Node:
         spec = parameter_spec(operand.value)
         if operand.role == INPUT:
-            self.inputs[name], self.tensors[name] = spec, operand.value
+            self.inputs[name] = spec
+            self.tensors[name] = operand.value
             node = self.nodes.placeholder(name)
         else:
             if operand.role == PARAMETER:

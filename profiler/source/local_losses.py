@@ -43,7 +43,8 @@ class LocalBlocks(nn.Module):
 
     def __init__(self, blocks: Sequence[nn.Module], heads: Sequence[nn.Module]) -> None:
         super().__init__()
-        self.blocks, self.heads = nn.ModuleList(blocks), nn.ModuleList(heads)
+        self.blocks = nn.ModuleList(blocks)
+        self.heads = nn.ModuleList(heads)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """The outputs of all heads, then the model's own."""

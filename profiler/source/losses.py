@@ -92,7 +92,8 @@ def _require_terms(kind: str, named: Mapping[Any, Tensor]) -> None:
 
 
 def _behind(function: Any) -> Iterator[Any]:
-    visited, waiting = {None}, [function]
+    visited = {None}
+    waiting = [function]
     while waiting:
         each = waiting.pop()
         if each not in visited:

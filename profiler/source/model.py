@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 def example_of(names: Iterable[str], model: LoadedModel, samples: int) -> dict[str, Tensor]:
     """Inputs and targets by name, for ``samples`` samples: the model's example, cut or repeated; where the model is."""
-    fed, count = fed_example(model, samples), len(model.fed[0])
+    fed = fed_example(model, samples)
+    count = len(model.fed[0])
     inputs, targets = model.prepared(fed[:count], fed[count:])
     return dict(zip(names, (*inputs, *targets), strict=True))
 
@@ -99,7 +100,8 @@ def is_alike(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape:
         return False
     if a.is_complex() and b.is_complex():
-        a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
+        a = torch.view_as_real(a.resolve_conj())
+        b = torch.view_as_real(b.resolve_conj())
     if not a.is_floating_point():
         return torch.equal(a, b)
     tolerance = min(1000 * torch.finfo(a.dtype).eps, 0.05)
@@ -358,12 +360,14 @@ class PreparedExample:
         self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Inputs and targets of the network, for a batch of its user's."""
-        tensors, num_inputs = self.preparation.prepared((*inputs, *targets)), self.preparation.num_inputs
+        tensors = self.preparation.prepared((*inputs, *targets))
+        num_inputs = self.preparation.num_inputs
         return tensors[:num_inputs], tensors[num_inputs:]
 
     def cast(self, casts: Casts) -> PreparedExample:
         """With features and targets of those dtypes cast."""
-        inputs, targets = cast_tensors(self.inputs, casts), cast_tensors(self.targets, casts)
+        inputs = cast_tensors(self.inputs, casts)
+        targets = cast_tensors(self.targets, casts)
         return PreparedExample(self.preparation.cast(casts), inputs, targets)
 
     def of_fewer_rows(self, divisor: int) -> PreparedExample:

@@ -44,7 +44,8 @@ def require_plain_modules(owned: Mapping[str, nn.Module]) -> None:
 
 def _require_names_apart(owned: Mapping[str, nn.Module]) -> None:
     """A module may keep a loss as its ``loss_fn``, which is what the given one's tensors are called after."""
-    loss, module = owned.get(LOSS_PREFIX), owned[""]
+    loss = owned.get(LOSS_PREFIX)
+    module = owned[""]
     own = {} if loss is None else {**dict(module.named_parameters()), **dict(module.named_buffers())}
     for name, tensor in () if loss is None else (*loss.named_parameters(), *loss.named_buffers()):
         other = own.get(LOSS_PREFIX + name)

@@ -116,7 +116,8 @@ def _parts(name: str, result: Any, input_shape: tuple[int, ...], is_shaped: bool
         dtype = next((each.dtype for each in result.parameters() if each.is_floating_point()), None)
         result = (result, torch.randn(input_shape, dtype=dtype))
     module, example, loss_fn, varying = _unpacked(name, result)
-    inputs, targets = example, ()
+    inputs = example
+    targets = ()
     if loss_fn is not None:
         if not isinstance(example, (tuple, list)) or len(example) != _PAIR:
             raise FactoryError(

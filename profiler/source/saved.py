@@ -152,7 +152,8 @@ def load_saved(path: str, digest: str = "", input_shape: tuple[int, ...] = ()) -
         return model_of(path, held, input_shape)
     model = model_of(path, held["result"], input_shape)
     _register(model.module)
-    expected, loss_here = held["loss"], _loss(model)
+    expected = held["loss"]
+    loss_here = _loss(model)
     if expected is not None and loss_here is not None and not is_alike(expected, loss_here):
         second = _loss(model)
         if second is not None and not is_alike(loss_here, second):
@@ -166,7 +167,8 @@ def load_saved(path: str, digest: str = "", input_shape: tuple[int, ...] = ()) -
             "code that it imports, or a class that was patched, is another one here: define it where it is profiled"
         )
         for name, (read, instead) in _SETTINGS.items():
-            there, here = held.get(name), read()
+            there = held.get(name)
+            here = read()
             if there not in (None, here):  # processes of ours have torch's own
                 details += [f"torch.{read.__name__}(): {there} there, {here} here"]
                 remedy = instead

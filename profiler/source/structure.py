@@ -28,7 +28,9 @@ from planner.ir.graph import SAMPLE
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, slice, range, type)
 _MOST_SHOWN = 8
 
-POSITIONS, KEYWORDS, WHOLE = "positions", "keywords", "whole"
+POSITIONS = "positions"
+KEYWORDS = "keywords"
+WHOLE = "whole"
 """How a module is called: ``module(*inputs)``, ``module(**inputs)``, ``module(inputs)``."""
 
 
@@ -112,7 +114,8 @@ class Nest:
                 if isinstance(value, Tensor) or type(value) is not type(wanted) or value != wanted:
                     raise ValueError(f"{_text(path)} is {_kind_text(value)}, {wanted!r} in the example: a constant")
                 return
-            children, others = opened[0], _children_like(wanted, value, path)
+            children = opened[0]
+            others = _children_like(wanted, value, path)
             odd = [key for key in (*others, *children) if (key in others) != (key in children)]
             if odd:
                 raise ValueError(f"{_text((*path, odd[0]))} is {'not there' if odd[0] in children else 'not known'}")
@@ -359,7 +362,8 @@ def _dataclass(value: Any, children: Mapping[str | int, Any]) -> Any:
 def _children_like(wanted: Any, value: Any, path: Path) -> Mapping[str | int, Any]:
     """What ``value`` holds, which must be of the kind of ``wanted``."""
     opened = None if isinstance(value, Tensor) else _opened(value)
-    is_mapping, is_sequence = isinstance(wanted, Mapping), isinstance(wanted, (tuple, list))
+    is_mapping = isinstance(wanted, Mapping)
+    is_sequence = isinstance(wanted, (tuple, list))
     if opened is not None and (
         (is_mapping and isinstance(value, Mapping))
         or (is_sequence and isinstance(value, (tuple, list)))

@@ -69,7 +69,8 @@ class Suffixes:
 
         That is at most so much, by pool.
         """
-        kinds, least = list(self.prices.devices_by_kind()), self.prices.capacity_s()
+        kinds = list(self.prices.devices_by_kind())
+        least = self.prices.capacity_s()
         usable = np.isfinite(least).all(axis=1)
         reference = least[usable.argmax()] if usable.any() else np.zeros(least.shape[1])
         speeds = dict.fromkeys(kinds, np.inf)
@@ -98,7 +99,8 @@ class Suffixes:
         return np.asarray(self._done(np.array(state)) >= weight[-1] - weight)
 
     def _done(self, counts: Numbers) -> float:
-        (weight, speed), own = self._weight_and_speed, counts > 0
+        weight, speed = self._weight_and_speed
+        own = counts > 0
         return float((speed[own] * counts[own]).sum() * self.upper_s * (1 + 1e-9) + 1e-12 * weight[-1])
 
     @property
@@ -138,7 +140,9 @@ class Suffixes:
 
         Labels are infinite where the stage is not possible.
         """
-        group, cuts, count = choice.group, self.prices.cuts, len(self.prices.micro_batches)
+        group = choice.group
+        cuts = self.prices.cuts
+        count = len(self.prices.micro_batches)
         stage = group.stage(first, last)
         is_end = last == cuts.last
         may_follow = any(choice.option.left)
@@ -181,7 +185,8 @@ class Suffixes:
         self, choice: GroupChoice, stage: BoundedStages, rounds: Array, behind: Labels, column: Numbers
     ) -> Array:
         """The labels of stages with the best of one sort of stage behind: (sort of label, first, last)."""
-        columns, prices = self.prices.cuts.columns, self.prices
+        columns = self.prices.cuts.columns
+        prices = self.prices
         reads = columns.linked[column]
         returns = columns.has_gradient[column] & prices.freedom.trains
         overhead_s = len(prices.micro_batches) * choice.group.prices.overhead_s * returns
@@ -216,14 +221,16 @@ class Suffixes:
             self.budget.spend(_NUMBERS_OF_A_STAGE * NUMBER_S * len(first))
         _, own_labels = self.stages(choice, first, last)
         possible = own_labels.free <= self.upper_s
-        first, last = first[possible], last[possible]
+        first = first[possible]
+        last = last[possible]
         if not len(first):
             return
         slots = cuts.slots[first, cuts.content[first, last]]
         stacked = np.stack([getattr(own_labels, sort)[possible] for sort in self.sorts])
         if cuts.slots.shape[1] > 1:
             order = np.argsort(slots, kind="stable")
-            slots, stacked = slots[order], stacked[:, order]
+            slots = slots[order]
+            stacked = stacked[:, order]
         starts = np.flatnonzero(np.concatenate(([True], slots[1:] != slots[:-1])))
         labels[:, slots[starts]] = np.minimum.reduceat(stacked, starts, axis=1)
 
@@ -264,7 +271,8 @@ def least_work_s(evaluator: Evaluator, size: int, backward: str) -> Array:
     Between measured sizes, and beyond, the cost of a sample rises or falls, so that its least is at one of them.  So it
     is with measured parts of a layer, by the share of its work.
     """
-    problem, cost_model = evaluator.problem, evaluator.cost_model
+    problem = evaluator.problem
+    cost_model = evaluator.cost_model
     layers = len(problem.profile.graph.layers)
     least = np.full(layers, np.inf)
     for kind in {cost_model.kind(rank) for rank in problem.ranks}:
@@ -276,7 +284,8 @@ def least_work_s(evaluator: Evaluator, size: int, backward: str) -> Array:
                 continue
             seconds = np.diff(table.forward_s)
             if backward != NONE:
-                whole, of_input = np.diff(table.backward_s), np.diff(table.backward_input_s)
+                whole = np.diff(table.backward_s)
+                of_input = np.diff(table.backward_input_s)
                 seconds += least_backward_s(whole, of_input, np.diff(table.backward_weight_s), backward != WHOLE)
             least = np.minimum(least, np.maximum(seconds, 0.0) / samples)
         least = np.minimum(least, _least_of_parts(evaluator, size, backward, kind))

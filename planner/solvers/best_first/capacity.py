@@ -46,13 +46,15 @@ def capacity(seconds: Array, counts: Sequence[int]) -> Capacity:
         return float(least.sum() / (weights * devices).sum())
 
     weights = speeds / speeds.max()  # a kind that was measured nowhere does nothing
-    best, step = at(weights), 1.5
+    best = at(weights)
+    step = 1.5
     for _ in range(_ROUNDS if usable.sum() > 1 else 0):
         one = np.eye(len(weights))
         moved = [weights * step ** (sign * row) for row in one for sign in (1, -1)]
         bounds = [at(other) for other in moved]
         if max(bounds) > best:
-            best, weights = max(bounds), moved[int(np.argmax(bounds))]
+            best = max(bounds)
+            weights = moved[int(np.argmax(bounds))]
         else:
             step = 1 + (step - 1) / 2
     weights = weights / weights.max()

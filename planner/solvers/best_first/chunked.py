@@ -22,7 +22,8 @@ from planner.solvers.candidates.choose import better
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.feasibility import chunked_schedule_names
 
-_LEAST_S, _LEAST_OF_BETTER_S = 0.5, 8.0  # of work, that they may take in any case; where one of them is faster
+_LEAST_S = 0.5  # of work, that they may take in any case
+_LEAST_OF_BETTER_S = 8.0  # where one of them is faster
 
 _LEFT_OUT = Rejected(SEVERAL_STAGES, "there was no time for all of them, nor a bound that rules them out")
 

@@ -330,7 +330,8 @@ class Columns:
     @cached_property
     def _sums_s(self) -> Array | None:
         """By number of ranks and layer, what so many or more take at least to sum its gradients; None: not known."""
-        cost_model, ranks = self.prices.cost_model, self.prices.problem.ranks
+        cost_model = self.prices.cost_model
+        ranks = self.prices.problem.ranks
         exchanges = any(sums.any() for sums in cost_model.exchanges_s(ranks[:2], self.size))
         if self.prices.problem.shard != NEVER or exchanges:  # sums may take less, or hide behind more
             return None
@@ -353,7 +354,8 @@ class Columns:
 
         All of them where members divide what they hold, or the last micro-batch is smaller.
         """
-        prices, count = self.prices, len(self.prices.micro_batches)
+        prices = self.prices
+        count = len(self.prices.micro_batches)
         first = self.places.first[pairs.first]
         last = np.maximum(self.places.last[pairs.last], first)
         window = np.full(first.shape, count)
@@ -372,7 +374,8 @@ class Columns:
 
         On the longest path through the layers to what it reads, each in its shortest time.
         """
-        cuts, count = self.prices.cuts, len(self.prices.problem.profile.graph.layers)
+        cuts = self.prices.cuts
+        count = len(self.prices.problem.profile.graph.layers)
         fewest = 1 if self.is_open else max(1, min(self.prices.micro_batches) // len(self.prices.problem.ranks))
         sized = [self._passes(kind, fewest, self.size) for kind in self.kinds]
         priced = [(passes.forward_s, passes.back_s) for passes in sized if passes is not None]

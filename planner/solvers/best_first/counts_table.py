@@ -44,12 +44,15 @@ MOST_WORTH = 4
 """Of a device, where kinds are unlike."""
 
 _GRAIN = 1.5  # of coarse columns, where so many times fewer; a table takes a third of the time, and often says enough
-_TURN_S, _CELL_S = 3e-5, 1.1e-8  # work of a turn that fills a table, and of each number that it looks at
+_TURN_S = 3e-5  # work of a turn that fills a table
+_CELL_S = 1.1e-8  # and of each number that it looks at
 _ROUNDING = 1e-9
 _NUMBERS_AT_ONCE = 30_000  # of a label: more do not fit into a cache
 _MANY_TIMES = 1e6  # the work over capacity
-_RISES, _NEAR = 1.25, 1.003  # how upper bounds of tables rise; what is near enough to one
-_FEW_UNITS, _MANY_UNITS = 4, 128  # of the smallest stage, of all devices: where there are more, units are larger
+_RISES = 1.25  # how upper bounds of tables rise
+_NEAR = 1.003  # what is near enough to one
+_FEW_UNITS = 4  # of the smallest stage: where there are more, units are larger
+_MANY_UNITS = 128  # of all devices
 _SORTS = ("trip", "end", "total", "free")
 
 
@@ -219,7 +222,8 @@ class CountsTable:
             least: units of any stage, of which rounding down leaves this share or more; a column of several shares
                 counts the devices of the fullest, and the time of the least full.
         """
-        places, columns = self.columns.places, self.columns
+        places = self.columns.places
+        columns = self.columns
         counted = (1.0 if unit == 1 else least / (least + 1) / unit) / columns.grain
         weight = columns.prices.cuts.sums(columns.layer_s) * (counted / self.upper_s * (1 - _ROUNDING))
         behind = np.ceil(weight[-1] - weight[places.first] - _ROUNDING)
@@ -228,8 +232,10 @@ class CountsTable:
 
     def _ways(self, stages: ColumnStages) -> _Ways:
         """Every way on of each stage."""
-        places, cuts = self.columns.places, self.columns.prices.cuts
-        rows, trains = cuts.columns, self.columns.prices.freedom.trains
+        places = self.columns.places
+        cuts = self.columns.prices.cuts
+        rows = cuts.columns
+        trains = self.columns.prices.freedom.trains
         every = np.arange(len(stages.first))
         is_end = stages.last == len(places.cuts) - 1
         if not places.are_all:  # where it is cut is not known
@@ -242,7 +248,8 @@ class CountsTable:
         column[0, is_end] = 0  # one way for each of them
         stage, sort = np.nonzero((column >= 0).T)
         order = np.lexsort((slot[stage], stages.first[stage]))
-        stage, sort = stage[order], sort[order]
+        stage = stage[order]
+        sort = sort[order]
         row = column[sort, stage]
         behind = np.where(is_end[stage], -1, rows.slot[row])
         ends = behind < 0  # on nothing, that takes no time
@@ -278,7 +285,9 @@ def _fill(table: Mapping[str, Array], stages: ColumnStages, ways: _Ways, rounds:
     """
     height, width = table["total"].shape
     own = stages.by_way()
-    there_s, back_s, nothing = ways.there[:, None], ways.back[:, None], np.zeros(1)
+    there_s = ways.there[:, None]
+    back_s = ways.back[:, None]
+    nothing = np.zeros(1)
     message = HandoverBound(
         there=there_s,
         path=there_s,

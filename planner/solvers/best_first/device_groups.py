@@ -216,7 +216,8 @@ def first_ranks(
     pools: tuple[DevicePool, ...], members: Iterable[int], used: Counter[int] | None = None
 ) -> tuple[int, ...]:
     """Ranks for members of the given pools: the first ones of each that are not used, and now are."""
-    used, ranks = Counter[int]() if used is None else used, list[int]()
+    used = Counter[int]() if used is None else used
+    ranks = list[int]()
     for number in members:
         ranks.append(pools[number].ranks[used[number]])
         used[number] += 1

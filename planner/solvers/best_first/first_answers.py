@@ -63,9 +63,11 @@ MOST_TURNS = 24_000
 MOST_ACTIONS = 40_000
 """Actions that the true simulator goes through; the first pipeline is simulated whatever it has."""
 
-_FIRST, _FIRST_SCHEDULED = 6, 3  # before all else
+_FIRST = 6  # before all else
+_FIRST_SCHEDULED = 3
 _ROUNDS = 12  # of moved cuts
-_PAIR_TAKES, _STAGE_S = 10, 1e-3  # of each stage that is cut: numbers for each pair of cuts, and seconds
+_PAIR_TAKES = 10  # of each stage that is cut: numbers for each pair of cuts
+_STAGE_S = 1e-3  # and seconds
 _ONE_SCHEDULE_TAKES = 0.35  # of that, where the first schedule alone is looked at
 _TURN_S = 5e-6  # of an F or B that ``leaf_bound`` goes through
 _RANK_S = 1e-6  # of a candidate that is made: for each rank
@@ -113,13 +115,15 @@ class FirstAnswers:
 
     def soon(self) -> Iterator[Evaluation]:
         """A few of least step, about, simulated: soon there, whatever else there is."""
-        evaluator, budget = self.evaluator, self.evaluator.budget
+        evaluator = self.evaluator
+        budget = self.evaluator.budget
         most_s = policy.WRITTEN * budget.left_s
         soon_said = [space for space in self.spaces if evaluator.rows_s(len(space.prices.micro_batches)) <= most_s]
         stages_of = _most_alike(soon_said or self.spaces[-1:])
         within = budget.part(policy.FIRST_ANSWERS * budget.left_s)
         rest = budget.part(reserve_s=within.left_s)
-        late, first = list[tuple[float, Stages]](), list[Stages]()
+        late = list[tuple[float, Stages]]()
+        first = list[Stages]()
         for stages in stages_of[:MOST_PIPELINES]:
             candidate = _evenly_cut(*stages)
             if candidate is not None and evaluator.has_time_for(candidate, rest):
@@ -154,7 +158,8 @@ class FirstAnswers:
 
     def _evaluated(self, promising: Sequence[CutPipeline], best_s: float) -> Iterator[Evaluation]:
         """Those that fit and take no longer than ``best_s`` and all before; without a plan one, however late."""
-        evaluator, actions = self.evaluator, 0
+        evaluator = self.evaluator
+        actions = 0
         longer_s: dict[object, float] = {}  # by plan, what the simulator adds: about the same under any schedule
         for pipeline in promising:
             if evaluator.budget.ends(_RANK_S * len(evaluator.problem.ranks)) and best_s < np.inf:
@@ -221,11 +226,14 @@ def most_promising(pipelines: Sequence[CutPipeline], budget: Budget) -> list[Cut
     longer_s: dict[object, float] = {}
     waiting = [(pipeline.step_s, 0.0, number) for number, pipeline in enumerate(pipelines)]
     heapify(waiting)
-    turns, replayed, rest = 0, list[CutPipeline](), list[CutPipeline]()
+    turns = 0
+    replayed = list[CutPipeline]()
+    rest = list[CutPipeline]()
     while waiting:
         step_s, added_s, number = heappop(waiting)
         pipeline = pipelines[number]
-        plan, stages = (id(pipeline.groups), pipeline.cuts), len(pipeline.groups)
+        plan = (id(pipeline.groups), pipeline.cuts)
+        stages = len(pipeline.groups)
         count = 2 * stages * len(pipeline.space.prices.micro_batches)
         if longer_s.get(plan, 0.0) > added_s:
             added_s = longer_s[plan]
@@ -264,7 +272,8 @@ class _Cutting:
 
     def pipelines(self) -> Iterator[CutPipeline]:
         """Under every schedule: the best cuts where some are kept, where least is, and where most is."""
-        num_stages, count = len(self.groups), len(self.space.prices.micro_batches)
+        num_stages = len(self.groups)
+        count = len(self.space.prices.micro_batches)
         chain = Pipeline(StageGraph.chain(num_stages, count))
         kept = {
             windows or max_in_flight(schedule, chain) or kept_by(schedule, num_stages, count): (schedule, windows)
@@ -307,19 +316,23 @@ class _Cutting:
         if not starts:
             return None
         starts_s = self._steps_s(np.array(starts), kept)
-        now, now_s = np.array([starts[int(starts_s.argmin())]]), float(starts_s.min())
+        now = np.array([starts[int(starts_s.argmin())]])
+        now_s = float(starts_s.min())
         for _ in range(_ROUNDS if len(stages) > 1 else 0):
             moved = np.concatenate([now + step * np.eye(now.size, dtype=np.int64)[1:-1] for step in (-1, 1)])
             moved = moved[(np.diff(moved, axis=1) > 0).all(axis=1)]
             found_s = self._steps_s(moved, kept)
             if not len(moved) or found_s.min() >= now_s:
                 break
-            now, now_s = moved[found_s.argmin()][None, :], float(found_s.min())
+            now = moved[found_s.argmin()][None, :]
+            now_s = float(found_s.min())
         return now
 
     def _steps_s(self, places: Numbers, kept: tuple[int, ...]) -> Array:
         """By row of ``places`` what the recurrence says; infinite where memory does not allow ``kept``."""
-        prices, count, at = self.space.prices, len(self.space.prices.micro_batches), self.space.cuts[places].T
+        prices = self.space.prices
+        count = len(self.space.prices.micro_batches)
+        at = self.space.cuts[places].T
         columns = prices.cuts.columns
         column = prices.cuts.column[prices.cuts.content[at[1:-1], at[2:]], at[:-2], at[1:-1]]
         is_handed = column >= 0
@@ -330,7 +343,8 @@ class _Cutting:
         on_last_s = ((kept[-1] or 1) - 1) * np.maximum.accumulate(every.head[::-1])[::-1]  # its F before its first B
         labels = alone(stages[-1], self._rounds(kept[-1], places), stages[-1].card * self._part_of_hosts[-1])
         for s in reversed(range(len(stages) - 1)):
-            stage, ahead = stages[s], (kept[s] or count) - 1
+            stage = stages[s]
+            ahead = (kept[s] or count) - 1
             behind = across(labels, HandoverBound(*(np.where(is_handed[s], one[s], 0.0) for one in messages)))
             first_s = np.maximum(0.0, behind.trip + on_last_s[s] - ahead * stage.head)
             last_s = np.maximum(0.0, behind.trip - ahead * stage.back)
@@ -380,7 +394,8 @@ def _gathered(tables: Sequence[Any], at: tuple[Numbers, ...]) -> list[Any]:
         by_table.setdefault(id(table), []).append(number)
     gathered = [np.zeros(at[0].shape) for _ in fields(tables[0])] if tables else []
     for own in by_table.values():
-        table, ends = tables[own[0]], tuple(numbers[own] for numbers in at)
+        table = tables[own[0]]
+        ends = tuple(numbers[own] for numbers in at)
         for column, one in zip(gathered, fields(table), strict=True):
             column[own] = getattr(table, one.name)[ends]
     return gathered
@@ -388,7 +403,9 @@ def _gathered(tables: Sequence[Any], at: tuple[Numbers, ...]) -> list[Any]:
 
 def _replayed(pipeline: CutPipeline) -> CutPipeline:
     """The same with what ``leaf_bound`` says of it, if that is more."""
-    prices, links, groups = pipeline.space.prices, pipeline.space.links, pipeline.groups
+    prices = pipeline.space.prices
+    links = pipeline.space.links
+    groups = pipeline.groups
     handed = prices.cuts.handed(pipeline.cuts)
     stages = [
         group.stage(*np.array(ends)[:, None]) for group, ends in zip(groups, pairwise(pipeline.cuts), strict=True)

@@ -171,7 +171,8 @@ class GraphCuts:
 
         All that follow one another, where there are no more cuts than that.
         """
-        chain, wanted = [0], 1
+        chain = [0]
+        wanted = 1
         for cut in range(1, self.last):
             is_far = self.last < most or weight[cut] * most >= wanted * weight[-1]
             if is_far and self.inside[chain[-1], cut]:
@@ -340,7 +341,8 @@ def _contents(
         behind = [layer for layer in outside if reads[layer] & ideals[cut]]
         readers = sorted(behind, key=lambda layer: -sizes[layer])
         kept: list[int] = []
-        sorts, which = np.zeros((1, 0), dtype=bool), np.zeros(len(ends), dtype=np.int64)
+        sorts = np.zeros((1, 0), dtype=bool)
+        which = np.zeros(len(ends), dtype=np.int64)
         for layer in readers:
             flags = members[ends, layer] > 0
             pairs = np.unique(2 * which + flags, return_inverse=True)
@@ -389,9 +391,11 @@ def _columns(
     held: Mapping[tuple[int, int], list[int]],
     read: list[dict[str, float]],
 ) -> tuple[HandoverColumns, Numbers]:
-    values, silent = graph.values(), without_gradient(graph)
+    values = graph.values()
+    silent = without_gradient(graph)
     index = {layer.name: position for position, layer in enumerate(graph.layers)}
-    count, num_sorts = len(members), slots.shape[1]
+    count = len(members)
+    num_sorts = slots.shape[1]
     column = np.full((num_sorts, count, count), -1, dtype=np.int64)
     rows: list[Array] = []
     total = 0
@@ -453,7 +457,8 @@ def _followers(graph: Graph, free: Sequence[bool]) -> dict[int, int]:
     of gradients likewise.  Cutting between the two moves no work and sends no less.
     """
     index = {layer.name: position for position, layer in enumerate(graph.layers)}
-    values, silent = graph.values(), without_gradient(graph)
+    values = graph.values()
+    silent = without_gradient(graph)
     num_bytes = {v: np.array([1, spec.is_float and v not in silent]) * spec.num_bytes for v, spec in values.items()}
     readers: dict[int, list[int]] = {}
     made_by: dict[int, set[str]] = {}

@@ -51,7 +51,8 @@ def strategies(evaluator: Evaluator, has_plan: Callable[[], bool]) -> Iterator[t
     Args:
         has_plan: whether there is a plan by now, so that nothing need be looked at when time is up.
     """
-    problem, cost_model = evaluator.problem, evaluator.cost_model
+    problem = evaluator.problem
+    cost_model = evaluator.cost_model
 
     def best(candidates: Iterable[Candidate]) -> Selection:
         within = evaluator.budget.part(policy.STRATEGY * evaluator.budget.left_s)
@@ -84,7 +85,8 @@ def mixed_replicas(
             continue
         for size in sizes:
             check_time(_RANK_S * count)
-            shares, batches = group_shares(problem, cost_model, ranks, size), micro_batches(problem, size)
+            shares = group_shares(problem, cost_model, ranks, size)
+            batches = micro_batches(problem, size)
             try:
                 if usable(problem, cost_model, ranks, shares, batches):
                     yield Replicas(_bound_s(cost_model, ranks, shares, batches), ranks, shares, batches)

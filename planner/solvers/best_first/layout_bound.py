@@ -250,7 +250,8 @@ class TableMaker:
 
     def _graph(self, priced: PricedOptions, options: tuple[Options, ...]) -> LabelledGraph:
         """A step of all layers: full micro-batches, then the rest of the batch at its own price."""
-        prices, layers = priced.prices, priced.layers
+        prices = priced.prices
+        layers = priced.layers
         full = priced.graph(Question(layers, self.num_full, backward=self.backward))
         if not self.rest:
             return full
@@ -273,7 +274,8 @@ class TableMaker:
 
     def _by_samples(self, ranks: tuple[int, ...]) -> Array:
         """Step, there and back, its parts, of stages cut along samples alone; infinity where there are none."""
-        problem, cost_model = self.problem, self.evaluator.cost_model
+        problem = self.problem
+        cost_model = self.evaluator.cost_model
         count = len(problem.profile.graph.layers)
         shares = group_shares(problem, cost_model, ranks, self.size)
         batches = micro_batches(problem, self.size)
@@ -305,7 +307,8 @@ class TableMaker:
         last = zip(ranks, rest if self.rest else shares, strict=True)
         backs = [_between(cost_model.at(cost_model.kind(rank), samples, True).backward_s) for rank, samples in last]
         exchanged = _between(cost_model.exchanges_s(ranks, self.rest or self.size)[1])
-        backward_s, sums_s = np.max(backs, axis=0) + exchanged, _between(cost_model.least_sums_s(ranks))
+        backward_s = np.max(backs, axis=0) + exchanged
+        sums_s = _between(cost_model.least_sums_s(ranks))
         zero = self.problem.zero_over(len(ranks))
         return least_reduction_s(cost_model.network, ranks, size, sums_s, backward_s, zero)
 
@@ -313,14 +316,17 @@ class TableMaker:
         """Exchanges of statistics of one F and B, and of F alone."""
         if len(ranks) < 2:
             return np.zeros((1, 1)), np.zeros((1, 1))
-        recomputes, trains = self.problem.recompute == ALWAYS, self.backward != NONE
+        recomputes = self.problem.recompute == ALWAYS
+        trains = self.backward != NONE
         forward, backward = self.evaluator.cost_model.exchanges_s(ranks, self.rest or self.size, recomputes, trains)
         of_forward = self.evaluator.cost_model.exchanges_s(ranks, self.rest or self.size, False, False)[0]
         return _between(forward) + (_between(backward) if trains else 0.0), _between(of_forward)
 
     def _member(self, kind: str, samples: int, rest: int, exchanged: tuple[Array, Array], shared: bool) -> Array:
         """Step, there and back, its parts, of a rank with so many samples, and so many of the last micro-batch."""
-        cost_model, (both, of_forward), trains = self.evaluator.cost_model, exchanged, self.backward != NONE
+        cost_model = self.evaluator.cost_model
+        both, of_forward = exchanged
+        trains = self.backward != NONE
         passes, smaller = (
             cost_model.sums(kind, rows, shared, self.problem.recompute == ALWAYS).least(trains, self.backward == LEAST)
             if rows
@@ -330,7 +336,8 @@ class TableMaker:
         assert passes is not None, "each rank has a sample"
         _, work_s = passes.works_s(self.num_full, smaller)
         step_s = _between(work_s + trains * cost_model.tables.parameters(kind).update_s)
-        once_s, forward_s = _between(passes.forward_s + passes.back_s), _between(passes.forward_s)
+        once_s = _between(passes.forward_s + passes.back_s)
+        forward_s = _between(passes.forward_s)
         num = self.num_full + bool(rest)
         return np.stack(
             [step_s + num * both, once_s + both, forward_s + of_forward, once_s - forward_s + both - of_forward]

@@ -246,7 +246,8 @@ class Chains:
         Raises:
             OutOfTimeError: there are too many to keep.
         """
-        last, number = self.positions[-1], itertools.count()
+        last = self.positions[-1]
+        number = itertools.count()
         heap: list[tuple[float, int, int, Iterator[_Prefix], _Prefix]] = []
 
         def push(prefixes: Iterator[_Prefix]) -> None:
@@ -332,7 +333,8 @@ class Chains:
             table = self.tables[sort, count]
             if number is None or table is None:
                 return ()
-            ranks, unused[sort][number] = unused[sort][number][:count], unused[sort][number][count:]
+            ranks = unused[sort][number][:count]
+            unused[sort][number] = unused[sort][number][count:]
             placed[first] = first, last, ranks, table
         return tuple(placed[first] for first, *_ in prefix.stages)
 
@@ -413,7 +415,8 @@ class Chains:
 
     def _with_stage(self, least: Array, after: Array) -> Array:
         """``[4, ...]``: A, V, E, T of a stage of ``least`` times, all ``after`` it (``_onward``)."""
-        (step_s, once_s, forward_s, back_s), (path_s, whole_s, round_s, loaded_s, behind_s) = least, after
+        step_s, once_s, forward_s, back_s = least
+        path_s, whole_s, round_s, loaded_s, behind_s = after
         num = self.num_full
         own_s = np.maximum(forward_s + num * back_s, num * forward_s + back_s) + round_s
         path_s = np.maximum(np.maximum(num * once_s, own_s), once_s + np.maximum(path_s, loaded_s))
@@ -430,9 +433,12 @@ def links_of(problem: Problem, samples: int, backward: str) -> LayerLinks:
         backward: ``Question.backward``.
     """
     graph = problem.profile.graph
-    count, values, silent = len(graph.layers), graph.values(), without_gradient(graph)
+    count = len(graph.layers)
+    values = graph.values()
+    silent = without_gradient(graph)
     names = {layer.name: index for index, layer in enumerate(graph.layers)}
-    reader, num_bytes = np.full(count + 1, -1), np.zeros(count + 1)
+    reader = np.full(count + 1, -1)
+    num_bytes = np.zeros(count + 1)
     reader[0] = 0
     for index in reversed(range(count)):
         for value in graph.layers[index].inputs:
@@ -441,7 +447,8 @@ def links_of(problem: Problem, samples: int, backward: str) -> LayerLinks:
             if at and answers:
                 is_same_reader = reader[at] == index
                 size = _bytes_read(graph, index, value, values, samples)
-                reader[at], num_bytes[at] = index, max(size, num_bytes[at] if is_same_reader else 0.0)
+                reader[at] = index
+                num_bytes[at] = max(size, num_bytes[at] if is_same_reader else 0.0)
     if may_stream(problem):
         num_bytes[:] = 0.0
     cluster = without_pairs(corrected_cluster(problem.profile))
@@ -471,7 +478,8 @@ def _bytes_read(graph: Graph, at: int, value: str, values: Mapping[str, TensorSp
     if layer.kind not in _READ_IN_ORDER:
         return 1.0
     sized = SizedLayer.of(graph, layer, values, samples, False)
-    position, box = layer.inputs.index(value), whole(sized.work.shape)
+    position = layer.inputs.index(value)
+    box = whole(sized.work.shape)
     read = [interval.stop - interval.start for interval in sized.input_boxes(box)[position]]
     for dim, extent in enumerate(sized.work.shape):
         if extent > 1:
@@ -553,8 +561,10 @@ class OrderedPipelines:
 
     def _least(self, pace_s: float, begins: Sequence[int]) -> list[LayoutChain]:
         """Those of least estimate at a pace on the ranks from each begin on; without stages where there is none."""
-        positions, num = np.array(self.positions), self.problem.global_batch // self.size
-        last, places = len(positions) - 1, np.arange(len(positions))
+        positions = np.array(self.positions)
+        num = self.problem.global_batch // self.size
+        last = len(positions) - 1
+        places = np.arange(len(positions))
         trip_s = np.full((len(self._ranks), len(places)), np.inf)  # [ranks used, place]: from there on
         first_count = np.zeros(trip_s.shape, dtype=np.intp)
         choices: dict[int, tuple[NDArray[np.intp], NDArray[np.intp]]] = {}
@@ -580,7 +590,8 @@ class OrderedPipelines:
                     is_less = each_s < trip_s[start]
                     trip_s[start, is_less] = each_s[is_less]
                     first_count[start, is_less] = count
-                    stop_at[is_less], start_at[is_less] = stops[is_less], after
+                    stop_at[is_less] = stops[is_less]
+                    start_at[is_less] = after
             choices[start] = stop_at, start_at
         return [self._read(begin, trip_s[begin, 0], first_count, choices) for begin in begins]
 
@@ -594,17 +605,22 @@ class OrderedPipelines:
         """The pipeline that begins on rank ``start``, by the DP's choices."""
         if not np.isfinite(trip_s):
             return LayoutChain(np.inf, ())
-        num, last = self.problem.global_batch // self.size, len(self.positions) - 1
+        num = self.problem.global_batch // self.size
+        last = len(self.positions) - 1
         stages: list[Placed] = []
-        at, slowest_s = 0, 0.0
+        at = 0
+        slowest_s = 0.0
         while at < last:
-            count, stop = int(first_count[start, at]), int(choices[start][0][at])
+            count = int(first_count[start, at])
+            stop = int(choices[start][0][at])
             table = self.tables.get((self._sort_of[start], count))
             assert table is not None, "choices are among tables"
-            begin, end = self.positions[at], self.positions[stop]
+            begin = self.positions[at]
+            end = self.positions[stop]
             slowest_s = max(slowest_s, float(table.step_s[begin, end]) / num)
             stages.append((begin, end, self._ranks[start : start + count], table))
-            start, at = int(choices[start][1][at]), stop
+            start = int(choices[start][1][at])
+            at = stop
         return LayoutChain(float(trip_s) + (num - 1) * slowest_s, tuple(stages))
 
     def _starts(self, end: int) -> tuple[int, ...]:
@@ -617,7 +633,8 @@ class OrderedPipelines:
     @once
     def _message_s(self, src: int, dst: int, most: int) -> Array:
         """``[ranks - 1, places]``: one way between neighbours, over up to ``most`` ranks."""
-        cluster, ends = self.problem.profile.cluster, (self._ranks[src], self._ranks[dst])
+        cluster = self.problem.profile.cluster
+        ends = (self._ranks[src], self._ranks[dst])
         shares = self.crossing_bytes[None, :] / np.arange(1, most + 1)[:, None]
         hosts = [cluster.devices[rank].host for rank in ends]
         card_bytes_per_s = cluster.nic_bytes_per_s(hosts[0]) if hosts[0] != hosts[1] else None
@@ -628,7 +645,8 @@ class OrderedPipelines:
 def _crossing_bytes(problem: Problem, samples: int) -> Array:
     """``[places]``: bytes of all values that layers before a place make and layers behind it read."""
     graph = problem.profile.graph
-    values, made = graph.values(), {layer.name: index + 1 for index, layer in enumerate(graph.layers)}
+    values = graph.values()
+    made = {layer.name: index + 1 for index, layer in enumerate(graph.layers)}
     last_read = {value: index for index, layer in enumerate(graph.layers) for value in layer.inputs}
     crossing = np.zeros(len(graph.layers) + 1)
     for value, reader in last_read.items():

@@ -72,13 +72,16 @@ from planner.solvers.layouts.stage import (
     best_layouts,
 )
 
-_SHARE_OF_TABLES, _MOST_OF_TABLES = 0.25, 0.6
+_SHARE_OF_TABLES = 0.25
+_MOST_OF_TABLES = 0.6
 """Of the budget, for the options of all layers on one group of ranks: at first, and of what is left at last."""
 
-_SHARE_OF_FEWER, _SHARE_OF_REFINED = 0.25, 0.5
+_SHARE_OF_FEWER = 0.25
+_SHARE_OF_REFINED = 0.5
 """Of what is left, for some of the hosts, and for layouts of what the search over samples found."""
 
-_SHARE_OF_ONE_STAGE, _SHARE_IN_ORDER = 0.4, 0.6
+_SHARE_OF_ONE_STAGE = 0.4
+_SHARE_IN_ORDER = 0.6
 """Of what is left where there are several pools: for one stage on all ranks, and for pipelines along the hosts."""
 
 MOST_IN_ORDER = 8
@@ -87,7 +90,8 @@ MOST_IN_ORDER = 8
 MOST_COUNTS = 16
 """Of so many devices every smaller number is looked at, so that more are not worse."""
 
-MOST_CHAINS, MOST_OF_FEWER = 60, 4
+MOST_CHAINS = 60
+MOST_OF_FEWER = 4
 """Pipelines that are simulated for one size of the micro-batch; and where they may use a part of the hosts alone."""
 
 _FAR = float("inf")
@@ -295,9 +299,11 @@ class _LayoutSearch:
         table = maker.table(ranks, of_stretches=False)
         if table is None:
             return _FAR
-        least_s, laid_out = table.laid_out_s[0], frozenset({0})
+        least_s = table.laid_out_s[0]
+        laid_out = frozenset({0})
         if self._asks_for_samples:
-            least_s, laid_out = table.step_s, frozenset[int]()
+            least_s = table.step_s
+            laid_out = frozenset[int]()
         chain = LayoutChain(float(least_s[0, last]), ((0, last, ranks, table),), laid_out)
         if chain.bound_s < self.upper_s:
             self._simulate(maker.size, chain)
@@ -549,7 +555,8 @@ class LayoutPlans:
     def _is_allowed(self, candidate: Candidate) -> bool:
         if self.evaluator.unmet(candidate):
             return False
-        graph, sizes = self.evaluator.problem.profile.graph, set(candidate.micro_batches)
+        graph = self.evaluator.problem.profile.graph
+        sizes = set(candidate.micro_batches)
         mixing = mixing_layers(graph)
         for stage, group in enumerate(candidate.groups):
             layers = [index for index, number in enumerate(candidate.stage_of) if number == stage]

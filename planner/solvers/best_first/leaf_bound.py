@@ -29,10 +29,12 @@ from planner.solvers.budget import note
 CAPS = (1, 2, 3, 4, 6)
 """Windows that a windowed schedule tries: so many times the stages downstream and one, as far as memory allows."""
 
-FEW_WINDOWS, MANY_WINDOWS = 40, 500
+FEW_WINDOWS = 40
+MANY_WINDOWS = 500
 """Where a chain of so many stages has no more windows, all are tried; of other pipelines up to the second number."""
 
-_TURN_S, _PIPELINE_S = 3e-6, 4e-8  # of an F or B that is gone through; for each pipeline
+_TURN_S = 3e-6  # of an F or B that is gone through
+_PIPELINE_S = 4e-8  # for each pipeline
 _CHILDREN_S = 1.5e-4  # to gather the complete children of a prefix
 
 
@@ -182,7 +184,8 @@ class Leaves:
         wire_there, wire_back = ([np.zeros(len(numbers))] * len(self.edges) for _ in range(2))
         arrived: dict[tuple[bool, int, int], Array] = {}
         busy = None if self.cards is None else CardLoads(self.cards[..., numbers])
-        first, accumulates = [True] * num_stages, [bool(each.any()) for each in adds]
+        first = [True] * num_stages
+        accumulates = [bool(each.any()) for each in adds]
         for forward, stage, microbatch in order:
             now = clock[stage]
             for edge in into[stage] if forward else returning[stage]:
@@ -215,7 +218,8 @@ class Leaves:
         if not traits(schedule).windowed:
             yield (), every
             return
-        held, falls = self.max_in_flight.copy(), not traits(schedule).splits_backward
+        held = self.max_in_flight.copy()
+        falls = not traits(schedule).splits_backward
         returning = tuple((source, reader) for source, reader, returns in self.edges if returns)
         for source, reader in returning if falls else ():
             np.minimum(held[reader], held[source], out=held[reader])
@@ -246,7 +250,8 @@ class CardLoads:
         every = np.full((len(flows), max(map(len, flows.values()), default=0), len(numbers)), -np.inf)
         for own, begins in zip(every, flows.values(), strict=True):
             own[: len(begins)] = begins
-        seconds, until = self.seconds[list(flows)][..., numbers], np.zeros(len(numbers))
+        seconds = self.seconds[list(flows)][..., numbers]
+        until = np.zeros(len(numbers))
         for begins in flows.values():
             first = begins.min(axis=0)
             load = np.einsum("fcp,fp->cp", seconds, (every >= first).sum(axis=1))
@@ -310,15 +315,20 @@ def schedule_order(
 def _arrays(
     frontier: Frontier, expansion: Expansion, positions: Numbers, handed: tuple[Handed, ...]
 ) -> tuple[Array, ...]:
-    table, rows, parent = expansion.table, expansion.row[positions], expansion.parent
-    count, last = len(rows), len(parent.choices)
+    table = expansion.table
+    rows = expansion.row[positions]
+    parent = expansion.parent
+    count = len(rows)
+    last = len(parent.choices)
 
     def by_stage(name: str) -> Array:
         before = [np.full(count, getattr(t.stage, name)[row]) for t, row in parent.rows]
         return np.array([*before, getattr(table.stage, name)[rows]])
 
-    groups, links = frontier.stage_groups(parent), frontier.suffixes.links
-    ends, sums = frontier.next_groups(parent, table), by_stage("card")
+    groups = frontier.stage_groups(parent)
+    links = frontier.suffixes.links
+    ends = frontier.next_groups(parent, table)
+    sums = by_stage("card")
     messages = np.zeros((2, len(handed), count))
     cards = np.zeros((last + 1 + 2 * len(handed), 2 * len(links.hosts) if links.has_cards else 0, count))
     choices = [(ends[choice], table.choice[rows] == choice) for choice in np.unique(table.choice[rows])]

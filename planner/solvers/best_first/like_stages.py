@@ -220,7 +220,8 @@ class LikeStages:
         """The step of a pipeline of such columns alone, were all of its stages alike."""
         whole = group.stage(np.array([0]), np.array([self.prices.cuts.last]))
         depth = min(self._most(places) * places.stages, self.prices.cuts.last)
-        work_s, count = float(whole.all_work[0]), len(self.prices.micro_batches)
+        work_s = float(whole.all_work[0])
+        count = len(self.prices.micro_batches)
         return work_s / depth * (1 + (depth - 1) / count) + float(whole.tail[0]) / depth
 
     @property
@@ -237,7 +238,9 @@ class LikeStages:
 
     def _places(self) -> Iterator[Places]:
         """Parts of a host, whole hosts, and parts of all kinds; none so small that most devices could not be used."""
-        counts, host, may_replicate = self._counts, self._host, self.prices.freedom.may_replicate
+        counts = self._counts
+        host = self._host
+        may_replicate = self.prices.freedom.may_replicate
         for kind, count in enumerate(counts):
             parts = [size for size in range(1, host) if host % size == 0] if may_replicate else [1]
             whole = [*(host * number for number in _numbers(count // host)), count] if may_replicate else []
@@ -273,8 +276,10 @@ class LikeStages:
     @once_by(lambda _, source, destination: (source.counts, source.shares, destination.counts, destination.shares))
     def message(self, source: PricedGroup, destination: PricedGroup) -> HandoverBound:
         """Between two stages on such groups: as ``links`` say, or as long as its part of their loads."""
-        link, count = self.links.between(source, destination), len(self.prices.micro_batches)
-        there, back = np.maximum(link.there, link.load_there / count), np.maximum(link.back_all, link.load_back / count)
+        link = self.links.between(source, destination)
+        count = len(self.prices.micro_batches)
+        there = np.maximum(link.there, link.load_there / count)
+        back = np.maximum(link.back_all, link.load_back / count)
         return replace(link, there=there, path=there, back=back)
 
     @once_by(lambda _, source, destination: (source.counts, source.shares, destination.counts, destination.shares))
@@ -291,7 +296,9 @@ class LikeStages:
 
     def _column(self, choice: _Choice) -> Column:
         """The column of stages on a group and others like it."""
-        places, group, count = choice.places, choice.group, len(self.prices.micro_batches)
+        places = choice.places
+        group = choice.group
+        count = len(self.prices.micro_batches)
         stages = group.stage(self.chain[:, None], self.chain[None, :])
         trip_s, there_s, back_s = self._across(group, self._behind(choice))
         inside_s = self._across(group, group)[0] if places.stages > 1 else trip_s
@@ -311,7 +318,8 @@ class LikeStages:
     def _parts(self) -> dict[int, Numbers]:
         """By stages of a block, between two places: where its first stage ends, were all as much work."""
         work_s = self._work_s[self.chain]
-        before_s, after_s = work_s[:, None], work_s[None, :]
+        before_s = work_s[:, None]
+        after_s = work_s[None, :]
         each = {stages: before_s + (after_s - before_s) / stages for stages in (1, *BLOCKS)}
         return {stages: np.clip(np.searchsorted(work_s, ends_s), 0, len(work_s) - 1) for stages, ends_s in each.items()}
 
@@ -320,7 +328,8 @@ class LikeStages:
 
         A micro-batch there and back, and how busy it keeps the channel or card, there and back.
         """
-        cuts, count = self.prices.cuts, len(self.prices.micro_batches)
+        cuts = self.prices.cuts
+        count = len(self.prices.micro_batches)
         row = cuts.column[cuts.content[self.chain, cuts.last], 0, self.chain]
         is_handed = (row >= 0) & (destination is not None)
         returns = is_handed & cuts.columns.has_gradient[row] & self.prices.freedom.trains
@@ -343,7 +352,8 @@ def balanced_places(costs: Sequence[Array]) -> list[int] | None:
         costs: by stage, of first and last place.
     """
     above = np.triu(np.ones(costs[0].shape, dtype=bool), 1)
-    best, chosen = np.where(above, costs[-1], np.inf)[:, -1], []
+    best = np.where(above, costs[-1], np.inf)[:, -1]
+    chosen = []
     for cost in reversed(costs[:-1]):
         both = np.maximum(np.where(above, cost, np.inf), best[None, :])
         chosen.append(both.argmin(axis=1))

@@ -29,7 +29,8 @@ from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import note
 from planner.solvers.candidates.feasibility import may_stream
 
-_ORDER_S, _POOL_S = 3e-5, 2e-6  # of messages between members in one order; for each pool
+_ORDER_S = 3e-5  # of messages between members in one order
+_POOL_S = 2e-6  # for each pool
 
 PiecesOfOne = frozenset[Piece]
 """Messages of one member; equal ones once."""
@@ -154,14 +155,18 @@ class HandoverBounds:
         self, source: PricedGroup, first: tuple[int, ...], destination: PricedGroup, second: tuple[int, ...]
     ) -> dict[int, BoundaryMessages]:
         """Who hands what to whom, by samples of the micro-batch, if members are in the orders given."""
-        mine, theirs = list(dict.fromkeys(first)), list(dict.fromkeys(second))
+        mine = list(dict.fromkeys(first))
+        theirs = list(dict.fromkeys(second))
         between = tuple(map(tuple, self._tiers[np.ix_(mine, theirs)].tolist()))
         names = sorted(set(chain.from_iterable(between)))
         if len(names) > 1 and not (source.orders_known and destination.orders_known):
             names = [self._any_of(names)]  # any two members might be in one group
         if len(names) == 1:  # whatever pools they are of
-            between, first, second = ((names[0],),), (mine[0],) * source.size, (theirs[0],) * destination.size
-        sources, destinations = tuple(map(mine.index, first)), tuple(map(theirs.index, second))
+            between = ((names[0],),)
+            first = (mine[0],) * source.size
+            second = (theirs[0],) * destination.size
+        sources = tuple(map(mine.index, first))
+        destinations = tuple(map(theirs.index, second))
         return {
             rows: pieces(source.samples[rows], destination.samples[rows], sources, destinations, between)
             for rows in set(self.prices.micro_batches)
@@ -224,7 +229,8 @@ class HandoverBounds:
         columns = self.prices.cuts.columns
         card_s = [each / self._card_bytes_per_s for each in (columns.forward_bytes, columns.backward_bytes)]
         for there, back in on_cards:
-            load_there, load_back = np.maximum(load_there, there * card_s[0]), np.maximum(load_back, back * card_s[1])
+            load_there = np.maximum(load_there, there * card_s[0])
+            load_back = np.maximum(load_back, back * card_s[1])
             if there and back:
                 load_both = np.maximum(load_both, there * card_s[0] + back * card_s[1])
         return HandoverBound(

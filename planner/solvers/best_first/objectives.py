@@ -62,7 +62,8 @@ def no_plan_fits(evaluator: Evaluator) -> HalopipeError:
     if closest is None and not evaluator.schedules and (why := why_no_families(evaluator)):
         return InfeasibleError("no pipeline of several stages a device", why, _SIMPLER)
     if closest is None:
-        cluster, within = evaluator.problem.profile.cluster, evaluator.budget.part(_QUICKLY_S)
+        cluster = evaluator.problem.profile.cluster
+        within = evaluator.budget.part(_QUICKLY_S)
         devices = tuple(replace(device, memory_bytes=_MORE_THAN_ENOUGH) for device in cluster.devices)
         profile = replace(evaluator.problem.profile, cluster=replace(cluster, devices=devices))
         roomy = replace(evaluator.problem, profile=profile, memory_bytes=0, rate_per_s=0.0)
@@ -128,8 +129,11 @@ def why_no_families(evaluator: Evaluator) -> list[str]:
     """Why there is no pipeline of several stages a position, by schedule; empty if that is not the reason."""
     reasons: dict[str, None] = {}
     for each in all_families(evaluator):
-        name, prices, own_traits = each.schedule, each.stage_prices.prices, traits(each.schedule)
-        problem, cuts = prices.problem, prices.cuts
+        name = each.schedule
+        prices = each.stage_prices.prices
+        own_traits = traits(each.schedule)
+        problem = prices.problem
+        cuts = prices.cuts
         most = min(cuts.last, problem.max_stages or cuts.last)
         ways = own_traits.stages_per_position or 1
         fewest = min((len(positions(name, len(groups), ways)) for groups in each.sequences), default=0)
@@ -182,17 +186,21 @@ class Leanest:
         count = len(prices.cuts.members)
         batches = len(prices.micro_batches)
         kept = 1 if traits(self.schedule).windowed else kept_by(self.schedule, downstream, batches)[0]
-        first, last = np.arange(count)[:, None], np.arange(count)[None, :]
+        first = np.arange(count)[:, None]
+        last = np.arange(count)[None, :]
         best = np.full(count, np.inf)
-        choice, cut = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+        choice = np.zeros(count, dtype=np.int64)
+        cut = np.zeros(count, dtype=np.int64)
         for number, option in enumerate(self.frontier.suffixes.choices(state)):
             fullness = option.group.fullness(first, last, kept)
             if downstream > 1:
                 fullness = np.maximum(fullness, self._suffix(option.option.left, downstream - 1)[0][None, :])
             else:
                 fullness = np.where(last == prices.cuts.last, fullness, np.inf)
-            ends, values = fullness.argmin(axis=1), fullness.min(axis=1)
-            choice, cut = np.where(values < best, number, choice), np.where(values < best, ends, cut)
+            ends = fullness.argmin(axis=1)
+            values = fullness.min(axis=1)
+            choice = np.where(values < best, number, choice)
+            cut = np.where(values < best, ends, cut)
             best = np.minimum(best, values)
         return best, choice, cut
 
@@ -225,8 +233,10 @@ def _clashing_rules(roomy: Problem, within: Budget) -> tuple[Applied, ...]:
 
 def _rules_clash(evaluator: Evaluator, clashing: tuple[Applied, ...]) -> InfeasibleError:
     """The error for rules that cannot all be met, with those whose absence alone lets a plan fit."""
-    problem, every = evaluator.problem, _asked_rules(evaluator.problem)
-    within, remedies = evaluator.budget.part(_QUICKLY_S), []
+    problem = evaluator.problem
+    every = _asked_rules(evaluator.problem)
+    within = evaluator.budget.part(_QUICKLY_S)
+    remedies = []
     for applied in clashing:
         others = tuple(other for other in every if str(other) != str(applied))
         with contextlib.suppress(HalopipeError):
@@ -304,7 +314,8 @@ def least_memory(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
 
     Returns the problem as it is, without words, if no plan was found: the search that follows says why.
     """
-    asked, budget = replace(problem, objective=THROUGHPUT), part_of_current(problem.time_limit_s)
+    asked = replace(problem, objective=THROUGHPUT)
+    budget = part_of_current(problem.time_limit_s)
     best = leanest(Evaluator(asked, CostModel(problem.profile)))
     if best is None or not best.fits:
         best, _ = _fitting(asked, problem.memory_bytes, budget)
@@ -360,7 +371,8 @@ def highest_rate(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
     asked = replace(problem, objective=LATENCY, rate_per_s=0.0)
     budget = part_of_current(problem.time_limit_s)
     within = budget.part(_SHARE_OF_WORK * budget.limit_s)
-    best_per_s, refused_per_s = 0.0, float("inf")
+    best_per_s = 0.0
+    refused_per_s = float("inf")
     reached_per_s, _ = _sustaining(asked, 0.0, budget)
     if reached_per_s is None:
         return asked, ()

@@ -94,7 +94,8 @@ class Expansion:
 
     def child(self, position: int) -> PipelinePrefix:
         """The prefix number ``position``."""
-        parent, row = self.parent, int(self.row[position])
+        parent = self.parent
+        row = int(self.row[position])
         choice = self.table.choices[self.table.choice[row]]
         return PipelinePrefix(
             (*parent.choices, choice),
@@ -122,20 +123,26 @@ class Frontier:
 
     def expand(self, prefix: PipelinePrefix, upper_s: float) -> Expansion:
         """What may follow ``prefix`` in less than ``upper_s``."""
-        table, prices = self._table(prefix.state, prefix.cuts[-1]), self.suffixes.prices
-        stage, labels, nothing = table.stage, table.labels, np.zeros(len(table.choice))
+        table = self._table(prefix.state, prefix.cuts[-1])
+        prices = self.suffixes.prices
+        stage = table.stage
+        labels = table.labels
+        nothing = np.zeros(len(table.choice))
         before = Before(*(nothing,) * len(fields(Before)))
         most = np.full(len(nothing), len(prices.micro_batches))
         if prefix.choices and len(nothing):
-            (*_, ahead, begin), columns = prefix.cuts, prices.cuts.columns
+            *_, ahead, begin = prefix.cuts
+            columns = prices.cuts.columns
             column = prices.cuts.column[prices.cuts.content[begin, table.last], ahead, begin]
-            reads, returns = columns.linked[column], columns.has_gradient[column] & prices.freedom.trains
+            reads = columns.linked[column]
+            returns = columns.has_gradient[column] & prices.freedom.trains
             before = self._before(prefix, self._handovers(prefix, table, column), reads, returns)
             most = np.where(returns, prefix.max_in_flight, most)
         max_in_flight = np.minimum(stage.window, most)
         rounds = rounds_of(prices.num_counted, max_in_flight)
         bound = np.maximum(prefix.bound_s, joined(before, stage, labels, rounds))
-        cuts, limit = prices.cuts, prices.freedom.max_stages
+        cuts = prices.cuts
+        limit = prices.freedom.max_stages
         if prefix.choices and cuts.merges_orders:
             bound = np.where(cuts.disorder(prefix.cuts[-2], prefix.cuts[-1], table.last), np.inf, bound)
         if limit and len(prefix.choices) + 1 >= limit:
@@ -158,7 +165,8 @@ class Frontier:
 
     def _before(self, prefix: PipelinePrefix, link: HandoverBound, reads: Flags, returns: Flags) -> Before:
         """``prefix`` as the stage behind sees it, by row of a table."""
-        started_s, returns_s = prefix.started_s, prefix.returns_s
+        started_s = prefix.started_s
+        returns_s = prefix.returns_s
         return Before(
             start=np.where(reads, started_s + link.there, 0.0),
             all_there=np.where(reads, started_s + link.load_there, 0.0),
@@ -215,7 +223,8 @@ class Frontier:
                     suffixes.card_s(choice, stage)[kept],
                 )
             )
-        numbers, nothing = np.zeros(0, dtype=np.int64), [np.zeros(0)]
+        numbers = np.zeros(0, dtype=np.int64)
+        nothing = [np.zeros(0)]
         empty = (numbers, numbers, [*9 * nothing, numbers], len(fields(Labels)) * nothing, *nothing)
         number, last, stages, labels_of, cards = zip(empty, *parts, strict=True)
         return StageTable(

@@ -43,7 +43,8 @@ from planner.solvers.candidates.feasibility import (
 )
 
 _ROUNDING = 1e-9
-_GROUP_S, _RANK_S = 4.5e-4, 5e-7  # to price a group; for each rank that there is
+_GROUP_S = 4.5e-4  # to price a group
+_RANK_S = 5e-7  # for each rank that there is
 _SIZE_S = 4.5e-5  # to price all layers on a kind at a number of samples
 
 Version = tuple[Recomputes, bool, tuple[int, ...]]
@@ -82,7 +83,8 @@ class Freedom:
     @classmethod
     def of(cls, problem: Problem) -> Freedom:
         """What ``problem`` leaves open."""
-        names, virtual = schedule_names(problem), virtual_schedule_names(problem)
+        names = schedule_names(problem)
+        virtual = virtual_schedule_names(problem)
         own_traits = [traits(name) for name in (*names, *virtual)]
         return cls(
             problem,
@@ -167,7 +169,8 @@ class PricedGroup:
 
     def stage(self, first: Numbers, last: Numbers) -> BoundedStages:
         """Bounds of stages between ``first`` and ``last``, arrays that broadcast."""
-        counted, count = self.owner.num_counted, len(self.owner.micro_batches)
+        counted = self.owner.num_counted
+        count = len(self.owner.micro_batches)
         priced = (self.any_shares or self.prices).stage(first, last, counted)
         window = priced.window
         if counted < count:
@@ -184,7 +187,8 @@ class PricedGroup:
 
     def fullness(self, first: Numbers, last: Numbers, kept: int) -> Array:
         """The fullest member's share of its limit with ``kept`` micro-batches; infinite where no stage is possible."""
-        owner, memory = self.owner, self.prices.memory
+        owner = self.owner
+        memory = self.prices.memory
         possible = owner.cuts.inside[first, last]
         if self.size > 1:
             possible = possible & (owner.mixing[last] - owner.mixing[first] <= 0)
@@ -218,7 +222,8 @@ class GroupPrices:
     _cores: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        trains, splits = self.freedom.trains, self.freedom.splits
+        trains = self.freedom.trains
+        splits = self.freedom.splits
         counted = self.micro_batches[: self.num_counted]
         self._bounds = StageBounds(self.cost_model, self.cuts, counted, trains, splits, self.received)
         self.mixing, self.throughout, self._cores = _between_cuts(self.cost_model, self.cuts, self.freedom.mixing)
@@ -237,7 +242,8 @@ class GroupPrices:
         """
         if sum(counts) > self.micro_batches[0] and not self.throughout.any():
             return ()  # a rank would have no sample
-        ranks, size = self.first_ranks(counts), self.micro_batches[0]
+        ranks = self.first_ranks(counts)
+        size = self.micro_batches[0]
         shares_of = all_shares(self.problem, ranks, size)
         if not shares_of and len(ranks) <= size:  # too many
             shares_of = (group_shares(self.problem, self.cost_model, ranks, size),)
@@ -309,10 +315,14 @@ class GroupPrices:
         Raises:
             MissingMeasurementError: a layer's cost at one of these numbers is not known.
         """
-        recomputed, size = recompute_mask(recompute, self._cores), self.micro_batches[0]
-        zero, limits = self.problem.zero_over(len(ranks)), map(self.problem.room_bytes, ranks)
+        recomputed = recompute_mask(recompute, self._cores)
+        size = self.micro_batches[0]
+        zero = self.problem.zero_over(len(ranks))
+        limits = map(self.problem.room_bytes, ranks)
         sorts = Counter(zip(map(self.cost_model.kind, ranks), limits, strict=True))
-        members, most, counted = [], [], self.micro_batches[:num_microbatches]
+        members = []
+        most = []
+        counted = self.micro_batches[:num_microbatches]
         for kind, limit in sorts:
             top = size if self.problem.micro_batch_sizes else min(size, self.cost_model.tables.largest_measured(kind))
             members.append(self._member_times(kind, top, recomputed, counted))
@@ -385,7 +395,8 @@ class GroupPrices:
             alike_members = [
                 (*kind, samples) for kind, samples in zip(kinds, zip(full, last, strict=True), strict=True)
             ]
-            recomputed, zero = recompute_mask(recompute, self._cores), self.problem.zero_over(len(ranks))
+            recomputed = recompute_mask(recompute, self._cores)
+            zero = self.problem.zero_over(len(ranks))
             self._prices[alike] = self._bounds.of(ranks, alike_members, recomputed, zero)
         samples = {rows: self._samples_of(shares, rows) for rows in set(self.micro_batches)}
         return self._group(counts, version, samples, self._prices[alike])
@@ -399,7 +410,8 @@ class GroupPrices:
         any_shares: SharedBound | None = None,
     ) -> PricedGroup:
         """As its attributes say; with the stages that are allowed."""
-        orders, ranks = self._orders(counts), self.first_ranks(counts)
+        orders = self._orders(counts)
+        ranks = self.first_ranks(counts)
         allowed = [self.freedom.allowed(self.cuts, ranks, version[0])]
         if version[1]:
             allowed.append(self.throughout)
@@ -422,7 +434,8 @@ class GroupPrices:
     def _in_time(self, prices: StageBound | SharedBound) -> Flags:
         """By first and last cut, whether a stage's work leaves room for the samples a second that are asked for."""
         count = len(self.cuts.members)
-        first, last = np.arange(count)[:, None], np.arange(count)[None, :]
+        first = np.arange(count)[:, None]
+        last = np.arange(count)[None, :]
         period_s = sum(self.micro_batches) / self.problem.rate_per_s
         work = prices.stage(first, last, len(self.micro_batches)).work
         in_time: Flags = work <= period_s * (1 + _ROUNDING)

@@ -52,7 +52,8 @@ _MOVES = (-2, -1, 1, 2)  # of a cut, in ideals by work
 _KEPT = 6  # solutions of least step that are cut anew
 _ROUNDS = 4  # of that: what the replay gains further on the simulator seldom does
 _SIMULATED = 4  # of these, with and without that
-_TURN_S, _TURN_OF_ROW_S = 8e-6, 1e-8  # of an F or B that is replayed, whatever it is of; for each pipeline
+_TURN_S = 8e-6  # of an F or B that is replayed, whatever it is of
+_TURN_OF_ROW_S = 1e-8  # for each pipeline
 _ROW_S = 2e-4  # to begin with a pipeline
 _NUMBERS_OF_A_STAGE = 40  # that are looked at between two cuts
 
@@ -183,8 +184,11 @@ class Repair:
 
     def _solved_again(self, now: Solution, first: int, last: int, most: int, within: Budget) -> Iterator[Solution]:
         """With other stages in place of those from ``first`` to before ``last``, of each division the best cuts."""
-        prices, own = now.prices, now.groups[first:last]
-        inside, begin, end = prices.cuts.inside, now.cuts[first], now.cuts[last]
+        prices = now.prices
+        own = now.groups[first:last]
+        inside = prices.cuts.inside
+        begin = now.cuts[first]
+        end = now.cuts[last]
         between = np.array([begin, *np.flatnonzero(inside[begin] & inside[:, end]), end])
         spread = np.linspace(0, len(between) - 1, min(_PLACES, len(between)))
         places = between[np.round(spread).astype(np.int64)]
@@ -213,7 +217,8 @@ class Repair:
 
     def _recut(self, solutions: list[Solution], within: Budget) -> list[Solution]:
         """The same, each with its cuts moved as long as the replay gets shorter."""
-        done, moving = list[Solution](), solutions
+        done = list[Solution]()
+        moving = solutions
         for _ in range(_ROUNDS):
             if not moving or within.is_over:
                 break
@@ -253,7 +258,9 @@ class Repair:
     def _together_s(self, alike: list[Solution], handed: list[tuple[Handed, ...]], within: Budget) -> Array:
         """The steps of pipelines of as many stages under one schedule, of which one order is that of all."""
         first = alike[0]
-        links, num_stages, count = self._links(first.prices), len(first.groups), len(first.prices.micro_batches)
+        links = self._links(first.prices)
+        num_stages = len(first.groups)
+        count = len(first.prices.micro_batches)
         within.spend(2 * (_TURN_S + _TURN_OF_ROW_S * len(alike)) * num_stages * count + _ROW_S * len(alike))
         edges = tuple(sorted({_edge(first, one) for each in handed for one in each}))
         number = {edge[:2]: place for place, edge in enumerate(edges)}
@@ -323,7 +330,8 @@ def _versions(now: Solution) -> Iterator[Solution]:
 
 def _windows(now: Solution) -> list[tuple[int, int]]:
     """First stages and those behind the last, the most promising first."""
-    work_s, count = now.work_s(), len(now.groups)
+    work_s = now.work_s()
+    count = len(now.groups)
     spans = [(a, b) for a in range(count) for b in range(a + 1, min(a + _WIDEST, count) + 1)]
     return sorted(spans, key=lambda span: float(work_s[slice(*span)].mean() - work_s[slice(*span)].max()))
 
@@ -337,12 +345,14 @@ def _divisions(now: Solution, first: int, last: int, most: int) -> list[tuple[Co
     divisions = dict.fromkeys(permutations(own))
     if len(divisions) >= most:
         return list(divisions)[:most]
-    pools, kinds = now.prices.pools, list(now.prices.devices_by_kind())
+    pools = now.prices.pools
+    kinds = list(now.prices.devices_by_kind())
     others = (*now.groups[:first], *now.groups[last:])
     used = np.sum([(0,) * len(pools), *(group.counts for group in others)], axis=0).tolist()
     free = [replace(pool, ranks=pool.ranks[count:]) for pool, count in zip(pools, used, strict=True)]
     of_kind = np.array([[pool.kind == kind for kind in kinds] for pool in pools], dtype=np.int64)
-    before, limits = np.array(own) @ of_kind, np.array([len(pool.ranks) for pool in free]) @ of_kind
+    before = np.array(own) @ of_kind
+    limits = np.array([len(pool.ranks) for pool in free]) @ of_kind
     sizes = _sizes(before, limits, max(len(pool.ranks) for pool in pools))
     sizes = sizes[sizes.sum(axis=1) <= (now.prices.micro_batches[0] if now.prices.freedom.may_replicate else 1)]
     changed = list[tuple[float, list[list[int]]]]()
@@ -374,7 +384,8 @@ def _sizes(own: Numbers, limits: Numbers, host: int) -> Numbers:
 
 def _moved(now: Solution) -> Iterator[Solution]:
     """With a cut beside one of the busiest stages, or two that follow one another, at an ideal near by."""
-    cuts, prices = now.cuts, now.prices
+    cuts = now.cuts
+    prices = now.prices
     order = np.argsort(prices.cuts.sums(prices.capacity_s().min(axis=0)), kind="stable")
     place = np.argsort(order)
     busiest = set(np.argsort(-now.work_s(), kind="stable")[:_BUSIEST].tolist())
@@ -403,17 +414,20 @@ def made_to_fit(evaluator: Evaluator, candidate: Candidate, evaluation: Evaluati
     Members of one kind and memory size get no more than so much of what is too much as fits in proportion; the others
     of the stage share the rest in proportion to what they have.
     """
-    devices, full = evaluator.problem.profile.cluster.devices, set[int]()
+    devices = evaluator.problem.profile.cluster.devices
+    full = set[int]()
     for _ in range(_MOST_TURNS):
         rank = evaluation.excess_rank
         if rank is None:
             break
         stage = next(stage for stage, ranks in enumerate(candidate.groups) if rank in ranks)
-        ranks, shares = candidate.groups[stage], candidate.shares[stage]
+        ranks = candidate.groups[stage]
+        shares = candidate.shares[stage]
         if not _is_open(evaluator.problem, candidate, stage):
             break
         kinds = [(devices[member].kind, devices[member].memory_bytes) for member in ranks]
-        mine, own = kinds[ranks.index(rank)], shares[ranks.index(rank)]
+        mine = kinds[ranks.index(rank)]
+        own = shares[ranks.index(rank)]
         most = min(own - 1, int(own / evaluator.excess(evaluation)))
         full |= {member for member, kind in zip(ranks, kinds, strict=True) if kind == mine}
         left = [min(share, most) if kind == mine else share for share, kind in zip(shares, kinds, strict=True)]

@@ -35,8 +35,10 @@ from planner.solvers.candidates.stage_orders import in_every_order
 from planner.solvers.progress import Progress, SearchProgress
 
 _REPORT_EVERY_S = 0.2
-_FEW_LEAVES, _MANY_LEAVES = 64, 8192  # looked at together, at first and later: many at once are cheaper
-_BEGIN_S, _BEGIN_OPEN_S = 0.02, 0.08  # to begin with a way to cut the batch; where shares are open
+_FEW_LEAVES = 64  # looked at together, at first and later: many at once are cheaper
+_MANY_LEAVES = 8192
+_BEGIN_S = 0.02  # to begin with a way to cut the batch
+_BEGIN_OPEN_S = 0.08  # where shares are open
 _OPEN_S = 1e-4  # to put what may follow a prefix into the queue, or to make a pipeline of a complete one
 _BEAM = 24  # prefixes of equal length that are followed to the end at first
 _FEW = 12  # complete ones of these that are looked at
@@ -207,7 +209,8 @@ class BestFirstSearch:
         """Work that is left for what is said of the plan at last."""
         if self.best is None:
             return 0.0
-        candidate, most_s = self.best.candidate, policy.TIES * self.evaluator.problem.time_limit_s
+        candidate = self.best.candidate
+        most_s = policy.TIES * self.evaluator.problem.time_limit_s
         ties_s = _DRAWN * self.evaluator.drawn_s(candidate) if self.evaluator.problem.confidence else 0.0
         return self.evaluator.answer_s(candidate) + (ties_s if ties_s <= most_s else 0.0)
 
@@ -246,7 +249,8 @@ class BestFirstSearch:
 
     def _look_near(self) -> None:
         """Asks once for what is near the best plan."""
-        improved, self.improved = self.improved, None
+        improved = self.improved
+        self.improved = None
         if improved is not None and self.best is not None:
             left_s = self._budget.left_s - self.answer_s
             self.take(improved(self.best, self._budget.part(policy.NEAR * left_s, self.answer_s)))
@@ -384,7 +388,9 @@ class BestFirstSearch:
 
     def _look_at_leaves(self) -> None:
         """Bounds all waiting pipelines more sharply; those that may be better than the best join the queue."""
-        waiting, self._leaves, self._num_leaves = self._leaves, {}, 0
+        waiting = self._leaves
+        self._leaves = {}
+        self._num_leaves = 0
         self._least_leaf_s = float("inf")
         self._enough_leaves = min(_MANY_LEAVES, 2 * self._enough_leaves)
         for frontier, children in waiting.items():
@@ -426,13 +432,18 @@ class BestFirstSearch:
 
     def _report(self, bound_s: float) -> None:
         """Tells how far it is: when there is a plan for the first time, and every now and then."""
-        now_s, is_first = self._budget.elapsed_s, self.best is not None and not self._has_told
+        now_s = self._budget.elapsed_s
+        is_first = self.best is not None and not self._has_told
         if self.progress is None or (now_s - self._reported_s < _REPORT_EVERY_S and not is_first):
             return
-        self._reported_s, self._has_told = now_s, self.best is not None
-        best_s, num_stages, num_devices = float("inf"), 0, 0
+        self._reported_s = now_s
+        self._has_told = self.best is not None
+        best_s = float("inf")
+        num_stages = 0
+        num_devices = 0
         if self.best is not None:
-            best_s, num_stages = self.best.step_s, self.best.candidate.num_stages
+            best_s = self.best.step_s
+            num_stages = self.best.candidate.num_stages
             num_devices = len(self.best.candidate.used_ranks)
         gap = best_s / bound_s - 1 if bound_s > 0 else float("inf")
         num_simulated = self.evaluator.num_simulated

@@ -48,7 +48,8 @@ class AnyShares(GroupPrices):
         Args:
             upper_s: pipelines that take so long are of no interest.
         """
-        batches, received = prices.micro_batches, prices.received
+        batches = prices.micro_batches
+        received = prices.received
         every = cls(prices.problem, prices.cost_model, prices.pools, prices.cuts, batches, prices.freedom, received)
         every.upper_s = upper_s
         return every
@@ -77,7 +78,8 @@ class AnyShares(GroupPrices):
         """The most samples of each member of a stage between two cuts that keeps so many micro-batches."""
         first, last = map(np.array, cuts)
         zero = self.problem.zero_over(group.size)
-        mask, parts = recompute_mask(group.recompute, self._cores), group.size if zero else 1
+        mask = recompute_mask(group.recompute, self._cores)
+        parts = group.size if zero else 1
         most = np.zeros(group.size, dtype=np.int64)
         pools = [self.pools[number] for number in group.orders[0]]
         for place, pool in enumerate(pools):
@@ -95,7 +97,8 @@ class AnyShares(GroupPrices):
 
     def _any(self, counts: Counts, recompute: Recomputes) -> PricedGroup:
         ranks = self.first_ranks(counts)
-        times, all_times = self.times(ranks, recompute, self.num_counted), self.times(ranks, recompute)
+        times = self.times(ranks, recompute, self.num_counted)
+        all_times = self.times(ranks, recompute)
         zero = self.problem.zero_over(len(ranks))
         pools = [self.pools[number] for number in member_orders(self.pools, counts)[0]]
         members = [(pool.kind, pool.memory_limit_bytes, (1.0, 1.0)) for pool in pools]
@@ -122,7 +125,8 @@ class MeanHandovers(HandoverBounds):
 
     @once
     def _mean_s(self, num_pieces: int, name: str, forward_bytes: float, backward_bytes: float) -> tuple[float, float]:
-        samples, both_bytes = self.prices.micro_batches[0] / num_pieces, np.array([forward_bytes, backward_bytes])
+        samples = self.prices.micro_batches[0] / num_pieces
+        both_bytes = np.array([forward_bytes, backward_bytes])
         there, back = self._least_mean_s(name, samples, both_bytes).tolist()
         return there, back
 
@@ -136,7 +140,8 @@ class MeanHandovers(HandoverBounds):
 
     @once
     def _mean(self, num_pieces: int, name: str, overhead_s: float) -> HandoverBound:
-        columns, samples = self.prices.cuts.columns, self.prices.micro_batches[0] / num_pieces
+        columns = self.prices.cuts.columns
+        samples = self.prices.micro_batches[0] / num_pieces
         times = self.prices.num_counted
         there, back = (
             self._least_mean_s(name, samples, per_sample)

@@ -34,7 +34,9 @@ from planner.solvers.budget import NUMBER_S
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.feasibility import stages_usable
 
-_MANY_BOXES, _MANY_NUMBERS, _MOST_BOXES = 512, 10_000_000, 20_000
+_MANY_BOXES = 512
+_MANY_NUMBERS = 10_000_000
+_MOST_BOXES = 20_000
 """So many are bounded at a time, or fewer of long pipelines; and so many of a pipeline may wait."""
 
 _ROUNDS = 3
@@ -78,7 +80,8 @@ class OpenShares:
         least, most = self.boxes
         single = (least == most).all(axis=0)
         if single[0]:
-            ends, samples = np.cumsum([0, *map(len, self.candidate.groups)]), least[:, 0].tolist()
+            ends = np.cumsum([0, *map(len, self.candidate.groups)])
+            samples = least[:, 0].tolist()
             candidate = replace(self.candidate, shares=tuple(tuple(samples[a:b]) for a, b in pairwise(ends)))
             if stages_usable(evaluator.problem, evaluator.cost_model, candidate):
                 yield candidate
@@ -141,8 +144,12 @@ class _Members:
         """
         first, last = cuts
         at = np.array(first), np.array(last)
-        stage, bound, size = group.stage(*at), group.any_shares, group.owner.micro_batches[0]
-        own, adds, tail = slice(begin, begin + group.size), float(group.prices.adds.least(*at)), float(stage.tail)
+        stage = group.stage(*at)
+        bound = group.any_shares
+        size = group.owner.micro_batches[0]
+        own = slice(begin, begin + group.size)
+        adds = float(group.prices.adds.least(*at))
+        tail = float(stage.tail)
         in_step = bool(group.prices.exchange_forward[last] > group.prices.exchange_forward[first])
         if bound is None:
             samples = np.array(group.samples[size], dtype=np.int64)
@@ -219,7 +226,8 @@ class _Wires:
 
 def _kept(order: Order | None, num_stages: int) -> list[int]:
     """The most micro-batches that each stage keeps at a time; one where the order is not known."""
-    now, most = [0] * num_stages, [1] * num_stages
+    now = [0] * num_stages
+    most = [1] * num_stages
     for forward, stage, _ in order or ():
         now[stage] += 1 if forward else -1
         most[stage] = max(most[stage], now[stage])
@@ -245,15 +253,21 @@ class MemberClocks:
     @classmethod
     def of(cls, frontier: Frontier, leaf: Leaf, candidate: Candidate) -> MemberClocks:
         """Of a complete pipeline; ``candidate`` names its ranks."""
-        prefix, prices, links = leaf.prefix, frontier.suffixes.prices, frontier.suffixes.links
+        prefix = leaf.prefix
+        prices = frontier.suffixes.prices
+        links = frontier.suffixes.links
         pool_of = {rank: number for number, pool in enumerate(prices.pools) for rank in pool.ranks}
-        size, edges = prices.micro_batches[0], leaf.leaves.edges
+        size = prices.micro_batches[0]
+        edges = leaf.leaves.edges
         order = schedule_order(leaf.schedule, len(candidate.groups), len(prices.micro_batches), edges, leaf.windows)
         if order is not None:
             order = tuple(action for action in order if action[2] < prices.num_counted)
-        kept, begin, stages = _kept(order, len(candidate.groups)), 0, list[_Members]()
+        kept = _kept(order, len(candidate.groups))
+        begin = 0
+        stages = list[_Members]()
         for number, (group, ranks) in enumerate(zip(frontier.stage_groups(prefix), candidate.groups, strict=True)):
-            pools, cuts = tuple(pool_of[rank] for rank in ranks), (prefix.cuts[number], prefix.cuts[number + 1])
+            pools = tuple(pool_of[rank] for rank in ranks)
+            cuts = (prefix.cuts[number], prefix.cuts[number + 1])
             stages.append(_Members.of(group, cuts, begin, pools, kept[number]))
             begin += group.size
         messages = [_Messages.of(links, one, stages, size) for one in prices.cuts.handed(prefix.cuts)]
@@ -280,7 +294,8 @@ class MemberClocks:
 
     def _around_s(self, least: Numbers) -> list[tuple[float, float]]:
         """By stage, what passes before its first F and after its last backward."""
-        before, after = [0.0 for _ in self.stages], [stage.tail for stage in self.stages]
+        before = [0.0 for _ in self.stages]
+        after = [stage.tail for stage in self.stages]
         seconds = [self._taken(stage, least[stage.own, None]) for stage in self.stages]
         fastest = [(float(heads.min()), float(backs.min())) for heads, backs, _ in seconds]
         for (source, destination, returns), messages in sorted(
@@ -300,16 +315,20 @@ class MemberClocks:
         widest = np.where(most > least, spread, -1.0).argmax(axis=0)
         every = np.arange(least.shape[1])
         middle = (least[widest, every] + most[widest, every]) // 2
-        lower, upper = most.copy(), least.copy()
-        lower[widest, every], upper[widest, every] = middle, middle + 1
+        lower = most.copy()
+        upper = least.copy()
+        lower[widest, every] = middle
+        upper[widest, every] = middle + 1
         return self._tightened(np.hstack([least, upper]), np.hstack([lower, most]))
 
     def _tightened(self, least: Numbers, most: Numbers) -> Boxes:
         """The boxes without what is not a share of all samples; those that are not empty."""
-        least, most = least.copy(), most.copy()
+        least = least.copy()
+        most = most.copy()
         for _ in range(2):
             for stage in self.stages:
-                low, high = least[stage.own], most[stage.own]
+                low = least[stage.own]
+                high = most[stage.own]
                 np.maximum(low, self.size - (high.sum(axis=0) - high), out=low)
                 np.minimum(high, self.size - (low.sum(axis=0) - low), out=high)
         kept = (least <= most).all(axis=0)
@@ -339,7 +358,8 @@ class MemberClocks:
         borders = [self._borders(least[stage.own], most[stage.own]) for stage in self.stages]
         wires = []
         for (source, destination, _), messages in zip(self.edges, self.messages, strict=True):
-            (low, high), (low_behind, high_behind) = borders[source], borders[destination]
+            low, high = borders[source]
+            low_behind, high_behind = borders[destination]
             ends = np.minimum(low[1:, None], low_behind[None, 1:])
             surely = np.maximum(ends - np.maximum(high[:-1, None], high_behind[None, :-1]), 0)
             farthest = np.minimum(high[1:, None], high_behind[None, 1:])
@@ -357,11 +377,13 @@ class MemberClocks:
 
     def _last_s(self, seconds: list[tuple[Array, Array, Array]], wires: list[tuple[_Wires, _Wires]]) -> Array:
         """By box, when all is over."""
-        num_stages, every = len(self.stages), list(enumerate(self.edges))
+        num_stages = len(self.stages)
+        every = list(enumerate(self.edges))
         into = [[number for number, edge in every if edge[1] == s] for s in range(num_stages)]
         out_of = [[number for number, edge in every if edge[0] == s] for s in range(num_stages)]
         returning = [[[n for n in edges if self.edges[n][2]] for edges in way] for way in (into, out_of)]
-        waits, sends = (returning[1], into), (returning[0], out_of)  # by direction, back and there
+        waits = (returning[1], into)  # by direction, back and there
+        sends = (returning[0], out_of)
         clock = [np.zeros(heads.shape) for heads, _, _ in seconds]
         free: list[list[Array]] = [[np.zeros(1) for _ in wires] for _ in range(2)]
         arrived: dict[tuple[bool, int, int], Array] = {}

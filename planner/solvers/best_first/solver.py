@@ -94,7 +94,8 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         UnsupportedModelError: the network cannot be run by what is asked for.
     """
     certainty: tuple[str, ...] = ()
-    limited, budget = problem, part_of_current(problem.time_limit_s)
+    limited = problem
+    budget = part_of_current(problem.time_limit_s)
     if problem.objective == MEMORY:
         limited, certainty = least_memory(problem)
     elif is_stream(problem):
@@ -122,7 +123,8 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         outcome = replace(outcome, best=start.improved(outcome.best, left))
     if problem.objective == THROUGHPUT:
         outcome = with_chunks(evaluator, outcome, start)
-    first, evaluator.budget = outcome, budget
+    first = outcome
+    evaluator.budget = budget
     outcome = with_layouts(evaluator, outcome, budget)
     for continued in continued_searches(limited):
         outcome = continued.outcome(evaluator, outcome, budget)

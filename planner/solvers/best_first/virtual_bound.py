@@ -43,12 +43,15 @@ from planner.solvers.budget import NUMBER_S
 _KEPT = 24  # groups whose stages are kept
 _ROUNDS = 24  # of the game at most
 _MEANS = 6  # of the game that are kept, beside all sums
-_TURNS, _LEAST = 100, 1e-12  # of both players in one round; of what they regret
+_TURNS = 100  # of both players in one round
+_LEAST = 1e-12  # of what they regret
 _NEAR = 1e-3  # of the bound: answers that gain less end the game
 _ROUNDING = 1e-9
-_BEAM, _FEW = 64, 4  # prefixes of equal length that are followed to the end at first, and of these whose cuts are moved
+_BEAM = 64  # prefixes of equal length that are followed to the end at first
+_FEW = 4  # of these, those whose cuts are moved
 _NUMBERS_AT_ONCE = 20_000  # of a table, for the prefixes that are looked at together
-_ROUND_S, _ACTION_S = 1e-3, 1e-6  # of work: a round, beside its tables; an action of an order, for the longest path
+_ROUND_S = 1e-3  # of work: a round, beside its tables
+_ACTION_S = 1e-6  # an action of an order, for the longest path
 _MANY_ACTIONS = 10_000  # of an order; longer ones are not followed
 
 F, B, F_LAST, B_LAST, ADDS, W, WHOLE, PATH, UPDATE, TAIL, THERE, RETURN = range(12)
@@ -268,7 +271,8 @@ class Tables:
             sums += [answer, self._longest(path)]
         means.sort(key=operator.itemgetter(0), reverse=True)
         distinct = {times.tobytes(): times for times in [*(mean for _, mean in means[:_MEANS]), *sums]}
-        self.bound_s, self.sums = best_s, np.array(list(distinct.values()))
+        self.bound_s = best_s
+        self.sums = np.array(list(distinct.values()))
         self.behind = np.array([self._behind(times) for times in self.sums])
         return self
 
@@ -372,7 +376,8 @@ class Tables:
             steps_s = self._steps_s(around) if len(around) else np.zeros(0)
             if not len(around) or steps_s.min() >= best_s:
                 break
-            best_s, cuts = float(steps_s.min()), around[steps_s.argmin()]
+            best_s = float(steps_s.min())
+            cuts = around[steps_s.argmin()]
         return best_s, cuts
 
     def _steps_s(self, cuts: Numbers) -> Array:
@@ -386,7 +391,8 @@ class Tables:
 
     def _holds(self, cuts: Numbers, stage: int, lasts: Numbers) -> Flags:
         """Whether all stages of a position that are known fit its members, by prefix and last cut of its next one."""
-        position, resident = self.where[stage], self.spans[stage].resident
+        position = self.where[stage]
+        resident = self.spans[stage].resident
         if resident is None or not len(cuts):
             return np.ones((len(cuts), len(lasts)), dtype=bool)
         held = resident[:, cuts[:, -1]][:, :, lasts]
@@ -404,11 +410,13 @@ def _moves(count: int, width: int) -> Iterator[Numbers]:
 
 def _always(where: Sequence[int], is_linked: bool) -> Array:
     """Sums that hold under any order; where a stage need not read from the one before, those of positions alone."""
-    places, stages = np.array(where), np.arange(len(where))
+    places = np.array(where)
+    stages = np.arange(len(where))
     way = [F_LAST, THERE]  # of any micro-batch: the smallest
     sums = []
     for position in range(int(places.max()) + 1):
-        own, ahead = places == position, (stages < where.index(position)) * is_linked
+        own = places == position
+        ahead = (stages < where.index(position)) * is_linked
         whole = np.outer(own, _UNITS[WHOLE] + _UNITS[UPDATE]) + np.outer(ahead, _UNITS[way].sum(axis=0))
         path = np.outer(own, _UNITS[PATH]) + np.outer(ahead, _UNITS[[*way, B_LAST, RETURN]].sum(axis=0))
         path[0, TAIL] = ahead[0]
@@ -437,7 +445,8 @@ class _Players:
             np.append(own, np.full(count - len(own), 1e-3))
             for own, count in zip(self.regrets, costs.shape, strict=True)
         )
-        all_sums, all_cuts = np.zeros(len(for_sums)), np.zeros(len(for_cuts))
+        all_sums = np.zeros(len(for_sums))
+        all_cuts = np.zeros(len(for_cuts))
         for turn in range(1, min(_TURNS, 20 * len(costs)) + 1):
             of_cuts = for_cuts / for_cuts.sum()
             worth = costs @ of_cuts
@@ -484,12 +493,16 @@ class StagePrices:
         return self._spans[key][1]
 
     def _worked_out(self, group: PricedGroup) -> GroupSpans:
-        cuts, prices, count = self.prices.cuts, group.prices, len(self.prices.micro_batches)
+        cuts = self.prices.cuts
+        prices = group.prices
+        count = len(self.prices.micro_batches)
         every = np.arange(cuts.last + 1)
-        first, last = every[:, None], every[None, :]
+        first = every[:, None]
+        last = every[None, :]
         stage = group.stage(first, last)
         possible = cuts.inside & (stage.window > 0)
-        whole, paths = stage.all_work, stage.work
+        whole = stage.all_work
+        paths = stage.work
         late = (whole - paths - (count - 1) * stage.adds) / count
         if not (prices.is_even and len(prices.all_works.sums) == 1):
             late = np.zeros_like(whole)  # of whom, and of which micro-batch, is not known
@@ -504,7 +517,8 @@ class StagePrices:
 
     def _passes(self, group: PricedGroup, stage: BoundedStages) -> tuple[Array, ...]:
         """The shortest F and B of a full micro-batch and of the last one: the least of all where members differ."""
-        prices, micro_batches = group.prices, self.prices.micro_batches
+        prices = group.prices
+        micro_batches = self.prices.micro_batches
         kinds = {prices.cost_model.kind(rank) for rank in group.ranks}
         samples = [set(group.samples[rows]) for rows in (micro_batches[0], micro_batches[-1])]
         if len(prices.turns) != 2 or len(kinds) > 1 or any(len(own) > 1 for own in samples):
@@ -516,11 +530,13 @@ class StagePrices:
     def messages(self, source: PricedGroup, destination: PricedGroup) -> tuple[Array, Array]:
         """There and back between stages of two groups, at least, by cut; nothing on the same ranks."""
         count = self.prices.cuts.last + 1
-        there, back = np.zeros(count), np.zeros(count)
+        there = np.zeros(count)
+        back = np.zeros(count)
         if self.is_linked and source is not destination:
             link = self.links.between(source, destination)
             for cut, rows in enumerate(self._rows, 1):
-                there[cut], back[cut] = link.there[rows].min(), link.back[rows].min()
+                there[cut] = link.there[rows].min()
+                back[cut] = link.back[rows].min()
         return there, back
 
 

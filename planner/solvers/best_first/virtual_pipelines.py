@@ -51,14 +51,13 @@ MANY_SHARES = 64
 _FEW_KINDS = 3
 _COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)  # positions, where groups are of one size
 _PROMISING = 3  # pipelines of a family that are simulated at first
-_FEW, _SHARE_OF_WORK = 4, 0.02  # families of which good pipelines are simulated at a time; of the budget, for these
+_FEW = 4  # families of which good pipelines are simulated at a time
+_SHARE_OF_WORK = 0.02  # of the budget, for these
 _SHARE_TO_WEIGH = 0.05  # of the budget, for the bounds of the families of one size
 _SHARE_OF_ONE = 0.1  # of what is left, for the bound of a family that is opened
-_SHARE_TO_GUESS, _GUESS_S, _FAR = (
-    0.3,
-    5e-4,
-    1.3,
-)  # of what is left, for first answers; of work; of the best that is known
+_SHARE_TO_GUESS = 0.3  # of what is left, for first answers
+_GUESS_S = 5e-4  # of work, for each
+_FAR = 1.3  # of the best that is known
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,10 +86,12 @@ class PipelineFamilies:
                 yield from islice((evaluation for evaluation in simple if evaluation is not None), 1)
             yield from self._in_order(self._weighed(evaluator, upper_s))
             return
-        budget, number = evaluator.budget, 0
+        budget = evaluator.budget
+        number = 0
         ends_at_s = budget.work_s + _SHARE_OF_WORK * budget.limit_s
         while number < len(self.waiting) and (number < _FEW or budget.work_s < ends_at_s):
-            family, number = self.waiting[number], number + 1
+            family = self.waiting[number]
+            number = number + 1
             for after in family.advance(evaluator, upper_s) if family.bound_s < upper_s else ():
                 upper_s = min(upper_s, after.step_s) if isinstance(after, Evaluation) else upper_s
                 yield after
@@ -103,7 +104,9 @@ class PipelineFamilies:
 
     def _weighed(self, evaluator: Evaluator, upper_s: float) -> list[Family]:
         """Those that may be faster than ``upper_s``: by sharper bounds, then those that there was no time for."""
-        budget, weighed, others = evaluator.budget, list[Family](), list[Family]()
+        budget = evaluator.budget
+        weighed = list[Family]()
+        others = list[Family]()
         within = budget.part(_SHARE_TO_WEIGH * budget.limit_s)
         for family in sorted(self.members(), key=lambda family: family.bound_s):
             if family.bound_s >= upper_s:
@@ -120,7 +123,8 @@ class PipelineFamilies:
     def members(self) -> Iterator[Family]:
         """One for every sequence of groups and number of stages."""
         prices = self.stage_prices.prices
-        limit, fixed = prices.freedom.max_stages, traits(self.schedule).stages_per_position
+        limit = prices.freedom.max_stages
+        fixed = traits(self.schedule).stages_per_position
         most = min(prices.cuts.last, limit or prices.cuts.last)
         work_s = self.bound_s * len(prices.problem.ranks)
         for counts in self.sequences:
@@ -188,10 +192,12 @@ class Family:
 
     def candidate(self, cuts: Sequence[int]) -> Candidate:
         """The pipeline with these cuts, on the first free ranks of each pool."""
-        prices, count = self.stage_prices.prices, len(self.where)
+        prices = self.stage_prices.prices
+        count = len(self.where)
         used = Counter[int]()
         ranks = [first_ranks(prices.pools, group.orders[0], used) for group in self.groups]
-        mirrored, recompute_of_all = self.stage_prices.mirrored, self.groups[0].recompute
+        mirrored = self.stage_prices.mirrored
+        recompute_of_all = self.groups[0].recompute
         return Candidate(
             prices.cuts.stage_of(tuple(cuts)),
             tuple(ranks[r][::-1] if mirrored and 2 * s >= count else ranks[r] for s, r in enumerate(self.where)),
@@ -397,13 +403,16 @@ def _uniform(devices: DeviceStates, mirrored: bool) -> Iterator[tuple[Counts, ..
 
 def _filled(pools: Sequence[DevicePool], kind: str, size: int) -> Iterator[Counts]:
     """Groups of ``size`` devices of a kind: of one host where they fit, else of several, whole but for the last."""
-    counts, filled = [0] * len(pools), 0
+    counts = [0] * len(pools)
+    filled = 0
     for number, pool in enumerate(pools):
         left = len(pool.ranks) if pool.kind == kind else 0
         while left and (size > len(pool.ranks) or left + filled >= size):
             count = min(left, size - filled)
             counts[number] += count
-            left, filled = left - count, filled + count
+            left = left - count
+            filled = filled + count
             if filled == size:
                 yield tuple(counts)
-                counts, filled = [0] * len(pools), 0
+                counts = [0] * len(pools)
+                filled = 0

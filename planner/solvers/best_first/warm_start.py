@@ -33,7 +33,8 @@ from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import may_part_ties, micro_batch_sizes, schedule_names, uncut
 
 _LAYER_S = 3e-4  # to find the places to cut, of each layer
-_SPACE_S, _RANK_S = 3e-3, 5e-6  # to begin with a way to cut the batch; of each rank
+_SPACE_S = 3e-3  # to begin with a way to cut the batch
+_RANK_S = 5e-6  # of each rank
 _FEW_RANKS = 8  # of more a bound is made before the search
 
 
@@ -70,7 +71,8 @@ class SearchStart:
 
     def items(self) -> Iterator[Evaluation | BatchSpace | Replicas | PipelineFamilies]:
         """First answers and strategies first, as their steps prune what follows."""
-        problem, cost_model = self.evaluator.problem, self.evaluator.cost_model
+        problem = self.evaluator.problem
+        cost_model = self.evaluator.cost_model
         freedom = Freedom.of(problem)
         devices = self.devices = _devices(freedom)
         cuts = self.cuts = _cuts(cost_model, freedom)
@@ -198,7 +200,9 @@ class SearchStart:
 
 def priced(evaluator: Evaluator, cuts: GraphCuts) -> Iterator[GroupPrices]:
     """Every way to cut the batch, with the prices of stages between ``cuts``."""
-    problem, cost_model, freedom = evaluator.problem, evaluator.cost_model, Freedom.of(evaluator.problem)
+    problem = evaluator.problem
+    cost_model = evaluator.cost_model
+    freedom = Freedom.of(evaluator.problem)
     of_devices = pools(problem, freedom.constraints)
     for size in micro_batch_sizes(problem, cost_model):
         yield GroupPrices(problem, cost_model, of_devices, cuts, micro_batches(problem, size), freedom)
@@ -212,7 +216,8 @@ def _has_groups(prices: GroupPrices, devices: DeviceStates) -> bool:
 def spaces(evaluator: Evaluator) -> Iterator[Frontier]:
     """Every way to cut the batch that can be priced."""
     freedom = Freedom.of(evaluator.problem)
-    cuts, devices = _cuts(evaluator.cost_model, freedom), _devices(freedom)
+    cuts = _cuts(evaluator.cost_model, freedom)
+    devices = _devices(freedom)
     for prices in priced(evaluator, cuts):
         if _has_groups(prices, devices):
             yield Frontier(Suffixes(prices, devices, HandoverBounds(prices)))
@@ -239,7 +244,8 @@ def _devices(freedom: Freedom) -> DeviceStates:
 def _cuts(cost_model: CostModel, freedom: Freedom) -> GraphCuts:
     """The places to cut; each order of stages by itself where rules or positions go by the numbers of stages."""
     goes_by_numbers = freedom.virtual or freedom.constraints.stage_rules()
-    parts_ties, parts_free = may_part_ties(freedom.problem), may_part_free(freedom.problem)
+    parts_ties = may_part_ties(freedom.problem)
+    parts_free = may_part_free(freedom.problem)
     return cuts_of(cost_model, parts_ties=parts_ties, parts_free=parts_free, merges_orders=not goes_by_numbers)
 
 

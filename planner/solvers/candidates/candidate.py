@@ -74,7 +74,8 @@ def pools(problem: Problem, constraints: Constraints | None = None) -> tuple[Dev
     for rank in problem.ranks:
         device = cluster.devices[rank]
         told_apart = constraints.device_class(rank) if constraints is not None else ()
-        limit, beside = problem.room_bytes(rank), sum(device.memories[1:])
+        limit = problem.room_bytes(rank)
+        beside = sum(device.memories[1:])
         alike.setdefault((device.kind, cluster.groups_of(rank), limit, beside, told_apart), []).append(rank)
     linked = {end for pair in cluster.pairs for end in (pair.src_host, pair.dst_host)}
     hosts = [cluster.devices[ranks[0]].host for ranks in alike.values()]
@@ -131,7 +132,8 @@ def divided(problem: Problem, candidate: Candidate) -> Candidate:
 
 def stages_of(problem: Problem, candidate: Candidate) -> tuple[Stage, ...]:
     """The candidate's stages as a plan writes them down."""
-    graph, devices = problem.profile.graph, problem.profile.cluster.devices
+    graph = problem.profile.graph
+    devices = problem.profile.cluster.devices
     by_stage: list[list[str]] = [[] for _ in candidate.groups]
     for layer, stage in zip(graph.layers, candidate.stage_of, strict=True):
         by_stage[stage].append(layer.name)
@@ -238,7 +240,8 @@ def least_largest(
         most: samples of each member.
         seconds: that a member, by its place, takes for so many samples.
     """
-    own, seconds_of = list(shares), dict[tuple[int, int], float]()
+    own = list(shares)
+    seconds_of = dict[tuple[int, int], float]()
 
     def at(member: int, share: int) -> float:
         if share > most[member]:

@@ -78,7 +78,8 @@ def choose(
     best: Evaluation | None = None
     closest: Evaluation | None = None
     unknown: MissingMeasurementError | None = None
-    unmet, is_cut_short = "", False
+    unmet = ""
+    is_cut_short = False
     for asked in made_within(within or evaluator.budget, candidates):
         if asked is None:
             is_cut_short = True
@@ -201,7 +202,8 @@ def without_ties(evaluator: Evaluator, best: Evaluation, others: Iterable[Evalua
     if leaner.step_s <= best.step_s:  # as fast, and leaner
         return leaner, None
     confidence = round(evaluator.ties.confidence(fastest, decision), 4)
-    given_up, num_ranks = leaner.step_s / best.step_s - 1, len(fastest.used_ranks)
+    given_up = leaner.step_s / best.step_s - 1
+    num_ranks = len(fastest.used_ranks)
     return leaner, Tie(in_words(best.candidate), best.step_s, given_up, confidence, num_ranks)
 
 
@@ -244,7 +246,8 @@ def alternatives(
         best: the plan that was taken.
         fastest: the one that is faster at the mean, if it was not taken; it comes first.
     """
-    problem, listed = evaluator.problem, set[Candidate]()
+    problem = evaluator.problem
+    listed = set[Candidate]()
     if fastest is not None:
         listed.add(fastest.candidate)
         yield _slower(evaluator, FASTEST, fastest, best)
@@ -259,7 +262,8 @@ def alternatives(
         other = replace(best.candidate, schedule=name)
         wanted = name != best.candidate.schedule and best.candidate.num_stages > 1 and not best.candidate.positions
         if wanted and evaluator.has_time_for(other) and not evaluator.unmet(other):
-            evaluation, title = evaluator.evaluate(other), f"schedule {name}"
+            evaluation = evaluator.evaluate(other)
+            title = f"schedule {name}"
             is_slower = evaluation.fits
             yield _slower(evaluator, title, evaluation, best) if is_slower else too_large(title, problem, evaluation)
     for number, evaluation in sorted(by_num_stages.items()):
@@ -269,7 +273,10 @@ def alternatives(
 
 def _slower(evaluator: Evaluator, name: str, evaluation: Evaluation, best: Evaluation) -> Alternative:
     """With what it spends its time on beside computing, and whether the two are a tie, as time allows."""
-    problem, candidate, why, is_tie = evaluator.problem, evaluation.candidate, "", False
+    problem = evaluator.problem
+    candidate = evaluation.candidate
+    why = ""
+    is_tie = False
     if evaluator.has_time_for(candidate):
         limits = binding(stages_of(problem, candidate), evaluator.forecast(candidate, num_draws=0))
         why = next((limit for limit in limits if "computes" not in limit), next(iter(limits), ""))
@@ -328,7 +335,8 @@ def infeasible(problem: Problem, closest: Evaluation, would_fit: Sequence[str] =
     """
     rank = closest.excess_rank or 0
     device = problem.profile.cluster.devices[rank]
-    limit, memory = problem.memory_limit_bytes(rank), closest.memories[rank]
+    limit = problem.memory_limit_bytes(rank)
+    memory = closest.memories[rank]
     part, size = max(memory.parts().items(), key=lambda item: item[1])
     whole = f"{size_text(device.memory_bytes)} minus {problem.memory_margin:.0%} margin"
     if limit < int(device.memory_bytes * (1 - problem.memory_margin)):

@@ -159,7 +159,8 @@ class Constraints:
             held += between.count(flags) > 0
         allowed &= held <= 1
         for flags, fixed in self._sets():
-            count, total = between.count(flags), int(flags.sum())
+            count = between.count(flags)
+            total = int(flags.sum())
             allowed &= ((count == 0) | (count == total)) if fixed else (count < total)
         return allowed
 
@@ -305,8 +306,11 @@ def _check_alone(problem: Problem, applied: Applied) -> None:
 
 def _check_divisible(problem: Problem, applied: Applied) -> None:
     """A rule that cuts layers in parts along dims that they cannot be cut along."""
-    graph, what, wanted = problem.profile.graph, applied.rule.what, int(applied.rule.value)
-    values, mixing = graph.values(), frozenset(check_samples_apart(graph))
+    graph = problem.profile.graph
+    what = applied.rule.what
+    wanted = int(applied.rule.value)
+    values = graph.values()
+    mixing = frozenset(check_samples_apart(graph))
     for layer in (graph.layers[index] for index in applied.layers):
         sized = SizedLayer.of(graph, layer, values, max(2, problem.global_batch), layer.name in mixing)
         extents = dict(zip(sized.work.dims, sized.work.shape, strict=True))
@@ -328,7 +332,8 @@ def _check_divisible(problem: Problem, applied: Applied) -> None:
 def _check_layer(layer: str, rules: Sequence[Applied]) -> None:
     """Two values, or a value fixed and forbidden, for one layer or for layers that are together."""
     for one, two in combinations(rules, 2):
-        same, value = one.rule.what == two.rule.what, one.rule.value == two.rule.value
+        same = one.rule.what == two.rule.what
+        value = one.rule.value == two.rule.value
         if same and one.fixed and two.fixed and not value and one.rule.what not in (DEVICE, KIND):
             raise _error_between(one, two, f"{layer} can have one of them")
         if same and value and one.fixed != two.fixed:

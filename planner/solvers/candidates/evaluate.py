@@ -37,13 +37,15 @@ _BOUND_TAKES = 0.1
 _RANK_S = 1e-4
 """Of each rank of a candidate that is evaluated: what it sends and receives."""
 
-_FORECAST_TAKES, _WRITTEN_S = 1.35, 6e-7
+_FORECAST_TAKES = 1.35
+_WRITTEN_S = 6e-7
 """What it takes to forecast a plan (``costs.predict``): in times of one evaluation, and of each action of all ranks."""
 
 _DRAWING_TAKES = 1.3
 """What it takes to draw a plan's step anew, in times of one evaluation of each of its ranks."""
 
-_LAYER_S, _PART_S = 2e-4, 1e-7
+_LAYER_S = 2e-4
+_PART_S = 1e-7
 
 _ACTIONS_OF_A_STAGE = 6
 """For a micro-batch, on each rank: F and B, and messages to and from both sides."""
@@ -179,7 +181,8 @@ class Evaluator:
 
     def has_time_for(self, candidate: Candidate, within: Budget | None = None) -> bool:
         """Whether it can be evaluated within a part of the budget, or the whole, and said at last what it does."""
-        takes_s, within = self.takes_s(candidate), within or self.budget
+        takes_s = self.takes_s(candidate)
+        within = within or self.budget
         return within.allows(takes_s + max(0.0, self.answer_s(candidate) - within.reserve_s))
 
     def evaluate(self, candidate: Candidate, known_s: float = float("inf")) -> Evaluation:
@@ -202,7 +205,8 @@ class Evaluator:
         if candidate.prepares_next_step is not always:
             candidate = replace(candidate, prepares_next_step=always)
         priced = self.pricing.priced(divided(self.problem, candidate))
-        compiled, prices = priced.compiled, priced.prices()
+        compiled = priced.compiled
+        prices = priced.prices()
         may_prepare = candidate.trains and not always and candidate.prepares_ahead and compiled.num_prepared > 0
         if may_prepare:  # on the cores that ranks compute on
             devices = self.problem.profile.cluster.devices
@@ -232,7 +236,8 @@ class Evaluator:
                 sooner_s = run(compiled, ahead.prices()).step_s
                 if sooner_s < step_s * (1 - _WORTH):
                     candidate = replace(candidate, prepares_next_step=True)
-                    step_s, memories = sooner_s, held
+                    step_s = sooner_s
+                    memories = held
         if self.problem.rate_per_s and excess is None and step_s <= known_s:
             rate_per_s = self.sustained_per_s(candidate)
             if rate_per_s < self.problem.rate_per_s * (1 - _ROUNDING):

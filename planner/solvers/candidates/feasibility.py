@@ -203,11 +203,13 @@ def sees_whole_batch(problem: Problem) -> bool:
 
 def _whole_batch(problem: Problem, covered: int) -> tuple[int, ...]:
     """The global batch as the only size."""
-    batch, asked = problem.global_batch, problem.micro_batch_sizes
+    batch = problem.global_batch
+    asked = problem.micro_batch_sizes
     if max(asked, default=batch) >= batch and (asked or batch <= covered):
         return (batch,)
     why = f"micro-batches of {max(asked)} samples were asked for" if asked else f"up to {covered} were measured"
-    wide, joined = batch_wide_layers(problem.profile.graph), batch_dependent_layers(problem.profile.graph)
+    wide = batch_wide_layers(problem.profile.graph)
+    joined = batch_dependent_layers(problem.profile.graph)
     if not wide:
         raise InfeasibleError(
             "statistics of the whole batch need all samples of a step at once",
@@ -232,7 +234,9 @@ def _whole_batch(problem: Problem, covered: int) -> tuple[int, ...]:
 
 def _as_captured(problem: Problem) -> tuple[int, ...]:
     """The number of samples of the profile's example as the only size."""
-    samples, batch, asked = problem.profile.graph.samples, problem.global_batch, problem.micro_batch_sizes
+    samples = problem.profile.graph.samples
+    batch = problem.global_batch
+    asked = problem.micro_batch_sizes
     if batch % samples == 0 and (not asked or samples in asked):
         return (samples,)
     raise InfeasibleError(
@@ -364,7 +368,8 @@ def unmet(constraints: Constraints, candidate: Candidate) -> str:
 
 
 def _batches(problem: Problem, candidate: Candidate) -> str:
-    total, size = sum(candidate.micro_batches), max(candidate.micro_batches)
+    total = sum(candidate.micro_batches)
+    size = max(candidate.micro_batches)
     if total != problem.global_batch:
         return f"{total} samples a step, asked: {problem.global_batch}"
     sizes = {min(size, problem.global_batch) for size in problem.micro_batch_sizes}

@@ -95,7 +95,8 @@ class SpanProgram:
     def __post_init__(self) -> None:
         longest_s = float((self.instance.spans.work_s + self.instance.spans.last_s).max(initial=0.0))
         self.unit_s = (self.upper_s if np.isfinite(self.upper_s) else longest_s or 1.0) / _SCALE
-        spans, handovers = scaled(self.instance.spans, self.unit_s), scaled(self.instance.handovers, self.unit_s)
+        spans = scaled(self.instance.spans, self.unit_s)
+        handovers = scaled(self.instance.handovers, self.unit_s)
         instance = replace(self.instance, spans=spans, handovers=handovers)
         cuts = dict.fromkeys(("passed_R", "breaks_R", "passed_F", "breaks_F"), instance.cuts.last + 1)
         above = sum(len(layers) for _, _, layers in instance.stage_rules)
@@ -133,7 +134,9 @@ class SpanProgram:
 
 def path(rows: IntegerProgram, instance: SpanInstance) -> None:
     """A stage starts at the first cut; where one ends, its group hands over to that of the next."""
-    spans, handovers, count = instance.spans, instance.handovers, len(instance.groups)
+    spans = instance.spans
+    handovers = instance.handovers
+    count = len(instance.groups)
     rows.add(1, 1, stages=(spans.first == 0)[None])
     inner = slice(count, instance.cuts.last * count)
     for cut, group in ((spans.last, handovers.source), (spans.first, handovers.destination)):
@@ -146,7 +149,8 @@ def resources(rows: IntegerProgram, instance: SpanInstance) -> None:
 
     Time on devices follows from the rest; while z are fractions it says more.
     """
-    spans, pools = instance.spans, instance.prices.pools
+    spans = instance.spans
+    pools = instance.prices.pools
     used = np.array([group.counts for group in instance.groups])[spans.group].T.astype(np.float64)
     counts = np.array([len(pool.ranks) for pool in pools], dtype=np.float64)
     rows.add(-np.inf, counts, stages=used)
@@ -158,7 +162,9 @@ def resources(rows: IntegerProgram, instance: SpanInstance) -> None:
 
 def depths(rows: IntegerProgram, instance: SpanInstance) -> None:
     """A stage that starts at a cut has at most ``depth`` stages downstream, if all of them surely wait in a row."""
-    spans, most, cuts = instance.spans, instance.most_stages, instance.cuts
+    spans = instance.spans
+    most = instance.most_stages
+    cuts = instance.cuts
     broken = ~spans.linked & (spans.last < cuts.last)
     here = spans.first == np.arange(cuts.last)[:, None]
     later = here | cuts.inside[: cuts.last, spans.first]
@@ -169,7 +175,8 @@ def depths(rows: IntegerProgram, instance: SpanInstance) -> None:
 
 def stage_numbers(rows: IntegerProgram, instance: SpanInstance) -> None:
     """The number of a layer's stage is how many stages end before it."""
-    most, first_above = instance.most_stages, 0
+    most = instance.most_stages
+    first_above = 0
     for number, fixed, layers in instance.stage_rules:
         before = 1.0 - instance.cuts.members[instance.spans.last][:, list(layers)].T
         above = np.eye(len(layers), rows.widths["above"], first_above)
@@ -183,9 +190,12 @@ def stage_numbers(rows: IntegerProgram, instance: SpanInstance) -> None:
 
 def passing(rows: IntegerProgram, instance: SpanInstance, chain: Chain) -> float:
     """What passes at each cut, and how many stages there break the chain; more than any row can come to."""
-    spans, handovers, cuts = instance.spans, instance.handovers, instance.cuts
+    spans = instance.spans
+    handovers = instance.handovers
+    cuts = instance.cuts
     count = cuts.last + 1
-    ends, over = _at(spans.last, count), _at(handovers.cut, count)
+    ends = _at(spans.last, count)
+    over = _at(handovers.cut, count)
     passed = {f"passed_{chain.name}": -np.eye(count)}
     rows.add(0, 0, stages=ends * chain.pass_s, handovers=over * chain.message_s, **passed)
     rows.add(0, 0, stages=ends * _broken(instance, chain), **{f"breaks_{chain.name}": -np.eye(count)})
@@ -222,7 +232,8 @@ def stages(rows: IntegerProgram, instance: SpanInstance, chain: Chain, enough: f
 
     (Rows for the stages that start at a cut would do, but bound far less while z are fractions.)
     """
-    spans, cuts = instance.spans, instance.cuts
+    spans = instance.spans
+    cuts = instance.cuts
     layers = np.unique(cuts.members > 0, axis=1).T  # (layer, cut)
     for start in _starts(instance, chain):
         behind = layers[~layers[:, start]]
@@ -233,7 +244,9 @@ def stages(rows: IntegerProgram, instance: SpanInstance, chain: Chain, enough: f
 
 def wires(rows: IntegerProgram, instance: SpanInstance, chain: Chain, enough: float) -> None:
     """All messages on a wire: one way, with the last F and B behind it, or both ways where they share it."""
-    spans, handovers, cuts = instance.spans, instance.handovers, instance.cuts
+    spans = instance.spans
+    handovers = instance.handovers
+    cuts = instance.cuts
     for (seconds, behind_s), start in product(chain.wires, _starts(instance, chain)):
         busy = np.unique(handovers.cut[seconds > 0])
         at = busy[cuts.inside[start, busy]]

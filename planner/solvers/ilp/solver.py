@@ -216,11 +216,13 @@ class Enumeration:
 
     def _ways(self) -> Iterator[tuple[float, BatchSplit]]:
         """Every way with a lower bound on all its plans; those that cannot beat what is known are left out."""
-        problem, cost_model = self.evaluator.problem, self.evaluator.cost_model
+        problem = self.evaluator.problem
+        cost_model = self.evaluator.cost_model
         freedom = replace(Freedom.of(problem), virtual=(), trains=True)
         devices = DeviceStates(pools(problem, self.constraints), freedom.may_replicate)
         cuts = cuts_of(cost_model, MANY_IDEALS, may_part_ties(problem), may_part_free(problem), merges_orders=False)
-        received, (counts, left_out) = StagesBehind.of(cuts).least_received(), group_counts(devices)
+        received = StagesBehind.of(cuts).least_received()
+        counts, left_out = group_counts(devices)
         self.rejected.update(devices.restrictions)
         if any(traits(name).windowed for name in priced_schedules(problem)):
             self.rejected[OTHER_WINDOWS] = "the program knows one for each schedule"
@@ -244,7 +246,8 @@ class Enumeration:
                 why = f"more than {FEW_SHARES} ways; those with which the whole network takes least are taken"
                 self.rejected["other shares of unlike devices"] = why
             spans, handovers = span_tables(prices, versions)
-            twins, rules = twin_pools(devices.pools, groups), self.constraints.stage_rules()
+            twins = twin_pools(devices.pools, groups)
+            rules = self.constraints.stage_rules()
             for in_flight, names in by_flight.items():
                 whole = SpanInstance(prices, groups, twins, spans.within(in_flight), handovers, most, rules)
                 instance, bound_s = prune(whole, self._upper_s())
@@ -293,7 +296,8 @@ class Enumeration:
         self._push(max(bound_s, solution.bound_s), way)
 
     def _simulate(self, way: BatchSplit, chain: Sequence[int]) -> None:
-        spans, prices = way.instance.spans, way.instance.prices
+        spans = way.instance.spans
+        prices = way.instance.prices
         groups = [way.instance.groups[int(spans.group[v])] for v in chain]
         recompute = tuple(Recomputes(int(spans.recompute[v])) for v in chain)
         for name in way.schedules:
@@ -331,7 +335,8 @@ class Enumeration:
     def _report(self) -> None:
         if self.progress is None:
             return
-        best_s, bound_s = self._upper_s(), self._bound_s()
+        best_s = self._upper_s()
+        bound_s = self._bound_s()
         gap = best_s / bound_s - 1 if bound_s > 0 else float("inf")
         elapsed_s = self.evaluator.budget.elapsed_s
         self.progress(SearchProgress(best_s, bound_s, gap, self.evaluator.num_simulated, elapsed_s))

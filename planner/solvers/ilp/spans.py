@@ -219,9 +219,13 @@ def span_tables(prices: GroupPrices, groups: Sequence[Sequence[PricedGroup]]) ->
     Args:
         groups: each with its ways to recompute.
     """
-    cuts, links, behind = prices.cuts, HandoverBounds(prices), StagesBehind.of(prices.cuts)
-    least_s, inner = Memo(behind.handover_s), np.arange(1, cuts.last)
-    more, rows = np.full((len(groups), 4, *cuts.inside.shape), np.inf), [np.zeros((7, 0))]
+    cuts = prices.cuts
+    links = HandoverBounds(prices)
+    behind = StagesBehind.of(prices.cuts)
+    least_s = Memo(behind.handover_s)
+    inner = np.arange(1, cuts.last)
+    more = np.full((len(groups), 4, *cuts.inside.shape), np.inf)
+    rows = [np.zeros((7, 0))]
     for (i, (source, *_)), (j, (destination, *_)) in product(enumerate(groups), repeat=2):
         counts = zip(source.counts, destination.counts, prices.pools, strict=True)
         if all(one + other <= len(pool.ranks) for one, other, pool in counts):
@@ -238,7 +242,8 @@ def span_tables(prices: GroupPrices, groups: Sequence[Sequence[PricedGroup]]) ->
 def _spans(prices: GroupPrices, behind: StagesBehind, group: PricedGroup, number: int, more: Array) -> SpanTable:
     """Those of a group, with what its messages take beyond the least."""
     first, last = np.nonzero(prices.cuts.inside)
-    stage, returns = group.stage(first, last), behind.linked_back[first, last]
+    stage = group.stage(first, last)
+    returns = behind.linked_back[first, last]
     turn_s = stage.work + len(prices.micro_batches) * group.prices.overhead_s * returns
     may_be = behind.possible[:, first, last].any(axis=0) | (last == prices.cuts.last)
     return SpanTable(
@@ -294,9 +299,11 @@ _ROUNDS = 3
 
 def prune(instance: SpanInstance, upper_s: float) -> tuple[SpanInstance, float]:
     """What a solution of at most ``upper_s`` can have, and a lower bound on all of them (infinite: there is none)."""
-    bound_s, limit_s = 0.0, upper_s * (1 + _SLACK)
+    bound_s = 0.0
+    limit_s = upper_s * (1 + _SLACK)
     for _ in range(_ROUNDS):
-        spans, handovers = instance.spans, instance.handovers
+        spans = instance.spans
+        handovers = instance.handovers
         labels = [_through(instance, chain) for chain in chains(spans, handovers)]
         bound_s = max(bound_s, *(root_s for _, _, root_s in labels))
         keep, keep_handovers = (
@@ -311,19 +318,23 @@ def prune(instance: SpanInstance, upper_s: float) -> tuple[SpanInstance, float]:
 
 def _through(instance: SpanInstance, chain: Chain) -> tuple[Array, Array, float]:
     """The least of a pipeline that has each span, that has each hand-over, and of all."""
-    spans, handovers, end = instance.spans, instance.handovers, instance.cuts.last
+    spans = instance.spans
+    handovers = instance.handovers
+    end = instance.cuts.last
     begun, ended, begins, linked, unlinked = np.full((5, end + 1, len(instance.groups)), np.inf)  # by cut and group
     wire_s = np.maximum.reduce([np.zeros(len(handovers)), *(seconds for seconds, _ in chain.wires)])
     begun[0] = 0.0
     for cut in range(1, end):  # the least before; -inf where a stage that ended need not be read
-        here, over = np.flatnonzero(spans.last == cut), np.flatnonzero(handovers.cut == cut)
+        here = np.flatnonzero(spans.last == cut)
+        over = np.flatnonzero(handovers.cut == cut)
         passed = begun[spans.first[here], spans.group[here]] + chain.pass_s[here]
         passed = np.where(chain.linked[here] | np.isinf(passed), passed, -np.inf)
         np.minimum.at(ended[cut], spans.group[here], passed)
         arrived = np.maximum(ended[cut, handovers.source[over]] + chain.message_s[over], 0.0)
         np.minimum.at(begun[cut], handovers.destination[over], arrived)
     for cut in range(end - 1, -1, -1):  # the least behind
-        here, over = np.flatnonzero(spans.first == cut), np.flatnonzero(handovers.cut == cut)
+        here = np.flatnonzero(spans.first == cut)
+        over = np.flatnonzero(handovers.cut == cut)
         at = spans.last[here], spans.group[here]
         follows = np.where(chain.linked[here], chain.pass_s[here] + linked[at], unlinked[at])
         follows = np.where(spans.last[here] == end, 0.0, follows)
@@ -332,10 +343,12 @@ def _through(instance: SpanInstance, chain: Chain) -> tuple[Array, Array, float]
         waited = chain.message_s[over] + np.maximum(after, wire_s[over])
         np.minimum.at(linked[cut], handovers.source[over], waited)
         np.minimum.at(unlinked[cut], handovers.source[over], after)
-    at, start = (spans.last, spans.group), begun[spans.first, spans.group]
+    at = (spans.last, spans.group)
+    start = begun[spans.first, spans.group]
     follows = np.where(chain.linked, start + chain.pass_s + linked[at], unlinked[at])
     by_span = np.maximum(start + chain.end_s, np.where(spans.last == end, 0.0, follows))
-    done, after = ended[handovers.cut, handovers.source], begins[handovers.cut, handovers.destination]
+    done = ended[handovers.cut, handovers.source]
+    after = begins[handovers.cut, handovers.destination]
     with np.errstate(invalid="ignore"):  # no way there, with no way on
         over_s = done + chain.message_s + np.maximum(after, wire_s)
     return by_span, np.where(np.isneginf(done), after, over_s), float(begins[0].min(initial=np.inf))

@@ -68,7 +68,8 @@ class MilpColumns:
         ends = np.cumsum(sizes, dtype=np.intp)
         each = zip(ends, sizes, shapes, strict=True)
         *blocks, workspace = (np.arange(end - size, end).reshape(shape) for end, size, shape in each)
-        nodes, edges = blocks[: len(options)], blocks[len(options) :]
+        nodes = blocks[: len(options)]
+        edges = blocks[len(options) :]
         return cls(tuple(nodes), dict(zip(graph.edges, edges, strict=True)), workspace, int(ends[-1]))
 
 
@@ -145,7 +146,8 @@ def _edges(columns: MilpColumns) -> Iterator[MilpRows]:
     """The pairs of an edge sum to the options of its ends."""
     for (u, v), table in columns.edges.items():
         for pairs, ends in ((table, columns.nodes[u]), (table.T, columns.nodes[v])):
-            number, zero = np.arange(len(ends)), np.zeros(len(ends))
+            number = np.arange(len(ends))
+            zero = np.zeros(len(ends))
             row = np.concatenate([np.repeat(number, pairs.shape[1]), number])
             value = np.concatenate([np.ones(pairs.size), -np.ones(len(ends))])
             yield MilpRows(row, np.concatenate([pairs.ravel(), ends]), value, zero, zero)
@@ -168,7 +170,8 @@ def _memory(graph: LabelledGraph, columns: MilpColumns) -> Iterator[MilpRows]:
 
 def _workspace(graph: LabelledGraph, columns: MilpColumns) -> Iterator[MilpRows]:
     """The workspace is at least what each node needs; nodes that never need more than all do are left out."""
-    units, least = _units(graph), graph.least_workspace
+    units = _units(graph)
+    least = graph.least_workspace
     for where, needs in zip(columns.nodes, graph.workspace, strict=False):
         for resource in np.flatnonzero(needs.max(axis=0) > least):
             column = np.append(where, columns.workspace[resource])

@@ -36,7 +36,8 @@ INFEASIBLE = "infeasible"
 MOST_PAIRS = (3_000, 12_000, 25_000)
 """Pairs of options, over all edges, of one restricted program after another."""
 
-_PAIR_S, _NODE_S = 1e-4, 2e-6
+_PAIR_S = 1e-4
+_NODE_S = 2e-6
 """Work that a program takes for each of its pairs: at its root, and at each further node of HiGHS's tree."""
 
 _ROUNDS = 60
@@ -116,7 +117,8 @@ class _AssignmentSearch:
         """Takes ``assignment`` if it fits and costs less."""
         cost = self.graph.cost(assignment)
         if cost < self.cost and self.graph.fits(assignment):
-            self.best, self.cost = assignment, cost
+            self.best = assignment
+            self.cost = cost
 
     def solve_restricted(self, marginals: tuple[Array, ...]) -> None:
         """Solves restricted programs of more and more options, until the best is proven or time is up."""
@@ -152,7 +154,8 @@ class _AssignmentSearch:
 def _level(graph: LabelledGraph, marginals: tuple[Array, ...], most_pairs: int) -> float:
     """The highest bound of an option in the restricted program of so many pairs."""
     levels = np.unique(np.concatenate(marginals))
-    low, high = 0, int(np.isfinite(levels).sum()) - 1
+    low = 0
+    high = int(np.isfinite(levels).sum()) - 1
     while low < high:
         middle = (low + high + 1) // 2
         fits = _num_pairs(graph, [int(np.sum(each <= levels[middle])) for each in marginals]) <= most_pairs
@@ -188,7 +191,9 @@ def lagrangian(
     tables = (*graph.node_cost, *graph.edge_cost.values())
     dearest = sum(float(np.max(table, initial=0.0, where=np.isfinite(table))) for table in tables)
     limits = [(0.0, 1e4 * max(dearest, abs(free.cost)))] * len(unit) + [(None, None)]
-    best, at_best, prices = free.cost, free, np.zeros(len(unit))
+    best = free.cost
+    at_best = free
+    prices = np.zeros(len(unit))
     met: dict[Assignment, tuple[float, Array]] = {}
     asked = free
     for _ in range(_ROUNDS):
@@ -204,7 +209,9 @@ def lagrangian(
         asked = eliminate(graph.priced(now), order)
         value = asked.cost - float(now @ graph.budget)
         if value > best:
-            best, at_best, prices = value, asked, now
+            best = value
+            at_best = asked
+            prices = now
         if best > dearest * (1 + 1e-6):
             return float("inf"), tuple(np.full(count, np.inf) for count in graph.num_options), ()
         if -highest.fun <= best + ROUNDING * dearest:

@@ -40,7 +40,10 @@ from planner.solvers.budget import MOST_BYTES, Budget
 from planner.solvers.layouts.factor_graph import Array, Edge, LabelledGraph
 from planner.solvers.layouts.solve import CertifiedAssignment, minimise
 
-WHOLE, LEAST, INPUT, NONE = "whole", "least", "input", "none"
+WHOLE = "whole"
+LEAST = "least"
+INPUT = "input"
+NONE = "none"
 
 Options = tuple[ShardingSpec, ...]
 Flags = NDArray[np.bool_]
@@ -122,11 +125,14 @@ def options_of(prices: LayoutPrices, question: Question) -> tuple[Options, ...]:
     return tuple(options)
 
 
-_GRID_S, _OPTION_S, _PAIR_S = 3e-6, 3e-5, 5e-8
+_GRID_S = 3e-6
+_OPTION_S = 3e-5
+_PAIR_S = 5e-8
 """Work for each rank: of a grid that a layer may be cut along, of an option's prices, and for each pair of ranks of a
 pair of options."""
 
-_COPIES, _KEPT = 8, 4
+_COPIES = 8
+_KEPT = 4
 """Of what moves between ranks: numbers that exist while an edge is priced for each one; and numbers a rank, kept."""
 
 
@@ -136,7 +142,8 @@ def most_options(prices: LayoutPrices, work_s: float) -> int:
     An edge has a number for each pair of options and pair of ranks: 4 thousand million of them on 64 ranks with all
     462 ways to cut a three-dimensional layer.
     """
-    graph, ranks = range(len(prices.layers)), len(prices.ranks)
+    graph = range(len(prices.layers))
+    ranks = len(prices.ranks)
     layers = {prices.sized(index).signature: index for index in graph}
     if _GRID_S * ranks * prices.num_grids * len(layers) > work_s:
         return 0
@@ -150,7 +157,8 @@ def most_options(prices: LayoutPrices, work_s: float) -> int:
         largest = 8 * max(ranks**2 * _COPIES * max(pairs, default=0), (_KEPT * ranks + 8) * sum(pairs))
         return takes_s <= work_s and largest <= MOST_BYTES
 
-    low, high = 1, max(counts.values())
+    low = 1
+    high = max(counts.values())
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
@@ -296,7 +304,9 @@ class PricedOptions:
         ranks = len(prices.ranks)
         plain = [_distinct(each) for each in options]
         signatures = [prices.sized(index).signature for index in layers]
-        tables, crossings, exposed_s = [], {}, {}
+        tables = []
+        crossings = {}
+        exposed_s = {}
         priced = set[object]()
         for index, each, signature in zip(layers, plain, signatures, strict=True):
             if within is not None:
@@ -305,7 +315,8 @@ class PricedOptions:
             tables.append(prices.layer(index, each))
         number = {index: node for node, index in enumerate(layers)}
         for maker, reader in prices.edges(layers):
-            u, v = number[maker], number[reader]
+            u = number[maker]
+            v = number[reader]
             pair = signatures[u], signatures[v]
             if within is not None:
                 within.require(_PAIR_S * ranks**2 * len(plain[u]) * len(plain[v]) * (pair not in priced))
@@ -362,7 +373,8 @@ def _node_cost(question: Question, table: LayerTable, apart_s: Array, at: Places
 
 def _parts(question: Question, table: LayerTable, apart_s: Array, recompute: bool) -> tuple[Array, Array, Array, Array]:
     """(compute, sums within the layer, sum of gradients, update and additions) of a step, by option."""
-    slowest, sums_s = table.seconds.max(axis=-1), table.statistics_s[0] + apart_s
+    slowest = table.seconds.max(axis=-1)
+    sums_s = table.statistics_s[0] + apart_s
     nothing = np.zeros_like(sums_s)
     if question.backward == NONE:
         return question.micro_batches * slowest[FORWARD], question.micro_batches * sums_s, nothing, nothing

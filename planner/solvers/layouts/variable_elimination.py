@@ -121,7 +121,8 @@ def elimination_order(num_options: tuple[int, ...], edges: Iterable[Edge]) -> El
         del sizes[node]
         around = sorted(neighbours[node])
         scopes.append((*around, node))
-        largest, total = max(largest, entries), total + entries
+        largest = max(largest, entries)
+        total = total + entries
         for other in around:
             neighbours[other].discard(node)
             neighbours[other].update(third for third in around if third != other)
@@ -150,7 +151,8 @@ def eliminate(graph: LabelledGraph, order: EliminationOrder | None = None) -> El
     for (u, v), cost in graph.edge_cost.items():
         waiting[min(position[u], position[v])].append(((u, v), cost))
     tables: list[Array] = []
-    total, num_options = 0.0, graph.num_options
+    total = 0.0
+    num_options = graph.num_options
     for index, scope in enumerate(order.scopes):
         table = _summed(scope, waiting[index], num_options)
         tables.append(table)
@@ -180,7 +182,8 @@ def all_spans(graph: LabelledGraph, within: Budget | None = None) -> Array:
         last_reader[u] = max(last_reader[u], v)
         earlier[v].append(u)
     frontier: tuple[int, ...] = ()
-    table, num_options = np.zeros((0,)), graph.num_options
+    table = np.zeros((0,))
+    num_options = graph.num_options
     for node in range(count):
         table = np.concatenate([table, np.zeros((1, *table.shape[1:]))])
         while frontier and table.size * num_options[node] > LARGEST_SPANS:

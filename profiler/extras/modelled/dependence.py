@@ -158,7 +158,8 @@ class _Rules:
         rank = node.meta["val"].ndim
         places = []
         for factor, summed in zip(names, (-1, -2), strict=True):
-            dim, own = self._dim(factor), factor.meta["val"].ndim
+            dim = self._dim(factor)
+            own = factor.meta["val"].ndim
             if dim is not None:
                 if own == 1 or dim == own + summed:
                     return False
@@ -170,7 +171,8 @@ class _Rules:
         dim = self._dim(source)
         if operation(node) != "slice" or dim is None:
             return False
-        own, other = node.meta["val"], source.meta["val"]
+        own = node.meta["val"]
+        other = source.meta["val"]
         return bool(arguments_of(node)["dim"] % other.ndim == dim and self._dim(node) == dim) and str(
             own.shape[dim]
         ) == str(other.shape[dim])

@@ -107,7 +107,9 @@ def _faked(model: LoadedModel, mode: FakeTensorMode) -> LoadedModel:
 
 def _without_idle(captured: CapturedModule, model: LoadedModel, mode: FakeTensorMode) -> CapturedModule:
     """Less the parameters that get no gradient, which the optimiser leaves alone."""
-    graph, module, tensors = captured.graph, captured.graph_module, model.tensors
+    graph = captured.graph
+    module = captured.graph_module
+    tensors = model.tensors
     sizes = {name: tensors[tensor].shape[dim] for name, (tensor, dim) in captured.sizes.items()}
     graph_inputs = {NUM_SAMPLES: model.samples, **sizes, **tensors}
     with mode, model.precision():

@@ -95,20 +95,23 @@ def _product(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Esti
 
 
 def _linear(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:
-    rows, weight = arguments["input"], arguments["weight"]
+    rows = arguments["input"]
+    weight = arguments["weight"]
     return kernels.gemm(rows.numel() // max(1, rows.shape[-1]), weight.shape[0], rows.shape[-1])
 
 
 def _convolution(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:
     transposed = bool(arguments["transposed"])
-    source, result = arguments["input"], made[0]
+    source = arguments["input"]
+    result = made[0]
     away = _ConvolutionProducts(arguments, source if transposed else result)
     return away.depthwise(kernels, source, result) or (away.spread(kernels) if transposed else away.gather(kernels))
 
 
 def _convolution_backward(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:
     transposed = bool(arguments["transposed"])
-    gradient, source = arguments["grad_output"], arguments["input"]
+    gradient = arguments["grad_output"]
+    source = arguments["input"]
     of = _ConvolutionProducts(arguments, source if transposed else gradient)
     of_input, of_weight, of_bias = arguments["output_mask"]
     estimate = NOTHING
@@ -133,7 +136,8 @@ class _ConvolutionProducts:
     @property
     def _extents(self) -> tuple[int, int, int, int]:
         """Places of all samples, channels of a group of the smaller side, those of the other by window, groups."""
-        weight, groups = self.arguments["weight"], int(self.arguments["groups"])
+        weight = self.arguments["weight"]
+        groups = int(self.arguments["groups"])
         places = self.smaller.numel() // max(1, self.smaller.shape[1])
         return places, weight.shape[0] // groups, weight.shape[1] * prod(weight.shape[2:]), groups
 
@@ -171,7 +175,8 @@ def _embedding_backward(kernels: Kernels, arguments: Arguments, made: list[Tenso
 
 
 def _attention(kernels: Kernels, name: str, arguments: Arguments) -> Estimate:
-    query, key = arguments["query"], arguments["key"]
+    query = arguments["query"]
+    key = arguments["key"]
     *outer, heads, queries, size = query.shape
     is_causal = bool(arguments.get("is_causal"))
     shape = AttentionShape(prod(outer), heads, key.shape[-3], queries, key.shape[-2], size, is_causal)
@@ -183,8 +188,11 @@ def _attention(kernels: Kernels, name: str, arguments: Arguments) -> Estimate:
 
 def _recurrent(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:
     """A layer of an LSTM: one product for all inputs, and one a step for the state."""
-    source, weight, state = arguments["input"], arguments["weight0"], arguments["weight1"]
-    steps, samples = source.shape[0], source.shape[1]
+    source = arguments["input"]
+    weight = arguments["weight0"]
+    state = arguments["weight1"]
+    steps = source.shape[0]
+    samples = source.shape[1]
     of_inputs = kernels.gemm(steps * samples, weight.shape[0], weight.shape[1])
     of_steps = kernels.gemm(samples, state.shape[0], state.shape[1])
     return of_inputs + of_steps * float(steps)

@@ -28,7 +28,8 @@ from profiler.source.model import example_of
 from profiler.source.module_kinds import trained_parameters
 
 _MOST_SIZES = 6
-_ADDS, _READS_AND_WRITES = 3, 3
+_ADDS = 3
+_READS_AND_WRITES = 3
 """Adding a gradient reads two numbers and writes one; an update reads parameter and gradient, and writes one; its state
 is read and written."""
 
@@ -55,7 +56,8 @@ def profile_on(
     """
     own = tuple(fit for path in tables for fit in fit_rows(read_table(path)))
     network = fake_network(source)
-    captured, model = network.captured, network.model
+    captured = network.captured
+    model = network.model
     wanted = _halves(model.samples)
     if sizes or not captured.polymorphic:
         job = MeasuringJob(source, optimizer, sizes, quick=True)
@@ -145,7 +147,8 @@ def _passes(
         return total(laps.forward), total(laps.backward), total(laps.weight)
 
     for part in segments(captured):
-        (forward, backward, _), (_, of_input, of_weight) = times(whole, part), times(split, part)
+        forward, backward, _ = times(whole, part)
+        _, of_input, of_weight = times(split, part)
         yield part, footprints[part.name], _Passes(forward, backward, of_input, of_weight)
 
 

@@ -50,7 +50,8 @@ class OperatorWatch(OperatorMemory):  # type: ignore[no-untyped-call]  # torch d
 
     def take(self) -> Times:
         """What ran since this was last called."""
-        times, self._times = self._times, (NOTHING,) * len(self._prices)
+        times = self._times
+        self._times = (NOTHING,) * len(self._prices)
         return times
 
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from cuda_ops.extras.sampling.generated import generated
 from cuda_ops.extras.sampling.sampler import Block, NeighbourSampler
 
-NODES, SMALL = 1_000_000, 20_000
+NODES = 1_000_000
+SMALL = 20_000
 
 
 class SAGEConv(nn.Module):
@@ -23,7 +24,8 @@ class SAGEConv(nn.Module):
 
     def __init__(self, channels: int, out: int) -> None:
         super().__init__()
-        self.own, self.others = nn.Linear(channels, out, bias=False), nn.Linear(channels, out)
+        self.own = nn.Linear(channels, out, bias=False)
+        self.others = nn.Linear(channels, out)
 
     def forward(self, x: tuple[Tensor, Tensor], edge_index: Tensor) -> Tensor:
         """``x``: rows of the sources and of the targets."""
@@ -42,11 +44,13 @@ class GATConv(nn.Module):
         super().__init__()
         self.heads = heads
         self.values = nn.Linear(channels, heads * out, bias=False)
-        self.of_source, self.of_target = nn.Linear(channels, heads), nn.Linear(channels, heads, bias=False)
+        self.of_source = nn.Linear(channels, heads)
+        self.of_target = nn.Linear(channels, heads, bias=False)
 
     def forward(self, x: tuple[Tensor, Tensor], edge_index: Tensor) -> Tensor:
         """``x``: rows of the sources and of the targets."""
-        (sources, targets), (source, target) = x, edge_index
+        sources, targets = x
+        source, target = edge_index
         scores = self.of_source(sources).index_select(0, source) + self.of_target(targets).index_select(0, target)
         scores = nn.functional.leaky_relu(scores, 0.2)
         place = target[:, None].expand_as(scores)

@@ -60,7 +60,8 @@ def load_sampled(
         )
     raw: tuple[Tensor, ...] = raw_of(example)
     if len(example) < _LEAST:
-        raw, targets = tuple(torch.cat([each] * _LEAST) for each in raw), tuple(torch.cat([t] * 2) for t in targets)
+        raw = tuple(torch.cat([each] * _LEAST) for each in raw)
+        targets = tuple(torch.cat([t] * 2) for t in targets)
     preparation = SampledPreparation(example.sampler, (False,) * len(targets))
     graph_example = PreparedExample(preparation, raw, targets)
     prepared, compared = graph_example.prepared(raw, targets)
