@@ -454,7 +454,7 @@ def test_an_entry_of_the_house_is_kept_to(now: int, raised: int, why: str, compl
         ("def f():\n    def g():\n        seen = 1", "vague names", 1),
         ("def f(a, b, c, *d, e, f): pass", "wide functions", 0),
         ("def f(a, b, c, *d, e, f, **g): pass", "wide functions", 1),
-        ("def f():\n    'text'\n    if 1: return 2  # why", "planner tokens", 9),
+        ("def f():\n    'text'\n    if 1: return 2  # why", "planner tokens", 10),
         ("x = [\n    1,\n    f'{y}',\n]", "planner tokens", 7),
         ("'text'", "runtime tokens", 0),
         ("Ab = int\nclass Bc: pass\nBc = str", "aliases of two meanings", 1),
