@@ -9,6 +9,7 @@ import torch
 
 from planner.ir.errors import HalopipeError
 from profiler.capture.graph import capture
+from profiler.source.model import as_captured
 from profiler.source.source import load_model
 from tests import sampling
 from tests.devices.card import Crossings
@@ -37,7 +38,8 @@ def test_a_network_stays_on_its_card(entry: Entry) -> None:
     on the host, which stages make where they are, or calls what fake tensors have no rule for.
     """
     model = load_model(entry.source, SEED)
-    network = model, capture(model)
+    captured = capture(model)
+    network = as_captured(model, captured.graph.inputs, captured.graph.samples), captured
     crossings, plans = Crossings(), plans_of(network[1])
     evaluates = not (entry.draws or network[1].evaluation)
     if not sampling.everything:

@@ -328,12 +328,15 @@ class LikeStages:
 
         A micro-batch there and back, and how busy it keeps the channel or card, there and back.
         """
+        if destination is None:  # nor need there be a link
+            nothing = np.zeros(len(self.chain))
+            return nothing, nothing, nothing
         cuts = self.prices.cuts
         count = len(self.prices.micro_batches)
         row = cuts.column[cuts.content[self.chain, cuts.last], 0, self.chain]
-        is_handed = (row >= 0) & (destination is not None)
+        is_handed = row >= 0
         returns = is_handed & cuts.columns.has_gradient[row] & self.prices.freedom.trains
-        message = self.message(source, destination or source)
+        message = self.message(source, destination)
         trip_s = np.where(is_handed, message.there[row], 0.0) + np.where(returns, message.back[row], 0.0)
         there_s = np.where(is_handed, message.load_there[row], 0.0) / count
         back_s = np.where(returns, message.load_back[row], 0.0) / count
