@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 
 import torch
 
@@ -18,7 +19,7 @@ from runtime.checkpoint.state import RankState
 from runtime.engine import Engine
 from runtime.numerics.compare import Sketch, Tolerance, sketches, tensor_differences
 from runtime.numerics.finite import OnNan
-from runtime.numerics.single_device import serial_step
+from runtime.numerics.single_device import serial_step_each
 from runtime.stage.random.streams import CounterRng
 from runtime.stage.random.user_module import Answers
 from runtime.transport import InProcessTransport
@@ -27,7 +28,7 @@ from tests.devices.ranks import CardTransport, hosted, on_card
 from tests.runtime.saved import Saved
 from tests.runtime.training import sharded
 from tests.zoo.entries import DATA, PIPELINE, SPATIAL, SPLIT, Entry
-from tests.zoo.judging import batch_of, decision_of, space_of
+from tests.zoo.judging import batch_of, decision_of, rows_between, space_of
 
 Network = tuple[LoadedModel, CapturedModule]
 Sketches = Mapping[str, Mapping[str, Sketch]]
@@ -108,10 +109,17 @@ def by_one_device(network: Network, decision: Decision) -> Sketches:
         with own, torch.autograd.set_multithreading_enabled(False):
             model = placed(model, DEVICE)
             parameters = named_parameters(model.owners)
-            serial_step(
+            inputs, targets = (tuple(tensor.to(DEVICE) for tensor in tensors) for tensors in batch)
+            parts = list[tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]]()
+            for first, count in zip(
+                accumulate(decision.micro_batches, initial=0), decision.micro_batches, strict=False
+            ):
+                part = rows_between((*inputs, *targets), model.fed_rows, first, count)
+                parts.append((tuple(part[: len(inputs)]), tuple(part[len(inputs) :])))
+            serial_step_each(
                 model.loss,
                 torch.optim.SGD(list(dict.fromkeys(parameters.values())), lr=0.05),  # tied ones have two names
-                *(tuple(tensor.to(DEVICE) for tensor in tensors) for tensors in batch),
+                parts,
                 decision.micro_batches,
                 answers=Answers(captured, CounterRng(SEED)),
             )

@@ -24,6 +24,8 @@ UNKNOWN_TO_FAKES = {
     "aten._thnn_fused_gru_cell.": "the GRU cell of CUDA has no rule for fake tensors",
     "aten._ctc_loss.": "nor has the CTC loss, whose lengths are values",
     "aten._use_cudnn_ctc_loss.": "nor has the CTC loss, whose lengths are values",
+    "aten.bincount.": "nor have operators whose outputs are as large as values say",
+    "aten.nonzero.": "nor have operators whose outputs are as large as values say",
     "deepcopy protocol": "the module keeps what it computed, which cannot be copied for each rank",
     "'aten::empty_strided'": "a tensor of a list of numbers is made on the card below what modes see",
 }
@@ -61,7 +63,8 @@ def test_a_network_stays_on_its_card(entry: Entry) -> None:
         try:
             expected = by_one_device(network, decision)
         except Exception as error:
-            if not line_of_user(error):
+            of_original = "at least two devices" in str(error)  # a forward bound to the module that was copied
+            if not (line_of_user(error) or of_original):
                 raise
         else:
             compare(found, expected)

@@ -271,7 +271,7 @@ def alone(
         total, first, rows = 0.0, 0, sum(micro_batches)
         for microbatch, count in enumerate(micro_batches):
             draw.at(MicrobatchShard(microbatch, count, 0, count))
-            cut = _rows((*inputs, *targets), model.fed_rows, first, count)
+            cut = rows_between((*inputs, *targets), model.fed_rows, first, count)
             here, there = cut[: len(inputs)], cut[len(inputs) :]
             with _draws(entry, captured, draw):
                 loss = loss_fn(model.call.output(module, here), model.call.aims(there))
@@ -304,7 +304,7 @@ def _state(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def _rows(tensors: tuple[Tensor, ...], rows: tuple[int, ...], first: int, count: int) -> tuple[Tensor, ...]:
+def rows_between(tensors: tuple[Tensor, ...], rows: tuple[int, ...], first: int, count: int) -> tuple[Tensor, ...]:
     """Samples ``first`` to ``first + count`` of tensors of which a sample has so many rows; 0: all have the tensor."""
     pairs = zip(tensors, rows, strict=True)
     return tuple(each[first * rows : (first + count) * rows] if rows else each for each, rows in pairs)
