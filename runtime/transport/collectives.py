@@ -31,10 +31,12 @@ from runtime.transport.base import (
 
 ByRank = Mapping[int, torch.Tensor]
 
-SUM, STARTED_SUM, SCATTER, GATHER, MAXIMUM, BARRIER = (
-    *("sum", "started sum", "reduce-scatter"),
-    *("all-gather", "maximum", "barrier"),
-)
+SUM = "sum"
+STARTED_SUM = "started sum"
+SCATTER = "reduce-scatter"
+GATHER = "all-gather"
+MAXIMUM = "maximum"
+BARRIER = "barrier"
 _KINDS = (SUM, STARTED_SUM, SCATTER, GATHER, MAXIMUM, BARRIER)
 
 

@@ -234,7 +234,8 @@ def _faults(key: Key, expected: tuple[Any, ...], received: tuple[Any, ...]) -> l
     """One line for each part of the header that differs; nothing behind a wrong magic number can be trusted."""
     if received[:2] != expected[:2]:
         return [f"magic and version: expected {expected[:2]}, came {received[:2]}"]
-    kind, step, src_stage, dst_stage, microbatch = received[2], *received[4:8]
+    kind = received[2]
+    step, src_stage, dst_stage, microbatch = received[4:8]
     sender = Key(step, str(kind, "latin-1"), src_stage, dst_stage, microbatch)
     pairs = (
         ("key", key, sender),

@@ -133,7 +133,8 @@ class Holders:
         kind, limit_bytes, sizes = member
         cost_model = self.cost_model
         cuts = self.cuts
-        graph, full, rest = cost_model.tables.graph, *(cost_model.tables.at(kind, size) for size in sizes)
+        graph = cost_model.tables.graph
+        full, rest = (cost_model.tables.at(kind, size) for size in sizes)
         factor = state_factor(cost_model, self.trains, parts, zero)
         resident = cuts.sums(factor * np.diff(graph.parameter_bytes) + np.diff(graph.own_buffer_bytes))
         keeps = self.trains and recompute is not True

@@ -69,10 +69,9 @@ def _searched(evaluator: Evaluator, outcome: Outcome, start: SearchStart) -> Out
         good = few.run(good_pipelines(every, evaluator, few.upper_s))
     if good.status == STOPPED or not start.cuts.are_in_order:
         return replace(good, status=STOPPED if good.status == STOPPED else TIME_LIMIT, bound_s=start.capacity_s)
-    is_better = good.best is not outcome.best  # worth a proof
-    whole = (
-        evaluator.budget.part(max(_LEAST_OF_BETTER_S, policy.FASTER_SEVERAL_STAGES * before_s)) if is_better else within
-    )
+    whole = within
+    if good.best is not outcome.best:  # worth a proof
+        whole = evaluator.budget.part(max(_LEAST_OF_BETTER_S, policy.FASTER_SEVERAL_STAGES * before_s))
     takes_s = _MEMBER_S * len(WAYS) * sum(len(families.sequences) for families in every)
     if not whole.allows(takes_s):
         return replace(good, status=TIME_LIMIT, bound_s=start.capacity_s)

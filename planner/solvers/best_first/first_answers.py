@@ -304,7 +304,7 @@ class _Cutting:
 
     def _places(self, kept: tuple[int, ...]) -> Numbers | None:
         """Those of the cuts, as one row; None if it does not fit."""
-        stages = [self.space.stages(group) for group in self.groups]
+        stages = self._stages
         even = [s.all_work + s.tail for s in stages]  # or as they end, if what is before and behind takes its time
         ending = [s.head[0][:, None] + s.all_work + np.maximum(s.tail, s.back[0][:, None]) for s in stages]
         fits = [s.window >= least for s, least in zip(stages, kept, strict=True)]
@@ -331,7 +331,7 @@ class _Cutting:
     def _steps_s(self, places: Numbers, kept: tuple[int, ...]) -> Array:
         """By row of ``places`` what the recurrence says; infinite where memory does not allow ``kept``."""
         prices = self.space.prices
-        count = len(self.space.prices.micro_batches)
+        count = len(prices.micro_batches)
         at = self.space.cuts[places].T
         columns = prices.cuts.columns
         column = prices.cuts.column[prices.cuts.content[at[1:-1], at[2:]], at[:-2], at[1:-1]]

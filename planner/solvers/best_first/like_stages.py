@@ -287,7 +287,7 @@ class LikeStages:
         """For each byte of a sample: how long outputs and gradients keep network cards busy (``HandoverBounds``)."""
         return self.links.on_cards(source, destination, Handed(0, 1, 1.0, 1.0, has_gradient=True))
 
-    @once_by(lambda _, group: (id(group.prices), group.size > 1, id(group.allowed)))
+    @once_by(lambda _, group: group.alike)
     def stages(self, group: PricedGroup) -> BoundedStages:
         """The group's, between any two of ``cuts``."""
         ends = self.cuts[:, None], self.cuts[None, :]

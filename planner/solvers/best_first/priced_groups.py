@@ -163,6 +163,11 @@ class PricedGroup:
         return self.any_shares is not None and self.owner.is_open(self.counts)
 
     @property
+    def alike(self) -> object:
+        """Equal for groups of one way to cut the batch whose stages are priced alike."""
+        return id(self.prices), id(self.any_shares), id(self.allowed), self.size > 1
+
+    @property
     def size(self) -> int:
         """Number of devices."""
         return len(self.shares)

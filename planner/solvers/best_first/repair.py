@@ -59,7 +59,7 @@ _NUMBERS_OF_A_STAGE = 40  # that are looked at between two cuts
 
 
 @dataclass(frozen=True, eq=False)
-class Solution:
+class SolvedPipeline:
     """A pipeline, and its step by the replay."""
 
     step_s: float
@@ -93,7 +93,7 @@ class Solution:
         """Micro-batches that memory lets each stage keep."""
         return [min(int(stage.window), len(self.prices.micro_batches)) for stage in self.stages()]
 
-    def kept_again(self) -> Solution:
+    def kept_again(self) -> SolvedPipeline:
         """With windows of the same sort for its stages."""
         if not self.windows:
             return self
@@ -129,7 +129,7 @@ class Repair:
             return None
         usual_s = self._added_s[now.structure] = best.step_s - now.step_s
 
-        def about_s(solution: Solution) -> float:
+        def about_s(solution: SolvedPipeline) -> float:
             return solution.step_s + self._added_s.get(solution.structure, usual_s)
 
         for near in self._near(now, within):
@@ -153,7 +153,7 @@ class Repair:
                     self._added_s[solution.structure] = other.step_s - solution.step_s
         return None
 
-    def _read(self, candidate: Candidate) -> list[Solution]:
+    def _read(self, candidate: Candidate) -> list[SolvedPipeline]:
         """The candidate as a solution; none where it is no pipeline of priced groups between these cuts."""
         has_own = any((*candidate.options, *candidate.blocks, *candidate.spans)) or bool(candidate.axis_parts)
         prices = next((each for each in self.every_prices if each.micro_batches == candidate.micro_batches), None)
@@ -171,9 +171,9 @@ class Repair:
             groups += [] if group is None else [group]
         if min(cuts) < 0 or len(groups) < candidate.num_stages:
             return []
-        return [Solution(np.inf, prices, tuple(groups), tuple(cuts), candidate.schedule, candidate.windows)]
+        return [SolvedPipeline(np.inf, prices, tuple(groups), tuple(cuts), candidate.schedule, candidate.windows)]
 
-    def _near(self, now: Solution, within: Budget) -> Iterator[list[Solution]]:
+    def _near(self, now: SolvedPipeline, within: Budget) -> Iterator[list[SolvedPipeline]]:
         """Pipelines that differ in one of the ways above, from few to many."""
         windows = _windows(now)
         for most in _DIVISIONS:
@@ -182,7 +182,9 @@ class Repair:
             if most == 1:
                 yield list(_versions(now))
 
-    def _solved_again(self, now: Solution, first: int, last: int, most: int, within: Budget) -> Iterator[Solution]:
+    def _solved_again(
+        self, now: SolvedPipeline, first: int, last: int, most: int, within: Budget
+    ) -> Iterator[SolvedPipeline]:
         """With other stages in place of those from ``first`` to before ``last``, of each division the best cuts."""
         prices = now.prices
         own = now.groups[first:last]
@@ -196,13 +198,13 @@ class Repair:
 
         def cost(group: PricedGroup) -> Array:
             """Work and tail of its stages, by first and last place; infinite where there is none."""
-            if _alike(group) not in costs:
+            if group.alike not in costs:
                 within.spend(NUMBER_S * _NUMBERS_OF_A_STAGE * len(places) ** 2)
                 ends = places[:, None], places[None, :]
                 stage = group.stage(*ends)
                 possible = inside[ends] & (stage.window > 0)
-                costs[_alike(group)] = np.where(possible, stage.all_work + stage.tail, np.inf)
-            return costs[_alike(group)]
+                costs[group.alike] = np.where(possible, stage.all_work + stage.tail, np.inf)
+            return costs[group.alike]
 
         for counts in _divisions(now, first, last, most):
             versions = [own[stage * len(own) // len(counts)].version[:2] for stage in range(len(counts))]
@@ -215,9 +217,9 @@ class Repair:
                 solution = replace(now, groups=every, cuts=cuts)
                 yield solution if len(groups) == len(own) else solution.kept_again()
 
-    def _recut(self, solutions: list[Solution], within: Budget) -> list[Solution]:
+    def _recut(self, solutions: list[SolvedPipeline], within: Budget) -> list[SolvedPipeline]:
         """The same, each with its cuts moved as long as the replay gets shorter."""
-        done = list[Solution]()
+        done = list[SolvedPipeline]()
         moving = solutions
         for _ in range(_ROUNDS):
             if not moving or within.is_over:
@@ -232,14 +234,14 @@ class Repair:
             moving = [other for one, other in zip(moving, best, strict=True) if other is not one]
         return [*done, *moving]
 
-    def _replayed(self, solutions: Iterable[Solution], within: Budget) -> list[Solution]:
+    def _replayed(self, solutions: Iterable[SolvedPipeline], within: Budget) -> list[SolvedPipeline]:
         """Those that fit, each once, with their steps."""
         once_each = list({solution.key: solution for solution in solutions}.values())
         steps_s = self._steps_s(once_each, within)
         replayed = (replace(solution, step_s=step_s) for solution, step_s in zip(once_each, steps_s, strict=True))
         return [solution for solution in replayed if np.isfinite(solution.step_s)]
 
-    def _steps_s(self, solutions: list[Solution], within: Budget) -> list[float]:
+    def _steps_s(self, solutions: list[SolvedPipeline], within: Budget) -> list[float]:
         """Of each, infinite where it does not fit: together what may be replayed so."""
         alike: dict[object, list[int]] = {}
         handed = [solution.prices.cuts.handed(solution.cuts) for solution in solutions]
@@ -255,7 +257,7 @@ class Repair:
                 steps_s[number] = step_s
         return steps_s
 
-    def _together_s(self, alike: list[Solution], handed: list[tuple[Handed, ...]], within: Budget) -> Array:
+    def _together_s(self, alike: list[SolvedPipeline], handed: list[tuple[Handed, ...]], within: Budget) -> Array:
         """The steps of pipelines of as many stages under one schedule, of which one order is that of all."""
         first = alike[0]
         links = self._links(first.prices)
@@ -268,7 +270,7 @@ class Repair:
         members: dict[object, list[tuple[PricedGroup, int, int, int, int]]] = {}
         for row, solution in enumerate(alike):
             for stage, (group, ends) in enumerate(zip(solution.groups, pairwise(solution.cuts), strict=True)):
-                members.setdefault(_alike(group), []).append((group, stage, row, *ends))
+                members.setdefault(group.alike, []).append((group, stage, row, *ends))
             for one in handed[row]:
                 ends_of = solution.groups[one.source], solution.groups[one.destination]
                 on_cards = [seconds.max() for seconds in links.on_cards(*ends_of, one)]
@@ -312,23 +314,18 @@ def _key(flags: Flags) -> bytes:
     return np.packbits(flags).tobytes()
 
 
-def _alike(group: PricedGroup) -> object:
-    """Equal for groups whose stages are priced alike."""
-    return id(group.prices), group.size > 1, id(group.allowed)
-
-
-def _edge(solution: Solution, handed: Handed) -> tuple[int, int, bool]:
+def _edge(solution: SolvedPipeline, handed: Handed) -> tuple[int, int, bool]:
     return handed.source, handed.destination, handed.has_gradient and solution.prices.freedom.trains
 
 
-def _versions(now: Solution) -> Iterator[Solution]:
+def _versions(now: SolvedPipeline) -> Iterator[SolvedPipeline]:
     for stage, group in enumerate(now.groups):
         for (recompute, _), other in now.prices.quickest(group.counts).items():
             if recompute != group.recompute:
                 yield replace(now, groups=(*now.groups[:stage], other, *now.groups[stage + 1 :])).kept_again()
 
 
-def _windows(now: Solution) -> list[tuple[int, int]]:
+def _windows(now: SolvedPipeline) -> list[tuple[int, int]]:
     """First stages and those behind the last, the most promising first."""
     work_s = now.work_s()
     count = len(now.groups)
@@ -336,7 +333,7 @@ def _windows(now: Solution) -> list[tuple[int, int]]:
     return sorted(spans, key=lambda span: float(work_s[slice(*span)].mean() - work_s[slice(*span)].max()))
 
 
-def _divisions(now: Solution, first: int, last: int, most: int) -> list[tuple[Counts, ...]]:
+def _divisions(now: SolvedPipeline, first: int, last: int, most: int) -> list[tuple[Counts, ...]]:
     """How devices of the stages from ``first`` to before ``last``, and idle ones, may be stages: by pool, of each.
 
     As they are and in other orders, then on other hosts, then those where the fewest change hands.
@@ -382,7 +379,7 @@ def _sizes(own: Numbers, limits: Numbers, host: int) -> Numbers:
     return np.array([size for size in dict.fromkeys(sizes) if sum(size) > 0 and (np.array(size) <= limits).all()])
 
 
-def _moved(now: Solution) -> Iterator[Solution]:
+def _moved(now: SolvedPipeline) -> Iterator[SolvedPipeline]:
     """With a cut beside one of the busiest stages, or two that follow one another, at an ideal near by."""
     cuts = now.cuts
     prices = now.prices

@@ -485,12 +485,11 @@ class StagePrices:
 
     def spans(self, group: PricedGroup) -> GroupSpans:
         """The stages of a group, the same for those that are priced alike; kept while few others are asked for."""
-        key = (id(group.prices), id(group.allowed))
-        if key not in self._spans:
+        if group.alike not in self._spans:
             if len(self._spans) >= _KEPT:
                 self._spans.clear()
-            self._spans[key] = group, self._worked_out(group)
-        return self._spans[key][1]
+            self._spans[group.alike] = group, self._worked_out(group)
+        return self._spans[group.alike][1]
 
     def _worked_out(self, group: PricedGroup) -> GroupSpans:
         cuts = self.prices.cuts

@@ -97,10 +97,10 @@ def places_of(content: bytes) -> Mapping[str, tuple[int, int]]:
         raise ValueError("it has no storage_data")
     places = {}
     for index, info in rows.items():
-        name, path, offset, length = (
-            _field(index, "fqn"),
-            *(_field(info, name) for name in ("relative_path", "offset", "length")),
-        )
+        name = _field(index, "fqn")
+        path = _field(info, "relative_path")
+        offset = _field(info, "offset")
+        length = _field(info, "length")
         if not isinstance(name, str) or path != DATA_FILE:
             raise ValueError(f"{name!r} lies in {path!r}; the only file of a rank's folder is {DATA_FILE!r}")
         if _field(info, "transform_descriptors"):
