@@ -19,7 +19,7 @@ from functools import partial
 from benchmarks.accuracy.cases import DATA_PARALLEL, NEW_NETWORKS, ONE, Case, Network, case
 from benchmarks.accuracy.profiles import measured_here
 from benchmarks.report import Row, error_within, run
-from benchmarks.runs import step_s
+from benchmarks.runs import WARM_UP, step_s
 from benchmarks.turns import by_turns
 from planner.costs.predict import predict
 from planner.ir.problem import Problem
@@ -30,7 +30,7 @@ NETWORKS: Mapping[str, Network] = {
     "ResNet-50": Network(ModelSource("profiler.models.resnet:resnet50", {"num_classes": "10"}, (8, 3, 64, 64)), 8, ()),
 }
 PLANS = (ONE, DATA_PARALLEL, "1f1b/2")
-STEPS, WARM_UP, ROUNDS = 10, 3, 3
+STEPS, ROUNDS = 20, 3
 GOAL_PERCENT = 2.0
 _KINDS = 3
 

@@ -1,22 +1,14 @@
 """Pipelines of stretches of layers on groups of ranks, whatever their layouts: by their bounds, the least first.
 
-Stretches are those of ``layout_bound``, each on a group of one pool; the bound holds whatever their layouts.  Of stages
-s = 0, 1, ... let W_s, o_s, f_s and b_s be the least of a step, of there and back, and of its parts as above, c_s a
-message from stage s one way, and k_s its bytes on a network card.  Stage s + 1 begins after the F of s, works M
-micro-batches off between the F of the first and the B of the last, which is before those of s, and does none of its B
-before some micro-batch was behind it and came back, so that from the first F of stage s to its last B, from there to
-the end of the step, and there and back with one micro-batch, it takes at least
-
-    A_s = max(M o_s, f_s + M b_s + R_s, M f_s + b_s + R_s, o_s + (M - 1) k_s + R_s, o_s + 2 c_s + A_(s+1))
-    V_s = max(W_s, f_s + c_s + V_(s+1))
-    E_s = o_s + R_s,     R_s = 2 c_s + E_(s+1)
+Stretches are those of ``layout_bound``, each on a group of one pool; the bound holds whatever their layouts.  It is
+``recurrence``, whose numbers are the least of all layouts: of stages s = 0, 1, ... W_s a step, o_s there and back, f_s
+and b_s its parts, each by itself (so w_s = M o_s, and o_s is more than f_s + b_s), c_s a message one way, and k_s its
+bytes on a network card, of which M - 1 follow the first.
 
 Who waits for a stage that ends before layer i is the stage with the first reader of layer i - 1
 (``LayerLinks.reader``); what that one does before this layer counts for nothing. Where nobody reads it, nothing is
-behind.  The least values over all ways to go on, by the ranks of the stage that reads, and T, the least that any of the
-stages behind take, are a DP from the back; pipelines are then built from the front, the one of least bound first.
-(``recurrence`` does not know the second and the third of what A_s is the most of.  Without them the bound of a U-Net of
-512 x 512 on 64 devices, 16 samples in 4 micro-batches, is 21.0 ms for 23.0.)
+behind.  The least labels over all ways to go on, by the ranks of the stage that reads, are a DP from the back;
+pipelines are then built from the front, the one of least bound first.
 
 Stages that follow one another on one host are no larger than it together: beside the ranks of the stage that reads the
 DP tells apart how many ranks there are on its host from it on, without a stage elsewhere between.  One that is before
@@ -65,6 +57,8 @@ from planner.ir.problem import Problem
 from planner.layers.boundary import without_gradient
 from planner.layers.sized import SizedLayer
 from planner.solvers.best_first.layout_bound import GroupTable
+from planner.solvers.best_first.message_bound import HandoverBound
+from planner.solvers.best_first.recurrence import Labels, LaidOutStages, across, others_of, prepend
 from planner.solvers.budget import NUMBER_S, Budget, OutOfTimeError, check_time
 from planner.solvers.candidates.candidate import DevicePool
 from planner.solvers.candidates.feasibility import may_stream
@@ -72,6 +66,10 @@ from planner.solvers.layouts.stage import NONE
 
 MOST_WAITING = 5_000
 """Stages whose rivals wait at a time, 40 KB each where there are 170 places to cut and 8 ranks in a pool."""
+
+EVERY = np.array(True)
+ONE_ROUND = np.array(1)
+"""No window is known: memory is ignored."""
 
 _ENTRY_S = 1.5 * NUMBER_S
 """Of a pair of places to cut, for each group of devices."""
@@ -286,8 +284,8 @@ class Chains:
         least = np.stack([each[:, prefix.at, stops] for own in tables_s for each in own], axis=1)
         onward = [self._onward(rest, count, stops) for _, count, _, rest in groups]
         after = np.stack([np.min(list(each.values()), axis=0) for each in onward for _ in range(kinds)], axis=1)
-        path_s, whole_s, round_s, behind_s = self._with_stage(least, after)
-        bound_s = np.maximum(behind_s, prefix.bound_s)
+        labels = _labels(self._with_stage(least, after))
+        bound_s = np.maximum(labels.free, prefix.bound_s)
         before_s = np.zeros(bound_s.shape)
         lead_s = np.zeros(bound_s.shape)
         readers = np.repeat([count - 1 for _, count, _, _ in groups], kinds)
@@ -297,11 +295,11 @@ class Chains:
             back_s = np.where(reads, arrival.back_s + self.links.ways * message_s, 0.0)
             before_s = np.maximum(before_s, back_s)
             lead_s = np.maximum(lead_s, np.where(reads, arrival.lead_s + message_s, 0.0))
-            bound_s = np.maximum(bound_s, np.where(reads, back_s + (self.num_full - 1) * card_s + round_s, 0.0))
-        bound_s = np.maximum(bound_s, np.maximum(before_s + path_s, lead_s + whole_s))
+            bound_s = np.maximum(bound_s, np.where(reads, back_s + (self.num_full - 1) * card_s + labels.trip, 0.0))
+        bound_s = np.maximum(bound_s, np.maximum(before_s + labels.end, lead_s + labels.total))
         before_s += least[1]
         lead_s += least[2]
-        del least, onward, after, path_s, whole_s, round_s, behind_s  # what waits is much
+        del least, onward, after, labels  # what waits is much
         for place in np.argsort(bound_s, axis=None, kind="stable"):
             row, k = divmod(int(place), len(stops))
             if bound_s[row, k] >= upper_s:
@@ -355,9 +353,9 @@ class Chains:
             self._ahead[free] = self._solved(free)
 
     def _solved(self, free: Free) -> Array:
-        """``[4, hosts, layer]``: A, V, E, T, those of fewer free devices being known; 0 where nobody waits.
+        """``[4, hosts, layer]``: labels (:func:`_stacked`), those of fewer free devices being known; 0: nobody waits.
 
-        A, V and E are those of the stage with the layer's reader, by ``_hosts``; T is of any stage behind.
+        G, V and E are those of the stage with the layer's reader, by ``_hosts``; the last is of any stage behind.
         """
         last = self.positions[-1]
         layers = np.arange(last)
@@ -383,23 +381,36 @@ class Chains:
         return ahead
 
     def _onward(self, free: Free, maker: int, stops: NDArray[np.intp]) -> dict[int, Array]:
-        """``[5, stops]``: of all behind a stage of ``maker`` ranks that ends there, the least whoever reads.
+        """``[4, stops]``: what is behind a stage of ``maker`` ranks that ends there, as that one sees it, at least.
 
-        2 c + A;  c + V;  R = 2 c + E;  (M - 1) k + R;  T; by the ranks on its host from it on.
+        Whoever reads; by the ranks on its host from it on.
         """
         onward: dict[int, Array] = {}
         for on_host, hosts, on_one_host in self._joins(maker):
-            path_s, whole_s, round_s, behind_s = self._ahead[free][:, hosts][:, :, stops]
+            behind = _labels(self._ahead[free][:, hosts][:, :, stops])
             readers = [self._hosts[host][0] - 1 for host in hosts]
-            message_s, card_s = (each[readers][:, stops] for each in self._messages(maker, on_one_host))
-            message_s = np.where(round_s > 0, message_s, 0.0)
-            card_s = np.where(round_s > 0, card_s, 0.0)
-            both_s = self.links.ways * message_s
-            loaded_s = (self.num_full - 1) * card_s + both_s + round_s
-            onward_s = both_s + path_s, message_s + whole_s, both_s + round_s, loaded_s, behind_s
-            least_s = np.asarray(np.min(onward_s, axis=1))
+            message_s, card_s = (
+                np.where(behind.trip > 0, each[readers][:, stops], 0.0)  # where nobody waits nothing is sent
+                for each in self._messages(maker, on_one_host)
+            )
+            least_s = _stacked(across(behind, self._handover(message_s, card_s))).min(axis=1)
             onward[on_host] = np.minimum(onward.get(on_host, np.inf), least_s)
         return onward
+
+    def _handover(self, message_s: Array, card_s: Array) -> HandoverBound:
+        """Messages that take so long one way, and keep a network card busy so long."""
+        load_s = message_s + (self.num_full - 1) * card_s
+        returns = self.links.ways == 2
+        back_s = message_s * returns
+        return HandoverBound(
+            there=message_s,
+            path=message_s,
+            back=back_s,
+            back_all=back_s,
+            load_there=load_s,
+            load_back=load_s * returns,
+            load_both=np.zeros_like(message_s),
+        )
 
     @once
     def _joins(self, maker: int) -> tuple[tuple[int, list[int], bool], ...]:
@@ -413,15 +424,24 @@ class Chains:
                 joined.setdefault(maker + on_host, []).append(host)
         return (maker, every, False), *((on_host, hosts, True) for on_host, hosts in joined.items())
 
-    def _with_stage(self, least: Array, after: Array) -> Array:
-        """``[4, ...]``: A, V, E, T of a stage of ``least`` times, all ``after`` it (``_onward``)."""
-        step_s, once_s, forward_s, back_s = least
-        path_s, whole_s, round_s, loaded_s, behind_s = after
-        num = self.num_full
-        own_s = np.maximum(forward_s + num * back_s, num * forward_s + back_s) + round_s
-        path_s = np.maximum(np.maximum(num * once_s, own_s), once_s + np.maximum(path_s, loaded_s))
-        whole_s = np.maximum(step_s, forward_s + whole_s)
-        return np.stack([path_s, whole_s, once_s + round_s, np.maximum(step_s, behind_s)])
+    def _with_stage(self, least: Array, behind: Array) -> Array:
+        """``[4, ...]``: pipelines that begin with a stage of ``least`` times (``GroupTable.least_s``)."""
+        step_s, once_s, forward_s, _ = least  # infinite where there is no such stage
+        _, _, finite_forward_s, finite_back_s = np.where(np.isfinite(least), least, 0.0)
+        stage = LaidOutStages(forward_s, once_s - finite_forward_s, self.num_full * once_s, step_s)
+        others_s = others_of(self.num_full, finite_forward_s, finite_back_s)
+        return _stacked(prepend(stage, _labels(behind), ONE_ROUND, others_s, 0.0, EVERY, EVERY))
+
+
+def _labels(stacked: Array) -> Labels:
+    """Of ``[4, ...]``, as the DP holds them: G, V, E, and the step as a whole."""
+    end, total, trip, free = stacked
+    return Labels(trip, end, total, free, sums=end)
+
+
+def _stacked(labels: Labels) -> Array:
+    """The other way round."""
+    return np.stack([labels.end, labels.total, labels.trip, labels.free])
 
 
 def links_of(problem: Problem, samples: int, backward: str) -> LayerLinks:

@@ -6,11 +6,13 @@
     x_s        what its sum of gradients keeps a network card busy
 
 An F of stage s + 1 follows an F of s, a B of s follows one of s + 1, a channel carries one message at a time, and
-micro-batch m + W_s enters when m has left, so
+micro-batch m + W_s enters when m has left, the last one after M - 1 others, and the first one comes back before
+M - 1 others, so
 
     E(s) = f_s + c_s + E(s + 1) + c_s + b_s                                      one micro-batch there and back
     H(s) = max(c_s + G(s + 1) + c_s, C_s + E(s + 1) + c_s, c_s + E(s + 1) + C_s)
-    G(s) = max(w_s, f_s + H(s) + b_s, ceil(M / W_s) E(s))                        from the first F of s to its last B
+    G(s) = max(w_s, f_s + H(s) + b_s,                                            from the first F of s to its last B
+               ceil(M / W_s) E(s), E(s) + (M - 1) max(f_s, b_s))
     S(s) = x_s + max(G(s), f_s + c_s + S(s + 1))                                 ... until cards have carried the sums
     V(s) = max(G(s) + u_s, S(s), f_s + c_s + V(s + 1))                           from the first F of s to the end
 
@@ -20,9 +22,9 @@ stage s + 1 need not read from s, the step as a whole is bounded alone          
 
 All is elementwise, on arrays that broadcast: a table fills one entry for each stage that may come first and whatever it
 tells apart behind it.  What a table tells apart, and which numbers it puts in, is its own matter: exact ones, or the
-least over groups of devices, over shares of samples, over hosts (``bound``, ``share_bound``, ``counts_table``); or
-those under a given schedule, to rank pipelines by (``first_answers``).  ``leaf_bound`` is no second recurrence: it
-replays complete pipelines, action by action.
+least over groups of devices, over shares of samples, over hosts, over layouts (``bound``, ``share_bound``,
+``counts_table``, ``layout_chains``); or those under a given schedule, to rank pipelines by (``first_answers``).
+``leaf_bound`` is no second recurrence: it replays complete pipelines, action by action.
 """
 
 from __future__ import annotations
@@ -37,7 +39,24 @@ from planner.solvers.best_first.counts_columns import ColumnStages
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
 from planner.solvers.best_first.message_bound import HandoverBound
 
-Stage = BoundedStages | ColumnStages
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaidOutStages:
+    """Stages whatever the layouts of their layers, in seconds; see ``BoundedStages``.
+
+    Attributes:
+        back: what is left of the least F and B together.
+        all_work: with the sum of gradients and the update.
+    """
+
+    head: Array
+    back: Array
+    work: Array
+    all_work: Array
+    tail: float = 0.0
+
+
+Stage = BoundedStages | ColumnStages | LaidOutStages
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,16 +106,33 @@ def across(labels: Labels, message: HandoverBound) -> Labels:
     return Labels(trip, end, message.there + labels.total, labels.free, message.there + labels.sums)
 
 
-def prepend(stage: Stage, behind: Labels, rounds: Array, card_s: Array | float, reads: Flags, returns: Flags) -> Labels:
+def others_of(num_microbatches: int, forward_s: Array, backward_s: Array) -> Array:
+    """What a stage does beside one micro-batch there and back: the other F before it leaves, or the other B behind.
+
+    Args:
+        forward_s, backward_s: the shortest F and B.
+    """
+    return (num_microbatches - 1) * np.maximum(forward_s, backward_s)
+
+
+def prepend(
+    stage: Stage,
+    behind: Labels,
+    rounds: Array,
+    others_s: Array | float,
+    card_s: Array | float,
+    reads: Flags,
+    returns: Flags,
+) -> Labels:
     """A stage and the pipelines behind it, as it sees them (:func:`across`).
 
     Args:
-        rounds, card_s: as of :func:`alone`.
+        rounds, card_s: as of :func:`alone`; ``others_s``: :func:`others_of` it.
         reads: whether the stage behind certainly reads from this one; returns: and a gradient comes back.
     """
     trip = stage.head + _where(returns, behind.trip) + stage.back
     waits = _where(returns, stage.head + behind.end + stage.back)
-    end = np.maximum(np.maximum(stage.work, waits), rounds * trip)
+    end = np.maximum(np.maximum(stage.work, waits), np.maximum(rounds * trip, trip + others_s))
     total = np.maximum(end, stage.all_work) + stage.tail
     total = np.maximum(total, _where(reads, stage.head + behind.total))
     sums = np.maximum(end, _where(returns, stage.head + behind.sums)) + card_s
