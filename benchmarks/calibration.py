@@ -74,13 +74,15 @@ class Shape:
 
     def plan(self, found: Profile) -> Plan:
         """Under the corrections that the profile has."""
-        layers, batches = len(found.graph.layers), split_batch(GLOBAL_BATCH, self.size)
+        layers = len(found.graph.layers)
+        batches = split_batch(GLOBAL_BATCH, self.size)
         if self.cut:
             cuts: tuple[int, ...] = (0, max(1, round(self.cut * layers)), layers)
             groups: tuple[tuple[int, ...], ...] = ((0,), (1,))
             shares: tuple[tuple[int, ...], ...] = ((self.size,), (self.size,))
         else:
-            cuts, groups = (0, layers), (tuple(range(self.replicas)),)
+            cuts = (0, layers)
+            groups = (tuple(range(self.replicas)),)
             shares = ((self.size // self.replicas,) * self.replicas,)
         candidate = Candidate.chain(cuts, groups, shares, batches, self.schedule)
         return by_hand(Problem(found, GLOBAL_BATCH), candidate)
@@ -103,7 +105,8 @@ HELD_BACK = (
 )
 
 
-JOB, NUM_RUNS = Shape("gpipe", 2, cut=0.4), 5
+JOB = Shape("gpipe", 2, cut=0.4)
+NUM_RUNS = 5
 RANGES = "of the profile's scatter", "with what is assumed of the model", "as learnt"
 
 
@@ -112,7 +115,8 @@ def measure(quick: bool) -> list[Row]:
     found = profile(SOURCE, num_workers=2, quick=quick, sizes=(1, 2, 4, 8, 16))
     steps = WARMUP + (8 if quick else 20)
     taught, held_back = (TAUGHT[:2], HELD_BACK[:2]) if quick else (TAUGHT, HELD_BACK)
-    learnt, within = found, list[tuple[float, ...]]()
+    learnt = found
+    within = list[tuple[float, ...]]()
     for shape in taught:
         plan = shape.plan(found)
         result = _result(plan, steps)
@@ -137,7 +141,9 @@ def measure(quick: bool) -> list[Row]:
 
 def _job(found: Profile, steps: int, within: list[tuple[float, ...]]) -> Iterator[Row]:
     """Errors of one plan, run after run."""
-    learnt, errors, of_model = found, [], []
+    learnt = found
+    errors = []
+    of_model = []
     for number in range(NUM_RUNS):
         plan = JOB.plan(learnt)
         result = _result(plan, steps)

@@ -150,7 +150,8 @@ def _of_tarnawski(row: dict[str, str], accelerators: int, cpus: int, expected: f
 
 def _of_piper(row: dict[str, str], devices: int, bandwidth: float, expected: float, digits: int) -> tuple[Known, int]:
     path = PROFILES / "piper" / row["instance"].partition(" ")[0].removeprefix("piper/")
-    memory, variant = float(row["memory_limit"].removesuffix("GiB")) * GIB, _VARIANTS[row["solver"]]
+    memory = float(row["memory_limit"].removesuffix("GiB")) * GIB
+    variant = _VARIANTS[row["solver"]]
 
     def solve() -> float:
         instance = piper_format.read(path)

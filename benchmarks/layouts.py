@@ -29,11 +29,14 @@ from planner.solvers.layouts.factor_graph import LabelledGraph
 from planner.solvers.layouts.solve import minimise
 from planner.solvers.layouts.stage import Question, labelled_graph, options_of
 
-FLOP_PER_S, BYTES_PER_S, CALL_S = 15.7e12, 9e11, 5e-6
+FLOP_PER_S = 15.7e12
+BYTES_PER_S = 9e11
+CALL_S = 5e-6
 DEVICES_A_HOST = 8
 MOST_LAYOUTS = 20
 SEARCH_LIMIT_S = 1.0
-SPACE, EVERYTHING = ("sample", "spatial"), ("sample", "spatial", "channel")
+SPACE = ("sample", "spatial")
+EVERYTHING = ("sample", "spatial", "channel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,8 @@ def profile_of(source: ModelSource, graph: Graph, num_devices: int) -> Profile:
         for k in range(num_devices)
     )
     links = {WITHIN_HOST: Link(3e-6, 1.2e11), ACROSS_HOSTS: Link(5e-6, 2.5e10)}
-    found, samples = [], 1
+    found = []
+    samples = 1
     while samples <= 2 * graph.samples:
         found += [_measurement(graph, index, samples) for index in range(len(graph.layers))]
         samples *= 2

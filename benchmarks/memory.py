@@ -53,14 +53,16 @@ OVER = 1.1
 _STEPS = 2
 """Counted: the first makes the optimiser's state, the second has it throughout."""
 
-DIVIDED, RECOMPUTED = "the optimiser divided", "1f1b/4, recomputed"
-TO_ONE, TO_TWO, BY_TWO = (
-    "1f1b/4, two ranks then one",
-    "zb-h1/4, one rank then two",
-    "1f1b/4, two by two, the optimiser divided",
-)
-HEIGHTS, SPLIT_HEIGHTS, CHANNELS = "gpipe/4 over height", "zb-h1/2 over height, two by two", "gpipe/4 over channels"
-TENSOR, SEQUENCE = "tensor=2,micro_batch=4", "tensor=2,sequence_parallel=1,micro_batch=4"
+DIVIDED = "the optimiser divided"
+RECOMPUTED = "1f1b/4, recomputed"
+TO_ONE = "1f1b/4, two ranks then one"
+TO_TWO = "zb-h1/4, one rank then two"
+BY_TWO = "1f1b/4, two by two, the optimiser divided"
+HEIGHTS = "gpipe/4 over height"
+SPLIT_HEIGHTS = "zb-h1/2 over height, two by two"
+CHANNELS = "gpipe/4 over channels"
+TENSOR = "tensor=2,micro_batch=4"
+SEQUENCE = "tensor=2,sequence_parallel=1,micro_batch=4"
 STAGES = "tensor=2,pipeline=2,sequence_parallel=1,micro_batch=4"
 SLICES = "gpipe/8 in slices of 32 tokens"
 
@@ -122,7 +124,8 @@ def _cut(schedule: str, size: int, dims: tuple[str, ...], *groups: tuple[int, ..
         evaluator = Evaluator(problem, CostModel(problem.profile))
         candidate = pipeline(problem, schedule, size, groups)
         for stage, group in enumerate(groups):
-            prices, options = evaluator.layouts.prices(group, size), {}
+            prices = evaluator.layouts.prices(group, size)
+            options = {}
             for layer in (k for k, of_layer in enumerate(candidate.stage_of) if of_layer == stage):
                 able = [each for each in prices.options(layer) if {dim for dim, _ in each.grid} & {*dims}]
                 options[layer] = (able or [each for each in prices.options(layer) if "replica" in str(each)])[0]
@@ -181,7 +184,8 @@ def measure(quick: bool) -> list[Row]:
     torch.set_num_threads(1)  # as ranks do: what an operator needs besides depends on it
     found: dict[tuple[str, str], Found] = {}
     for name, sets in (QUICK if quick else PLANS).items():
-        network, shared = NETWORKS[name], () if quick else IN_SHARED_MEMORY.get(name, ())
+        network = NETWORKS[name]
+        shared = () if quick else IN_SHARED_MEMORY.get(name, ())
         profile = profile_of(network)
         found |= {(name, label): one for label, one in plans_of(network, profile, sets)}
         found |= {(name, label): one for label, one in plans_of(network, profile, shared, SHARED)}
@@ -215,7 +219,8 @@ def profile_of(network: Network) -> Profile:
     """
     model = load_model(network.source)
     captured = capture(model)
-    graph, found = captured.graph, list[Measurement]()
+    graph = captured.graph
+    found = list[Measurement]()
     for samples in network.sizes:
         bytes_of = footprints(captured, example_of(graph.inputs, model, samples), samples)
         for layer in graph.layers:

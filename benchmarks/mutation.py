@@ -28,7 +28,8 @@ from benchmarks.report import Row, run
 from benchmarks.without import tree_without
 
 HOME = Path(__file__).resolve().parents[1]
-NUM_MUTANTS, NUM_QUICK = 40, 2
+NUM_MUTANTS = 40
+NUM_QUICK = 2
 LIMIT_S = 900.0
 """For the tests of one mutant; they take seconds to two minutes on two cores that do nothing else."""
 

@@ -52,11 +52,13 @@ from planner.solvers import baselines
 
 OURS = "best-first"
 TIME_LIMIT_S = 20.0
-SIZES, QUICK_SIZES = (32, 64, 128), (64,)
+SIZES = (32, 64, 128)
+QUICK_SIZES = (64,)
 QUICK = frozenset({"VGG-16, 4, 1.25 GB/s", "ResNet-50, 4, 10 GB/s", "GNMT, 2 fast + 2 half, 1.25 GB/s"})
 QUICK_TIME_LIMIT_S = 15.0
 PROVED = 1e-9
-FEW_DEVICES, MANY_DEVICES = 8, 16
+FEW_DEVICES = 8
+MANY_DEVICES = 16
 MEMORY_LIMIT_BYTES = 4e9
 
 FILES = Path(__file__).parents[1] / "tests" / "data" / "profiles" / "pipedream"
@@ -112,7 +114,8 @@ class Result:
 
     def rows(self) -> Iterator[Row]:
         """The figures of this case."""
-        name, search = self.case.name, self.plan.search
+        name = self.case.name
+        search = self.plan.search
         yield Row(f"{name}: step", 1e3 * self.plan.prediction.step_s, "ms")
         yield Row(f"{name}: bound", 1e3 * search.bound_s, "ms")
         yield gap_row(self.case, self.plan, self.case.num_devices <= FEW_DEVICES)
@@ -158,7 +161,8 @@ def compare(case: Case) -> Result:
     plan, seconds = timed(OURS, case)
     if plan is None:
         raise RuntimeError(f"{case.name}: no plan")
-    cpu_s, step_s = {OURS: seconds}, {}
+    cpu_s = {OURS: seconds}
+    step_s = {}
     for name in baselines():
         found, cpu_s[name] = timed(name, case)
         if found is not None:

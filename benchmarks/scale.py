@@ -32,9 +32,15 @@ from planner.ir.problem import SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.ir.profile import ModelSource, Optimizer, Profile
 from planner.solvers import solver
 
-LAYERS, DEVICES, LIMITS_S = (50, 200, 1000), (8, 16, 64, 256, 1024), (1.0, 5.0, 20.0, 60.0)
-QUICK_LAYERS, QUICK_DEVICES, QUICK_LIMITS_S = (50,), (16, 64), (5.0,)
-RESNET_DEVICES, RESNET_SAMPLES, RESNET_LIMIT_S = (8, 16, 64), 64, 60.0
+LAYERS = (50, 200, 1000)
+DEVICES = (8, 16, 64, 256, 1024)
+LIMITS_S = (1.0, 5.0, 20.0, 60.0)
+QUICK_LAYERS = (50,)
+QUICK_DEVICES = (16, 64)
+QUICK_LIMITS_S = (5.0,)
+RESNET_DEVICES = (8, 16, 64)
+RESNET_SAMPLES = 64
+RESNET_LIMIT_S = 60.0
 GLOBAL_BATCH = 1024
 A_HOST = 8
 SLOW = 0.55
@@ -45,7 +51,8 @@ GAPS = {8: 0.0, 16: 5.0, 64: 15.0, 256: 30.0, 1024: 30.0}
 """Percent, by number of devices."""
 
 LAYOUTS_GAP = 10.0
-BY_HAND_S, BY_HAND_LIMIT_S = 0.4770, 5.0
+BY_HAND_S = 0.4770
+BY_HAND_LIMIT_S = 5.0
 """50 layers on 64 devices of one kind: four stages balanced by forward times, 16 replicas each, micro-batches of 16,
 1f1b-so: what a person writes down."""
 
@@ -189,7 +196,8 @@ def worse(results: Sequence[Result]) -> Iterator[Row]:
         by_series.setdefault(result.case.series, []).append(result)
     for series, found in by_series.items():
         found.sort(key=lambda result: result.case.devices)
-        least_s, most = float("inf"), 0.0
+        least_s = float("inf")
+        most = 0.0
         for result in found:
             most = max(most, 100 * (result.step_s / least_s - 1))
             least_s = min(least_s, result.step_s)

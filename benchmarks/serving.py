@@ -31,12 +31,18 @@ import numpy as np
 from benchmarks.report import Row, at_least, at_most, run
 from benchmarks.seeds.jobs import folder_of, halopipe
 
-_IDLE, _SLOW, _LEAVING, _HOSTILE = 80, 5, 150, 2000
+_IDLE = 80
+_SLOW = 5
+_LEAVING = 150
+_HOSTILE = 2000
 _ASKED = 5
-_ROWS, _WIDTH = 16, 8
+_ROWS = 16
+_WIDTH = 8
 _BODY_BYTES = 16 * 2**20
-_MOST_GROWTH, _HEALTH_MS = 3.0, 200.0
-_JSON, _NPY = "application/json", "application/x-npy"
+_MOST_GROWTH = 3.0
+_HEALTH_MS = 200.0
+_JSON = "application/json"
+_NPY = "application/x-npy"
 
 MODEL = f"""
 import torch
@@ -103,7 +109,9 @@ class _Health:
 
     def __init__(self, port: int) -> None:
         self.seconds: list[float] = []
-        self.failed, self._port, self._is_over = 0, port, threading.Event()
+        self.failed = 0
+        self._port = port
+        self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._ask)
 
     def __enter__(self) -> _Health:
@@ -131,7 +139,8 @@ def _right(folder: Path, port: int) -> int:
 
     from profiler.source.source import find_factory
 
-    module, right = find_factory(f"{folder}/model.py:model")()[0], 0
+    module = find_factory(f"{folder}/model.py:model")()[0]
+    right = 0
     for seed in range(_ASKED):
         with torch.no_grad():
             expected = module(torch.from_numpy(_numbers(seed))).numpy()

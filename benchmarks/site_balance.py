@@ -139,9 +139,12 @@ def halo(ownership: Ownership, levels: Sequence[SiteLevel], maps: Sequence[SiteM
         UsageError: a map that does not fit its levels.
     """
     owners = [ownership.owner(level.samples, level.coordinates, level.stride) for level in levels]
-    received, inputs, sites = np.zeros(ownership.num_ranks), 0.0, []
+    received = np.zeros(ownership.num_ranks)
+    inputs = 0.0
+    sites = []
     for table in maps:
-        rows, read = len(owners[table.source]), np.shape(table.neighbours)
+        rows = len(owners[table.source])
+        read = np.shape(table.neighbours)
         if len(read) != 2 or read[1] != len(owners[table.target]) or np.max(table.neighbours, initial=-1) >= rows:
             sizes = f"{rows} input sites, {len(owners[table.target])} output sites, neighbours {list(read)}"
             raise UsageError("a map does not fit its levels", [sizes], ["give input rows [K, outputs], or -1"])
@@ -162,7 +165,8 @@ def equal_slabs(keys: Ints, num_ranks: int) -> Ownership:
     ranks = np.zeros(len(keys), np.int64)
     for sample in np.unique(samples):
         inside = samples == sample
-        low, high = blocks[inside].min(axis=0), blocks[inside].max(axis=0) + 1
+        low = blocks[inside].min(axis=0)
+        high = blocks[inside].max(axis=0) + 1
         axis = int(np.argmax(high - low))
         ranks[inside] = (blocks[inside, axis] - low[axis]) * num_ranks // (high[axis] - low[axis])
     return ownership_of(num_ranks, keys, ranks)

@@ -42,13 +42,18 @@ from planner.sites.keys import Ints, pack, unpack
 from planner.sites.partition import BlockWork, SiteLevel, SiteLoad, bisection, block_work
 
 SCAN = Path(__file__).parents[1] / "tests" / "data" / "scans" / "lone-star.laz"
-VOXEL_M, QUICK_VOXEL_M = 0.143, 0.5
+VOXEL_M = 0.143
+QUICK_VOXEL_M = 0.5
 NUM_LEVELS = 5
 BYTES = 4
-PAIR_S, FLOP_PER_S = 9e-9, 85e9
-MOST_SCAN, MOST_BATCH, MOST_UNEQUAL = 1.02, 1.06, 1.05
+PAIR_S = 9e-9
+FLOP_PER_S = 85e9
+MOST_SCAN = 1.02
+MOST_BATCH = 1.06
+MOST_UNEQUAL = 1.05
 UNEQUAL = (1.0, 1.0, 2.0, 2.0)
-CENTRED, CHILDREN = tuple(product((-1, 0, 1), repeat=3)), tuple(product((0, 1), repeat=3))
+CENTRED = tuple(product((-1, 0, 1), repeat=3))
+CHILDREN = tuple(product((0, 1), repeat=3))
 CROPS_M = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 11.0, 15.0)
 """Radii of the crops' cylinders."""
 SHAPES = (5, 8, 11, 14, 17, 20, 26, 32)
@@ -129,7 +134,8 @@ def case_of(clouds: Sequence[Ints]) -> Case:
     for place, (fine, coarse) in enumerate(pairwise(sites)):
         tables[place, place + 1] = neighbours(fine, coarse, 2, CHILDREN)
         tables[place + 1, place] = reverse(tables[place, place + 1], len(fine))
-    loads, maps = [], []
+    loads = []
+    maps = []
     for (source, target), table in tables.items():
         own = [layer for layer in minkunet() if (layer.source, layer.target) == (source, target)]
         pair_s = sum(layer.pair_s for layer in own if layer.kernel > 1)
@@ -204,13 +210,15 @@ def shape(kind: int, radius: int) -> Ints:
 
 def measure(quick: bool) -> list[Row]:
     """All rows."""
-    cloud, voxel_m = points(), QUICK_VOXEL_M if quick else VOXEL_M
+    cloud = points()
+    voxel_m = QUICK_VOXEL_M if quick else VOXEL_M
     return [*scan_rows(case_of([voxels(cloud, voxel_m)])), *batch_rows(case_of(batch(cloud, voxel_m)))]
 
 
 def scan_rows(case: Case) -> Iterator[Row]:
     """One sample on eight ranks, and on four of unequal speeds."""
-    work, equal = case.work, (1.0,) * 8
+    work = case.work
+    equal = (1.0,) * 8
     name = f"scan, {len(case.levels[0].samples)} voxels, 8 ranks"
     yield from rows(case, f"{name}: whole network", divided(work, equal), equal, MOST_SCAN)
     yield from rows(case, f"{name}: whole network, Morton", divided(work, equal, morton), equal)
@@ -224,7 +232,8 @@ def scan_rows(case: Case) -> Iterator[Row]:
 
 def batch_rows(case: Case) -> Iterator[Row]:
     """Sixteen samples on four and eight ranks, and on four of unequal speeds."""
-    work, count = case.work, int(case.levels[0].samples.max()) + 1
+    work = case.work
+    count = int(case.levels[0].samples.max()) + 1
     sizes = np.bincount(case.levels[0].samples)
     yield Row(f"batch of {count}: voxels of the largest sample over the smallest", sizes.max() / sizes.min(), "ratio")
     for speeds in ((1.0,) * 4, (1.0,) * 8, UNEQUAL):

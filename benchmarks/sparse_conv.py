@@ -39,12 +39,20 @@ from cuda_ops.device.host import prepare_process
 from cuda_ops.sparse import operators, reference
 from cuda_ops.sparse.dispatch import chosen
 
-OURS, TORCH, SPCONV = "ours", "torch", "spconv"
-CUBE, ONES = (3, 3, 3), (1, 1, 1)
-CHANNELS, QUICK_CHANNELS = (32, 64), (32,)
-REPEATS, QUICK_REPEATS = 11, 3
+OURS = "ours"
+TORCH = "torch"
+SPCONV = "spconv"
+CUBE = (3, 3, 3)
+ONES = (1, 1, 1)
+CHANNELS = (32, 64)
+QUICK_CHANNELS = (32,)
+REPEATS = 11
+QUICK_REPEATS = 3
 QUICK_EVERY = 4
-MAP_GOAL, FORWARD_GOALS, BACKWARD_GOAL, FALLBACK_GOAL = 4.0, {32: 2.0, 64: 1.8}, 1.4, 1.3
+MAP_GOAL = 4.0
+FORWARD_GOALS = {32: 2.0, 64: 1.8}
+BACKWARD_GOAL = 1.4
+FALLBACK_GOAL = 1.3
 AGREEMENT = 1e-5
 """Largest difference, of the largest value."""
 
@@ -91,7 +99,8 @@ class Side:
 def layer_of(coordinates: Tensor, channels: int) -> Layer:
     """Random features and weights."""
     generator = torch.Generator().manual_seed(0)
-    rows, scale = len(coordinates), (27 * channels) ** -0.5
+    rows = len(coordinates)
+    scale = (27 * channels) ** -0.5
     x, dy = (torch.randn((rows, channels), generator=generator) for _ in range(2))
     return Layer(coordinates, x, torch.randn((27, channels, channels), generator=generator) * scale, dy)
 
@@ -101,7 +110,8 @@ def ours(layer: Layer) -> Side:
     keys, order = operators.sorted_sites(layer.coordinates)
     neighbours = operators.kernel_map(keys, keys, CUBE, ONES, ONES)
     reverse = operators.reversed_map(neighbours, len(keys))
-    x, dy = layer.x[order].requires_grad_(), layer.dy[order]
+    x = layer.x[order].requires_grad_()
+    dy = layer.dy[order]
     weight = layer.weight.clone().requires_grad_()
     y = operators.sparse_conv(x, weight, neighbours, reverse)
 
@@ -131,7 +141,9 @@ def plain(layer: Layer) -> Side:
     keys, order = reference.sorted_sites(layer.coordinates)
     neighbours = reference.kernel_map(keys, keys, CUBE, ONES, ONES, False)
     reverse = reference.reversed_map(neighbours, len(keys))
-    x, dy, weight = layer.x[order], layer.dy[order], layer.weight
+    x = layer.x[order]
+    dy = layer.dy[order]
+    weight = layer.weight
 
     def sort_and_map() -> Tensor:
         found = reference.kernel_map(reference.sorted_sites(layer.coordinates)[0], keys, CUBE, ONES, ONES, False)

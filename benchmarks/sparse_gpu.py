@@ -32,9 +32,12 @@ from cuda_ops.sparse.gpu import load, tiling
 from cuda_ops.sparse.gpu.tiling import CONVOLUTION, WEIGHT, Arrangements, Configuration, chosen, stored, written
 from cuda_ops.sparse.keys import unpack
 
-VOXELS, SECOND_LAYER = 100_000, 0.4
-CUBE, ONE = (3, 3, 3), (1, 1, 1)
-CHANNELS, QUICK_CHANNELS = (64, 128, 256), (64,)
+VOXELS = 100_000
+SECOND_LAYER = 0.4
+CUBE = (3, 3, 3)
+ONE = (1, 1, 1)
+CHANNELS = (64, 128, 256)
+QUICK_CHANNELS = (64,)
 GOALS = {64: 0.4, 128: 0.4, 256: 0.5}
 CLASSES = ((16, 32), (16, 64), (16, 128), (16, 256), (32, 32), (32, 256))
 """Widths and channels of the rows of the table of block sizes."""
@@ -46,14 +49,16 @@ NO_GPU = "benchmarks.sparse_gpu: needs an NVIDIA GPU and Triton; nothing measure
 
 def convolutions(at: Cloud, channels: int, best: Ceilings, quick: bool) -> Iterator[Row]:
     """Forward and backward of a convolution that keeps its channels."""
-    kernels, options = load(), {"device": "cuda", "dtype": torch.bfloat16}
+    kernels = load()
+    options = {"device": "cuda", "dtype": torch.bfloat16}
     x, dy = (torch.randn(at.num_rows, channels, **options) for _ in range(2))
     weight = torch.randn(27, channels, channels, **options) / (27 * channels) ** 0.5
     reverse = kernels.reversed_map(at.neighbours, at.num_rows)
     forward_s = median_s(lambda: kernels.sparse_conv(x, weight, at.neighbours, reverse), quick)
     input_s = median_s(lambda: kernels.sparse_conv(dy, weight.transpose(1, 2), reverse, at.neighbours), quick)
     weight_s = median_s(lambda: kernels.sparse_conv_weight(x, dy, at.neighbours), quick)
-    work, goal = at.convolution(channels, channels), GOALS[channels]
+    work = at.convolution(channels, channels)
+    goal = GOALS[channels]
     name = f"{channels} channels"
     yield at_least(f"convolution, {name}, forward", best.floor_s(work) / forward_s, "of the roofline", goal)
     yield at_least(f"convolution, {name}, input gradient", best.floor_s(work) / input_s, "of the roofline", goal)
@@ -134,7 +139,8 @@ def measured_s(found: Configuration, at: Cloud) -> float:
 
     from cuda_ops.sparse.gpu.conv import convolved, weight_gradient
 
-    kept, options = Arrangements(), {"device": "cuda", "dtype": TYPES[found.bits]}
+    kept = Arrangements()
+    options = {"device": "cuda", "dtype": TYPES[found.bits]}
     x = torch.randn(at.num_rows, found.channels, **options)
     weight = torch.randn(27, found.channels, found.channels, **options)
     back = weight.transpose(1, 2)
@@ -199,7 +205,8 @@ def measure(quick: bool, tune_first: bool = False) -> list[Row]:
         return []
     if tune_first:
         tune(cloud(VOXELS, "cuda"), quick=quick)
-    best, at = ceilings(quick), cloud(VOXELS, "cuda")
+    best = ceilings(quick)
+    at = cloud(VOXELS, "cuda")
     rows = [
         Row("copy", 1e-9 * best.bytes_per_s, "GB/s"),
         Row("matrix product", 1e-12 * best.flop_per_s, "TFLOP/s"),
@@ -245,7 +252,8 @@ class Cloud:
 
     def convolution(self, in_channels: int, out_channels: int) -> Work:
         """Forward, or the input gradient with the channels exchanged: bfloat16 and a map of int32."""
-        read, written = self.num_pairs * in_channels, self.num_rows * out_channels + 27 * in_channels * out_channels
+        read = self.num_pairs * in_channels
+        written = self.num_rows * out_channels + 27 * in_channels * out_channels
         return Work(2 * (read + written) + 4 * self.neighbours.numel(), self._products(in_channels, out_channels))
 
     def weight_gradient(self, in_channels: int, out_channels: int) -> Work:
@@ -292,7 +300,8 @@ def median_s(call: Callable[[], object], quick: bool) -> float:
 def ceilings(quick: bool) -> Ceilings:
     """Of this GPU: a copy of 2 GiB, bytes read and written, and a product of 8192 x 8192 matrices in bfloat16."""
     source = torch.empty(2**31, dtype=torch.uint8, device="cuda")
-    target, matrix = torch.empty_like(source), torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    target = torch.empty_like(source)
+    matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     copied = median_s(lambda: target.copy_(source), quick)
     return Ceilings(2 * source.numel() / copied, 2 * 8192**3 / median_s(lambda: matrix @ matrix, quick))
 

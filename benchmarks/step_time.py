@@ -29,8 +29,10 @@ from planner.solvers.candidates.candidate import decision_of, split_batch
 from profiler import profile
 
 GLOBAL_BATCH = 8
-GOAL_PERCENT, SPEED_UP_PERCENT = 5.0, 4.0
-STEPS, ROUNDS = 10, 3
+GOAL_PERCENT = 5.0
+SPEED_UP_PERCENT = 4.0
+STEPS = 10
+ROUNDS = 3
 SOURCES = {
     "ResNet-50": ModelSource("profiler.models.resnet:resnet50", {"num_classes": "10"}, (GLOBAL_BATCH, 3, 64, 64)),
     "VGG-16": ModelSource("profiler.models.vgg:vgg16", {"num_classes": "10"}, (GLOBAL_BATCH, 3, 64, 64)),

@@ -56,7 +56,8 @@ class Errors:
     def mape(self, who: str, weighted: bool = False) -> float:
         """Percent."""
         pairs = np.array(self.found.get(who, [(np.nan, 1.0)]))
-        errors, weights = np.abs(pairs[:, 0] - pairs[:, 1]) / pairs[:, 1], pairs[:, 1]
+        errors = np.abs(pairs[:, 0] - pairs[:, 1]) / pairs[:, 1]
+        weights = pairs[:, 1]
         return 100 * float(np.average(errors, weights=weights if weighted else None))
 
 
@@ -66,7 +67,8 @@ class Held:
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
         self.kind = next(iter(profile.measurements))
-        graph, values = profile.graph, profile.graph.values()
+        graph = profile.graph
+        values = profile.graph.values()
         self.index = {layer.name: number for number, layer in enumerate(graph.layers)}
         self.sized = {x.name: SizedLayer.of(graph, x, values, graph.samples, False) for x in graph.layers}
         given = {x.name: tuple(name in graph.inputs for name in x.inputs) for x in graph.layers}

@@ -15,6 +15,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -38,12 +39,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all-cases",
         action="store_true",
-        help=f"every case of every test, not {sampling.NUM_CASES} of a function",
+        help="every case of every test, not those that a budget of seconds buys",
     )
     parser.addoption("--seed", help="what chooses the cases, as a run before this one printed it; else git's HEAD")
-    parser.addoption(
-        "--write-costs", action="store_true", help=f"write what files take to tests/{sampling.LONG_FILES.name}"
-    )
+    parser.addoption("--write-costs", action="store_true", help=f"write what cases take to tests/{sampling.COSTS.name}")
 
 
 @pytest.hookimpl(optionalhook=True)  # of xdist
@@ -53,6 +52,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_LIMITS] = {}
     sampling.everything = config.getoption("--all-cases")
     config.option.seed = config.option.seed or sampling.commit(config.rootpath)  # xdist hands options to its workers
     if config.getoption("--write-costs"):
@@ -62,7 +62,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     if sampling.everything:
         return "cases: all"
-    return f"cases: {sampling.NUM_CASES} of a function; these again: --seed {config.option.seed}"
+    return f"cases: {sampling.budget_s():.2f} s of a function; these again: --seed {config.option.seed}"
+
+
+_LIMITS = pytest.StashKey[dict[str, tuple[int, int]]]()
+"""How many cases of each table run at least and at most, whatever they take."""
 
 
 class Costs:
@@ -70,6 +74,7 @@ class Costs:
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = defaultdict(list)
+        self.limits: dict[str, tuple[int, int]] = {}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -80,16 +85,24 @@ class Costs:
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
         if call.when == "teardown":
             item.user_properties.append(("processor_s", _processor_s() - self._started_s))
+            function = item.nodeid.partition("[")[0]
+            item.user_properties.append(("limits", item.config.stash[_LIMITS].get(function, (1, 1))))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "teardown":
-            self.seconds[report.nodeid.partition("[")[0]].append(
-                float(str(dict(report.user_properties)["processor_s"]))
-            )
+            function = report.nodeid.partition("[")[0]
+            properties: dict[str, Any] = dict(report.user_properties)
+            self.seconds[function].append(float(properties["processor_s"]))
+            self.limits[function] = properties["limits"]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if not hasattr(session.config, "workerinput") and not sampling.everything:
-            sampling.write_long_files(self.seconds)
+        if not hasattr(session.config, "workerinput"):
+            sampling.write_costs(
+                {
+                    function: sampling.measured_cost(cases_s, *self.limits[function])
+                    for function, cases_s in self.seconds.items()
+                }
+            )
 
 
 def _processor_s() -> float:
@@ -170,9 +183,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[object]:
     found = yield
     options = metafunc.config.option
     names_cases = options.keyword or options.markexpr or any("[" in name for name in options.file_or_dir)
+    function = metafunc.definition
+    calls = metafunc._calls  # no public hook lies between parameters and items
+    quick = [call for call in calls if all(mark.name != "exhaustive" for mark in call.marks)]
+    if quick:
+        metafunc.config.stash[_LIMITS][function.nodeid] = _limits(function, quick)
     if not (options.all_cases or names_cases):
-        function, calls = metafunc.definition, metafunc._calls  # no public hook lies between parameters and items
-        quick = [call for call in calls if all(mark.name != "exhaustive" for mark in call.marks)]
         number = _number_of(function, quick)
         drawn = sampling.drawn(quick, number, options.seed, lambda call: f"{function.nodeid}[{call.id}]")
         calls[:] = drawn or calls[:1]  # a function of exhaustive cases alone is left out with its first one
@@ -186,7 +202,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = set(few_cases(quick, config.getoption("--seed")))
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
-    seconds = sampling.long_files()
+    seconds = sampling.file_costs()
     items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], 0.0))
     marked = [item for item in items if item.get_closest_marker("cuda")]
     if not marked:
@@ -199,7 +215,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def few_cases(items: Sequence[pytest.Item], seed: str) -> list[pytest.Item]:
-    """Of each function as many cases as its marks say, chosen by ``seed``."""
+    """Of each function as many cases as its marks and its budget say, chosen by ``seed``."""
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         cases[item.nodeid.partition("[")[0]].append(item)
@@ -211,8 +227,16 @@ def few_cases(items: Sequence[pytest.Item], seed: str) -> list[pytest.Item]:
 
 
 def _number_of(function: pytest.Item, cases: Sequence[object]) -> int:
-    """How many of ``cases`` run, as the marks of ``function`` (or of its first case) say."""
+    """How many of ``cases`` run."""
+    fewest, most = _limits(function, cases)
+    return sampling.num_cases(function.nodeid.partition("[")[0], fewest, most)
+
+
+def _limits(function: pytest.Item, cases: Sequence[object]) -> tuple[int, int]:
+    """How many of ``cases`` run at least and at most, as the marks of ``function`` (or of its first case) say."""
     if function.get_closest_marker("every_case"):
-        return len(cases)
+        return len(cases), len(cases)
     mark = function.get_closest_marker("cases")
-    return int(mark.args[0]) if mark else sampling.NUM_CASES
+    most = min(len(cases), int(mark.args[0]) if mark else sampling.NUM_CASES)
+    fewest = mark.kwargs.get("at_least", 1) if mark else 1
+    return min(most, fewest), most

@@ -475,6 +475,12 @@ def test_figures_of_the_house(source: str, figure: str, count: int) -> None:
     assert measures.figures({"planner.a": source, "tests.a": source})[figure] == count
 
 
+def test_packed_assignments_are_counted_in_benchmarks_too() -> None:
+    packed = {"benchmarks.a": "a, b = 1, 2", "tests.a": "a, b = 1, 2"}
+    assert measures.figures(packed)["packed assignments"] == 1
+    assert measures.figures(packed)["homonyms"] == 0
+
+
 @pytest.mark.parametrize(
     ("source", "use"),
     [

@@ -83,7 +83,8 @@ STEPS = 3
 HOST_STEPS = 10
 PROCESSES = 4
 """That profile a network."""
-ROUNDS, HOST_ROUNDS = 2, 3
+ROUNDS = 2
+HOST_ROUNDS = 3
 """In which every plan is rehearsed or run."""
 _STARTING_S = 10.0
 """About what a run takes besides its steps."""
@@ -227,12 +228,14 @@ def _turns(planned: Mapping[str, Sequence[Case]], number: int) -> Iterator[Turn]
 
 def _take_turns(state: State, settings: Mapping[str, Setting], turns: Sequence[Turn]) -> None:
     weights = [_STARTING_S + 5 * turn.case.forecast.prediction.step_s for turn in turns]
-    began_s, began = time.monotonic(), state.done
+    began_s = time.monotonic()
+    began = state.done
     left = groupby(list(enumerate(turns))[state.done :], lambda each: (each[1].number, each[1].setting))
     for (number, name), group in left:
         with _runner(settings[name]) as run_case:
             for place, turn in group:
-                each, seen = turn.case, state.seen[name][turn.case.name]
+                each = turn.case
+                seen = state.seen[name][turn.case.name]
                 ran = run_case(each, seen, number == state.asked.rounds)
                 seen.add(ran)
                 told = "rehearsed"
@@ -273,7 +276,8 @@ def predict(asked: Asked, settings: Sequence[Setting]) -> dict[str, list[Case]]:
     alone = dict(zip(names, measured, strict=True))
     found: dict[str, list[Case]] = {}
     for number, setting in enumerate(settings, 1):
-        network, plans = network_of(setting), setting.plans
+        network = network_of(setting)
+        plans = setting.plans
         if setting.device == HOST:
             _say(f"profiling {setting.network}, {number} of {len(settings)}")
             of_one = of_several = measured_here(network, quick=asked.quick)
@@ -360,7 +364,8 @@ def _written(step: Step) -> dict[str, Any]:
 
 def _publish(state: State) -> None:
     """Writes predictions and measurements; settings that were not asked for stay as they were."""
-    folder, names = state.asked.folder, [setting.name for setting in replace(state.asked, only=()).settings]
+    folder = state.asked.folder
+    names = [setting.name for setting in replace(state.asked, only=()).settings]
 
     def merged(name: str, part: str, new: Mapping[str, Any]) -> dict[str, Any]:
         path = folder / name

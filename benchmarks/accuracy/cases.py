@@ -25,13 +25,20 @@ from planner.schedules import positions, traits
 from planner.solvers.candidates.candidate import decision_of, group_shares, plan_of, split_batch
 from planner.solvers.candidates.feasibility import cut_positions
 
-CHOSEN, FASTEST, ONE, DATA_PARALLEL = "chosen", "fastest at the mean", "one device", "data parallel"
+CHOSEN = "chosen"
+FASTEST = "fastest at the mean"
+ONE = "one device"
+DATA_PARALLEL = "data parallel"
 """Chosen: what ``halopipe plan`` takes; fastest at the mean: the same without regard to ties."""
 MEMORY = "memory"
 """What joins the ranks of one host, in place of a link."""
-SPACE, MIX = "space", "mix of layouts"
+SPACE = "space"
+MIX = "mix of layouts"
 HYBRID = "two stages of two"
-CORE, STEADY, TIMED, HOST = "core", "steady", "timed", "host"
+CORE = "core"
+STEADY = "steady"
+TIMED = "timed"
+HOST = "host"
 """Devices of :mod:`benchmarks.devices.virtual_device`: a core, held back; one that keeps to the speed that it had
 alone; one that computes nothing, each action of which lasts as predicted; or two whole cores of this host, as
 ``halopipe run`` uses them."""

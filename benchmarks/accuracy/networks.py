@@ -16,7 +16,10 @@ from tests.zoo.packages.examples import configured
 Loss = Callable[[Tensor, Tensor], Tensor]
 Example = tuple[nn.Module, tuple[Tensor, Tensor], Loss]
 
-SAMPLES, WORDS, VOCABULARY, CLASSES = 16, 64, 2000, 20
+SAMPLES = 16
+WORDS = 64
+VOCABULARY = 2000
+CLASSES = 20
 _SIZES = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4}
 
 
@@ -84,7 +87,8 @@ class _Weighing(nn.Module):
             nn.BatchNorm2d(outputs),
         )
         self.shortcut = nn.Conv2d(inputs, outputs, 1, 2)
-        self.squeeze, self.excite = nn.Linear(outputs, outputs // 8), nn.Linear(outputs // 8, outputs)
+        self.squeeze = nn.Linear(outputs, outputs // 8)
+        self.excite = nn.Linear(outputs // 8, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         found = self.body(x)

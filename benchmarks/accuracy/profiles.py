@@ -76,7 +76,8 @@ class _Shapes:
     """Parts of a full batch for up to four ranks; importable, for the measuring process."""
 
     def __init__(self, samples: int, allow: tuple[str, ...]) -> None:
-        self._samples, self._allow = samples, allow
+        self._samples = samples
+        self._allow = allow
 
     def __call__(self, graph: Graph, sizes: Sequence[int]) -> tuple[PartShape, ...]:
         found: dict[PartShape, None] = {}
@@ -91,7 +92,8 @@ def on_hosts(setting: Setting, testbed: Testbed, quick: bool, graph: Graph) -> L
     Args:
         graph: of its network.
     """
-    sites, effort = bool(over_sites(graph)), QUICK if quick else FULL
+    sites = bool(over_sites(graph))
+    effort = QUICK if quick else FULL
     names = [f"n{host}" for host in setting.host_of]
 
     def work(transport: Transport) -> LinkCosts:

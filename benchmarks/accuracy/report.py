@@ -236,7 +236,8 @@ def outcomes_of(
             ups = {plan: (medians[ONE] / step_s,) for plan, step_s in medians.items()}
         ran_as = {each["decision"]: each["plan"] for each in reversed(plans) if each["plan"] in ups}
         for each in plans:
-            seen, said = measured[name][each["plan"]], each["prediction"]
+            seen = measured[name][each["plan"]]
+            said = each["prediction"]
             steps = seen["steps"]
             ranks = range(0 if setting_of[name].device == TIMED else len(said["ranks"]))
             peaks = [max(step["ranks"][rank]["peak_bytes"] for step in steps) for rank in ranks]

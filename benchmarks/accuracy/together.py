@@ -30,7 +30,8 @@ NETWORKS: Mapping[str, Network] = {
     "ResNet-50": Network(ModelSource("profiler.models.resnet:resnet50", {"num_classes": "10"}, (8, 3, 64, 64)), 8, ()),
 }
 PLANS = (ONE, DATA_PARALLEL, "1f1b/2")
-STEPS, ROUNDS = 20, 3
+STEPS = 20
+ROUNDS = 3
 GOAL_PERCENT = 2.0
 _KINDS = 3
 
@@ -59,7 +60,8 @@ class Compared:
 def measure(quick: bool, only: Sequence[str]) -> list[Row]:
     """Profile, predict, run; ``--quick`` takes one network and one round."""
     names = only or list(NETWORKS)[: 1 if quick else None]
-    rows, compared = list[Row](), list[Compared]()
+    rows = list[Row]()
+    compared = list[Compared]()
     for name in names:
         sys.stderr.write(f"{name}\n")
         profile = measured_here(NETWORKS[name], quick=True)
@@ -86,7 +88,8 @@ def slowdown_rows(name: str, profile: Profile) -> Iterator[Row]:
     factors = {one.layer: one for one in slowdowns}
     samples = slowdowns[0].samples if slowdowns else max(one.samples for one in profile.measurements[device])
     kinds = {layer.name: layer.kind for layer in profile.graph.layers}
-    alone_s, more_s = dict[str, float](), dict[str, float]()
+    alone_s = dict[str, float]()
+    more_s = dict[str, float]()
     for one in profile.measurements[device]:
         if one.samples == samples:
             factor = factors.get(one.layer)

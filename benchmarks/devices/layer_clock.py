@@ -92,7 +92,8 @@ def _fill(tensor: Tensor, values: Tensor | None) -> None:
         tensor.zero_()
 
 
-FORWARD, BACKWARD = "forward", "backward"
+FORWARD = "forward"
+BACKWARD = "backward"
 Key = tuple[str, str]
 """A layer and a pass."""
 
@@ -109,7 +110,8 @@ class LayerClock:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Stages that are built, and backwards that are run, inside the context are watched."""
-        function, put = StageCut.function, DeferredGradients.put
+        function = StageCut.function
+        put = DeferredGradients.put
 
         def watched(cut: StageCut, rule: Rule, **options: Any) -> StageFunction:
             return function(cut, self._rule(rule, cut.model.layer_of_node), **options)
@@ -137,7 +139,8 @@ class LayerClock:
 
     def _rule(self, inner: Rule, layer_of_node: Mapping[str, str]) -> Rule:
         def rule(node: fx.Node) -> Callable[..., Any] | None:
-            layer, found = layer_of_node.get(node.name), inner(node)
+            layer = layer_of_node.get(node.name)
+            found = inner(node)
             if layer is None or node.op != "call_function" or node.target is operator.getitem:
                 return found
             return self._timed(layer, found or node.target)

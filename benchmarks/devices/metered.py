@@ -77,7 +77,8 @@ def steps_within(plan: Plan, transport: str, limits: Sequence[Limits]) -> Counte
         lone_passes=NEVER,
         deadline_s=_DEADLINE_S,
     )
-    ranks, ran_out = range(plan.decision.num_ranks), False
+    ranks = range(plan.decision.num_ranks)
+    ran_out = False
     with scratch_folder("job") as folder:
         Job(plan, options, folder).write(folder / JOB)
         (folder / _LIMITS).write_text(json.dumps([list(of_ranks) for of_ranks in limits]), encoding="utf-8")

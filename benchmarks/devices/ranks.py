@@ -257,7 +257,8 @@ def timed_steps(
             if counter is not None:
                 counter.reset_peak()
             device.begin_step()
-            delay, start_s = RunDelay(), time.perf_counter()
+            delay = RunDelay()
+            start_s = time.perf_counter()
             result = engine.step(*batch)
             stop_s = time.perf_counter()
             busy_s, late_s, sites_s = (

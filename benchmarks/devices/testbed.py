@@ -174,7 +174,8 @@ class Testbed:
         _run("ip", "-n", self._switch, "link", "set", "bridge", "up")
 
     def _add_host(self, number: int) -> None:
-        host, port = self.hosts[number], f"port{number}"
+        host = self.hosts[number]
+        port = f"port{number}"
         _run("ip", "netns", "add", host.name)
         _run("ip", "-n", host.name, "link", "set", "lo", "up")
         end = ("peer", "name", INTERFACE, "netns", host.name)

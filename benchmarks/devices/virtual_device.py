@@ -188,8 +188,10 @@ class HeldTransport:
     """``transport`` of a rank that is ``device``: what leaves it leaves when that device would have made it."""
 
     def __init__(self, transport: Transport, device: VirtualDevice) -> None:
-        self._transport, self._device = transport, device
-        self.rank, self.world_size = transport.rank, transport.world_size
+        self._transport = transport
+        self._device = device
+        self.rank = transport.rank
+        self.world_size = transport.world_size
         self.send = _talks(transport.send, device)
         mirror = Mirror(transport.rank)
         for name in _TOGETHER:
@@ -203,7 +205,8 @@ class _HeldPending:
     """Something under way; waiting for it is not work."""
 
     def __init__(self, pending: Pending, waiting: Callable[[], AbstractContextManager[None]]) -> None:
-        self._pending, self._waiting = pending, waiting
+        self._pending = pending
+        self._waiting = waiting
 
     def wait(self) -> None:
         with self._waiting():
@@ -241,7 +244,8 @@ class _HeldBinder:
     """Finds the sites of a batch of clouds, and who has which of them, on ``device``."""
 
     def __init__(self, specializer: Any, device: VirtualDevice) -> None:
-        self._specializer, self._device = specializer, device
+        self._specializer = specializer
+        self._device = device
 
     def bind(self, local_stages: Mapping[int, LocalStage], batch: Batch) -> Any:
         start_s = time.perf_counter()
@@ -277,9 +281,11 @@ def _talks(
 
     @wraps(function)
     def held(*arguments: Any, **named: Any) -> Any:
-        told, meanwhile = function, device.talking
+        told = function
+        meanwhile = device.talking
         if alone is not None and device.mirrors:
-            told, meanwhile = alone, device.mirroring
+            told = alone
+            meanwhile = device.mirroring
         with meanwhile():
             found = told(*arguments, **named)
         return found if found is None else _HeldPending(found, meanwhile)
@@ -296,7 +302,8 @@ def with_devices(profile: Profile, factors: Sequence[float]) -> Profile:
 
     What ranks compute around an exchange takes what it takes the slowest, for which the others wait.
     """
-    cluster, slowest = profile.cluster, max(factors)
+    cluster = profile.cluster
+    slowest = max(factors)
     calls = tuple(
         replace(each, points=tuple((size, slowest * seconds) for size, seconds in each.points))
         if each.operation in AROUND
@@ -321,7 +328,8 @@ def _times(factor: float, seconds: Any) -> Any:
 def _with_device(profile: Profile, rank: int, factor: float) -> Profile:
     """With the device of ``rank`` of a kind of its own, on which all takes ``factor`` times as long."""
     kind = profile.cluster.devices[rank].kind
-    slow, share = f"{kind}, {factor:g} times slower", 0.0 if factor >= LEAST_HELD else 1.0
+    slow = f"{kind}, {factor:g} times slower"
+    share = 0.0 if factor >= LEAST_HELD else 1.0
     devices = tuple(
         replace(each, kind=slow, core_share=min(share, each.core_share)) if number == rank else each
         for number, each in enumerate(profile.cluster.devices)
@@ -365,7 +373,8 @@ class SteadyDevice(VirtualDevice):
 
     def __init__(self, factor: float, alone: Lock, before: Sequence[Sequence[float]] = ()) -> None:
         super().__init__(factor)
-        self._alone, self._before = alone, before
+        self._alone = alone
+        self._before = before
         self._steps: list[list[float]] = []
         self._seconds: list[float] = []  # by piece; empty while these are rehearsed
         self._done = 0
@@ -436,7 +445,8 @@ class _TimedProgram:
     """A stage's program of which backwards are recorded."""
 
     def __init__(self, program: Any, recorded: _Recorded) -> None:
-        self._timed, self._recorded = program, recorded
+        self._timed = program
+        self._recorded = recorded
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._timed, name)

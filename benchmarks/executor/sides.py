@@ -119,7 +119,9 @@ class Ours:
     def __init__(self, case: Case, transport: Transport, on_nan: OnNan = OnNan.IGNORE) -> None:
         model = load_model(case.source)
         captured = capture(model)
-        self.graph, self.decision = captured.graph, (decision := case.decision(captured.graph))
+        self.graph = captured.graph
+        decision = case.decision(captured.graph)
+        self.decision = decision
         self.program: Program = Boundaries.of_decision(captured.graph, decision).program(decision)
         self.spans: tuple[Span, ...] = ()
         self.step_s = 0.0
@@ -137,7 +139,8 @@ class Ours:
     def step(self) -> None:
         """One training step; the engine waits for the others itself."""
         result = self.engine.step(*self._batch)
-        self.spans, self.step_s = result.spans, result.step_s
+        self.spans = result.spans
+        self.step_s = result.step_s
 
     def gradients(self) -> dict[str, Tensor]:
         """Of the last step, by the model's own names."""
@@ -169,7 +172,8 @@ class Theirs:
             stage: [name for name, _ in model.module.named_parameters() if _stage_of(case, name) == stage]
             for stage in here
         }
-        self._case, self._program = case, program
+        self._case = case
+        self._program = program
         self._loss_fn = nn.MSELoss()
         self._inputs = model.inputs if 0 in here else ()
         self._target = model.targets[0] if len(case.ranks) - 1 in here else None
@@ -177,9 +181,11 @@ class Theirs:
 
     def start(self) -> None:
         """Make stages and schedule."""
-        case, device = self._case, torch.device("cpu")
+        case = self._case
+        device = torch.device("cpu")
         stages = [PipelineStage(part, stage, len(case.ranks), device) for stage, part in self._parts.items()]
-        count, loss_fn = case.num_microbatches, self._loss_fn
+        count = case.num_microbatches
+        loss_fn = self._loss_fn
         self._optimizers = [sgd(part.parameters()) for part in self._parts.values()]
         if case.schedule in SINGLE:
             self._schedule = SINGLE[case.schedule](stages[0], count, loss_fn)
@@ -215,9 +221,12 @@ class Bare:
     def __init__(self, case: Case, transport: Transport) -> None:
         model = load_model(case.source)
         parts = [part for name, part in model.module.named_children() if _stage_of(case, name) == transport.rank]
-        self._stage, self._last = nn.Sequential(*parts), transport.rank == NUM_RANKS - 1
-        self._inputs, self._targets = model.inputs[0].split(case.rows), model.targets[0].split(case.rows)
-        self._loss_fn, self._optimizer = nn.MSELoss(), sgd(self._stage.parameters())
+        self._stage = nn.Sequential(*parts)
+        self._last = transport.rank == NUM_RANKS - 1
+        self._inputs = model.inputs[0].split(case.rows)
+        self._targets = model.targets[0].split(case.rows)
+        self._loss_fn = nn.MSELoss()
+        self._optimizer = sgd(self._stage.parameters())
 
     def step(self) -> None:
         """One training step of the stage."""

@@ -34,7 +34,8 @@ from runtime.transport import Transport, open_shared
 
 CASE = Case("1f1b", width=512, num_layers=16, rows=128, num_microbatches=8)
 MTBF_S = 600.0
-GOAL_SHARE, GOAL_NAN = 1.0, 1.01
+GOAL_SHARE = 1.0
+GOAL_NAN = 1.01
 STEPS_A_ROUND = 6
 """The files are written while so many steps are made."""
 _SIDES: Mapping[str, OnNan] = {"stop": OnNan.STOP, "ignore": OnNan.IGNORE, "ignore again": OnNan.IGNORE}
@@ -53,7 +54,8 @@ class Rounds:
 def measure(quick: bool) -> list[Row]:
     """Rows of saves, then of NaN."""
     with tempfile.TemporaryDirectory() as name:
-        folder, rounds = Path(name), 3 if quick else 25
+        folder = Path(name)
+        rounds = 3 if quick else 25
         found = on_ranks(NUM_RANKS, lambda transport: saving(CASE, transport, folder, rounds), opened=open_shared)
     steps = 10 if quick else 60
     seconds = on_ranks(NUM_RANKS, lambda transport: looking(CASE, transport, steps), opened=open_shared)

@@ -51,9 +51,11 @@ from runtime.checkpoint import complete_steps
 from runtime.checkpoint.folders import DATA_FILE
 
 DEADLINE_S = 5.0
-ON_HOSTS, ON_DISKS = 0.2, 0.06
+ON_HOSTS = 0.2
+ON_DISKS = 0.06
 """Shares of the trials."""
-STRAGGLERS, LINKS = 20, 5
+STRAGGLERS = 20
+LINKS = 5
 """Jobs with a slow rank, and as many with noise; with a slow link."""
 
 PLANS = {"1f1b/2": 3, DATA_PARALLEL: 2, HYBRID: 4}
@@ -64,7 +66,8 @@ OWN = (*victim.DEEDS, EXCEPTION)
 AFTER_STEPS = 4
 """The first batch whose data may raise: data that have not worked for one step, read ahead, are refused for good."""
 MOMENTS = (victim.FORWARD, victim.BACKWARD, victim.OPTIMISER, victim.BETWEEN, victim.EVALUATION)
-ANY_TIME, SAVING = "any time", "a save"
+ANY_TIME = "any time"
+SAVING = "a save"
 _LOOK_S = 0.001
 
 
@@ -107,7 +110,8 @@ def drawn(count: int, seed: int, deeds: Sequence[str] = OWN) -> Iterator[Trial]:
             calls = {victim.FORWARD: STEPS * micro_batches, victim.BACKWARD: STEPS * micro_batches}
             most = calls.get(moment, STEPS if moment != victim.EVALUATION else STEPS // EVERY * victim.HELD_OUT)
             place = numbers.choice((0, victim.LAYERS // 2, victim.LAYERS - 1))
-            deed, at = numbers.choice(deeds), numbers.randint(1, most)
+            deed = numbers.choice(deeds)
+            at = numbers.randint(1, most)
             if deed == EXCEPTION and moment == victim.BETWEEN:
                 at = max(at, AFTER_STEPS)
             yield Trial(plan, deed, moment, place, at, damaged)
@@ -119,13 +123,15 @@ def drawn(count: int, seed: int, deeds: Sequence[str] = OWN) -> Iterator[Trial]:
 def measure(quick: bool, trials: int, seed: int) -> list[Row]:
     """All trials, one after the other; ``--quick``: one of each."""
     found: list[Outcome] = []
-    no_hosts, no_disk = unavailable(), limits.no_small_disk()
+    no_hosts = unavailable()
+    no_disk = limits.no_small_disk()
     on_hosts = 0 if no_hosts else len(hosts.KINDS) if quick else round(ON_HOSTS * trials)
     on_disks = 0 if no_disk else 2 if quick else round(ON_DISKS * trials)
     with hosts.Hosts() as several:
         for trial in hosts.drawn(on_hosts, seed):
             _note(found, partial(several.tried, trial))
-    plans, expected = made(), dict[str, tuple[RunResult, float]]()
+    plans = made()
+    expected = dict[str, tuple[RunResult, float]]()
 
     def undisturbed(plan: str) -> tuple[RunResult, float]:
         if plan not in expected:
@@ -221,7 +227,8 @@ def _options(folder: Path) -> RunOptions:
 
 def _sabotage(trial: Trial, folder: Path, alone_s: float, over: threading.Event) -> None:
     """Signals from outside, and damage to what was saved."""
-    saved, numbers = folder / "saved", random.Random(str(trial))
+    saved = folder / "saved"
+    numbers = random.Random(str(trial))
     if not trial.is_own:
         due: Callable[[], bool] = partial(_later, time.monotonic() + trial.at * alone_s)
         if trial.moment == SAVING:

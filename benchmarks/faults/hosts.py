@@ -37,22 +37,30 @@ from planner.ir.problem import Problem
 from planner.ir.profile import ModelSource, Optimizer, Profile
 from runtime.checkpoint import complete_steps
 
-STEPS, PAUSE_S, DEADLINE_S = 30, 0.1, 3.0
+STEPS = 30
+PAUSE_S = 0.1
+DEADLINE_S = 3.0
 """Of a job; before each step; of its waits."""
 
-BACK_S, LONG_DEADLINE_S = 5.0, 20.0
+BACK_S = 5.0
+LONG_DEADLINE_S = 20.0
 """A link that comes back: after so long, and the deadline of that job."""
 
 PLANS: Mapping[str, tuple[int, ...]] = {"1f1b/2": (0, 1, 2), HYBRID: (0, 0, 1, 1), "naive/4": (0, 1)}
 """The host of each rank, by plan: a pipeline over three hosts, one of replicas within hosts, two stages by turns."""
 
-LOST_HOST, LOST_STORE, CUT, BACK = "loss of a host", "loss of the store", "cut link", "link back after 5 s"
+LOST_HOST = "loss of a host"
+LOST_STORE = "loss of the store"
+CUT = "cut link"
+BACK = "link back after 5 s"
 TORCHRUN = "SIGKILL under torchrun"
 KINDS = (LOST_HOST, LOST_STORE, CUT, BACK, TORCHRUN)
 SAVED = "saved"
-SAME, REPLANNED = "same hosts again", "re-planned for what is left"
+SAME = "same hosts again"
+REPLANNED = "re-planned for what is left"
 
-_LIMIT_S, _FAILED = 60.0, 5
+_LIMIT_S = 60.0
+_FAILED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +87,8 @@ def drawn(count: int, seed: int) -> Iterator[HostTrial]:
     """Trials: every kind of loss equally often."""
     numbers = random.Random(f"hosts {seed}")
     for number in range(count):
-        deed, plan = KINDS[number % len(KINDS)], numbers.choice(list(PLANS))
+        deed = KINDS[number % len(KINDS)]
+        plan = numbers.choice(list(PLANS))
         last = max(PLANS[plan])
         host = {LOST_HOST: numbers.randint(1, last), LOST_STORE: 0}.get(deed, numbers.randint(0, last))
         is_lost = deed in (LOST_HOST, LOST_STORE)
@@ -164,7 +173,8 @@ class Hosts:
 
     def tried(self, trial: HostTrial) -> Outcome:
         """The job under the fault, what became of it, and of its second start."""
-        testbed, host_of = self._testbed(trial.plan), dict(enumerate(PLANS[trial.plan]))
+        testbed = self._testbed(trial.plan)
+        host_of = dict(enumerate(PLANS[trial.plan]))
         expected, training_s = self._undisturbed(trial.plan)
         goes_on = trial.deed == BACK
         if trial.deed == TORCHRUN:

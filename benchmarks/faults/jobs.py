@@ -63,7 +63,8 @@ class Job:
             host_of: those that start, by rank of the plan; they are numbered anew.
             testbed: None: all are on this host.
         """
-        job, hosts = cls(folder), sorted(set(host_of.values()))
+        job = cls(folder)
+        hosts = sorted(set(host_of.values()))
         for number, (rank, host) in enumerate(sorted(host_of.items())):
             here = [other for other in sorted(host_of) if host_of[other] == host]
             address = "127.0.0.1" if testbed is None else testbed.hosts[hosts[0]].address
@@ -86,13 +87,15 @@ class Job:
     @classmethod
     def start_agents(cls, folder: Path, host_of: Mapping[int, int], words: Sequence[str], testbed: Testbed) -> Job:
         """The same by torchrun: a process a host, its agent, which starts the ranks, and starts them again."""
-        job, ranks = cls(folder), Counter(host_of.values())
+        job = cls(folder)
+        ranks = Counter(host_of.values())
         for host in ranks:
             meeting = ("--master-addr", testbed.hosts[0].address, "--master-port", str(PORT))
             name = ("--node-rank", str(host))
             count = ("--nnodes", str(len(ranks)), "--nproc-per-node", str(ranks[host]), "--max-restarts", "2")
             options = (*count, *meeting, *name, "--monitor-interval", "0.1", "-m", "halopipe", *words)
-            call, text = partial(_torchrun, options), {"TMPDIR": str(folder)}
+            call = partial(_torchrun, options)
+            text = {"TMPDIR": str(folder)}
             job.pids[host] = _forked(folder / f"output-{host}.txt", text, call, testbed, host)
         return job
 
@@ -137,13 +140,15 @@ class Job:
 
 def _forked(output: Path, variables: Mapping[str, str], call: partial[int], testbed: Testbed | None, host: int) -> int:
     """A process on a host that ends with what ``call`` returns; it ends with this one."""
-    parent, pid = os.getpid(), os.fork()
+    parent = os.getpid()
+    pid = os.fork()
     if pid:
         return pid
     code = 99
     try:
         die_with_parent(parent)
-        sys.stdout, sys.stderr = output.with_suffix(".out").open("w"), output.open("w", buffering=1)
+        sys.stdout = output.with_suffix(".out").open("w")
+        sys.stderr = output.open("w", buffering=1)
         os.dup2(sys.stdout.fileno(), 1)
         os.dup2(sys.stderr.fileno(), 2)
         if testbed is not None:
@@ -185,10 +190,12 @@ def last_words(job: Job, rank: int) -> str:
     return " / ".join(line.strip() for line in job.output(rank).splitlines()[-6:] if line.strip())
 
 
-STEPS, EVERY = 12, 3
+STEPS = 12
+EVERY = 3
 """Of a job, and between its checkpoints."""
 
-RECOVERY_S, BEYOND_S = 6.0, 2.0
+RECOVERY_S = 6.0
+BEYOND_S = 2.0
 """Goals: from the loss of ranks to the first step of their successors; from the deadline to the end of all others."""
 
 
@@ -227,7 +234,8 @@ def rows(found: Sequence[Outcome]) -> Iterator[Row]:
     yield Row("trials", len(found), "")
     yield at_least("ended as they should", len(good), "", len(found))
     for name, of in (("fault", lambda t: t.deed), ("moment", lambda t: t.moment), ("plan", lambda t: t.plan)):
-        counts, well = Counter(of(each.trial) for each in found), Counter(of(each.trial) for each in good)
+        counts = Counter(of(each.trial) for each in found)
+        well = Counter(of(each.trial) for each in good)
         for kind, count in sorted(counts.items()):
             yield Row(f"{name} {kind}: trials", count, "")
             yield at_least(f"{name} {kind}: as they should", well[kind], "", count)
@@ -252,7 +260,8 @@ def own_folder() -> Iterator[Path]:
     """A temporary directory of its own, for this process and those that it starts."""
     with tempfile.TemporaryDirectory() as name:
         before = os.environ.get("TMPDIR")
-        os.environ["TMPDIR"], tempfile.tempdir = name, None
+        os.environ["TMPDIR"] = name
+        tempfile.tempdir = None
         try:
             yield Path(name)
         finally:

@@ -32,12 +32,15 @@ from planner.ir.errors import CheckpointError, HalopipeError
 from planner.ir.plan import Plan
 from runtime.checkpoint import Checkpoint, complete_steps
 
-FULL, FOR_A_WHILE, TO_THE_END = "disk full", "free again", "to the end"
+FULL = "disk full"
+FOR_A_WHILE = "free again"
+TO_THE_END = "to the end"
 FULL_S = 0.5
 """How long a disk is full that is free again; a step takes :data:`PAUSE_S` or more."""
 PAUSE_S = 0.15
 
-_DISK_BYTES, _GROUP_BYTES = 2 << 20, 64 << 20
+_DISK_BYTES = 2 << 20
+_GROUP_BYTES = 64 << 20
 _GROUPS = Path("/sys/fs/cgroup/memory")
 _LOOK_S = 0.0005
 
@@ -133,7 +136,9 @@ def tried(trial: DiskTrial, plan: Plan, expected: RunResult, options: RunOptions
         is_save: whether the disk is filled while a checkpoint is written.
     """
     with own_folder() as folder, small_disk(folder / "saved"):
-        before, saved, said = memory(), folder / "saved", list[str]()
+        before = memory()
+        saved = folder / "saved"
+        said = list[str]()
         victim.slow_data(folder, PAUSE_S)
         options = replace(options, checkpoint=str(saved), resume=IF_ANY, restarts=0)
         over = threading.Event()
@@ -148,7 +153,8 @@ def tried(trial: DiskTrial, plan: Plan, expected: RunResult, options: RunOptions
             result = run_plan(plan, options, hear)
             ended: HalopipeError | None = None
         except HalopipeError as error:
-            result, ended = None, error
+            result = None
+            ended = error
         finally:
             over.set()
             filling.join()
@@ -189,7 +195,8 @@ def _filler(saved: Path) -> Path:
 
 def _fill(trial: DiskTrial, folder: Path, is_save: bool, over: threading.Event) -> None:
     """Fills the disk when it is time, and makes room again where that belongs to the trial."""
-    saved, at_s = folder / "saved", 0.0
+    saved = folder / "saved"
+    at_s = 0.0
     number = EVERY * (1 + int(trial.at * (STEPS // EVERY - 2)))
     while not (at_s and time.monotonic() >= at_s) and not (is_save and any(saved.glob(f"step-{number}*"))):
         if not at_s and not is_save and victim.has_begun(folder):

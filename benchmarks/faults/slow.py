@@ -37,11 +37,15 @@ from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 
-RANKS, FACTOR, NOISE, WITHIN = 3, 1.3, 0.1, 3
+RANKS = 3
+FACTOR = 1.3
+NOISE = 0.1
+WITHIN = 3
 AT_ONCE = 10
 """Jobs that run together; sleeping takes no core."""
 
-SLOWED, NOISY = (0.05, 10, 15), (0.015, 0, 40)
+SLOWED = (0.05, 10, 15)
+NOISY = (0.015, 0, 40)
 """Seconds of a layer's forward, steps before the slow ones, steps: of jobs with a slow rank, and of those with noise.
 
 Ranks tell of their steps twice a second and are compared every second, so a step takes a little more than that.
@@ -54,7 +58,9 @@ SLOWER = {"with one of 4 at 2/3 of its speed": {"n0/cpu1": 0.667}}
 
 _MICRO_BATCHES = 4
 _LIMIT_S = 240.0
-_LINK_FORWARD_S, _LINK_AFTER_S, _LINK_LIMIT_S = 0.01, 3.0, 60.0
+_LINK_FORWARD_S = 0.01
+_LINK_AFTER_S = 3.0
+_LINK_LIMIT_S = 60.0
 _LINK_RATE = "200mbit"
 
 
@@ -67,7 +73,8 @@ def rank_rows(runs: int, seed: int) -> Iterator[Row]:
         for job in range(runs)
     ]
     noisy = [Pace(NOISY[0], noise=NOISE, seed=job) for job in range(runs)]
-    latest, good = 0, 0
+    latest = 0
+    good = 0
     for pace, named in zip(slowed, _named(slowed, SLOWED[2]), strict=True):
         ranks = {rank for rank, _ in named}
         after = named[0][1] - pace.since if named else 0
@@ -139,7 +146,9 @@ def paced(profile: Profile, forward_s: float) -> Profile:
 def link_rows(runs: int) -> Iterator[Row]:
     """A link at a tenth of its bandwidth, while a job runs over it."""
     rate = RATES[_LINK_RATE]
-    tenth, good, seconds = Rate(rate.bits_per_s / 10, rate.burst_bytes), 0, list[float]()
+    tenth = Rate(rate.bits_per_s / 10, rate.burst_bytes)
+    good = 0
+    seconds = list[float]()
     with Testbed.build(2, rate, f"{os.getpid()}-slow") as testbed:
         for run in range(runs):
             named_s = _link_named_s(testbed, run % 2, tenth, rate)
@@ -181,7 +190,8 @@ def plan_rows(names: Sequence[str]) -> Iterator[Row]:
         plan, profile = _planned(KNOWN[name])
         for what, speeds in {**GONE, **SLOWER}.items():
             found = replan(plan, profile, speeds)
-            search, step_s = found.plan.search, found.after_s
+            search = found.plan.search
+            step_s = found.after_s
             share = 1.0 if search.status == "proven" else search.bound_s / step_s
             yield at_least(f"re-plan, {name} {what}: the least step possible / its own", share, "", GOAL_BEST)
 

@@ -23,20 +23,36 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-FORWARD, BACKWARD, OPTIMISER, BETWEEN, EVALUATION = "forward", "backward", "optimiser", "between steps", "evaluation"
-LAYERS, WIDTH, SAMPLES, HELD_OUT = 6, 8, 8, 2
-LAYERS_A_RANK, MICRO_BATCHES = 2, 4
+FORWARD = "forward"
+BACKWARD = "backward"
+OPTIMISER = "optimiser"
+BETWEEN = "between steps"
+EVALUATION = "evaluation"
+LAYERS = 6
+WIDTH = 8
+SAMPLES = 8
+HELD_OUT = 2
+LAYERS_A_RANK = 2
+MICRO_BATCHES = 4
 """Of plans whose layers sleep: pipelines of three ranks."""
-_FAULT, _DONE, _BEGUN, _PAUSE, _GROUP = "fault.json", "fault.done", "begun", "pause", "group"
-_PACE, _HOLD = "pace.json", "hold"
+_FAULT = "fault.json"
+_DONE = "fault.done"
+_BEGUN = "begun"
+_PAUSE = "pause"
+_GROUP = "group"
+_PACE = "pace.json"
+_HOLD = "hold"
 
-_BLOCK_BYTES, _ROOM_BYTES = 8 << 20, 64 << 20
-_LOOK_S, _REPEATS = 0.01, 8192
+_BLOCK_BYTES = 8 << 20
+_ROOM_BYTES = 64 << 20
+_LOOK_S = 0.01
+_REPEATS = 8192
 
 
 def _refused() -> None:
     """Asks for more memory than the kernel gives: what is there and a little more is all that this process may have."""
-    in_use, before = int(Path("/proc/self/statm").read_text().split()[0]), resource.getrlimit(resource.RLIMIT_AS)
+    in_use = int(Path("/proc/self/statm").read_text().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (in_use * resource.getpagesize() + _ROOM_BYTES, before[1]))
     try:
         torch.ones(4 * _ROOM_BYTES, dtype=torch.uint8)
@@ -53,7 +69,8 @@ def _killed() -> None:
         taken.append(torch.ones(_BLOCK_BYTES, dtype=torch.uint8))
 
 
-REFUSED, KILLED = "memory refused", "memory killed"
+REFUSED = "memory refused"
+KILLED = "memory killed"
 
 DEEDS: dict[str, Callable[[], object]] = {
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -216,7 +233,8 @@ _victim.register_autograd(_backward, setup_context=_keep)
 class _Layer(nn.Module):
     def __init__(self, number: int) -> None:
         super().__init__()
-        self.linear, self.number = nn.Linear(WIDTH + number, WIDTH + number + 1), number
+        self.linear = nn.Linear(WIDTH + number, WIDTH + number + 1)
+        self.number = number
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = _victim(torch.tanh(self.linear(x)), self.number)
@@ -235,7 +253,8 @@ class _Repeated(nn.Module):
 
     def __init__(self, back: bool) -> None:
         super().__init__()
-        self.linear, self.back = nn.Linear(WIDTH, WIDTH), back
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.back = back
 
     def forward(self, x: Tensor) -> Tensor:
         if self.back:

@@ -157,7 +157,8 @@ def run_steps(
     skipped = results.done()
     complete = False
     while not complete and time.monotonic() < end_s:
-        begun, started_s = (next(iter(steps)), ""), time.monotonic()
+        begun = (next(iter(steps)), "")
+        started_s = time.monotonic()
 
         def note(error: str = "", rows: tuple[Row, ...] = ()) -> None:
             outcome = Outcome(*begun, results.bench.device, time.monotonic() - started_s, error, rows)  # noqa: B023

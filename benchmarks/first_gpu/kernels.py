@@ -32,7 +32,8 @@ from cuda_ops.sparse.dispatch import chosen, implementation
 from profiler.measure.child_process import Child, Report
 from runtime.transport import Key, Transport, open_named
 
-CHANNELS, SMALL_CHANNELS = 64, 16
+CHANNELS = 64
+SMALL_CHANNELS = 16
 SMALL_VOXELS = 2000
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 4e-3}
 """Norm of the difference over the norm: float32 summed over 100,000 rows, one rounding to bfloat16."""
@@ -71,7 +72,8 @@ def _calls(bench: Bench, dtype: torch.dtype) -> Iterator[tuple[str, str, tuple[A
     starts = torch.arange(0, at.num_rows, at.num_rows // 4)[:4]
     lengths = torch.full_like(starts, at.num_rows // 4)
     index = torch.randperm(at.num_rows, generator=draw)[: at.num_rows // 10]
-    cube, one = sparse_gpu.CUBE, sparse_gpu.ONE
+    cube = sparse_gpu.CUBE
+    one = sparse_gpu.ONE
     yield "kernel_map", "kernel map", (at.keys, at.keys, cube, one, one, False)
     yield "reversed_map", "reversed map", (at.neighbours, at.num_rows)
     yield "sparse_conv", "convolution, forward", (x, weight, at.neighbours, reverse)
@@ -101,8 +103,10 @@ def _name(dtype: torch.dtype) -> str:
 
 
 TRANSPORTS = ("shared", "gloo")
-SIZES, FEW_SIZES = (KIB, 32 * KIB, MIB, 16 * MIB, 64 * MIB), (KIB, MIB)
-REPETITIONS, WARM_UP = 10, 3
+SIZES = (KIB, 32 * KIB, MIB, 16 * MIB, 64 * MIB)
+FEW_SIZES = (KIB, MIB)
+REPETITIONS = 10
+WARM_UP = 3
 _LIMIT_S = 120.0
 _RANKS = (0, 1)
 
@@ -159,7 +163,8 @@ def _median_s(transport: Transport, deed: Callable[[Transport, torch.Tensor, int
 
 def _echo(transport: Transport, x: torch.Tensor, number: int) -> float:
     """Rank 1 sends back what it has received, from the device."""
-    rank, peer = transport.rank, 1 - transport.rank
+    rank = transport.rank
+    peer = 1 - transport.rank
     mine, theirs = (Key(number, "F", *ends, x.nbytes % 1021) for ends in ((rank, peer), (peer, rank)))
     transport.post_receive(theirs, peer, [(tuple(x.shape), x.dtype)])
     if rank == 0:

@@ -53,7 +53,8 @@ def of_versions(bench: Bench) -> Iterator[Row]:
 def of_doctor() -> Iterator[Row]:
     """A row a line of ``halopipe doctor``, the user's folder as ``~``; what is needed must be there."""
     for each in examine():
-        goal, text = "ok" if each.needed else "", each.text.replace(str(Path.home()), "~")
+        goal = "ok" if each.needed else ""
+        text = each.text.replace(str(Path.home()), "~")
         yield Row(f"doctor, {each.what}: {text}", float(each.status == OK), "ok", goal, not each.fails)
 
 

@@ -30,22 +30,29 @@ from profiler.capture.graph import placed
 from profiler.links.processes import LinkCosts, measure_links
 from profiler.source.source import load_model
 
-ONE, PIPELINE, REPLICAS = "one device", "two stages", "two replicas"
+ONE = "one device"
+PIPELINE = "two stages"
+REPLICAS = "two replicas"
 SOLVERS: Mapping[str, str] = {ONE: "one-device", PIPELINE: "even-split", REPLICAS: "data-parallel"}
 RUNS = (
     *((plan, dtype) for plan in (ONE, PIPELINE) for dtype in ("float64", "float32", "bfloat16")),
     (REPLICAS, "float64"),
 )
 EXACT = "float64"
-GOAL_PERCENT, GOAL_RATIO = 5.0, 1.05
-STEPS, WARM_UP = 12, 3
-EXACT_STEPS, EXACT_SHARE, LEAST_BATCH = 3, 8, 2
+GOAL_PERCENT = 5.0
+GOAL_RATIO = 1.05
+STEPS = 12
+WARM_UP = 3
+EXACT_STEPS = 3
+EXACT_SHARE = 8
+LEAST_BATCH = 2
 """Of a comparison in float64: steps, what its batch is a share of, and the least that two replicas can share."""
 
 
 def plans(bench: Bench) -> Parts:
     """A part each run of each network, so that little is lost where one fails; a rehearsal has each run once."""
-    links, parts = _Links(), {}
+    links = _Links()
+    parts = {}
     for number, name in enumerate(NETWORKS):
         for plan, dtype in RUNS[number :: len(NETWORKS)] if bench.rehearses else RUNS:
             parts[f"{name}, {plan}, {dtype}"] = partial(_run_beside, bench, name, plan, dtype, links)
@@ -54,11 +61,13 @@ def plans(bench: Bench) -> Parts:
 
 def _run_beside(bench: Bench, name: str, what: str, dtype: str, links: _Links) -> Iterator[Row]:
     """Its first step must be one device's; of one device, step and memory should be what was predicted."""
-    is_exact, batch = dtype == EXACT, NETWORKS[name].batch(bench)
+    is_exact = dtype == EXACT
+    batch = NETWORKS[name].batch(bench)
     profile = load_profile(bench, name, "float32" if is_exact else dtype)
     plan = plan_of(bench, profile, max(LEAST_BATCH, batch // EXACT_SHARE) if is_exact else batch, what, links)
     result = ran(plan, check_numerics=True, is_exact=is_exact)
-    title, numerics = f"{name}, {what}, {dtype}", result.numerics
+    title = f"{name}, {what}, {dtype}"
+    numerics = result.numerics
     if numerics is None or numerics.skipped:
         raise RuntimeError(f"nothing was compared: {numerics}")
     worst = max((each.error for each in numerics.worst.values()), default=0.0)
@@ -105,7 +114,8 @@ def _beside_own_loop(bench: Bench, name: str) -> Iterator[Row]:
 
 def own_loop(bench: Bench, profile: Profile) -> tuple[float, int]:
     """Median seconds of a step of the module in a loop that waits for each, and on a GPU the most bytes in use."""
-    device, loaded = torch.device(bench.device), load_model(profile.model)
+    device = torch.device(bench.device)
+    loaded = load_model(profile.model)
     model = placed(loaded, device)
     optimizer = make_optimizer_of(profile.optimizer)(model.module.parameters())
     seconds = []

@@ -32,8 +32,14 @@ TIP = (
     '<marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
     '<path d="M0 0L8 4L0 8z" fill="#9ab"/></marker>'
 )
-WIDTH, ROW, BOX_WIDTH, BOX_HEIGHT, TOP = 960, 62, 148, 30, 96
-OF_PLANNER, OTHER, FILE = "#e3eefb", "#e6f4e3", "#fdf3d8"
+WIDTH = 960
+ROW = 62
+BOX_WIDTH = 148
+BOX_HEIGHT = 30
+TOP = 96
+OF_PLANNER = "#e3eefb"
+OTHER = "#e6f4e3"
+FILE = "#fdf3d8"
 
 
 def arrows(sources: Mapping[str, str]) -> dict[str, set[str]]:

@@ -100,7 +100,8 @@ def answer_of(folder: Path, hosts: Sequence[str], testbed: Testbed | None, what:
         hosts: by rank.
         what: of :class:`Task`.
     """
-    store, task = folder / "store", Task(**what)
+    store = folder / "store"
+    task = Task(**what)
     store.unlink(missing_ok=True)
 
     def call(rank: int) -> object:
@@ -124,7 +125,8 @@ def answer_of(folder: Path, hosts: Sequence[str], testbed: Testbed | None, what:
 def _checked(task: Task, transport: Transport, num_hosts: int) -> dict[tuple[str, int], float]:
     """Seconds by what was done and its bytes: the least of the medians of a few rounds."""
     found: dict[tuple[str, int], float] = {}
-    rank, everybody = transport.rank, tuple(range(transport.world_size))
+    rank = transport.rank
+    everybody = tuple(range(transport.world_size))
 
     def noted(what: str, size: int, action: Callable[[], float]) -> None:
         first_s = action()
@@ -158,7 +160,8 @@ def _sum_s(transport: Transport, tensor: torch.Tensor, ranks: tuple[int, ...]) -
 
 def _incast_s(wires: Sequence[PeerLink], rank: int, senders: int, num_bytes: int) -> float:
     """Seconds until rank 0 has what so many ranks sent it at once."""
-    transport, others = wires[0].transport, wires[1 : senders + 1]
+    transport = wires[0].transport
+    others = wires[1 : senders + 1]
     coming = [(wire, wire.post(num_bytes)) for wire in others] if rank == 0 else []
     transport.barrier()
     start_s = time.perf_counter()

@@ -36,7 +36,8 @@ from tests.zoo.packages import ORIGINS
 
 QUICK = ("reference_gpt", "bert", "resnet18")
 HOME = Path(__file__).resolve().parents[1]
-RESULTS, DOCUMENT = HOME / "results" / "networks.json", HOME.parent / "docs" / "networks.md"
+RESULTS = HOME / "results" / "networks.json"
+DOCUMENT = HOME.parent / "docs" / "networks.md"
 
 
 OWN: Mapping[str, Mapping[str, Any]] = {

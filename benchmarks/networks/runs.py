@@ -51,10 +51,13 @@ from tests.zoo.packages import ORIGINS
 T = TypeVar("T")
 
 STRATEGIES = PIPELINE, DATA
-NUM_RANKS, NUM_STEPS = 2, 3
-_KIND, _MEMORY_BYTES = "cpu", 4 << 30
+NUM_RANKS = 2
+NUM_STEPS = 3
+_KIND = "cpu"
+_MEMORY_BYTES = 4 << 30
 _LINK = Link(2e-5, 1e9)
-_LIMIT_S, _DEADLINE_S = 900.0, 300.0
+_LIMIT_S = 900.0
+_DEADLINE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +223,8 @@ def _trial(profile: Profile, strategy: str, needs_whole: bool) -> Trial:
         return Trial(refusal=text) if error.exit_code in (2, 4) else Trial(failure=text)
     except RuntimeError as error:
         return Trial(failure=str(error))
-    decision, report = plan.decision, found.numerics
+    decision = plan.decision
+    report = found.numerics
     second = next((name for name, place in decision.layers.items() if place.stage == 1), "")
     worst = {} if report is None else {kind: difference.error for kind, difference in report.worst.items()}
     return Trial(
@@ -248,7 +252,8 @@ def _plan(profile: Profile, strategy: str, needs_whole: bool) -> Plan:
 
     One micro-batch where the loss needs all samples of a step at once.
     """
-    layers, samples = profile.graph.layers, profile.graph.samples
+    layers = profile.graph.layers
+    samples = profile.graph.samples
     asked: dict[str, Any] = {"global_batch": samples, "time_limit_s": 20.0}
     if strategy == PIPELINE:
         ends = [f"{layers[0].name}=stage:0", f"{layers[-1].name}=stage:1", "*=replicas:1"]
@@ -274,7 +279,8 @@ def _rank(job: Job, rank: int, path: Path) -> RankResult:
     prepare_process(core_of(rank))
     num_ranks = job.plan.decision.num_ranks
     store = dist.FileStore(str(path), num_ranks)
-    mine, transports = dist.PrefixStore("job", store), dist.PrefixStore("gloo", store)
+    mine = dist.PrefixStore("job", store)
+    transports = dist.PrefixStore("gloo", store)
     return work(
         job,
         rank,

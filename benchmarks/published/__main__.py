@@ -40,7 +40,9 @@ from planner.extras.transformers.shape import ParallelDegrees, named_transformer
 from planner.extras.transformers.space import DegreesSpace
 
 DATA = Path(__file__).parent / "data"
-A100, T4, SLOW = "Megatron on A100", "16 T4", "GPT-3 XL, slow networks"
+A100 = "Megatron on A100"
+T4 = "16 T4"
+SLOW = "GPT-3 XL, slow networks"
 GOALS: Mapping[str, float] = {
     A100: 4,
     SLOW: 10,
@@ -50,9 +52,14 @@ GOALS: Mapping[str, float] = {
     "Sailor, unlike GPUs": 7,
 }
 """Mean errors, in per cent."""
-MOST_ON_A100, RANKS, MEMORY = 8.0, 0.95, 5.0
-MOST_SECONDS, MOST_GIB = 60.0, 2.0
-AMP_OWN, AMP_RANKS, SAILOR_OWN = 48.0, 0.935, {"Sailor, GH200": 8.9, "Sailor, unlike GPUs": 10.3}
+MOST_ON_A100 = 8.0
+RANKS = 0.95
+MEMORY = 5.0
+MOST_SECONDS = 60.0
+MOST_GIB = 2.0
+AMP_OWN = 48.0
+AMP_RANKS = 0.935
+SAILOR_OWN = {"Sailor, GH200": 8.9, "Sailor, unlike GPUs": 10.3}
 """Mean errors of the sources' own models, on all their rows."""
 
 

@@ -94,7 +94,8 @@ def published(lines: Sequence[Mapping[str, str]]) -> Iterator[Run]:
 def shape_of(line: Mapping[str, str]) -> Transformer:
     """The network of a row."""
     hidden, ffn, heads, layers = (int(line[column]) for column in ("hidden", "ffn", "heads", "layers"))
-    vocab, seq = int(line["vocab"] or 51200), int(line["seq_len"])
+    vocab = int(line["vocab"] or 51200)
+    seq = int(line["seq_len"])
     return Transformer(line["model"], hidden, ffn, heads, layers, vocab, seq)
 
 
@@ -118,13 +119,17 @@ def _megatron(line: Mapping[str, str]) -> Run:
     BERT's encoder: its vocabulary, no head; ``--no-bias-dropout-fusion``; gradients in float16, as no flag asks for
     more; a Megatron-LM that still has ``--checkpoint-activations``, and waits for the sums of its tensor ranks.
     """
-    shape, ways, batch = shape_of(line), _ways(line), int(line["global_batch"])
+    shape = shape_of(line)
+    ways = _ways(line)
+    batch = int(line["global_batch"])
     name = line["id"].removeprefix("megatron-xl24-")
     if line["id"].startswith("alpa"):
-        group, cluster = "Alpa, 8 V100", named_cluster("p3.16xlarge")
+        group = "Alpa, 8 V100"
+        cluster = named_cluster("p3.16xlarge")
         prediction = predict(shape, cluster, replace(ways, overlap_tensor=False), batch)
     elif "V100" in line["cluster"]:
-        group, cluster = "Megatron on 64 V100", named_cluster("p3.16xlarge")
+        group = "Megatron on 64 V100"
+        cluster = named_cluster("p3.16xlarge")
         # Without a head no table is summed over a pipeline's ends; that of the last stage is no more than the first's.
         shape = replace(shape, vocab=BERT_VOCABULARY, parameters_tied=ways.pipeline == 1)
         ways = earlier(ways)
@@ -145,7 +150,8 @@ def earlier(ways: ParallelDegrees) -> ParallelDegrees:
 
 def _memory(line: Mapping[str, str]) -> Run:
     """Figure 1 of Korthikanti et al.: bytes of state and of activations of the blocks, without embedding and head."""
-    shape, ways = shape_of(line), _ways(line)
+    shape = shape_of(line)
+    ways = _ways(line)
     large = ways.pipeline > 1
     ways = replace(ways, micro_batch=1 if large else 4, interleave=3 if large else 1)
     batch = 64 if large else 4
@@ -176,7 +182,10 @@ def _slow_network(line: Mapping[str, str]) -> Run:
     return Run("GPT-3 XL, slow networks", line["id"], prediction, float(line["measured_s"]), restricted=True)
 
 
-AMP_LAYERS, AMP_FIRST, AMP_LAST, AMP_BATCH = 30, 2, 26, 32
+AMP_LAYERS = 30
+AMP_FIRST = 2
+AMP_LAST = 26
+AMP_BATCH = 32
 """AMP's layers: embedding, nothing, 24 blocks, nothing, norm, head, loss; samples a step."""
 
 
@@ -188,7 +197,8 @@ def t4(runs: Sequence[Mapping[str, str]], layer_costs: Sequence[Mapping[str, str
     are its range.  Backward takes the share more that kernels say.  DeepSpeed on Megatron-LM 1.1.5: no kernels
     are fused, float32 sums of gradients (``fp32_allreduce``), messages block, nothing is recomputed.
     """
-    shape, cluster = named_transformer("gpt2-345m"), named_cluster("g4dn.12xlarge")
+    shape = named_transformer("gpt2-345m")
+    cluster = named_cluster("g4dn.12xlarge")
     measured: dict[int, dict[int, float]] = {}
     for line in layer_costs:
         if line["instance"] == "G4":

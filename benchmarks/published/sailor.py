@@ -58,7 +58,8 @@ from planner.extras.transformers.step import MODEL_ERROR, StepPrediction
 
 DATA = Path(__file__).parent / "data"
 SHAPE = named_transformer("opt-350m")
-FIRST_BLOCK, LAST = 1, 25
+FIRST_BLOCK = 1
+LAST = 25
 """Layer 0 is the embedding, layer 25 the head."""
 _FLOAT32 = SINGLE
 """Bytes of a number, kept or sent."""
@@ -70,7 +71,8 @@ HOSTS = {
     "RTX-2080": "rtx_2080_host", "Titan-RTX": "titan_rtx_host",
 }  # fmt: skip
 """Tables of exchanges within a host."""
-_OUTSIDE_BYTES, _OUTSIDE_GH200_BYTES = 3.0e9, 4.76e9 + 300e6
+_OUTSIDE_BYTES = 3.0e9
+_OUTSIDE_GH200_BYTES = 4.76e9 + 300e6
 """What the source's own simulator adds to tensors: "extra mem needed by megatron, shown in nvidia-smi, but not as part
 of torch mem", with tensor parallelism; on GH200 "for fused kernel loading"."""
 
@@ -176,7 +178,8 @@ def predicted(
     data = len(stages[0])
     micro_batches = global_batch // (data * micro_batch)
     whole = _FLOAT32 * micro_batch * SHAPE.seq * SHAPE.hidden
-    pipelines, least = [], []
+    pipelines = []
+    least = []
     for replica in zip(*stages, strict=True):
         times = []
         for place, stage in enumerate(replica):
@@ -208,8 +211,10 @@ def predicted(
     return prediction, memory.total + outside
 
 
-BATCH, PER_HOST = 1024, 4
-A100, V100 = "A100-40", "V100-16"
+BATCH = 1024
+PER_HOST = 4
+A100 = "A100-40"
+V100 = "V100-16"
 _KINDS = {A100: "A100-40GB", V100: "V100-16GB"}
 LIMITS: Mapping[tuple[tuple[str, int], ...], float] = {
     ((A100, 32),): 7.993,

@@ -54,7 +54,11 @@ QUICK_SHARE = 40
 
 EVERY_FIFTH = 5
 
-EQUAL, REFUSED, WRONG, UNTYPED, NEEDLESS = "equal", "refused", "wrong", "untyped", "refused needlessly"
+EQUAL = "equal"
+REFUSED = "refused"
+WRONG = "wrong"
+UNTYPED = "untyped"
+NEEDLESS = "refused needlessly"
 
 
 def networks(quick: bool) -> Iterator[Row]:

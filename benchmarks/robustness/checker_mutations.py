@@ -88,7 +88,8 @@ class Caught:
 
 def caught_of(count: int | None = None, seed: int = 0) -> Caught:
     """What the checker notices of ``count`` mutations over all plans; of all there are, if None."""
-    found, every = Caught(), [mutation for name in CASES for mutation in mutations(name)]
+    found = Caught()
+    every = [mutation for name in CASES for mutation in mutations(name)]
     for mutation in every if count is None else _drawn(every, count, seed):
         _try(mutation, found)
     return found
@@ -104,7 +105,8 @@ def mutations(name: str) -> Iterator[Mutation]:
         if path is None:
             continue
         row = ROWS[path]
-        alone, against = row.alone == WHOLLY, row.against == WHOLLY
+        alone = row.alone == WHOLLY
+        against = row.against == WHOLLY
         if not (alone or against):
             continue
         for what, changed in _changes(steps, value, document):
@@ -125,7 +127,8 @@ def case(name: str) -> tuple[Plan, Profile]:
 
 def _measured(plan: Plan) -> Plan:
     """The plan as a run leaves it behind."""
-    count, stages = plan.decision.num_ranks, len(plan.decision.stages)
+    count = plan.decision.num_ranks
+    stages = len(plan.decision.stages)
     step_s = 1.25 * plan.prediction.step_s
     ranks = tuple(RankMeasured(rank, 0.5 * step_s, 0.1 * step_s, 0.3 * step_s, 0.1 * step_s) for rank in range(count))
     run = Measured(step_s, 0.01, 8, (1e-3,) * stages, (2e-3,) * stages, (2**20,) * count, 0.25, ranks=ranks)
@@ -358,7 +361,9 @@ def _other_words(steps: Steps, value: str) -> Iterator[str]:
 def _broken_promises(name: str, document: Any) -> Iterator[Mutation]:
     """Changes of what is checked in part, each of which breaks what it promises."""
     plan, _ = case(name)
-    decision, request, said = plan.decision, plan.inputs.request, plan.prediction
+    decision = plan.decision
+    request = plan.inputs.request
+    said = plan.prediction
     used = max(rank for stage in decision.stages for rank in stage.ranks)
     trains = decision.schedule != "forward"
     shared = any(len(stage.ranks) > 1 for stage in decision.stages)
@@ -413,7 +418,9 @@ def _broken_promises(name: str, document: Any) -> Iterator[Mutation]:
 
 def _broken_search(changed: Callable[..., Mutation], plan: Plan, document: Any) -> Iterator[Mutation]:
     """Of status, bounds, sentences and alternatives."""
-    search, step_s, said = plan.search, plan.prediction.step_s, document["search"]
+    search = plan.search
+    step_s = plan.prediction.step_s
+    said = document["search"]
     lower = {"bound_s": step_s / 2, "gap": 1.0, "bounds_s": {}, "status": "proven"}
     promises: list[tuple[str, dict[str, Any]]] = [
         ("proven with half the step for a bound", lower),
@@ -434,7 +441,8 @@ def _broken_search(changed: Callable[..., Mutation], plan: Plan, document: Any) 
     for what, changes in promises:
         yield changed(("search",), {**said, **changes}, what)
     for number, other in enumerate(plan.alternatives):
-        entry, peak_bytes = document["alternatives"][number], other.peak_bytes or 0
+        entry = document["alternatives"][number]
+        peak_bytes = other.peak_bytes or 0
         is_schedule = other.name.startswith("schedule ")
         for what, changes, alone in (
             ("no words", {"why_not": "it is worse"}, True),

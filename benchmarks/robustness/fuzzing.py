@@ -114,7 +114,8 @@ def fuzz_texts(number: int, seed: int = 0) -> Counts:
 
 def spoilt_text(original: str, name: str) -> bytes:
     """The mutation of a text that ``name`` seeds."""
-    chance, text = random.Random(name), original
+    chance = random.Random(name)
+    text = original
     for _ in range(chance.choice((1, 1, 2, 3))):
         text = _text_spoilt(text, chance)
     return text.encode("utf-8", "surrogatepass")
@@ -150,7 +151,8 @@ def _fuzz(
     with tempfile.TemporaryDirectory(prefix="halopipe-fuzz-") as folder:
         path = Path(folder) / f"spoilt.{what}.json"
         for index in range(number):
-            origin, name = origins[index % len(origins)], f"{what}-{seed}-{index}"
+            origin = origins[index % len(origins)]
+            name = f"{what}-{seed}-{index}"
             path.write_bytes((spoil or mutation)(document(origin), name))
             counts.tried += 1
             try:
@@ -346,7 +348,8 @@ def _spoil(root: Json, chance: random.Random) -> None:
     other = _chosen(root, chance, functools.partial(_takes, kind)) if kind in ("swap", "rename") else place
     if place is None or other is None:
         return
-    (holder, key), (there, name) = place, other
+    holder, key = place
+    there, name = other
     value = holder[key]
     match kind:
         case "drop":
@@ -354,7 +357,8 @@ def _spoil(root: Json, chance: random.Random) -> None:
         case "duplicate":
             value.insert(chance.randrange(len(value) + 1), copy.deepcopy(chance.choice(value)))
         case "swap":
-            holder[key], there[name] = copy.deepcopy(there[name]), copy.deepcopy(value)
+            holder[key] = copy.deepcopy(there[name])
+            there[name] = copy.deepcopy(value)
         case "swap rows":
             a, b = chance.sample(range(len(value)), 2)
             value[a], value[b] = value[b], value[a]
@@ -389,7 +393,8 @@ def _text_spoilt(text: str, chance: random.Random) -> str:
     """One change of a value, or of a line."""
     values = list(_VALUE.finditer(text))
     lines = text.splitlines(keepends=True)
-    number, line = chance.randrange(len(lines)), chance.choice(lines)
+    number = chance.randrange(len(lines))
+    line = chance.choice(lines)
     kind = chance.randrange(6) if values else 4
     if kind < 4:
         found = chance.choice(values)

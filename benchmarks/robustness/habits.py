@@ -21,8 +21,13 @@ from torch import Tensor
 
 from planner.ir.errors import HalopipeError
 
-EQUAL, REFUSED, SILENT, LATE, UNTYPED = "equal", "refused", "silent", "late", "untyped"
-RELATIVE, ABSOLUTE = 1e-10, 1e-12
+EQUAL = "equal"
+REFUSED = "refused"
+SILENT = "silent"
+LATE = "late"
+UNTYPED = "untyped"
+RELATIVE = 1e-10
+ABSOLUTE = 1e-12
 """Of numbers in float64."""
 
 
@@ -80,7 +85,8 @@ class Outcome:
 
 def judge(habit: Habit) -> Outcome:
     """Runs both scripts of a habit."""
-    plain, ours = Notes(), Notes()
+    plain = Notes()
+    ours = Notes()
     try:
         habit.plain(plain)
         habit.ours(ours)

@@ -18,7 +18,8 @@ from planner.ir.codec import MOST_KEYS, dumps, load
 from planner.ir.profile import Profile
 
 HOME = Path(__file__).resolve().parents[2]
-USAGE, BAD_FILE = 2, 3
+USAGE = 2
+BAD_FILE = 3
 Json = Any
 
 
@@ -80,7 +81,8 @@ _ABSENT = object()
 def _edited(text: str, place: str, value: Json) -> str:
     """A document with another value at ``graph.layers.0.name``; ``_ABSENT``: without it; a function: of the old one."""
     root = json.loads(text)
-    holder, parts = root, place.split("/")
+    holder = root
+    parts = place.split("/")
     keys = [int(part) if part.isdecimal() else part for part in parts]
     for key in keys[:-1]:
         holder = holder[key]
@@ -115,8 +117,10 @@ _FIRST = f"measurements/{_KIND}/0"
 
 
 def _profiles() -> Iterator[Hostile]:
-    layers, row = "graph/layers", _edits("profile", profile_text, ("plan", "bad.json"))
-    conv, layer = f"{layers}/2/attributes", "graph.layers[2]"
+    layers = "graph/layers"
+    row = _edits("profile", profile_text, ("plan", "bad.json"))
+    conv = f"{layers}/2/attributes"
+    layer = "graph.layers[2]"
     for name in ("stride", "kernel", "dilation"):
         for number, word in ((0, "of 0"), (-1, "negative"), (2**40, "huge")):
             yield row(f"{name} {word}", f"{conv}/{name}", [number, number], f"{layer}.attributes.{name}: {number}")
@@ -219,7 +223,8 @@ def _plans() -> Iterator[Hostile]:
     export = ("export", "bad.json", "--to", "chrome-trace", "--profile", "profile.json")
     verbs = (("check", "bad.json"), ("compare", "plan.json", "bad.json"), ("run", "bad.json"), export)
     row = _edits("plan", plan_text, *verbs, ("explain", "bad.json"))
-    stage, placed = "decision/stages/0", "decision/layers/features.0"
+    stage = "decision/stages/0"
+    placed = "decision/layers/features.0"
     yield row("no micro-batches", "decision/micro_batches", [], "decision.micro_batches: there is none")
     yield row("micro-batch of 0", "decision/micro_batches", [0, 8], "decision.micro_batches[0]: 0")
     yield row("micro-batch negative", "decision/micro_batches", [-1, 9], "decision.micro_batches[0]: -1")
@@ -308,7 +313,8 @@ def _texts() -> Iterator[Hostile]:
         return ", ".join(f'"k{index}": 1' for index in range(count))
 
     for kind, good in (("profile", profile_text), ("plan", plan_text), ("timeline", _timeline_text)):
-        head, other = f'{{"halopipe": "{kind}", "version": 1, ', "profile" if kind == "plan" else "plan"
+        head = f'{{"halopipe": "{kind}", "version": 1, '
+        other = "profile" if kind == "plan" else "plan"
         found: Mapping[str, tuple[str | bytes | Callable[[], str | bytes], str]] = {
             "cut off": (lambda good=good: good()[:-20], "is not JSON"),
             "a list": ("[]", f"is not a halopipe {kind} file"),
@@ -379,7 +385,8 @@ def _clusters() -> Iterator[Hostile]:
         f"{name}: &{name} [{', '.join(['*' + before] * 9)}]\n"
         for before, name in zip("abcdefgh", "bcdefghi", strict=True)
     )
-    devices, links = "devices: [{device: V100-16GB, count: 2}]", "links: {within-host: NVLink-2, across-hosts: "
+    devices = "devices: [{device: V100-16GB, count: 2}]"
+    links = "links: {within-host: NVLink-2, across-hosts: "
     found: Mapping[str, tuple[str, str]] = {
         "a bomb of aliases": (bomb, "with its aliases spelled out"),
         "a bomb of merges": (bomb.replace("[", "{<<: [", 0) + "m: {<<: [*a]}\n", "bad.yaml"),

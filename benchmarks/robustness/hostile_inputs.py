@@ -29,7 +29,8 @@ def verdict(row: Hostile, folder: Path) -> str:
     if row.prepare is not None:
         row.prepare(folder)
     before = _contents(folder)
-    home, environment = os.getcwd(), dict(os.environ)
+    home = os.getcwd()
+    environment = dict(os.environ)
     os.chdir(folder)
     os.environ.update(row.environment)
     try:
@@ -66,7 +67,9 @@ def _contents(folder: Path) -> dict[str, int]:
 
 def _options() -> Iterator[Hostile]:
     """Command lines; exit code 2 throughout."""
-    plan, run, explain = ("plan", "profile.json"), ("run", "plan.json"), ("explain", "plan.json")
+    plan = ("plan", "profile.json")
+    run = ("run", "plan.json")
+    explain = ("explain", "plan.json")
     found: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
         ((), ("fly",), "No such command 'fly'"),
         ((), ("--fly",), "No such option: --fly"),

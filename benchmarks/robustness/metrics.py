@@ -77,7 +77,8 @@ class WithFeatures(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.head = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh()), nn.Linear(8, WIDTH)
+        self.body = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh())
+        self.head = nn.Linear(8, WIDTH)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         found = self.body(x)
@@ -89,7 +90,8 @@ class WithOwnLoss(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.head = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh()), nn.Linear(8, WIDTH)
+        self.body = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh())
+        self.head = nn.Linear(8, WIDTH)
 
     def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         found = self.head(self.body(x))
@@ -100,7 +102,8 @@ class MAE:
     """The mean absolute error over all elements, and the mean over batches of each batch's own."""
 
     def __init__(self) -> None:
-        self.errors, self.of_batches = list[Tensor](), list[Tensor]()
+        self.errors = list[Tensor]()
+        self.of_batches = list[Tensor]()
 
     def update(self, prediction: Tensor, target: Tensor) -> None:
         """Of a batch."""
@@ -117,7 +120,8 @@ class Sharpness:
     """The largest number that a network gives for the right class, and the mean over all classes."""
 
     def __init__(self) -> None:
-        self.right, self.seen = list[Tensor](), list[Tensor]()
+        self.right = list[Tensor]()
+        self.seen = list[Tensor]()
 
     def update(self, prediction: Tensor, target: Tensor) -> None:
         """Of a batch."""
@@ -133,7 +137,8 @@ class OfHeads:
     """As the loss of heads is called."""
 
     def __init__(self) -> None:
-        self.size, self.classes = MAE(), Sharpness()
+        self.size = MAE()
+        self.classes = Sharpness()
 
     def update(self, output: Mapping[str, Tensor], targets: Sequence[Tensor]) -> None:
         """Of a batch."""
@@ -186,7 +191,8 @@ def batch(number: int, kind: str = "", samples: int = SAMPLES) -> Batch:
     """Inputs and targets."""
     if kind == "pictures":
         return normal((samples, 2, 8, 6), number), normal((samples, 2, 8, 6), number + 50)
-    inputs, numbers = normal((samples, WIDTH), number), normal((samples, WIDTH), number + 50)
+    inputs = normal((samples, WIDTH), number)
+    numbers = normal((samples, WIDTH), number + 50)
     classes = numbers.argmax(1) % NUM_CLASSES
     targets = {"": numbers, "classes": classes, "heads": (numbers[:, 0], classes)}
     return inputs, targets[kind]
@@ -256,7 +262,8 @@ def _compared(name: str, network: Network, make_plan: Callable[[], Plan]) -> Hab
 
     def plain(notes: Notes) -> None:
         loaded = load_model(network.source)
-        module, loss_fn = loaded.module, loaded.loss_fn.function
+        module = loaded.module
+        loss_fn = loaded.loss_fn.function
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         for number in range(2):
             optimizer.zero_grad()
@@ -297,7 +304,8 @@ def _named() -> list[Habit]:
 
 def _by_name(name: str, network: Network, outputs: tuple[str, ...]) -> Habit:
     def plain(notes: Notes) -> None:
-        module, metric = load_model(network.source).module, MAE()
+        module = load_model(network.source).module
+        metric = MAE()
         inputs, targets = _double(batch(7))
         found = module(inputs)[0] if outputs[0] == "0" else module(inputs, targets)[outputs[0]]
         metric.update(found.detach(), targets)

@@ -378,7 +378,8 @@ def _by_decay(module: nn.Module) -> Optimizer:
 
 
 def _by_layer(cls: Callable[[Any], Optimizer], module: nn.Module) -> Optimizer:
-    first, last = module[0], module[3]  # type: ignore[index]  # a Sequential
+    first = module[0]
+    last = module[3]  # type: ignore[index]  # a Sequential
     return cls([{"params": first.parameters()}, {"params": last.parameters(), "lr": 0.05}])
 
 

@@ -35,7 +35,8 @@ def matches(remedy: str, printed: str) -> bool:
     """Whether what an error printed is this remedy, ``PATH: text``, where ``{}`` stands for what a run fills in."""
     text = remedy.partition(": ")[2]
     if "--" in text and "--" not in printed:  # to who calls it from Python, options are arguments
-        text, printed = text.replace("--", ""), printed.replace("=", " ")
+        text = text.replace("--", "")
+        printed = printed.replace("=", " ")
     return re.fullmatch(".*".join(map(re.escape, text.split("{}"))), printed, re.DOTALL) is not None
 
 

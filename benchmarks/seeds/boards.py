@@ -42,7 +42,9 @@ NETWORKS = {
 }
 PUBLISHED = 3.2
 """Over data parallelism, on the best of all platforms and networks (abstract)."""
-DDR_BYTES_PER_S, FLOP_PER_S, LINK_BYTES_PER_S = 38.4e9, 1e12, 1.25e9
+DDR_BYTES_PER_S = 38.4e9
+FLOP_PER_S = 1e12
+LINK_BYTES_PER_S = 1.25e9
 
 
 def rows(quick: bool) -> Iterator[Row]:
@@ -58,7 +60,8 @@ def rows(quick: bool) -> Iterator[Row]:
 
 def predicted(p: int, m: int, transfer: float) -> Iterator[Row]:
     """What is arithmetic: streaming beside sending what is complete, a pass at a time beside two at once."""
-    ones, two = (float(m),) * p, (2.0 * m,) * p
+    ones = (float(m),) * p
+    two = (2.0 * m,) * p
     chain = ChainCosts(tuple(map(str, range(p))), ones, two, ones, ones, (*(float(m),) * (p - 1), 0.0))
     row = bapipe.DeviceRow((1.0,) * p, 1 / transfer)
     cuts = tuple(map(float, range(1, p)))
@@ -66,7 +69,8 @@ def predicted(p: int, m: int, transfer: float) -> Iterator[Row]:
     alone_s, in_pairs_s = (bapipe.minibatch_s(chain, row, each) for each in pairs)
     closed = alone_s / in_pairs_s
     steps = {name: _step_s(p, m, transfer, name) for name in ("1f1b", "1f1b-as", "fbp-as")}
-    gain, name = steps["1f1b-as"] / steps["fbp-as"], f"BaPipe, {p} boards, SR = {transfer:g} F"
+    gain = steps["1f1b-as"] / steps["fbp-as"]
+    name = f"BaPipe, {p} boards, SR = {transfer:g} F"
     yield Row(f"{name}, FBP-AS over 1F1B-AS: predicted gain", gain, "x", f"{closed:.6g}", abs(gain - closed) <= 1e-6)
     yield Row(f"{name}, FBP-AS over 1F1B-AS: closed form", closed, "x")
     yield Row(f"{name}, 1F1B-AS over 1F1B: predicted gain", steps["1f1b"] / steps["1f1b-as"], "x")
@@ -95,7 +99,8 @@ def on_chip(num_layers: int = 8, num_boards: int = 4, m: int = 8, times: float =
     """Layers that read little but their weights, ``times`` faster on chip; additions and updates take no time."""
     steps = {}
     for count in (1, num_boards):
-        graph, num_bytes = _linear(num_layers), 4 * _WIDTH**2
+        graph = _linear(num_layers)
+        num_bytes = 4 * _WIDTH**2
         room = 2 * num_bytes * num_layers // num_boards  # with gradients
         board = DeviceSpec("", "board", "", 2**30, {"float32": 1e18}, 1e9, streams=True, on_chip_bytes=room)
         board = replace(board, on_chip_bytes_per_s=times * 1e9)
@@ -118,7 +123,8 @@ _WIDTH = 512
 def _linear(num_layers: int) -> Graph:
     """Square linear layers in a row."""
     shape = TensorSpec(("sample", "feature"), (1, _WIDTH), "float32")
-    layers, attributes = [], {"op": "aten.linear.default"}
+    layers = []
+    attributes = {"op": "aten.linear.default"}
     for number in range(num_layers):
         reads = (f"layer{number - 1}" if number else "x",)
         layers.append(Layer(f"layer{number}", "linear", reads, (shape,), (f"weight{number}",), attributes=attributes))
@@ -137,7 +143,8 @@ def on_boards(profile: Profile, board: DeviceSpec, count: int) -> Profile:
 def planned(name: str, count: int, batch: int = 32) -> Row:
     """The best plan for ``count`` boards over data parallelism."""
     problem = board_problem(name, count, batch)
-    best, replicas = solve(problem), planner.plan(problem, "data-parallel")
+    best = solve(problem)
+    replicas = planner.plan(problem, "data-parallel")
     on_chip = sum(rank.on_chip_bytes > 0 for rank in best.prediction.ranks)
     words = f"planned on {count} boards (weights on chip on {on_chip}): gain over data parallelism"
     gain = replicas.prediction.step_s / best.prediction.step_s
@@ -147,7 +154,8 @@ def planned(name: str, count: int, batch: int = 32) -> Row:
 def board_problem(name: str, count: int, batch: int) -> Problem:
     """A network on boards."""
     source = NETWORKS[name]
-    profile, on_chip = profile_of(source, graph_of(source), 1), device("VCU118").on_chip_bytes
+    profile = profile_of(source, graph_of(source), 1)
+    on_chip = device("VCU118").on_chip_bytes
     size = int(on_chip.value) if on_chip is not None else 0
     peak = {"float32": FLOP_PER_S}
     board = DeviceSpec("", "VCU118", "", 2**33, peak, DDR_BYTES_PER_S, streams=True, on_chip_bytes=size)

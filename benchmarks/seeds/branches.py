@@ -25,7 +25,8 @@ from planner.solvers.candidates.choose import best_of, heuristic_plan
 from planner.solvers.candidates.evaluate import Evaluator
 
 NUM_DEVICES = 8
-LIMIT_S, QUICK_LIMIT_S = 40.0, 3.0
+LIMIT_S = 40.0
+QUICK_LIMIT_S = 3.0
 """Of a search."""
 
 

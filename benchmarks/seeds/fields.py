@@ -52,7 +52,8 @@ def images():
         yield tuple(pair)
 """
 
-EXTENT, CAP = 8192, "1GiB"
+EXTENT = 8192
+CAP = "1GiB"
 """Rows and columns of the image; memory of each rank."""
 
 _MULTIPLE = 4
@@ -72,14 +73,16 @@ def _of_size(extent: int, cap: str, example: int, dtype: str, tolerance: float, 
     """Of one image; ``is_exact``: parts of layers are measured at their own shapes."""
     title = f"Tiles, {extent} x {extent} {dtype}"
     with folder_of(_MODEL) as folder:
-        sizes, inputs = f"height={extent},width={extent}", f"1,1,{example},{example}"
+        sizes = f"height={extent},width={extent}"
+        inputs = f"1,1,{example},{example}"
         of_model = ("model.py:model", "--input", inputs, "--size", sizes, "--dtype", dtype)
         parts = ("--allow", "spatial", "--ranks", "2") if is_exact else ()
         halopipe(folder, "profile", *of_model, "--quick", *parts)
         asked = ("--objective", "latency", "--allow", "spatial", "--global-batch", "1", "--confidence", "0")
         halopipe(folder, "plan", "profile.json", *asked, "-o", "roomy.json")
         halopipe(folder, "plan", "profile.json", *asked, "--memory", cap, "--fix", "*=replicas:2")
-        profile, plan = load(folder / "profile.json", Profile), load(folder / "plan.json", Plan)
+        profile = load(folder / "profile.json", Profile)
+        plan = load(folder / "plan.json", Plan)
         scale = _write_images(folder, profile, extent, dtype)
         told = halopipe(folder, "run", "plan.json", *_RUN, "--memory-limit", cap)
         yield from _figures(
@@ -93,7 +96,8 @@ _RUN = ("--data", "model.py:images", "--steps", "3", "--no-check-first-step", "-
 
 
 def _figures(name: str, profile: Profile, plan: Plan, roomy: Plan, told: str) -> Iterator[Row]:
-    measured, mebi = json.loads(told)["measured"], 2**20
+    measured = json.loads(told)["measured"]
+    mebi = 2**20
     limit = plan.prediction.ranks[0].memory_limit_bytes
     peak = max(rank.peak_bytes for rank in plan.prediction.ranks)
     yield Row(f"{name}: latency, predicted", plan.prediction.step_s, "s")
@@ -125,8 +129,10 @@ def _write_images(folder: Path, profile: Profile, extent: int, dtype: str) -> fl
 @torch.no_grad()
 def in_strips(module: nn.Module, image: Tensor, *, rows: int, margin: int) -> Tensor:
     """What ``module`` makes of ``image``, so many rows at a time, ``margin`` more being read on each side."""
-    found, extent = [], image.shape[2]
+    found = []
+    extent = image.shape[2]
     for start in range(0, extent, rows):
-        low, high = max(0, start - margin), min(extent, start + rows + margin)
+        low = max(0, start - margin)
+        high = min(extent, start + rows + margin)
         found.append(module(image[:, :, low:high])[:, :, start - low : start - low + min(rows, extent - start)])
     return torch.cat(found, dim=2)

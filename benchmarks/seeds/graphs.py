@@ -44,7 +44,9 @@ from runtime.rank import RankContext
 from runtime.stage.shapes import step_inputs
 from runtime.transport import Hub, InProcessTransport
 
-NODES, QUICK_NODES, BATCH = 1_000_000, 20_000, 1024
+NODES = 1_000_000
+QUICK_NODES = 20_000
+BATCH = 1024
 FANOUTS = (15, 10, 5)
 HIDDEN = 0.95
 
@@ -126,7 +128,8 @@ def sampled_steps(graph: NodeGraph, steps: int) -> SampledSteps:
     network = sage(graph.num_nodes, samples=BATCH, width=64, fanouts=FANOUTS)
     model = model_of("graphs", network)
     captured = capture(model)
-    end, decision = InProcessTransport(Hub(1), 0), one_rank(captured.graph)
+    end = InProcessTransport(Hub(1), 0)
+    decision = one_rank(captured.graph)
     engine = Engine(RankContext(decision, sgd, model=captured, module=model.module, transport=end))
     specs = step_inputs(captured)
     batches = [
@@ -167,7 +170,8 @@ def step(quick: bool) -> Iterator[Row]:
         halopipe(folder, "plan", "profile.json", "--global-batch", "512", "--solver", "one-device")
         steps = "20" if quick else "60"
         told = json.loads(halopipe(folder, "run", "plan.json", *DATA, "--steps", steps, "--json"))
-    predicted_s, measured_s = told["predicted_step_s"], told["measured"]["step_s"]
+    predicted_s = told["predicted_step_s"]
+    measured_s = told["measured"]["step_s"]
     yield Row("SALIENT, GraphSAGE on one rank (timed): measured step", 1e3 * measured_s, "ms")
     yield Row("SALIENT, GraphSAGE on one rank (timed): predicted over measured", predicted_s / measured_s, "x")
 

@@ -122,12 +122,14 @@ def adjoints(count: int) -> Row:
     from runtime.transport import Hub, InProcessTransport
 
     torch.set_num_threads(1)
-    rng, worst = random.Random(0), 0.0
+    rng = random.Random(0)
+    worst = 0.0
     for _ in range(count):
         shape = tuple(rng.randint(2, 9) for _ in range(rng.randint(1, 3)))
         source, target = (Partition.of(shape, {dim: _cuts(rng, shape[dim])}) for dim in _dims(rng, shape))
         wanted = target.grown({0: (rng.randint(0, 3), rng.randint(0, 3))}, outside=True)
-        hub, products = Hub(4, ()), [torch.zeros(4)] * 4
+        hub = Hub(4, ())
+        products = [torch.zeros(4)] * 4
 
         def one(rank: int, hub: Hub = hub, found: list[torch.Tensor] = products) -> None:
             ranks = Ranks.over(InProcessTransport(hub, rank), timeout_s=60.0)

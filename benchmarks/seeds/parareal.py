@@ -60,7 +60,8 @@ def predicted(slices: int, num_microbatches: int, fine: float = 32.0) -> Iterato
     beside, row = (_step_s(slices, num_microbatches, forward, is_chain=chain) for chain in (False, True))
     ends = 2 * coarse if num_microbatches == 1 else coarse  # of several, corrections are made beside fine blocks
     closed = (ends + (num_microbatches + slices - 1) * fine) / (ends + num_microbatches * fine)
-    name, gain = f"Parareal, {slices} slices, {_count(num_microbatches)}", row / beside
+    name = f"Parareal, {slices} slices, {_count(num_microbatches)}"
+    gain = row / beside
     yield Row(f"{name}: predicted gain", gain, "x", f"{closed:.6g}", abs(gain - closed) <= 1e-9 * closed)
     yield Row(f"{name}: closed form", closed, "x")
 
@@ -142,14 +143,16 @@ def executed() -> Iterator[Row]:
 def side_by_side(profile: Profile, slices: int, batch: int = 16, micro_batch: int = 16) -> Plan:
     """Predictions, each fine block, and corrections as stages; stage s is on rank s modulo the slices."""
     parts = [f"1.fine.{number}." for number in range(slices)]
-    stage_of, last = [], 0
+    stage_of = []
+    last = 0
     for layer in profile.graph.layers:
         last = next((1 + number for number, part in enumerate(parts) if layer.name.startswith(part)), last)
         if last and not layer.name.startswith("1.fine."):
             last = slices + 1
         stage_of.append(last)
     groups = tuple((stage % slices,) for stage in range(slices + 2))
-    shares, sizes = ((micro_batch,),) * len(groups), (micro_batch,) * (batch // micro_batch)
+    shares = ((micro_batch,),) * len(groups)
+    sizes = (micro_batch,) * (batch // micro_batch)
     candidate = Candidate(tuple(stage_of), groups, shares, sizes, "greedy")
     problem = Problem(profile, batch, ("greedy",), (micro_batch,))
     return best_of_these(problem, lambda *_: [candidate], "by hand", "predictions, fine blocks and corrections")

@@ -116,7 +116,8 @@ def predicted() -> Iterator[Row]:
         gain = step_s("1f1b", p, p, backward=2.0) / step_s("hanayo", p, p, 2 * waves, part, 2 * part)
         bubble = (2 * p - 2) / (3 * p * waves + 2 * p - 2)
         yield from _gains(f"Hanayo, {p} positions, {waves} waves", gain, bubble, (p - 1) / (2 * p - 1))
-    p, m = 4, 8
+    p = 4
+    m = 8
     endless = step_s("pipedream-2bw", p, 3 * m) - step_s("pipedream-2bw", p, 2 * m)
     yield from _gains("PipeDream-2BW, no flush", step_s("pipedream-2bw", p, m) / endless, 0.0, (p - 1) / (m + p - 1))
     apart = step_s("1f1b", p, m, backward=2.0, gradient=False)
@@ -164,7 +165,8 @@ def graph_step_s(
         for m in range(stages.num_microbatches)
     }
     times = tuple(StageTimes(f, b / 2, b / 2) for f, b in zip(forward, backward, strict=True))
-    ranks, num_positions = tuple((position,) for position in where), 1 + max(where)
+    ranks = tuple((position,) for position in where)
+    num_positions = 1 + max(where)
     order = schedule(name)(Pipeline(stages, tuple(where), times=times))
     program = lower(order, stages, ranks, routes, num_positions)
     lasts = {Op.FORWARD: forward, Op.BACKWARD: backward}

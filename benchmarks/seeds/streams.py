@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
     from halopipe.extras.serving.serving import Serving
 
-_ROWS, _WIDTH, _LAYERS = 32, 1024, 8
+_ROWS = 32
+_WIDTH = 1024
+_LAYERS = 8
 _WARM = 10
 _WITHIN = 0.05
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -66,7 +68,8 @@ def rows(quick: bool) -> Iterator[Row]:
             plan, one = (hp.load(each) for each in ("plan.json", "one.json"))
             assert isinstance(plan, Plan)
             assert isinstance(one, Plan)
-            best, alone = plan.prediction.sustained_per_s, one.prediction.sustained_per_s
+            best = plan.prediction.sustained_per_s
+            alone = one.prediction.sustained_per_s
             yield Row("streams, two stages over one device: predicted", best / alone, "x")
             with hp.serve(plan) as serving, torch.no_grad():
                 yield from _loaded(serving, plan, 100 if quick else 1000)
@@ -79,7 +82,8 @@ def _loaded(serving: Serving, plan: Plan, count: int) -> Iterator[Row]:
 
     from profiler.source.source import load_model
 
-    said, module = plan.prediction, load_model(plan.inputs.model).module
+    said = plan.prediction
+    module = load_model(plan.inputs.model).module
     requests = [torch.randn(_ROWS, _WIDTH, dtype=torch.float64) for _ in range(8)]
     alone_s = []
     for number in range(_WARM + count // 5):
@@ -119,7 +123,8 @@ def _over_http(serving: Serving, predicted_per_s: float, count: int) -> Iterator
     from halopipe.extras.serving.http import listen, opened
     from halopipe.extras.serving.request_sources import Draining
 
-    draining, statuses = Draining(), list[int]()
+    draining = Draining()
+    statuses = list[int]()
     with opened("0") as door:
         port = door.getsockname()[1]
         server = threading.Thread(target=listen, args=(serving, door, 2**24, draining))

@@ -39,7 +39,8 @@ from planner.ir.schedule import COMPUTE, Action, Edge, Op, Pipeline, StageGraph
 from planner.passes import lower
 from planner.schedules import schedule
 
-TOKENS, GRID = 2048, 32
+TOKENS = 2048
+GRID = 32
 _PART = (Part("x", (Interval(0, 1),), 4),)
 
 
@@ -124,21 +125,25 @@ def slice_times(setting: Setting) -> Times:
     for a, start in enumerate(points):
         for b in range(a + 1, GRID + 1):
             ahead, back = _stage_s(setting, points[b] - start, start)
-            forward[start, points[b]], backward[start, points[b]] = ahead, back
+            forward[start, points[b]] = ahead
+            backward[start, points[b]] = back
             seconds[a, b] = ahead + back
     return Times(forward, backward, SliceTimes(points, seconds))
 
 
 def _stage_s(setting: Setting, length: int, before: int) -> tuple[float, float]:
     """Forward and backward of a stage's blocks, of one sample's slice of ``length`` tokens behind ``before`` others."""
-    cluster, heads = named_cluster("p3.16xlarge"), setting.heads // setting.tensor
+    cluster = named_cluster("p3.16xlarge")
+    heads = setting.heads // setting.tensor
     whole = Transformer(
         setting.name, setting.hidden, 4 * setting.hidden, setting.heads, setting.layers, 50257, length, dropout=False
     )
     block = layers_of(replace(whole, seq=length), cluster, ParallelDegrees(setting.tensor)).block
-    ahead, back = block.forward.seconds, block.backward.seconds
+    ahead = block.forward.seconds
+    back = block.backward.seconds
     if before:
-        kernels, size = cluster.kernels, whole.head_size
+        kernels = cluster.kernels
+        size = whole.head_size
         square = kernels.gemm(length, before, size, heads).seconds
         thin = kernels.gemm(length, size, before, heads).seconds
         scores = heads * length * before
@@ -150,7 +155,10 @@ def _stage_s(setting: Setting, length: int, before: int) -> tuple[float, float]:
 
 def step_s(setting: Setting, slices: tuple[int, ...]) -> float:
     """A step under GPipe, one sample a micro-batch, in these slices."""
-    cluster, times, p, count = named_cluster("p3.16xlarge"), slice_times(setting), setting.stages, len(slices)
+    cluster = named_cluster("p3.16xlarge")
+    times = slice_times(setting)
+    p = setting.stages
+    count = len(slices)
     sizes = sizes_of((1,) * setting.samples, slices)
     stages = StageGraph(p, len(sizes), tuple(Edge(s, s + 1, ("x",)) for s in range(p - 1)), parts=count)
     routes = {

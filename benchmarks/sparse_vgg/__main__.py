@@ -87,7 +87,8 @@ from runtime.transport import Transport
 FACTORS = (3.0, 6.0)
 """Seconds of each rank's device for one of a core's."""
 NUM_CLASSES = 40
-MOST_DELAY, FEWEST = 0.02, 3
+MOST_DELAY = 0.02
+FEWEST = 3
 GOAL_PERCENT = 10.0
 
 
@@ -201,8 +202,11 @@ def batches(number: int, samples: int, num_classes: int, least: int, most: int, 
     return [batch(sizes(samples, least, most, mean, seed), num_classes, most, seed) for seed in range(number)]
 
 
-OURS, SPARSEPIPE, UNRESTRICTED = "ours", "SparsePipe", "SparsePipe, devices in any order"
-ONE, SHARED = "one device", "one stage, sites shared by work"
+OURS = "ours"
+SPARSEPIPE = "SparsePipe"
+UNRESTRICTED = "SparsePipe, devices in any order"
+ONE = "one device"
+SHARED = "one stage, sites shared by work"
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +252,8 @@ def unrestricted(problem: Problem, cost_model: CostModel) -> Iterator[Candidate]
     (Published, a later stage has fewer devices than stand before it: with two devices that leaves one stage.)
     """
     ranks = {cost_model.kind(rank): rank for rank in problem.ranks}
-    bandwidth, trial = bandwidth_bytes_per_s(problem, problem.ranks), Trial(problem.time_limit_s)
+    bandwidth = bandwidth_bytes_per_s(problem, problem.ranks)
+    trial = Trial(problem.time_limit_s)
     for size in micro_batch_sizes(problem, cost_model):
         networks = {kind: network(problem, cost_model, kind, size, prepares=True) for kind in ranks}
         first = next(iter(networks.values()))
@@ -331,7 +336,8 @@ class CountedClouds(ArrangedClouds):
     """
 
     def __init__(self, clouds: Clouds, position: int) -> None:
-        self.clouds, self._position = clouds, position
+        self.clouds = clouds
+        self._position = position
         self._levels = {route: SiteLevel(*clouds.level(route)) for route in clouds.preparation.size_of}
         self._orders: dict[Route, tuple[Tensor, Tensor, Tensor]] = {}
         self._maps: dict[MapSpec, KernelMap] = {}
@@ -355,7 +361,9 @@ class CountedBatch(PreparedBatch):
     def clouds(self, microbatch: int) -> Clouds | ArrangedClouds:
         found = self._clouds.get(microbatch)
         if found is None:
-            rows, shares, ends = self.rows[microbatch], self._speeds, (self._position, self._position + 1)
+            rows = self.rows[microbatch]
+            shares = self._speeds
+            ends = (self._position, self._position + 1)
             first, last = (round(rows * sum(shares[:end]) / sum(shares)) for end in ends)
             tensors = {name: self.raw.part(name, microbatch, 0, rows) for name in self.prepared.raw}
             counts = tensors[_COUNTS]

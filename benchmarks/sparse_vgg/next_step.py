@@ -32,8 +32,11 @@ from planner.ir.problem import Problem
 from planner.ir.profile import ModelSource
 from profiler import profile
 
-STEPS, WARMUP, SAMPLES = 12, 3, 8
-FULL, QUICK = (32, 512, 3224, 3), (8, 32, 1000, 1)
+STEPS = 12
+WARMUP = 3
+SAMPLES = 8
+FULL = (32, 512, 3224, 3)
+QUICK = (8, 32, 1000, 1)
 """Width of the network, numbers between its linear layers, voxels of a cloud, rounds."""
 WAYS = {False: "in its own step", True: "in the step before"}
 Key = tuple[str, bool]

@@ -61,7 +61,8 @@ class Bottleneck(nn.Module):
 def mesh_like() -> nn.Module:
     """Two groups of convolutions as in the mesh-tangling networks of Dryden et al. (IPDPS 2019), fewer channels."""
     layers: list[nn.Module] = []
-    first, second = [(18, 16, 5, 2), *[(16, 16, 3, 1)] * 3], [(16, 32, 3, 2), *[(32, 32, 3, 1)] * 3]
+    first = [(18, 16, 5, 2), *[(16, 16, 3, 1)] * 3]
+    second = [(16, 32, 3, 2), *[(32, 32, 3, 1)] * 3]
     for inputs, channels, kernel, stride in first + second:
         layers += [nn.Conv2d(inputs, channels, kernel, stride, kernel // 2, bias=False), nn.ReLU()]
     return nn.Sequential(*layers)
@@ -145,10 +146,13 @@ class Divided:
     """The whole network, of which this rank does half of the rows."""
 
     def __init__(self, case: Case, captured: CapturedModule, transport: Transport, settings: HaloSettings) -> None:
-        self._samples, rank = case.shape[0], transport.rank
+        self._samples = case.shape[0]
+        rank = transport.rank
         graph = captured.graph
         names = [layer.name for layer in graph.layers if not layer.name.startswith(graph.loss)]
-        placement, by_name, values = Placement(0, CUTS), graph.by_name(), graph.values()
+        placement = Placement(0, CUTS)
+        by_name = graph.by_name()
+        values = graph.values()
         layers = {name: layer_division(graph, by_name[name], values, placement, self._samples) for name in names}
         self._division = Division(layers, 2, self._samples).in_use({}, 0)
         self.stage = DividedStage(captured, names, PeerGroup(transport, (0, 1)), DeferredGradients())
@@ -210,7 +214,8 @@ def _with(
     kinds = {layer.name: layer.kind for layer in captured.graph.layers}
 
     def found(node: fx.Node) -> Callable[..., Any] | None:
-        layer, function = captured.layer_of_node.get(node.name), rule(node)
+        layer = captured.layer_of_node.get(node.name)
+        function = rule(node)
         if function is None or layer is None or kinds[layer] != "conv":
             return function
         operator: Any = node.target
@@ -236,7 +241,9 @@ class Convolution:
     """
 
     def __init__(self, transport: Transport, settings: HaloSettings | None) -> None:
-        channels, size, rank = 8, 32, transport.rank
+        channels = 8
+        size = 32
+        rank = transport.rank
         placement = Placement(0, CUTS)
         spec = TensorSpec(("sample", "channel", "height", "width"), (1, channels, size, size), "float32")
         attributes = {"kernel": (3, 3), "stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1}
@@ -246,7 +253,8 @@ class Convolution:
         ]
         divided = {layer.name: LayerDivision.of(layer, (spec,), (), placement, 1) for layer in layers}
         division = Division(divided, 2, 1)
-        held, wanted = division.held("relu"), division.wanted("conv", 0)
+        held = division.held("relu")
+        wanted = division.wanted("conv", 0)
         exchange = Exchange.of(PeerGroup(transport, (0, 1)), held, wanted, division.moves("conv", 0), key=0)
         conv = divided["conv"]
         part = ConvPart(
@@ -318,7 +326,8 @@ INTERIOR = HaloSettings("blocking", instead=interior_form)
 
 def interior_conv(window: ConvWindow, outputs: Box, exchange: Exchange) -> InteriorConv | None:
     """The form for ``outputs``; None where no output reads only what is held, or channels or samples move."""
-    held, wanted = exchange.held, exchange.wanted
+    held = exchange.held
+    wanted = exchange.wanted
     moved = [box for _, box in exchange.receives]
     if window.transposed or held[:LEADING] != wanted[:LEADING] or any(box[:2] != held[:2] for box in moved):
         return None
@@ -352,7 +361,8 @@ class _InteriorConv(torch.autograd.Function):
             saved.append(_read(region, pieces))
             narrowed(y, region.place).copy_(region.call.outputs(saved[-1], weight, bias))
         ctx.save_for_backward(weight, *saved)
-        ctx.conv, ctx.held = conv, x.shape
+        ctx.conv = conv
+        ctx.held = x.shape
         return y
 
     @staticmethod
@@ -417,8 +427,10 @@ def _region(window: ConvWindow, outputs: Box, whole: Box, exchange: Exchange) ->
 
 def _inside(window: ConvWindow, dim: int, outputs: Interval, held: Interval, wanted: Interval) -> Interval:
     """The outputs along one dim that read, of what is wanted, only what is held."""
-    stride, padding = window.stride[dim], window.padding[dim]
-    start, stop = outputs.start, outputs.stop
+    stride = window.stride[dim]
+    padding = window.padding[dim]
+    start = outputs.start
+    stop = outputs.stop
     if held.start > wanted.start:
         start = max(start, -(-(held.start + padding) // stride))
     if held.stop < wanted.stop:
@@ -429,7 +441,8 @@ def _inside(window: ConvWindow, dim: int, outputs: Interval, held: Interval, wan
 
 def _shell(outputs: Box, inside: Box) -> list[Box]:
     """Disjoint boxes around ``inside`` that make up ``outputs`` with it."""
-    found, rest = [], list(outputs)
+    found = []
+    rest = list(outputs)
     for dim in range(len(outputs)):
         for side in (Interval(outputs[dim].start, inside[dim].start), Interval(inside[dim].stop, outputs[dim].stop)):
             if len(side):

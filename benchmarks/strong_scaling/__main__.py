@@ -61,7 +61,8 @@ from runtime.rank import RankContext
 from runtime.transport import Transport, open_shared
 
 SAMPLES = 2
-RUN_ON, PREDICTED_ON = (1, 2, 4), (16, 64)
+RUN_ON = (1, 2, 4)
+PREDICTED_ON = (16, 64)
 MOST_OPTIONS = 16
 """Layouts of a layer that the mix is chosen from on more ranks than are run; all of them on fewer."""
 SOURCES: Mapping[str, ModelSource] = {
@@ -105,7 +106,10 @@ def strong(network: str, found: Profile, model: Network, quick: bool = False) ->
     Raises:
         RuntimeError: two ways to divide the network compute different losses.
     """
-    losses, steps, alone_s, one = {}, 5 if quick else 10, 0.0, None
+    losses = {}
+    steps = 5 if quick else 10
+    alone_s = 0.0
+    one = None
     for ranks in RUN_ON[: 2 if quick else None]:
         ways = Ways(found, SAMPLES, ranks, (SAMPLE_DIMS, SPATIAL_DIMS) if quick else ALL)
         for role, way in chosen(ways):
@@ -113,9 +117,11 @@ def strong(network: str, found: Profile, model: Network, quick: bool = False) ->
             point = run_point(network, SAMPLES, role, ways, way, ran)
             losses[point.name] = ran.loss
             if one is None:
-                one, alone_s = way.decision, ran.step_s
+                one = way.decision
+                alone_s = ran.step_s
             elif ranks <= num_cores():
-                before_s, alone_s = alone_s, model.run(one, steps).step_s
+                before_s = alone_s
+                alone_s = model.run(one, steps).step_s
                 point = replace(point, alone_s=(before_s + alone_s) / 2)
             yield point
     require_equal_losses(losses)
@@ -271,7 +277,8 @@ class Network(CapturedNetwork):
         batch = tuple(tuple(x[:rows] for x in tensors) for tensors in (self.model.inputs, self.model.targets))
         told = {"model": self.captured, "module": self.model.module, "transport": transport}
         engine = Engine(RankContext(decision, sgd, **told))  # type: ignore[arg-type]
-        seconds, processor_s = [], []
+        seconds = []
+        processor_s = []
         loss: float | None = None
         layer_s: Mapping[str, tuple[float, float]] = {}
         with no_collector():

@@ -109,7 +109,8 @@ class Lead:
     def of(cls, layer: str, kind: str, options: Sequence[ShardingSpec], seconds: Sequence[float], chosen: int) -> Lead:
         """From all options."""
         order = sorted(range(len(options)), key=seconds.__getitem__)
-        first, second = order[0], order[min(1, len(order) - 1)]
+        first = order[0]
+        second = order[min(1, len(order) - 1)]
         places = ((str(options[k]), seconds[k]) for k in (chosen, first, second))
         return cls(layer, kind, *(part for place in places for part in place))
 
@@ -172,7 +173,8 @@ class Ways:
         As ``halopipe explain --layer`` finds them, for all layers at once.
         """
         sets = [self.prices.options(k) for k in self.layers] if not most_options else self._cheapest(most_options)
-        options, places = [], []
+        options = []
+        places = []
         for index, found in zip(self.layers, sets, strict=True):
             own = way.options[index]
             place = next((k for k, o in enumerate(found) if (o.cuts, o.margin) == (own.cuts, own.margin)), None)
@@ -211,7 +213,8 @@ class Ways:
         return known / total if total else 1.0
 
     def _way(self, name: str, options: Mapping[int, ShardingSpec]) -> Way:
-        problem, ranks = self.problem, self.problem.ranks
+        problem = self.problem
+        ranks = self.problem.ranks
         shares = equal_shares(problem.global_batch, len(ranks))
         plain = Candidate.chain((0, len(self.layers)), (ranks,), (shares,), (problem.global_batch,), "1f1b")
         candidate = with_options(_Prices(self.prices), plain, options) if len(ranks) > 1 else plain
@@ -222,12 +225,14 @@ class Ways:
 
     def _nearest(self, index: int, grid: Grid) -> ShardingSpec:
         """Of the layer's options within ``grid``, the one with the most parts."""
-        best, most = None, 0
+        best = None
+        most = 0
         for option in self.prices.options(index):
             parts = {_axis(dim): count for dim, count in option.grid if not dim.startswith(REPLICA)}
             size = int(np.prod(list(parts.values()), dtype=np.int64))
             if size > most and not option.margin and all(n <= grid.get(dim, 1) for dim, n in parts.items()):
-                best, most = option, size
+                best = option
+                most = size
         if best is None:
             raise InfeasibleError(f"{self.prices.layers[index].name} cannot be laid out on a grid {dict(grid)}")
         return best
@@ -242,8 +247,10 @@ class Ways:
         return found
 
     def _is_measured(self, index: int, option: ShardingSpec, rank: int) -> bool:
-        shards, prices = self.prices.shards(index, (option,)), self.prices
-        kind, layer = prices.cost_model.kind(prices.ranks[rank]), prices.layers[index].name
+        shards = self.prices.shards(index, (option,))
+        prices = self.prices
+        kind = prices.cost_model.kind(prices.ranks[rank])
+        layer = prices.layers[index].name
         if abs(float(shards.share[0, rank]) - 1.0) < 1e-12:
             samples = int(shards.samples[0, rank])
             return bool(prices.cost_model.tables.at(kind, samples).evidence[index] == MEASURED)
@@ -426,7 +433,8 @@ _UNKNOWN_S = 1.0
 
 def roofline_profile(source: ModelSource, graph: Graph, num_devices: int) -> Profile:
     """What ``graph`` would cost on ``num_devices``, four a host, if every layer reached its roof."""
-    hosts, devices = max(1, num_devices // _PER_HOST), min(num_devices, _PER_HOST)
+    hosts = max(1, num_devices // _PER_HOST)
+    devices = min(num_devices, _PER_HOST)
     cluster = machines_of(_MACHINES.format(hosts=hosts, devices=devices)).cluster
     unknown = "nothing was measured"
     measurements = tuple(

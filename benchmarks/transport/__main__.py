@@ -39,8 +39,10 @@ SIZES = (KIB, 32 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
 EXCHANGES = (KIB, 32 * KIB, 256 * KIB, 4 * MIB)
 SCATTERED = (MIB, 16 * MIB)
 COMPUTATION_S = 4.6e-3
-LARGE_BYTES, GOAL_OF_MEMCPY = 4 * MIB, 0.8
-GOAL_BYTES, GOAL_US = 32 * KIB, 30.0
+LARGE_BYTES = 4 * MIB
+GOAL_OF_MEMCPY = 0.8
+GOAL_BYTES = 32 * KIB
+GOAL_US = 30.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -135,7 +137,8 @@ def exchanges(sides: Sequence[Side], effort: Effort) -> list[Row]:
             rows.append(Row(f"exchange of {size_name(size)}: {name}", took_us, "us"))
         around = turns_of(sides, effort.rounds, items.around, "keyed exchange", size, calls, effort.few)
         for name, of_side in around.items():
-            title, more_us = f"keyed exchange of {size_name(size)} around 4.6 ms: {name}", 1e6 * more_s(of_side)
+            title = f"keyed exchange of {size_name(size)} around 4.6 ms: {name}"
+            more_us = 1e6 * more_s(of_side)
             goal = GOAL_US if name != sides[0].name and size == GOAL_BYTES else None
             rows.append(at_most(title, more_us, "us more", goal))
     return rows
@@ -143,7 +146,8 @@ def exchanges(sides: Sequence[Side], effort: Effort) -> list[Row]:
 
 def sums(sides: Sequence[Side], effort: Effort) -> list[Row]:
     """Of all ranks, no slower than over the first side; sums of two also behind a computation."""
-    num_ranks, base = sides[0].num_ranks, sides[0].name
+    num_ranks = sides[0].num_ranks
+    base = sides[0].name
     rows = []
     for what, sizes in (("sum", effort.sizes), ("reduce-scatter", SCATTERED), ("all-gather", SCATTERED)):
         for size in sizes:

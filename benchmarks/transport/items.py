@@ -47,7 +47,8 @@ from runtime.transport import Key, Pending
 WARM_UP = 3
 Stretch = tuple[float, float]
 
-KIB, MIB = 1 << 10, 1 << 20
+KIB = 1 << 10
+MIB = 1 << 20
 
 
 def tensor(num_bytes: int) -> torch.Tensor:
@@ -96,7 +97,8 @@ def copies(place: Place, num_bytes: int, count: int) -> list[float]:
     """Seconds of a copy into a fixed tensor, on rank 0."""
     if place.rank:
         return []
-    source, fixed = tensor(num_bytes), tensor(num_bytes)
+    source = tensor(num_bytes)
+    fixed = tensor(num_bytes)
     times = []
     for _ in range(WARM_UP + count):
         started_s = time.perf_counter()
@@ -107,8 +109,10 @@ def copies(place: Place, num_bytes: int, count: int) -> list[float]:
 
 def echoes(place: Place, num_bytes: int, count: int) -> list[float]:
     """Seconds of a message, half of there and back; what goes back is what was received, so each message is read."""
-    transport, peer = place.transport, place.peer
-    x, times = tensor(num_bytes), []
+    transport = place.transport
+    peer = place.peer
+    x = tensor(num_bytes)
+    times = []
     specs = [(tuple(x.shape), x.dtype)]
     steps = [next(place.numbers) for _ in range(WARM_UP + count)]
     there, back = ([Key(step, kind, *ends, 0) for step in steps] for kind, ends in (("F", (0, 1)), ("B", (1, 0))))
@@ -132,7 +136,9 @@ def echoes(place: Place, num_bytes: int, count: int) -> list[float]:
 
 def pairs(place: Place, num_bytes: int, joined: int, count: int) -> list[float]:
     """Seconds of two tensors to one rank, in two messages or ``joined`` in one: half of there and back, on rank 0."""
-    transport, peer, times = place.transport, place.peer, []
+    transport = place.transport
+    peer = place.peer
+    times = []
     tensors = [tensor(num_bytes) for _ in range(2)]
     parcels = [tensors] if joined else [[each] for each in tensors]
     for _ in range(WARM_UP + count):
@@ -163,7 +169,8 @@ def halos(place: Place, what: str, copies_first: int, count: int) -> list[float]
     """Seconds of an exchange of halos that are cut out of tensors, as they lie or copied before, on this rank."""
     samples, channels, length, _ = HALOS[what]
     x = torch.randn((samples, channels, 56, length) if what == "row" else (samples, channels, length, 56))
-    key, times = next(place.numbers), []
+    key = next(place.numbers)
+    times = []
     for _ in range(WARM_UP + count):
         place.start.meet()
         started_s = time.perf_counter()
@@ -178,7 +185,8 @@ def halos(place: Place, what: str, copies_first: int, count: int) -> list[float]
 
 def at_once(place: Place, what: str, num_bytes: int, count: int) -> list[Stretch]:
     """``what`` of :class:`Starting`, waited for at once."""
-    start, times = Starting(place, what, num_bytes), []
+    start = Starting(place, what, num_bytes)
+    times = []
     for _ in range(WARM_UP + count):
         place.start.meet()
         started_s = time.perf_counter()
@@ -196,8 +204,11 @@ def stream(place: Place, num_bytes: int, window: int, windows: int) -> list[floa
     Args:
         window: messages of which one tells; at most two windows are on their way.
     """
-    transport, peer, sends = place.transport, place.peer, place.rank == 0
-    x, word = tensor(num_bytes), tensor(KIB)
+    transport = place.transport
+    peer = place.peer
+    sends = place.rank == 0
+    x = tensor(num_bytes)
+    word = tensor(KIB)
     specs, words = ([(tuple(each.shape), each.dtype)] for each in (x, word))
     first = next(place.numbers)
 
@@ -243,17 +254,23 @@ class Starting:
     """
 
     def __init__(self, place: Place, what: str, num_bytes: int) -> None:
-        self._transport, self._what, self._ranks = place.transport, what, place.ranks
-        self._x, self._y = tensor(num_bytes), tensor(num_bytes)
-        size, count = self._x.numel(), len(place.ranks)
+        self._transport = place.transport
+        self._what = what
+        self._ranks = place.ranks
+        self._x = tensor(num_bytes)
+        self._y = tensor(num_bytes)
+        size = self._x.numel()
+        count = len(place.ranks)
         self._counts = [size * (rank + 1) // count - size * rank // count for rank in place.ranks]
         if "exchange" in what:
-            self._sent, self._received = {place.peer: self._x}, {place.peer: self._y}
+            self._sent = {place.peer: self._x}
+            self._received = {place.peer: self._y}
         self._key = next(place.numbers) if what == "keyed exchange" else None
 
     def __call__(self) -> Pending | None:
         """Start it; None where it is over."""
-        transport, ranks = self._transport, self._ranks
+        transport = self._transport
+        ranks = self._ranks
         if self._what.endswith("exchange"):
             return transport.start_exchange(self._sent, self._received, self._key)
         if self._what == "started sum":
@@ -277,7 +294,8 @@ class Around:
 
 def around(place: Place, what: str, num_bytes: int, calls: int, count: int) -> Around:
     """``what`` of :class:`Starting` around so many convolutions, and these alone, by turns."""
-    start, found = Starting(place, what, num_bytes), Around()
+    start = Starting(place, what, num_bytes)
+    found = Around()
     for number in range(WARM_UP + count):
         for with_it in (number % 2 == 0, number % 2 == 1):
             place.start.meet()
@@ -334,12 +352,15 @@ def after_wait(place: Place, how: str, kind: str, calls: int, count: int) -> tup
     Args:
         how: ``message`` (which rank 1 sends), ``sleep`` or ``spin``.
     """
-    transport, peer, word = place.transport, place.peer, tensor(KIB)
+    transport = place.transport
+    peer = place.peer
+    word = tensor(KIB)
     found: tuple[list[AfterWait], list[AfterWait]] = ([], [])
     for number in range(WARM_UP + count):
         for waits in (False, True):
             key = Key(next(place.numbers), "F", 1, 0, 0)
-            is_sent, wait_s = how == "message" and waits, WAIT_S * waits
+            is_sent = how == "message" and waits
+            wait_s = WAIT_S * waits
             if place.rank == 0:
                 if is_sent:
                     transport.post_receive(key, peer, [(tuple(word.shape), word.dtype)])
@@ -370,7 +391,9 @@ def after_wait(place: Place, how: str, kind: str, calls: int, count: int) -> tup
 
 
 def _observed(work: Callable[[], None]) -> AfterWait:
-    delay_s, cpu_s, started_s = _delay_s(), time.thread_time(), time.perf_counter()
+    delay_s = _delay_s()
+    cpu_s = time.thread_time()
+    started_s = time.perf_counter()
     work()
     return AfterWait(time.perf_counter() - started_s, time.thread_time() - cpu_s, _delay_s() - delay_s)
 

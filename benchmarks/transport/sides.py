@@ -59,7 +59,8 @@ class Start:
     def __init__(self, path: Path, rank: int, num_ranks: int) -> None:
         with path.open("r+b") as file:
             self._came = memoryview(mmap.mmap(file.fileno(), 8 * num_ranks)).cast("q")
-        self._rank, self._meetings = rank, 0
+        self._rank = rank
+        self._meetings = 0
 
     def meet(self, meanwhile: Callable[[], object] = os.sched_yield) -> None:
         """Return when all ranks are here, within a microsecond of each other where each has a core.
@@ -112,7 +113,8 @@ class Side:
     """
 
     def __init__(self, name: str, num_ranks: int) -> None:
-        self.name, self.num_ranks = name, num_ranks
+        self.name = name
+        self.num_ranks = num_ranks
         self._ranks: dict[int, Connection] = {}
         self._processes: list[BaseProcess | subprocess.Popen[bytes]] = []
         self._folder = tempfile.TemporaryDirectory(prefix="halopipe-")

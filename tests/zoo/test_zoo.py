@@ -10,7 +10,7 @@ from tests.zoo.entries import Entry, of_module
 from tests.zoo.judging import judge
 
 
-@pytest.mark.cases(60)
+@pytest.mark.cases(60, at_least=60)
 @pytest.mark.parametrize("entry", [pytest.param(entry, id=name) for name, entry in ALL.items()])
 def test_a_network_is_equal_to_its_module_or_refused(entry: Entry) -> None:
     require_right(entry)

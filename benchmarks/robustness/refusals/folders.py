@@ -209,7 +209,8 @@ def machines(**hosts: tuple[str, int]) -> str:
 def elsewhere(folder: Path) -> None:
     """A module, machines that are not here, and what others measured."""
     after()(folder)
-    alike, unlike = ("A100-40GB", 4), ("V100-16GB", 4)
+    alike = ("A100-40GB", 4)
+    unlike = ("V100-16GB", 4)
     (folder / "alike.yaml").write_text(machines(a=alike, b=alike), "utf-8")
     (folder / "unlike.yaml").write_text(machines(a=alike, b=unlike, c=unlike), "utf-8")
     (folder / "T4.yaml").write_text(machines(t=("T4", 2)), "utf-8")
@@ -323,7 +324,8 @@ def unreadable(folder: Path) -> None:
 def beside_a_plan(folder: Path) -> None:
     """Checkpoints, beside a folder that looks like one and holds a plan."""
     saved(folder)
-    step, content = folder / "wrong" / "step-4", (folder / "plan.json").read_bytes()
+    step = folder / "wrong" / "step-4"
+    content = (folder / "plan.json").read_bytes()
     step.mkdir(parents=True)
     (step / MANIFEST).write_bytes(content)
     (step / MANIFEST_HASH).write_bytes(manifest_hash(content))
@@ -359,7 +361,9 @@ def asking(prepare: Callable[[Path], object], request: np.ndarray, name: str = "
     return prepared
 
 
-_IMAGES, _TOKENS, _ROWS = np.zeros((16, 1, 8, 8), np.float32), np.ones((16, 12), np.int64), np.zeros((16, 64))
+_IMAGES = np.zeros((16, 1, 8, 8), np.float32)
+_TOKENS = np.ones((16, 12), np.int64)
+_ROWS = np.zeros((16, 64))
 asks = asking(trains, _IMAGES)
 asks_of_tokens = asking(sliced, _TOKENS)
 asks_of_clouds = asking(of_clouds, _TOKENS)

@@ -152,7 +152,8 @@ def commands_of(remedy: str, row: Refusal) -> list[list[str]]:
     verb = other[1] if other is not None else own
     base = row.arguments if verb == own else row.plan if verb == "plan" else (verb, _MISSING.get(verb, ""))
     text, _, replaced = text.partition(" in place of ")
-    options, is_less = _named_options(verb, text), re.search(r"\bleave\b|\bwithout\b", text) is not None
+    options = _named_options(verb, text)
+    is_less = re.search(r"\bleave\b|\bwithout\b", text) is not None
     if not options:
         return []
     wrong = [word for word in base if word.startswith("--") and word not in _options(verb)]
@@ -183,7 +184,8 @@ def _whole_commands(named: Sequence[str], row: Refusal) -> list[list[str]]:
 
 def _again(commands: list[list[str]], row: Refusal, *, is_instead: bool = False) -> list[list[str]]:
     """What a person types behind them: a plan of a new profile, and what was refused, unless that is among them."""
-    own, verbs = row.arguments[0], [command[0] for command in commands]
+    own = row.arguments[0]
+    verbs = [command[0] for command in commands]
     if is_instead or own in verbs or verbs[-1] in _SHOWS or (own == PYTHON and verbs[-1] == "run"):
         return commands
     if verbs[-1] == "profile" and own != "plan":
@@ -235,7 +237,9 @@ def _named_options(verb: str, text: str) -> list[tuple[str, str]]:
 
 def _without(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
     """The command line less these options and their values."""
-    takes, left, is_value = _options(arguments[0]), list[str](), False
+    takes = _options(arguments[0])
+    left = list[str]()
+    is_value = False
     for word in arguments:
         if word in names:
             is_value = takes.get(word, False)

@@ -195,7 +195,9 @@ class Causal(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.token, self.heads, self.out = nn.Embedding(9, 8), nn.Linear(8, 24), nn.Linear(8, 9)
+        self.token = nn.Embedding(9, 8)
+        self.heads = nn.Linear(8, 24)
+        self.out = nn.Linear(8, 9)
 
     def forward(self, tokens):
         heads = (part[:, None] for part in self.heads(self.token(tokens)).chunk(3, -1))
@@ -300,7 +302,8 @@ class Means(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.last = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 3, 3, padding=1)
+        self.first = nn.Conv2d(1, 4, 3, padding=1)
+        self.last = nn.Conv2d(4, 3, 3, padding=1)
 
     def forward(self, x):
         return self.last(self.first(x).relu())

@@ -157,7 +157,8 @@ def of_plans() -> Iterator[Refusal]:
     ):
         yield Refusal(words, tuple(words.split()), fill, prepare)
     for words, name in (("report plan.json", "jinja2"), ("notebook profile.json", "nbclient")):
-        elsewhere, around = {"pip install": "it asks another machine"}, partial(folders.lacking, name)
+        elsewhere = {"pip install": "it asks another machine"}
+        around = partial(folders.lacking, name)
         yield Refusal(f"{words}, without {name}", tuple(words.split()), elsewhere=elsewhere, around=around)
     writes = ("plan", "profile.json", "-o", "taken.json")
     yield Refusal("plan -o taken.json", writes, {"another name": "new.json"}, around=folders.written_by_another)
@@ -314,7 +315,8 @@ def of_running() -> Iterator[Refusal]:
         yield Refusal(f"run {words}", arguments, fill, prepare, folders.PLANNED, elsewhere, is_dear=True)
     evaluates = "--data model.py:pictures --eval-data model.py:pictures --eval-metric model.py:MeanError"
     clouds = {"8,4000,4": "16,40,4", "MODEL": "model.py:cloudy --quick"}
-    planned, moody = folders.PLANNED, folders.of("moody")
+    planned = folders.PLANNED
+    moody = folders.of("moody")
     for name, words, prepare, plan, fill in (
         ("token slices, compiled", "--compile eager", folders.sliced, folders.SLICED, {}),
         ("spans, compiled", "--compile eager", folders.spans, folders.SPANS, {}),
@@ -343,7 +345,8 @@ def of_running() -> Iterator[Refusal]:
         arguments = tuple(words.split())
         yield Refusal(f"run --data {name}", arguments, {}, prepare, elsewhere=elsewhere, is_dear=True, is_there=True)
     metrics = ("run", "plan.json", "--no-learn", "--steps", "3", "--metrics", "folder/")
-    around, elsewhere = partial(folders.lacking, "tensorboard"), {"pip install": "it asks another machine"}
+    around = partial(folders.lacking, "tensorboard")
+    elsewhere = {"pip install": "it asks another machine"}
     yield Refusal(
         "run --metrics folder/", metrics, {}, folders.trains, elsewhere=elsewhere, is_dear=True, around=around
     )
@@ -437,7 +440,8 @@ def of_scripts() -> Iterator[Refusal]:
     """All that calls of ``hp`` refuse."""
     call = "hp.plan(hp.load('profile.json'), confidence=2)"
     yield Refusal(call, (PYTHON, f"import halopipe as hp\n{call}"))
-    call, elsewhere = "hp.execute(hp.load('plan.json'))", {"torchrun": "another program starts it"}
+    call = "hp.execute(hp.load('plan.json'))"
+    elsewhere = {"torchrun": "another program starts it"}
     script = f"import halopipe as hp\n{call}"
     yield Refusal(call, (PYTHON, script), prepare=folders.trains, elsewhere=elsewhere, is_dear=True)
 
