@@ -31,7 +31,8 @@ CHUNKS = (NEVER, AUTO)
 """Whether several stages a position are looked at besides, where no schedule is named."""
 
 DEFAULT_CONFIDENCE = 0.8
-"""What people ask for who name none; the model's own optimum, whatever is uncertain, is a confidence of 0."""
+"""What people ask for who name none.  The model's own optimum, whatever is uncertain, is a confidence of 0: what a plan
+file says that names none, and so the default of :class:`Request`."""
 
 MICRO, WHOLE = STATISTICS = ("micro", "whole")
 """What layers that depend on their batch, such as batch norm, see of it: a micro-batch, or the whole."""
