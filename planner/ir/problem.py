@@ -78,36 +78,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is asked of a plan, on whatever machines; the plan remembers it.
-
-    Attributes:
-        objective: one of ``OBJECTIVES``.
-        schedules: names of the schedules that may be used; empty: those that are searched by default.
-        micro_batch_sizes: samples a micro-batch that may be used; empty: every divisor-like size the profile covers.
-        max_stages: most stages; 0: no limit.
-        num_ranks: devices that may be used, the first ones by rank; 0: all.
-        memory_margin: share of a device's memory that stays free.
-        memory_bytes: most that a plan may use on any device; 0: what the device has.
-        gap: stop once the plan is proved to be within this fraction of the best.
-        allow: families of dims that layers may be cut along.
-        recompute: one of ``RECOMPUTE``.
-        shard: one of ``SHARD``; solvers get ``never`` or ``always`` (``planner.solvers.solver`` settles ``auto``).
-        halo_depth: most rows of space by which a rank may work beyond its part (``Placement.margin``).
-        fix, forbid: side constraints.
-        confidence: from 0 to below 1: a plan is taken rather than one on fewer ranks only where it is the faster with
-            this probability (``planner.costs.ties``); 0: the plan that the model says is the fastest.
-        speeds: how the profile differs from what was measured (``Profile.standing``): devices that are gone, or at
-            another speed.
-        rate_per_s: samples a second that a stream of forward passes must sustain; 0: any.
-        token_slices: tokens of each slice that sequences are to be cut into; empty: where time may be cut, what is
-            fastest.
-        zero: what ranks of a stage divide if ``shard`` has them divide anything: 1 the optimiser's state, 2 gradients
-            too, 3 parameters too (``Stage.zero``).
-        batch_statistics: one of ``STATISTICS``; ``whole``: where a layer depends on its batch, the whole batch is the
-            only micro-batch.
-        chunks: where no schedule is named, whether some with several stages a position (``schedules.chunked_names``)
-            are looked at besides, for a part of the time: ``never`` or ``auto``.
-    """
+    """What was asked for, as the plan remembers it; see :class:`Problem` for the fields."""
 
     objective: str = THROUGHPUT
     schedules: tuple[str, ...] = ()
@@ -145,6 +116,32 @@ class Problem(Request):
     Attributes:
         global_batch: samples a step.
         time_limit_s: stop searching after this long and return the best so far.
+        objective: one of ``OBJECTIVES``.
+        schedules: names of the schedules that may be used; empty: those that are searched by default.
+        micro_batch_sizes: samples a micro-batch that may be used; empty: every divisor-like size the profile covers.
+        max_stages: most stages; 0: no limit.
+        num_ranks: devices that may be used, the first ones by rank; 0: all.
+        memory_margin: share of a device's memory that stays free.
+        memory_bytes: most that a plan may use on any device; 0: what the device has.
+        gap: stop once the plan is proved to be within this fraction of the best.
+        allow: families of dims that layers may be cut along.
+        recompute: one of ``RECOMPUTE``.
+        shard: one of ``SHARD``; solvers get ``never`` or ``always`` (``planner.solvers.solver`` settles ``auto``).
+        halo_depth: most rows of space by which a rank may work beyond its part (``Placement.margin``).
+        fix, forbid: side constraints.
+        confidence: from 0 to below 1: a plan is taken rather than one on fewer ranks only where it is the faster with
+            this probability (``planner.costs.ties``); 0: the plan that the model says is the fastest.
+        speeds: how the profile differs from what was measured (``Profile.standing``): devices that are gone, or at
+            another speed.
+        rate_per_s: samples a second that a stream of forward passes must sustain; 0: any.
+        token_slices: tokens of each slice that sequences are to be cut into; empty: where time may be cut, what is
+            fastest.
+        zero: what ranks of a stage divide if ``shard`` has them divide anything: 1 the optimiser's state, 2 gradients
+            too, 3 parameters too (``Stage.zero``).
+        batch_statistics: one of ``STATISTICS``; ``whole``: where a layer depends on its batch, the whole batch is the
+            only micro-batch.
+        chunks: where no schedule is named, whether some with several stages a position (``schedules.chunked_names``)
+            are looked at besides, for a part of the time: ``never`` or ``auto``.
     """
 
     profile: Profile
