@@ -99,7 +99,7 @@ def _limited(job: Job, number: int, store: Store, board: StatusStore) -> str:
     from halopipe.training.work import work  # late: it loads torch
 
     limits = [of_ranks[number] for of_ranks in json.loads((job.folder / _LIMITS).read_text(encoding="utf-8"))]
-    limited = replace(job, options=replace(job.options, memory_limit_bytes=limits[0] or 0))
+    limited = replace(job, options=replace(job.options, tensors_limit_bytes=limits[0] or 0))
 
     def note(step: int, result: StepResult, _: Any) -> None:
         from cuda_ops.memory import install  # late: it loads torch

@@ -154,7 +154,7 @@ def side_by_side(profile: Profile, slices: int, batch: int = 16, micro_batch: in
     shares = ((micro_batch,),) * len(groups)
     sizes = (micro_batch,) * (batch // micro_batch)
     candidate = Candidate(tuple(stage_of), groups, shares, sizes, "greedy")
-    problem = Problem(profile, batch, ("greedy",), (micro_batch,))
+    problem = Problem(profile, batch, schedules=("greedy",), micro_batch_sizes=(micro_batch,))
     return best_of_these(problem, lambda *_: [candidate], "by hand", "predictions, fine blocks and corrections")
 
 

@@ -90,7 +90,7 @@ class RunOptions:
         resume_step: of the checkpoint that was settled on; -1: the newest.
         restarts: see :mod:`halopipe.launch.restart`.
         deadline_s: the longest that one rank may wait for another, or do one thing.
-        memory_limit_bytes: from the first step on; 0: no limit.
+        tensors_limit_bytes: from the first step on; 0: no limit.
         transport: empty: NCCL where every rank has a GPU, MPI under mpiexec, else ``shared``, where that can be had.
         device: empty: the devices that the plan names.
         replan, patience_s, gone_after: see :mod:`halopipe.launch.replanning`.
@@ -250,7 +250,7 @@ class RunOptions:
         offers=ON_NAN,
     )
     deadline_s: float = option(120.0, "Seconds that a wait may last.", "SECONDS", CHECKS, flag="--deadline", least=1.0)
-    memory_limit_bytes: int = option(
+    tensors_limit_bytes: int = option(
         0,
         "Most memory of a rank's tensors, such as 2GiB; a rank that needs more ends the run (H506).",
         "SIZE",

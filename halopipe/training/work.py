@@ -112,7 +112,7 @@ def _worked(
     loop.isolated_timer = timer
     loop.event_log = event_log
     loop.after_step = after_step
-    with loop.metrics or nullcontext(), rank.limited(options.memory_limit_bytes):
+    with loop.metrics or nullcontext(), rank.limited(options.tensors_limit_bytes):
         result = loop.run()
     context.meet()
     return result

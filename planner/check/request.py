@@ -22,6 +22,7 @@ from planner.ir.problem import (
     WHOLE,
     Request,
     Rule,
+    memory_limit_bytes,
 )
 from planner.ir.profile import Profile
 from planner.ir.schedule import FORWARD_PASS, Action
@@ -184,8 +185,7 @@ def _limit_faults(plan: Plan, profile: Profile) -> Iterator[str]:
     """What each rank may hold: what the device has, less the margin, at most what was asked for."""
     request = plan.inputs.request
     devices = profile.cluster.devices
-    usable = [int(device.memory_bytes * (1 - request.memory_margin)) for device in devices]
-    limits = [min(size, request.memory_bytes) if request.memory_bytes else size for size in usable]
+    limits = [memory_limit_bytes(device, request.memory_margin, request.memory_bytes) for device in devices]
     for number, (rank, limit) in enumerate(zip(plan.prediction.ranks, limits, strict=False)):
         if rank.memory_limit_bytes != limit:
             path = f"prediction.ranks[{number}].memory_limit_bytes"

@@ -26,6 +26,7 @@ from planner.costs.timeline import Trace
 from planner.costs.uncertainty import DRAWS, Deciles, Draws, deciles, deciles_of, paired_steps, varies
 from planner.ir.cluster import Evidence
 from planner.ir.plan import Decision, Prediction, RankPrediction
+from planner.ir.problem import memory_limit_bytes
 from planner.ir.profile import Profile
 from planner.ir.schedule import COMPUTE
 from planner.ir.timeline import Timeline
@@ -102,8 +103,6 @@ def forecast(
         parts = symmetry.spread(parts)
     memories = priced.memories()
     devices = pricing.cost_model.profile.cluster.devices
-    usable = [int(device.memory_bytes * (1 - memory_margin)) for device in devices]
-    limits = [min(limit, memory_bytes) if memory_bytes else limit for limit in usable]
     ranks = tuple(
         RankPrediction(
             rank,
@@ -111,7 +110,7 @@ def forecast(
             part.communication_s,
             part.idle_s,
             memory.peak_bytes,
-            limits[rank],
+            memory_limit_bytes(devices[rank], memory_margin, memory_bytes),
             part.bubble_s,
             devices[rank].kind,
             memory.bytes_beside,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
+from planner.ir.cluster import DeviceSpec
 from planner.ir.profile import Profile
 
 THROUGHPUT, MEMORY, LATENCY = OBJECTIVES = ("throughput", "memory", "latency")
@@ -30,7 +31,8 @@ CHUNKS = (NEVER, AUTO)
 """Whether several stages a position are looked at besides, where no schedule is named."""
 
 DEFAULT_CONFIDENCE = 0.8
-"""What people ask for who name none; the model's own optimum, whatever is uncertain, is a confidence of 0."""
+"""What people ask for who name none.  The model's own optimum, whatever is uncertain, is a confidence of 0: what a plan
+file says that names none, and so the default of :class:`Request`."""
 
 MICRO, WHOLE = STATISTICS = ("micro", "whole")
 """What layers that depend on their batch, such as batch norm, see of it: a micro-batch, or the whole."""
@@ -48,6 +50,17 @@ DIVIDED = ("nothing", "the optimiser's state", "the optimiser's state and gradie
 """The same in words, by ``Stage.level``."""
 
 
+def memory_limit_bytes(device: DeviceSpec, memory_margin: float, memory_bytes: int = 0) -> int:
+    """What a plan may use of a device's main memory.
+
+    Args:
+        memory_margin: share of it that stays free.
+        memory_bytes: a lower limit; 0: none.
+    """
+    usable = int(device.memory_bytes * (1 - memory_margin))
+    return min(usable, memory_bytes) if memory_bytes else usable
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A side constraint: what layers of a matching name must be (``Problem.fix``) or must not (``Problem.forbid``).
@@ -63,7 +76,7 @@ class Rule:
     value: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """What was asked for, as the plan remembers it; see :class:`Problem` for the fields."""
 
@@ -97,28 +110,28 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """Find the best plan; by default the one with the shortest step.
+class Problem(Request):
+    """Find the best plan for a request on a profile's machines; by default the one with the shortest step.
 
     Attributes:
         global_batch: samples a step.
-        schedules: names of the schedules that may be used.
+        time_limit_s: stop searching after this long and return the best so far.
+        objective: one of ``OBJECTIVES``.
+        schedules: names of the schedules that may be used; empty: those that are searched by default.
         micro_batch_sizes: samples a micro-batch that may be used; empty: every divisor-like size the profile covers.
         max_stages: most stages; 0: no limit.
         num_ranks: devices that may be used, the first ones by rank; 0: all.
         memory_margin: share of a device's memory that stays free.
-        gap: stop once the plan is proved to be within this fraction of the best.
-        time_limit_s: stop searching after this long and return the best so far.
         memory_bytes: most that a plan may use on any device; 0: what the device has.
-        objective: one of ``OBJECTIVES``.
+        gap: stop once the plan is proved to be within this fraction of the best.
         allow: families of dims that layers may be cut along.
         recompute: one of ``RECOMPUTE``.
-        halo_depth: most rows of space by which a rank may work beyond its part (``Placement.margin``).
         shard: one of ``SHARD``; solvers get ``never`` or ``always`` (``planner.solvers.solver`` settles ``auto``).
+        halo_depth: most rows of space by which a rank may work beyond its part (``Placement.margin``).
         fix, forbid: side constraints.
         confidence: from 0 to below 1: a plan is taken rather than one on fewer ranks only where it is the faster with
             this probability (``planner.costs.ties``); 0: the plan that the model says is the fastest.
-        speeds: how ``profile`` differs from what was measured (``Profile.standing``): devices that are gone, or at
+        speeds: how the profile differs from what was measured (``Profile.standing``): devices that are gone, or at
             another speed.
         rate_per_s: samples a second that a stream of forward passes must sustain; 0: any.
         token_slices: tokens of each slice that sequences are to be cut into; empty: where time may be cut, what is
@@ -133,28 +146,7 @@ class Problem:
 
     profile: Profile
     global_batch: int
-    schedules: tuple[str, ...] = ()
-    micro_batch_sizes: tuple[int, ...] = ()
-    max_stages: int = 0
-    num_ranks: int = 0
-    memory_margin: float = 0.08
-    gap: float = 0.0
-    time_limit_s: float = 60.0
-    memory_bytes: int = 0
-    objective: str = THROUGHPUT
-    allow: tuple[str, ...] = (SAMPLE_DIMS,)
-    recompute: str = NEVER
-    shard: str = NEVER
-    halo_depth: int = 0
-    fix: tuple[Rule, ...] = ()
-    forbid: tuple[Rule, ...] = ()
-    confidence: float = 0.0
-    speeds: Mapping[str, float] = field(default_factory=dict)
-    rate_per_s: float = 0.0
-    token_slices: tuple[int, ...] = ()
-    zero: int = 1
-    batch_statistics: str = MICRO
-    chunks: str = NEVER
+    time_limit_s: float = field(default=60.0, kw_only=True)
 
     @classmethod
     def of(cls, profile: Profile, global_batch: int, request: Request) -> Problem:
@@ -181,9 +173,8 @@ class Problem:
         return tuple(range(min(self.num_ranks, count) if self.num_ranks else count))
 
     def memory_limit_bytes(self, rank: int) -> int:
-        """What a plan may use on ``rank``."""
-        usable = int(self.profile.cluster.devices[rank].memory_bytes * (1 - self.memory_margin))
-        return min(usable, self.memory_bytes) if self.memory_bytes else usable
+        """What a plan may use of the main memory of ``rank``."""
+        return memory_limit_bytes(self.profile.cluster.devices[rank], self.memory_margin, self.memory_bytes)
 
     def room_bytes(self, rank: int) -> int:
         """The same, with the memories beside the main one of the device: no plan may hold more there."""

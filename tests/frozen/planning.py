@@ -85,9 +85,9 @@ def of_random() -> Iterator[Named]:
 def of_schedules() -> Iterator[Named]:
     """Each schedule by name, on two hosts and on unlike devices."""
     for name in schedule_names():
-        yield f"schedule-{name}", Problem(chain(), 4, (name,))
+        yield f"schedule-{name}", Problem(chain(), 4, schedules=(name,))
         unlike = {"speeds": (1.0, 0.6), "hosts": ["n0", "n1"]}
-        yield f"schedule-{name}-unlike", Problem(chain(5, 2, **unlike), 4, (name,))
+        yield f"schedule-{name}-unlike", Problem(chain(5, 2, **unlike), 4, schedules=(name,))
 
 
 def of_memory() -> Iterator[Named]:
@@ -104,7 +104,7 @@ def of_memory() -> Iterator[Named]:
         yield name, Problem(chain(4), 6, memory_bytes=6 << 20, shard=shard, zero=zero)
     for schedule in ("1f1b", "zb-h1"):
         name = f"zero-3-recompute-{schedule}"
-        yield name, Problem(chain(4), 6, (schedule,), max_stages=1, shard=ALWAYS, zero=3, recompute=ALWAYS)
+        yield name, Problem(chain(4), 6, schedules=(schedule,), max_stages=1, shard=ALWAYS, zero=3, recompute=ALWAYS)
     yield "memory-objective", Problem(chain(4, 2), 4, objective=LEAST_MEMORY)
     yield "memory-objective-recompute", Problem(chain(4, 2), 4, objective=LEAST_MEMORY, recompute=AUTO)
 
@@ -155,7 +155,7 @@ def of_layouts() -> Iterator[Named]:
     yield "plain-tight", Problem(unlike, 4, allow=EVERYTHING, memory_bytes=1 << 18, recompute=AUTO)
     running = networks.with_running_statistics(networks.priced(*networks.residual(), (1.0, 1.0)))
     yield "residual-statistics", Problem(running, 4, allow=EVERYTHING, batch_statistics=WHOLE)
-    yield "residual-forward", Problem(running, 4, ("forward",), allow=EVERYTHING)
+    yield "residual-forward", Problem(running, 4, schedules=("forward",), allow=EVERYTHING)
     sparse = {"classifier": sparse_networks.classifier, "segmenter": sparse_networks.segmenter}
     for (name, graph), allow in itertools.product(sparse.items(), (("sample",), ("sample", "spatial"))):
         yield f"sparse-{name}-{'-'.join(allow)}", Problem(sparse_networks.sparse_profile(graph()), 4, allow=allow)

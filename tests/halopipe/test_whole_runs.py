@@ -67,7 +67,7 @@ def test_a_run_ends_where_a_rank_needs_more_than_its_limit() -> None:
     told = replace(plan, prediction=replace(plan.prediction, ranks=predictions))
     limit = max(peaks) // 2
     with pytest.raises(OutOfMemoryError) as caught:
-        run_plan(told, replace(STEPS, memory_limit_bytes=limit))
+        run_plan(told, replace(STEPS, tensors_limit_bytes=limit))
     error = caught.value
     assert error.code == "H506"
     stopped = [rank for rank in range(2) if f"rank {rank} (n0/cpu{rank}, stage {rank}) stopped at step" in error.title]
@@ -162,7 +162,7 @@ def test_shares_of_one_and_three_are_planned_and_run_as_on_one_device() -> None:
         action_overhead_s={**profile.action_overhead_s, "slow": profile.action_overhead_s.get(kind, 0.0)},
     )
     rules = (parse_rule("*=replicas:2"),)
-    plan = solver("best-first")(Problem(unlike, 8, (), (4,), max_stages=1, fix=rules))
+    plan = solver("best-first")(Problem(unlike, 8, schedules=(), micro_batch_sizes=(4,), max_stages=1, fix=rules))
     assert {placed.cuts["sample"] for placed in plan.decision.layers.values()} == {(0, 1, 4)}
     result = run_plan(plan, RunOptions(steps=2, warmup=1, transport="gloo", check_numerics=True, dtype="float64"))
     assert result is not None

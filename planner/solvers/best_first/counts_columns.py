@@ -359,7 +359,7 @@ class Columns:
         first = self.places.first[pairs.first]
         last = np.maximum(self.places.last[pairs.last], first)
         window = np.full(first.shape, count)
-        limit = max(pool.memory_limit_bytes for pool in prices.pools if pool.kind == kind)
+        limit = max(pool.room_bytes for pool in prices.pools if pool.kind == kind)
         if prices.problem.shard == NEVER and self._num_full == count:
             memories = prices.least_memories((kind, limit), share.fullest)
             kept = [memory.window(first, last, count) for memory in memories if memory is not None]

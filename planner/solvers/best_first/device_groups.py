@@ -196,7 +196,7 @@ def member_orders(pools: tuple[DevicePool, ...], counts: Counts) -> tuple[tuple[
     pipeline is), or, if these orders are many, in one.  The first order is that by the pools' numbers.
     """
     kinds = list(dict.fromkeys(pool.kind for pool in pools))
-    alike = [(kinds.index(pool.kind), -pool.memory_limit_bytes, -pool.bytes_beside) for pool in pools]
+    alike = [(kinds.index(pool.kind), -pool.room_bytes, -pool.bytes_beside) for pool in pools]
     blocks: list[list[int]] = []
     keys: list[tuple[tuple[int, int, int], int]] = []
     for number in sorted(range(len(counts)), key=lambda n: (alike[n], -counts[n], n)):

@@ -392,7 +392,7 @@ class GroupPrices:
         ranks = self.first_ranks(counts)
         if not usable(self.problem, self.cost_model, ranks, shares, self.micro_batches):
             return None
-        kinds = tuple((self.pools[k].kind, self.pools[k].memory_limit_bytes) for k in members)
+        kinds = tuple((self.pools[k].kind, self.pools[k].room_bytes) for k in members)
         alike = (kinds, self.cost_model.profile.cluster.group_alike(ranks), version)
         if alike not in self._prices:
             sizes = (self.micro_batches[0], self.micro_batches[self.num_counted - 1])

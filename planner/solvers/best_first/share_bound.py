@@ -87,7 +87,7 @@ class AnyShares(GroupPrices):
                 most[place] = most[place - 1]
                 continue
             for samples in range(self.micro_batches[0], 0, -1):
-                member = pool.kind, pool.memory_limit_bytes
+                member = pool.kind, pool.room_bytes
                 with suppress(MissingMeasurementError):
                     memory = self._bounds.memory_of(member, samples, mask, parts, zero)
                     if memory is None or memory.window(first, last, self.num_counted) >= kept:
@@ -101,7 +101,7 @@ class AnyShares(GroupPrices):
         all_times = self.times(ranks, recompute)
         zero = self.problem.zero_over(len(ranks))
         pools = [self.pools[number] for number in member_orders(self.pools, counts)[0]]
-        members = [(pool.kind, pool.memory_limit_bytes, (1.0, 1.0)) for pool in pools]
+        members = [(pool.kind, pool.room_bytes, (1.0, 1.0)) for pool in pools]
         single = self._bounds.of(ranks, members, recompute_mask(recompute, self._cores), zero)
         bound = SharedBound(single, times, all_times, self.num_counted, self.cuts.inside, self.upper_s)
         return self._group(counts, (recompute, False, (0,) * len(ranks)), {}, single, bound)

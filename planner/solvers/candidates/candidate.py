@@ -37,13 +37,13 @@ class DevicePool:
         groups: by level, innermost first (``Cluster.groups_of``).
         told_apart: what side constraints say of them, see ``Constraints.device_class``.
         own_links: their host, if links are stated for it alone.
-        memory_limit_bytes: of all memories of a device together, as bounds need it.
+        room_bytes: of all memories of a device together, as bounds need it.
         bytes_beside: of that, the memories beside the main one.
     """
 
     kind: str
     groups: tuple[str, ...]
-    memory_limit_bytes: int
+    room_bytes: int
     ranks: tuple[int, ...]
     told_apart: tuple[bool, ...] = ()
     own_links: str = ""
@@ -52,12 +52,12 @@ class DevicePool:
     @property
     def sort(self) -> tuple[str, int, int]:
         """Equal for pools whose devices share samples equally."""
-        return self.kind, self.memory_limit_bytes, self.bytes_beside
+        return self.kind, self.room_bytes, self.bytes_beside
 
     @property
     def shape(self) -> tuple[object, ...]:
         """Equal for pools of like devices."""
-        memory = self.memory_limit_bytes, self.bytes_beside
+        memory = self.room_bytes, self.bytes_beside
         return self.kind, memory, len(self.ranks), self.told_apart, self.own_links
 
 

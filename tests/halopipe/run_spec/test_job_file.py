@@ -60,7 +60,7 @@ def test_flags_override_a_job_file_whose_paths_are_its_own(asked: list[RunOption
             data=f"{jobs}/mine.py:photos",
             eval_data="pkg.data:test",
             clip_norm=2.0,
-            memory_limit_bytes=2**30,
+            tensors_limit_bytes=2**30,
             metrics=f"tb:{jobs}/logs",
             profile_steps="4",
             profile_folder=str(tmp_path / "torch-traces"),

@@ -54,7 +54,7 @@ def normalised_problem(seed: int) -> Problem:
     network, end = residual(height=8)
     speeds = draw.choice([(1.0, 1.0), (1.0, 0.5), (1.0, 1.0, 1.0)])
     profile = priced(network, end, speeds, latency_s=draw.choice([0.0, 1e-5]), sizes=(1, 2, 4))
-    return Problem(profile, 4, draw.choice([("1f1b",), ("gpipe", "zb-h1")]), micro_batch_sizes=(2,))
+    return Problem(profile, 4, schedules=draw.choice([("1f1b",), ("gpipe", "zb-h1")]), micro_batch_sizes=(2,))
 
 
 MAKERS: dict[str, Callable[[int], Problem]] = {
@@ -187,14 +187,14 @@ def six_layers(speeds: float | tuple[float, ...], hosts: tuple[str, ...], **more
 )
 @pytest.mark.parametrize("recompute", ["never", "auto"])
 def test_where_memory_leaves_room_a_proof_is_as_good_as_the_search(profile: Profile, recompute: str) -> None:
-    plan, proof = certified(Problem(profile, 8, ("1f1b",), recompute=recompute))
+    plan, proof = certified(Problem(profile, 8, schedules=("1f1b",), recompute=recompute))
     assert plan.search.status == "proven"
     assert proof.bound_s == pytest.approx(plan.prediction.step_s, rel=1e-8)
     assert verify(proof, plan, profile) == ()
 
 
 PROFILE = six_layers((1.0, 1.0, 2.0), ("n0", "n0", "n0"))
-PROBLEM = Problem(PROFILE, 8, ("1f1b",))
+PROBLEM = Problem(PROFILE, 8, schedules=("1f1b",))
 
 
 @pytest.fixture(scope="module")

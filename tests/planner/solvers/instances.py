@@ -74,7 +74,7 @@ def random_problem(seed: int) -> Problem:
         skips=skips,
     )
     schedules = draw.choice([(), (), ("gpipe",), ("1f1b",)])
-    return Problem(profile, draw.choice([3, 4, 5]), schedules, memory_margin=0.0)
+    return Problem(profile, draw.choice([3, 4, 5]), schedules=schedules, memory_margin=0.0)
 
 
 def branching_problem(seed: int) -> Problem:
@@ -198,7 +198,7 @@ def crowded_problem(seed: int) -> Problem:
     return Problem(
         replace(profile, cluster=changed),
         draw.choice([3, 4]),
-        schedules,
+        schedules=schedules,
         memory_margin=0.0,
         shard=draw.choice(["never", "never", "always"]),
         zero=draw.choice([1, 2, 3]) if schedules != ("zb-h1",) else 1,
@@ -359,7 +359,9 @@ def _uneven_chain(draw: random.Random) -> Problem:
         measured = {kind: tuple(_uneven(one, draw) for one in found) for kind, found in measured.items()}
     sizes = draw.choice([(), (1,), (1,), (1,), (2,), (3,)])
     batch = draw.choice([2, 3, 3, 4])
-    return Problem(replace(profile, measurements=measured), batch, (), sizes, memory_margin=0.0)
+    return Problem(
+        replace(profile, measurements=measured), batch, schedules=(), micro_batch_sizes=sizes, memory_margin=0.0
+    )
 
 
 def _uneven(one: Measurement, draw: random.Random) -> Measurement:
@@ -472,7 +474,7 @@ def several_a_position(seed: int, schedule: str) -> Problem:
     )
     apart = tuple(parse_rule(f"*=replicas:{count}") for count in (2, 3, 4))
     forbid = apart if num_devices == 4 and schedule != "chimera" else ()
-    return Problem(profile, draw.choice([2, 3, 4]), (schedule,), memory_margin=0.0, forbid=forbid)
+    return Problem(profile, draw.choice([2, 3, 4]), schedules=(schedule,), memory_margin=0.0, forbid=forbid)
 
 
 def virtual_plans(problem: Problem) -> Iterator[Candidate]:

@@ -165,7 +165,7 @@ def on_two_hosts(**figures: float) -> Problem:
     profile = chain_profile(2, 4, hosts=("n0", "n0", "n1", "n1"), bandwidth_bytes_per_s=1e6, **figures)
     links = {**profile.cluster.links, WITHIN_HOST: Link(0.0, 1e15)}
     cluster = replace(profile.cluster, links=links, collectives=())
-    return Problem(replace(profile, cluster=cluster), 8, ("1f1b",), micro_batch_sizes=(2,))
+    return Problem(replace(profile, cluster=cluster), 8, schedules=("1f1b",), micro_batch_sizes=(2,))
 
 
 def test_all_outputs_of_a_host_pass_its_network_card() -> None:
@@ -297,7 +297,7 @@ def on_several_hosts(seed: int) -> Problem:
     )
     links = {WITHIN_HOST: Link(1e-5, 1e11), ACROSS_HOSTS: Link(draw.choice([0.0, 1e-3]), draw.choice([1e9, 1e10]))}
     profile = replace(profile, cluster=replace(profile.cluster, links=links, collectives=()))
-    return Problem(profile, draw.choice([3, 4]), draw.choice([("gpipe",), ("1f1b",)]))
+    return Problem(profile, draw.choice([3, 4]), schedules=draw.choice([("gpipe",), ("1f1b",)]))
 
 
 @pytest.mark.parametrize("seed", range(16))

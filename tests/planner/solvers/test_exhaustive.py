@@ -144,7 +144,13 @@ def many_shares(seed: int) -> Problem:
     measured = {kind: tuple(map(uneven, found)) for kind, found in profile.measurements.items()}
     size = draw.randint(38, 48)
     batch = draw.choice([size, 2 * size, 2 * size - 5])
-    return Problem(replace(profile, measurements=measured), batch, ("1f1b",), (size,), memory_margin=0.0)
+    return Problem(
+        replace(profile, measurements=measured),
+        batch,
+        schedules=("1f1b",),
+        micro_batch_sizes=(size,),
+        memory_margin=0.0,
+    )
 
 
 def several_kinds(seed: int) -> Problem:
@@ -170,7 +176,9 @@ def several_kinds(seed: int) -> Problem:
     )
     size = draw.choice([5, 6, 7]) if count == 3 else 5
     schedule, more = draw.choice(["1f1b", "gpipe", "1f1b-so"]), draw.choice([0, 4, size])
-    return Problem(profile, size + more, (schedule,), (size,), memory_margin=0.0, max_stages=6 - count)
+    return Problem(
+        profile, size + more, schedules=(schedule,), micro_batch_sizes=(size,), memory_margin=0.0, max_stages=6 - count
+    )
 
 
 def several_stages_a_device(seed: int) -> Problem:
@@ -299,7 +307,7 @@ def test_unlike_devices_share_by_measured_times_and_not_by_rounded_speed() -> No
 def test_memory_that_balanced_stages_lack_is_met_by_other_cuts() -> None:
     saved = (40_000, 1000, 1000, 1000, 1000)
     profile = chain_profile(5, 2, saved_bytes=saved, parameter_bytes=100, activation_bytes=100, memory_bytes=200_000)
-    problem = Problem(profile, 4, ("interleaved",), memory_margin=0.0)
+    problem = Problem(profile, 4, schedules=("interleaved",), memory_margin=0.0)
     assert best_by_exhaustion(problem, virtual_plans)[0] is not None
     assert_best_of_all(problem, virtual_plans)
 

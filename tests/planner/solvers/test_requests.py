@@ -119,7 +119,7 @@ def step_or_nothing(problem: Problem, name: str = OURS) -> float:
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved", "zb-v", "zb-h1", "greedy"])
 def test_recompute_always_is_everywhere_under_every_schedule(schedule: str) -> None:
-    problem = Problem(chain_profile(6, 2), 8, (schedule,), recompute="always", time_limit_s=5.0)
+    problem = Problem(chain_profile(6, 2), 8, schedules=(schedule,), recompute="always", time_limit_s=5.0)
     plan = solver(OURS)(problem, None)
     assert all(stage.recompute for stage in plan.decision.stages)
     assert plan.prediction.step_s > solver(OURS)(replace(problem, recompute="never"), None).prediction.step_s
@@ -134,7 +134,16 @@ def test_more_that_may_be_cut_never_finds_less(objective: str, keeps_statistics:
     profile = priced(*residual(samples=4, height=8), speeds=(1.0,) * 4)
     profile = with_running_statistics(profile) if keeps_statistics else profile
     rules = (parse_rule(fix),) if fix else ()
-    base = Problem(profile, 4, (), (size,), time_limit_s=20.0, objective=objective, fix=rules, max_stages=2)
+    base = Problem(
+        profile,
+        4,
+        schedules=(),
+        micro_batch_sizes=(size,),
+        time_limit_s=20.0,
+        objective=objective,
+        fix=rules,
+        max_stages=2,
+    )
     allowed = [("spatial",), ("sample", "spatial"), ("sample", "spatial", "channel")]
     steps = [step_or_nothing(replace(base, allow=allow)) for allow in allowed]
     assert all(wider <= narrow * (1 + 1e-9) for narrow, wider in itertools.pairwise(steps)), steps
@@ -149,7 +158,7 @@ def test_ranks_take_statistics_together_but_in_forward_plans_where_running_ones_
     for allow, fix in (("sample", "batch_norm0=replicas:2"), ("spatial", "batch_norm0=spatial:2")):
         waits_s = []
         for profile in (anew, with_running_statistics(anew)):
-            base = Problem(profile, 4, (), (4,), objective=objective, time_limit_s=10.0)
+            base = Problem(profile, 4, schedules=(), micro_batch_sizes=(4,), objective=objective, time_limit_s=10.0)
             plan = solver(OURS)(replace(base, allow=(allow,), fix=(parse_rule(fix),)), None)
             assert check(plan, profile) == ()
             waits_s.append([rank.communication_s for rank in plan.prediction.ranks])

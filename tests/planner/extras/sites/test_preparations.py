@@ -256,7 +256,9 @@ def test_two_steps_are_held() -> None:
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_the_search_takes_it_where_it_pays_and_two_steps_fit(num_devices: int) -> None:
     profile = sparse_profile(GRAPH, (1.0,) * num_devices, preparation_s=2e-3)
-    problem = Problem(profile, 4, ("1f1b",), micro_batch_sizes=(4,), max_stages=1, num_ranks=1, memory_margin=0.0)
+    problem = Problem(
+        profile, 4, schedules=("1f1b",), micro_batch_sizes=(4,), max_stages=1, num_ranks=1, memory_margin=0.0
+    )
     plan = best_first.solve(problem)
     pays = num_devices > 1
     assert plan.decision.prepares_next_step is pays

@@ -40,7 +40,7 @@ def sparse_problem(seed: int) -> Problem:
         bandwidth_bytes_per_s=draw.choice([1e7, 1e9]),
         memory_bytes=draw.choice([2**21, 2**30]),
     )
-    return Problem(profile, draw.choice([2, 3, 4]), draw.choice([("1f1b",), ("gpipe",)]), memory_margin=0.0)
+    return Problem(profile, draw.choice([2, 3, 4]), schedules=draw.choice([("1f1b",), ("gpipe",)]), memory_margin=0.0)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -139,7 +139,7 @@ RULES = (
 def ruled(fix: tuple[str, ...], forbid: tuple[str, ...] = (), memory_bytes: int = 2**30) -> Problem:
     profile = chain_profile(3, 2, parameter_bytes=4000, memory_bytes=memory_bytes)
     fixed, forbidden = (tuple(map(parse_rule, rules)) for rules in (fix, forbid))
-    return Problem(profile, 4, ("1f1b",), (1, 2), fix=fixed, forbid=forbidden)
+    return Problem(profile, 4, schedules=("1f1b",), micro_batch_sizes=(1, 2), fix=fixed, forbid=forbidden)
 
 
 def refused(problem: Problem) -> InfeasibleError | None:
@@ -274,7 +274,7 @@ def test_layers_that_mix_samples_are_not_replicated() -> None:
     "problem",
     [
         Problem(chain_profile(2, 1, sizes=(8,)), 4, micro_batch_sizes=(2,)),
-        Problem(chain_profile(6, 2, sizes=(4,)), 2, ("interleaved",)),
+        Problem(chain_profile(6, 2, sizes=(4,)), 2, schedules=("interleaved",)),
     ],
     ids=["asked for", "several stages a device"],
 )
