@@ -175,7 +175,7 @@ class RunningLayers:
     @property
     def left_for_weights(self) -> Array:
         """``[layers]`` bytes that stay between the two halves of a backward."""
-        left = self.levels[LEFT]
+        left: Array = self.levels[LEFT]
         return left if self.output_gradients_left is None else left + self.output_gradients_left
 
     @property
