@@ -254,14 +254,14 @@ class LevelTables:
         sizes = np.concatenate((sizes, shared_sizes))
         mine = np.isin(makers, layers)
         count = len(self.outputs)
-        given = np.zeros(count)
-        np.add.at(given, lasts[mine], sizes[mine])
+        given_bytes = np.zeros(count)
+        np.add.at(given_bytes, lasts[mine], sizes[mine])
         of_layers = (
             _between(lasts[~mine], makers[~mine], sizes[~mine], count),
             _between(lasts[mine] + 1, makers[mine] + 1, sizes[mine], count),
             self._left_outside(left_from, layers, copied),
             _between(lasts[mine], makers[mine], sizes[mine], count),
-            given,
+            given_bytes,
             _between(shared_ends[:, 1], shared_ends[:, 0], shared_sizes, count),
         )
         return np.array([column[layers] for column in of_layers])
