@@ -1,11 +1,12 @@
-"""The nouns that flow between profiler, planner and runtime: plain frozen dataclasses and two rules.
+"""The nouns that flow between profiler, planner and runtime: plain frozen dataclasses and a rule.
 
-The rules are :func:`planner.ir.box.transfers` (what must move) and :func:`planner.ir.schedule.dependencies` (what must
-come first).  Import from the module that defines a name: ``from planner.ir.box import Interval``.
+The rule is :func:`planner.ir.schedule.dependencies` (what must come first); what must move between boxes
+is said by :func:`planner.layers.boxes.transfers`.  Import from the module that defines a name:
+``from planner.ir.box import Interval``.
 
 Modules:
 
-    box           Boxes, and the data that must move between them
+    box           Boxes, and a message of what must move between them
     chrome_trace  Timelines as a Chrome trace: a process a source (predicted, measured), a thread a rank
     cluster       Devices, the groups they are in, and the links between them
     codec         Files: strict to read, byte-deterministic to write

@@ -47,7 +47,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.ir.profile import LEVEL_NAMES
+
 Array = NDArray[np.float64]
+
+FORWARD, BACKWARD, BACKWARD_INPUT, WEIGHT, LEFT, OUTPUTS_SAVED, INPUTS_SAVED, GRADIENTS_LEFT, INPUTS_KEPT = range(
+    len(LEVEL_NAMES)
+)
+"""Quantities of a layer's levels by index, as :class:`planner.ir.profile.Levels` orders them."""
 
 MOST_DEFERRED = 2
 """Layers whose weight gradients wait at once (:mod:`runtime.spatial.deferred`)."""
@@ -80,53 +87,37 @@ class HeldInStage(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptForBackward:
-    """Of layers of a stage as they run, in bytes.
+    """Of layers of a stage as they run."""
 
-    Attributes:
-        kept: what stays from forward to backward.
-        same: of what a layer saves, what is among that: the rest is there from its second forward on.
-    """
-
-    kept: Array
-    same: Array
+    kept: Array  # [layers] bytes that stay from forward to backward
+    same: Array  # [layers] bytes of what a layer saves that are among these: the rest comes with its second forward
 
 
 @dataclass(frozen=True, slots=True)
 class ValueGradients:
-    """Gradients of values under way in a stage, by layer of the stage, in bytes.
-
-    Attributes:
-        outside: when its backward begins, those that layers outside the stage made.
-        after: when its backward has run, those that layers of the stage made.
-        left: of what is left for weight gradients, those that layers outside the stage made.
-        begin: when its backward begins, those that layers of the stage made; ``given``: of these what goes with it.
-        shared: of ``begin``, what lies in the memory of another: backward of a concatenation gives parts of one tensor,
-            of which those that are sent on are copied, and stays as long as any of the rest.
+    """Gradients of values under way in a stage, ``[layers]`` bytes each.
 
     A gradient from outside that reaches its layer through views that have to copy it is the stage's own from then on.
+
+    Backward of a concatenation gives parts of one tensor, of which those that are sent on are copied, and stays as long
+    as any of the rest: ``shared``.
     """
 
-    outside: Array
-    after: Array
-    left: Array
-    begin: Array
-    given: Array
-    shared: Array
+    outside: Array  # [layers] bytes made outside the stage, when the layer's backward begins
+    after: Array  # [layers] bytes made in the stage, when the layer's backward has run
+    left: Array  # [layers] bytes made outside the stage, of what is left for the layer's weight gradients
+    begin: Array  # [layers] bytes made in the stage, when the layer's backward begins
+    given: Array  # [layers] bytes of `begin` that go with the layer's backward
+    shared: Array  # [layers] bytes of `begin` that lie in the memory of another gradient
 
 
 @dataclass(frozen=True, slots=True)
 class DeferredWeights:
-    """Weight gradients that are made where ranks wait for statistics, by layer of the stage, in bytes.
+    """Weight gradients that are made where ranks wait for statistics."""
 
-    Attributes:
-        extra: what those hold that are put off while the layer's backward runs.
-        runs: what is held and needed while ranks wait before the layer's own backward, as they are made; 0: none is.
-        end: the same when all layers have run.
-    """
-
-    extra: Array
-    runs: Array
-    end: float = 0.0
+    extra: Array  # [layers] bytes that those hold that are put off while the layer's backward runs
+    runs: Array  # [layers] bytes held and needed while some are made before the layer's own backward; 0: none is
+    end: float = 0.0  # bytes held and needed while some are made when all layers have run; 0: none is
 
     @classmethod
     def of(cls, puts_off: Sequence[bool], meets: Sequence[bool], held: Array, needs: Array) -> DeferredWeights:
@@ -162,29 +153,94 @@ class DeferredWeights:
 class RunningLayers:
     """The layers of a stage in the order in which they run on a rank, at one number of samples.
 
-    Attributes:
-        saved, gradients: by layer.
-        levels: ``[quantity, layer]``.
-        output_gradients: what came of the gradients of its outputs: it stays to the end of backward.
-        defers: by layer, whether its weight gradients can come later than those of inputs; None: of all layers.
-        output_gradients_left: of ``output_gradients``, by layer, what stays for its weight gradients beside what
-            ``levels`` have as left.
-        flow: None: it is not known; then ``output_gradients`` are beside what all layers but the last are given.
-        keeps: what stays from forward to backward, where that is not all of ``saved``; None: it is.
-        spans: first and last place, exclusive, of layers that are computed again.
-        deferred_weights: weight gradients that are made later in the same backward; ``flow`` says what there is then.
+    Where ``flow`` is not known, ``output_gradients`` are beside what all layers but the last are given.
     """
 
-    saved: Array
-    gradients: Array
-    levels: Array
-    output_gradients: float = 0.0
-    defers: NDArray[np.bool_] | None = None
-    output_gradients_left: Array | None = None
-    flow: ValueGradients | None = None
-    keeps: KeptForBackward | None = None
-    spans: Sequence[tuple[int, int]] = ()
-    deferred_weights: DeferredWeights | None = None
+    saved: Array  # [layers] bytes
+    gradients: Array  # [layers] bytes, of parameters
+    levels: Array  # [quantities, layers] bytes
+    output_gradients: float = 0.0  # bytes received for its outputs, which stay to the end of backward
+    defers: NDArray[np.bool_] | None = None  # [layers] whether weight gradients can come later; None: of all layers
+    output_gradients_left: Array | None = None  # [layers] bytes of them that weight gradients need beside their level
+    flow: ValueGradients | None = None  # None: not known
+    keeps: KeptForBackward | None = None  # None: all of `saved` stays from forward to backward
+    spans: Sequence[tuple[int, int]] = ()  # first and last place, exclusive, of layers that are computed again
+    deferred_weights: DeferredWeights | None = None  # made later in the same backward; `flow` is known then
+
+    @property
+    def early_gradients(self) -> Array:
+        """``[layers]`` bytes of gradients of parameters that are made with those of inputs."""
+        return np.zeros_like(self.gradients) if self.defers is None else np.where(self.defers, 0.0, self.gradients)
+
+    @property
+    def left_for_weights(self) -> Array:
+        """``[layers]`` bytes that stay between the two halves of a backward."""
+        left: Array = self.levels[LEFT]
+        return left if self.output_gradients_left is None else left + self.output_gradients_left
+
+    @property
+    def received_gradients(self) -> Array:
+        """``[layers]`` bytes of gradients from outside that are there beside the layer's own level, or less than it."""
+        received = np.full(len(self.saved), float(self.output_gradients))
+        if self.flow is None:
+            received[-1:] = 0.0
+        else:
+            received += self.flow.shared - np.minimum(self.flow.outside, self.output_gradients)
+        return received
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Saved:
+    """What the layers of a stage have saved while one of them runs."""
+
+    kept: Array  # [layers] bytes that stay from forward to backward
+    in_forward: Array  # [layers] bytes below the layer while its forward runs
+    in_backward: Array  # [layers] bytes of the layer and below it while its backward runs
+    below_in_backward: Array  # [layers] bytes below the layer while its backward runs
+    second_forwards: Sequence[tuple[int, float]]  # the place behind a span, and the most bytes while it runs once more
+
+    @classmethod
+    def of(cls, layers: RunningLayers) -> _Saved:
+        """Each span of ``layers`` has what it does not keep back while its own backward runs."""
+        kept = layers.saved if layers.keeps is None else layers.keeps.kept
+        same = layers.saved if layers.keeps is None else layers.keeps.same
+        in_backward = np.cumsum(kept)
+        in_forward = in_backward - kept
+        below_in_backward = in_forward.copy()
+        second_forwards = list[tuple[int, float]]()
+        for first, last in layers.spans:
+            held = in_backward[last - 1]
+            rebuilt = np.cumsum(np.maximum(layers.saved - same, 0.0)[first:last])
+            rebuilt_below = np.concatenate(([0.0], rebuilt[:-1]))
+            in_forward[first + 1 : last] += np.diff(rebuilt_below)
+            level = np.maximum(layers.levels[FORWARD] - same, 0.0)[first:last]
+            second_forwards.append((last, float((held + rebuilt_below + level).max())))
+            in_backward[first:last] = held + rebuilt
+            below_in_backward[first:last] = held + rebuilt_below
+        return cls(kept, in_forward, in_backward, below_in_backward, second_forwards)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Gradients:
+    """Gradients of parameters that a stage's layers make in a backward, the last layer first."""
+
+    made: Array  # [layers] bytes, by the layer itself
+    so_far: Array  # [layers] bytes, by the layer and those above it
+
+    @classmethod
+    def of(cls, made: Array) -> _Gradients:
+        return cls(made, np.cumsum(made[::-1])[::-1])
+
+    def before(self, place: int) -> float:
+        """Bytes that are there before the layer below ``place`` runs."""
+        return float(self.so_far[place]) if place < len(self.so_far) else 0.0
+
+
+class _Backwards(NamedTuple):
+    """Bytes of a first backward, which makes gradients of parameters, and of later ones, which find them there."""
+
+    first: float
+    later: float
 
 
 def action_peaks(layers: RunningLayers, copies: Array | None = None) -> ActionPeaks:
@@ -193,99 +249,135 @@ def action_peaks(layers: RunningLayers, copies: Array | None = None) -> ActionPe
     Args:
         copies: by layer that completes a bucket of gradients, what putting it together takes.
     """
-    saved = layers.saved
-    gradients = layers.gradients
-    flow = layers.flow
-    keeps = layers.keeps
-    output_gradients = layers.output_gradients
-    deferred_weights = layers.deferred_weights
-    forward, backward, halved, weight, left, *_ = layers.levels
-    kept, same = (saved, saved) if keeps is None else (keeps.kept, keeps.same)
-    early = np.zeros_like(gradients) if layers.defers is None else np.where(layers.defers, 0.0, gradients)
-    late = gradients - early
-    upto = np.cumsum(kept)
-    before = upto - kept
-    made, made_early, made_late = (np.cumsum(each[::-1])[::-1] for each in (gradients, early, late))
-    left_upto = np.cumsum(left)
-    stays = left if layers.output_gradients_left is None else left + layers.output_gradients_left
-    stays_upto = np.cumsum(stays)
-    previous = np.concatenate(([0.0], saved[:-1]))
-    received = np.full(len(saved), float(output_gradients))
-    if flow is None:
-        received[-1:] = 0.0
-    else:
-        received += flow.shared - np.minimum(flow.outside, output_gradients)
-    backward, halved = (np.maximum(each + received, 0.0) for each in (backward, halved))
-    below = before.copy()  # of layers below one while its backward runs
-    second_forwards: list[tuple[float, float, float, float]] = []  # of each span, the most in its second forward
-    for first, last in layers.spans:
-        there = upto[last - 1]
-        rising = np.cumsum(np.maximum(saved - same, 0.0)[first:last])
-        grown = np.concatenate(([0.0], rising[:-1]))
-        before[first + 1 : last] += np.diff(grown)
-        top = float((there + grown + np.maximum(forward - same, 0.0)[first:last]).max())
-        behind = slice(last, last + 1)
-        halves = float(left[last:].sum())
-        early_behind = float(made_early[behind].sum())
-        second_forwards.append((top, top + float(made[behind].sum()), top + halves + early_behind, top + halves))
-        upto[first:last] = there + rising
-        below[first:last] = there + grown
-    copied = np.zeros_like(saved) if copies is None else copies
-    put_together = np.zeros(4)
-    if copied.any():
-        held = upto + backward if flow is None else below + flow.after + output_gradients
-        rests = held + made, held + gradients, stays_upto - stays + made_late, stays_upto - stays + late
-        put_together = np.array([np.where(copied > 0, rest + copied, 0.0).max() for rest in rests])
-
-    waits = np.zeros(2)
-    if deferred_weights is not None and flow is not None:
-        backward = backward + deferred_weights.extra
-        halved = halved + deferred_weights.extra
-        there = np.where(deferred_weights.runs > 0, upto + flow.begin + output_gradients + deferred_weights.runs, 0.0)
-        end = float(flow.after[0] + output_gradients + deferred_weights.end) if deferred_weights.end else 0.0
-        whole, single = (np.where(there > 0, there + each, 0.0).max() for each in (made, gradients))
-        waits = np.array([max(whole, end + made[0] * (end > 0)), max(single, end)])
-
-    def most(values: Array, least: float = 0.0, which: int | None = None) -> int:
-        once_more = max((each[which] for each in second_forwards), default=0.0) if which is not None else 0.0
-        return round(max(float(values.max(initial=least)), once_more))
-
+    saved = _Saved.of(layers)
+    gradients = _Gradients.of(layers.gradients)
+    early = _Gradients.of(layers.early_gradients)
+    late = _Gradients.of(layers.gradients - early.made)
+    waits = _while_ranks_wait(layers, saved, gradients)
+    backward = _backward(layers, saved, gradients, waits, copies)
+    input_backward = _input_backward(layers, saved, early, waits)
+    weight_backward = _weight_backward(layers, late, copies)
     return {
-        "saved": round(float(kept.sum())),
-        "deferred": round(float(stays.sum())),
-        "early gradients": round(float(early.sum())),
-        "forward": most(before + forward),
-        "forward alone": most(previous + forward),
-        "B first": most(upto + backward + made, max(put_together[0], waits[0]), 1),
-        "B": most(upto + backward + gradients, max(put_together[1], waits[1]), 0),
-        "I first": most(upto + halved + left_upto[-1:] - left_upto + made_early, waits[0], 2),
-        "I": most(upto + halved + left_upto[-1:] - left_upto + early, waits[1], 3),
-        "W first": most(stays_upto + weight + made_late, put_together[2]),
-        "W": most(stays_upto + weight + late, put_together[3]),
+        "saved": round(float(saved.kept.sum())),
+        "deferred": round(float(layers.left_for_weights.sum())),
+        "early gradients": round(float(early.made.sum())),
+        "forward": round(_most(saved.in_forward + layers.levels[FORWARD])),
+        "forward alone": round(_most(np.concatenate(([0.0], layers.saved[:-1])) + layers.levels[FORWARD])),
+        "B first": round(backward.first),
+        "B": round(backward.later),
+        "I first": round(input_backward.first),
+        "I": round(input_backward.later),
+        "W first": round(weight_backward.first),
+        "W": round(weight_backward.later),
     }
 
 
+def _backward(
+    layers: RunningLayers, saved: _Saved, gradients: _Gradients, waits: _Backwards, copies: Array | None
+) -> _Backwards:
+    """While layers run, spans run forward again, ranks wait, or buckets are put together."""
+    level = np.maximum(layers.levels[BACKWARD] + layers.received_gradients, 0.0)
+    if layers.flow is None:
+        held_after = saved.in_backward + level
+    else:
+        held_after = saved.below_in_backward + layers.flow.after + layers.output_gradients
+    held = saved.in_backward + _with_deferred(layers, level)
+    return _Backwards(
+        max(
+            _most(held + gradients.so_far),
+            _bucket_peak(held_after + gradients.so_far, copies),
+            waits.first,
+            *(peak + gradients.before(place) for place, peak in saved.second_forwards),
+        ),
+        max(
+            _most(held + gradients.made),
+            _bucket_peak(held_after + gradients.made, copies),
+            waits.later,
+            *(peak for _, peak in saved.second_forwards),
+        ),
+    )
+
+
+def _input_backward(layers: RunningLayers, saved: _Saved, early: _Gradients, waits: _Backwards) -> _Backwards:
+    """While layers run, spans run forward again, or ranks wait; what is left for weight gradients gathers meanwhile."""
+    left = layers.levels[LEFT]
+    left_upto = np.cumsum(left)
+    level = np.maximum(layers.levels[BACKWARD_INPUT] + layers.received_gradients, 0.0)
+    held = saved.in_backward + _with_deferred(layers, level) + left_upto[-1:] - left_upto
+    peaks = [(place, peak + float(left[place:].sum())) for place, peak in saved.second_forwards]
+    return _Backwards(
+        max(_most(held + early.so_far), waits.first, *(peak + early.before(place) for place, peak in peaks)),
+        max(_most(held + early.made), waits.later, *(peak for _, peak in peaks)),
+    )
+
+
+def _weight_backward(layers: RunningLayers, late: _Gradients, copies: Array | None) -> _Backwards:
+    """While layers run, or buckets are put together of what they made."""
+    left = layers.left_for_weights
+    left_upto = np.cumsum(left)
+    held = left_upto + layers.levels[WEIGHT]
+    held_after = left_upto - left
+    return _Backwards(
+        max(_most(held + late.so_far), _bucket_peak(held_after + late.so_far, copies)),
+        max(_most(held + late.made), _bucket_peak(held_after + late.made, copies)),
+    )
+
+
+def _while_ranks_wait(layers: RunningLayers, saved: _Saved, gradients: _Gradients) -> _Backwards:
+    """While weight gradients are made that layers above have put off; 0 where none are."""
+    deferred = layers.deferred_weights
+    flow = layers.flow
+    if deferred is None or flow is None:
+        return _Backwards(0.0, 0.0)
+    held = saved.in_backward + flow.begin + layers.output_gradients + deferred.runs
+    waits = deferred.runs > 0
+    first = float(np.where(waits, held + gradients.so_far, 0.0).max())
+    later = float(np.where(waits, held + gradients.made, 0.0).max())
+    if not deferred.end:
+        return _Backwards(first, later)
+    held_at_end = float(flow.after[0] + layers.output_gradients + deferred.end)
+    return _Backwards(max(first, held_at_end + float(gradients.so_far[0])), max(later, held_at_end))
+
+
+def _with_deferred(layers: RunningLayers, level: Array) -> Array:
+    """``level`` and what weight gradients hold that layers above have put off."""
+    if layers.deferred_weights is None or layers.flow is None:
+        return level
+    return level + layers.deferred_weights.extra
+
+
+def _bucket_peak(held: Array, copies: Array | None) -> float:
+    """While buckets of gradients are put together behind the layers that complete them."""
+    if copies is None or not copies.any():
+        return 0.0
+    return float(np.where(copies > 0, held + copies, 0.0).max())
+
+
+def _most(held: Array) -> float:
+    return float(held.max(initial=0.0))
+
+
 def plain_peaks(saved: float, left: float, gradients: float, workspace: float, recomputed: float = 0.0) -> ActionPeaks:
-    """The course of a stage of which no levels are known.
+    """How high memory rises in a stage of which no levels are known.
 
     Args:
         left: what inputs and gradients of outputs of its layers take.
-        again: saved beside ``saved`` while backward runs, having been computed again.
+        recomputed: saved beside ``saved`` while backward runs, having been computed again.
     """
     held = round(saved)
     kept = round(max(saved, left))
     needs = round(workspace)
-    back = held + round(recomputed) + needs
+    backward = held + round(recomputed) + needs
     return {
         "saved": held,
         "deferred": kept,
         "early gradients": 0,
         "forward": held + needs,
         "forward alone": held + needs,
-        "B first": back + round(gradients),
-        "B": back,
-        "I first": max(kept + needs, back),
-        "I": max(kept + needs, back),
+        "B first": backward + round(gradients),
+        "B": backward,
+        "I first": max(kept + needs, backward),
+        "I": max(kept + needs, backward),
         "W first": kept + needs + round(gradients),
         "W": kept + needs,
     }

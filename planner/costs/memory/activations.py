@@ -9,6 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.memory.action_peaks import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    FORWARD,
+    GRADIENTS_LEFT,
+    LEFT,
+    OUTPUTS_SAVED,
+    WEIGHT,
     ActionPeaks,
     Array,
     DeferredWeights,
@@ -21,13 +28,6 @@ from planner.costs.memory.action_peaks import (
     recomputed,
 )
 from planner.costs.memory.levels import (
-    BACKWARD,
-    BACKWARD_INPUT,
-    FORWARD,
-    GRADIENTS_LEFT,
-    LEFT,
-    OUTPUTS_SAVED,
-    WEIGHT,
     Indices,
     LayerParts,
     Run,

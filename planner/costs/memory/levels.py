@@ -14,7 +14,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.memory.action_peaks import Array, HeldInStage, KeptForBackward, ValueGradients
+from planner.costs.memory.action_peaks import (
+    INPUTS_KEPT,
+    INPUTS_SAVED,
+    OUTPUTS_SAVED,
+    WEIGHT,
+    Array,
+    HeldInStage,
+    KeptForBackward,
+    ValueGradients,
+)
 from planner.ir.graph import producer
 from planner.ir.lazy import once
 from planner.ir.profile import LEVEL_NAMES, Levels, Profile
@@ -30,12 +39,6 @@ RESHAPE = "reshape"
 CONCAT = "concat"
 _ALL = 0.99
 """Who saves so much of a tensor has saved it: sizes between those that were measured are on a line."""
-
-FORWARD, BACKWARD, BACKWARD_INPUT, WEIGHT, LEFT, OUTPUTS_SAVED, INPUTS_SAVED, GRADIENTS_LEFT, INPUTS_KEPT = range(
-    len(LEVEL_NAMES)
-)
-"""Quantities of a layer's levels by index, as :class:`planner.ir.profile.Levels` orders them."""
-
 
 Pairs = tuple[Indices, Indices, Array]
 """Layers by index, other layers, and bytes of each two."""
@@ -243,30 +246,33 @@ class LevelTables:
         """The fields of :class:`ValueGradients`, one below the other, of whole layers."""
         inside = frozenset(layers.tolist())
         (makers, lasts, sizes), copied = self._with_copies(pairs, inside)
-        more = list(self._kept_by_parts(makers, lasts, sizes, inside))
-        ends = np.array([each[:2] for each in more], np.int64).reshape(-1, 2)
-        kept = np.array([each[2] for each in more])
-        makers = np.concatenate((makers, ends[:, 0]))
-        lasts = np.concatenate((lasts, ends[:, 1]))
-        sizes = np.concatenate((sizes, kept))
+        shared = list(self._kept_by_parts(makers, lasts, sizes, inside))
+        shared_ends = np.array([each[:2] for each in shared], np.int64).reshape(-1, 2)
+        shared_sizes = np.array([each[2] for each in shared])
+        makers = np.concatenate((makers, shared_ends[:, 0]))
+        lasts = np.concatenate((lasts, shared_ends[:, 1]))
+        sizes = np.concatenate((sizes, shared_sizes))
         mine = np.isin(makers, layers)
-        changes = np.zeros((4, len(self.outputs) + 2))
-        arriving = np.zeros(len(self.outputs))
-        for change, first, last, size in (  # there from the layer that is first to the one before the last
-            (changes[0], lasts[~mine], makers[~mine], sizes[~mine]),
-            (changes[1], lasts[mine] + 1, makers[mine] + 1, sizes[mine]),
-            (changes[2], lasts[mine], makers[mine], sizes[mine]),
-            (changes[3], ends[:, 1], ends[:, 0], kept),
-        ):
-            np.add.at(change, first, size)
-            np.subtract.at(change, last, size)
-        np.add.at(arriving, lasts[mine], sizes[mine])
-        outside, after, begin, shared = np.maximum(np.cumsum(changes, axis=1), 0.0)[:, layers]
+        count = len(self.outputs)
+        given_bytes = np.zeros(count)
+        np.add.at(given_bytes, lasts[mine], sizes[mine])
+        of_layers = (
+            _between(lasts[~mine], makers[~mine], sizes[~mine], count),
+            _between(lasts[mine] + 1, makers[mine] + 1, sizes[mine], count),
+            self._left_outside(left_from, layers, copied),
+            _between(lasts[mine], makers[mine], sizes[mine], count),
+            given_bytes,
+            _between(shared_ends[:, 1], shared_ends[:, 0], shared_sizes, count),
+        )
+        return np.array([column[layers] for column in of_layers])
+
+    def _left_outside(self, left_from: Pairs, layers: Indices, copied: Collection[int]) -> Array:
+        """By layer of the graph, what others made of what is left for its weight gradients, if it is given no copy."""
         readers, makers, sizes = left_from
-        theirs = ~np.isin(makers, layers) & ~np.isin(readers, list(copied))
+        is_outside = ~np.isin(makers, layers) & ~np.isin(readers, list(copied))
         left = np.zeros(len(self.outputs))
-        np.add.at(left, readers[theirs], sizes[theirs])
-        return np.array([outside, after, left[layers], begin, arriving[layers], shared])
+        np.add.at(left, readers[is_outside], sizes[is_outside])
+        return left
 
     def _with_copies(self, pairs: Pairs, inside: frozenset[int]) -> tuple[Pairs, frozenset[int]]:
         """``pairs`` as a stage of layers ``inside`` has them, and those of its layers that are given copies.
@@ -353,6 +359,14 @@ class LevelTables:
         keys = sorted(set[tuple[int, int]]().union(*rows))
         values = np.array([[float(row[key]) for key in keys] for row in rows])
         return np.array(keys, dtype=np.int64).reshape(-1, 2), values
+
+
+def _between(first: Indices, last: Indices, sizes: Array, count: int) -> Array:
+    """By layer, the bytes that are there from the layer ``first`` to the one before ``last``."""
+    changes = np.zeros(count + 2)
+    np.add.at(changes, first, sizes)
+    np.subtract.at(changes, last, sizes)
+    return np.asarray(np.maximum(np.cumsum(changes), 0.0))
 
 
 class _Measured(NamedTuple):

@@ -282,11 +282,16 @@ class SharedBound:
 
     def by_member(self, first: int, last: int) -> tuple[tuple[Array, Array, Array], Numbers]:
         """Of each member, by samples: an F, a B (or I), all that it does; (member, samples - 1). The most samples."""
-        there, back = self._exchanges_s(np.array(first), np.array(last))
-        heads, most = self.times.by_member(lambda member: member.forward, first, last)
-        backs, _ = self.times.by_member(lambda member: member.back, first, last)
-        works, _ = self.all_times.by_member(lambda member: member.all_work, first, last)
-        return (heads + there, backs + back, works + self.num_full * (there + back)), most
+        exchange_forward_s, exchange_backward_s = self._exchanges_s(np.array(first), np.array(last))
+        forward_s, most = self.times.by_member(lambda member: member.forward, first, last)
+        backward_s, _ = self.times.by_member(lambda member: member.back, first, last)
+        work_s, _ = self.all_times.by_member(lambda member: member.all_work, first, last)
+        columns = (
+            forward_s + exchange_forward_s,
+            backward_s + exchange_backward_s,
+            work_s + self.num_full * (exchange_forward_s + exchange_backward_s),
+        )
+        return columns, most
 
     def alone_s(self, first: Numbers, last: Numbers) -> Array:
         """What a step takes that has such a stage."""
@@ -294,15 +299,15 @@ class SharedBound:
         return self.largest_work_s(first, last) + always + self._tail_s(first, last)
 
     def _exchanges_s(self, first: Numbers, last: Numbers) -> tuple[Array, Array]:
-        there = self.single.exchange_forward
-        back = self.single.exchange_backward
-        return there[last] - there[first], back[last] - back[first]
+        forward_s = self.single.exchange_forward_s
+        backward_s = self.single.exchange_backward_s
+        return forward_s[last] - forward_s[first], backward_s[last] - backward_s[first]
 
     def _tail_s(self, first: Numbers, last: Numbers) -> Array:
         longest = np.maximum.reduce([m.whole_back[last] - m.whole_back[first] for m in self.times.members])
         in_time_s = max(member.back_part for member in self.times.members) * self.upper_s / self.num_full
-        _, back = self._exchanges_s(first, last)
+        _, exchange_backward_s = self._exchanges_s(first, last)
         update_s, sum_s = self.single.after_s(
-            first, last, self.single.updates.least(first, last), np.minimum(longest, in_time_s) + back
+            first, last, self.single.updates.least(first, last), np.minimum(longest, in_time_s) + exchange_backward_s
         )
         return update_s + sum_s

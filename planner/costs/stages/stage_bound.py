@@ -32,9 +32,9 @@ Member = tuple[str, int, tuple[float, float]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spread:
-    """Running sums over the layers of each cut, of members (or micro-batches) that differ: (member, cut)."""
+    """Running sums over the layers of each cut, of members (or micro-batches) that differ."""
 
-    sums: Array
+    sums: Array  # [members, cuts] seconds
 
     def least(self, first: Numbers, last: Numbers) -> Array:
         """The least of all members, for stages between ``first`` and ``last`` (arrays that broadcast)."""
@@ -47,111 +47,98 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundedStages:
-    """What stages between given cuts take on a group, in seconds, elementwise.
+    """What stages between given cuts take on a group: arrays of the shape of the cuts broadcast."""
 
-    Attributes:
-        head, back: the shortest F, and the shortest B (or I).
-        slow_head, slow_back: those of one and the same member, the slowest; the longest where members keep in step.
-        adds: what a B takes longer that finds gradients to add to.
-        work: of the slowest member from its first F to its last B (or I).
-        all_work: with the W that may come later.
-        tail: reduction and update.
-        card: its sum of gradients on the network card of each of its hosts, at the rate of the fullest; 0 on one host.
-        window: the most micro-batches that memory lets it keep; 0 where it does not fit.
-    """
-
-    head: Array
-    back: Array
-    slow_head: Array
-    slow_back: Array
-    adds: Array
-    work: Array
-    all_work: Array
-    tail: Array
-    card: Array
-    window: Numbers
+    head: Array  # seconds of the shortest F
+    back: Array  # seconds of the shortest B (or I)
+    slow_head: Array  # seconds of the F of the slowest member; of the longest where members wait for the slowest
+    slow_back: Array  # seconds of the B (or I) of that same member; of the longest likewise
+    adds: Array  # seconds that a B takes longer that finds gradients to add to
+    work: Array  # seconds of the slowest member from its first F to its last B (or I)
+    all_work: Array  # seconds of `work` and the W that may come later
+    tail: Array  # seconds of reduction and update
+    card: Array  # seconds of its sum of gradients on the fullest network card of each of its hosts; 0 on one host
+    window: Numbers  # the most micro-batches that memory lets it keep; 0 where it does not fit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parted:
-    """What stages have to do with parameters that other stages use too, at least; by first and last cut.
+    """What stages have to do with parameters that other stages use too, at least; by first and last cut."""
 
-    Attributes:
-        inside_bytes: of those that count at a layer of the stage: they are not summed over its ranks alone.
-        seconds: of their sums over all ranks that use them, and of updates beyond those that count at its layers.
-    """
-
-    inside_bytes: Array
-    seconds: Array
+    inside_bytes: Array  # [cuts, cuts] of those that count at a layer of the stage: not summed over its ranks alone
+    seconds: Array  # [cuts, cuts] of sums over all ranks that use them, and of updates not counted at its layers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageBound:
     """What any stage costs at least on devices of given kinds, hosts apart; see :class:`BoundedStages`.
 
-    Attributes:
-        turns: F and B (or I) of each member, running sums.
-        actions: compute actions of a micro-batch.
-        is_even: whether all micro-batches are of one size.
-        parameter_bytes: at each cut; ``least_sums_s``: what the sums of their gradients take at least.
-        zero: what its ranks divide among them (``planner.ir.plan.Stage.level``).
-        parted: None where no layers share a parameter, or nothing is trained.
+    Sums run over layers, members of the group that are alike once.
     """
 
     cost_model: CostModel
     ranks: tuple[int, ...]
-    heads: Spread
-    backs: Spread
-    whole_backs: Spread
-    turns: tuple[tuple[Array, Array], ...]
-    adds: Spread
-    works: Spread
-    all_works: Spread
-    exchange_forward: Array
-    exchange_backward: Array
-    updates: Spread
-    overhead_s: float
-    actions: int
-    is_even: bool
-    parameter_bytes: Array
-    least_sums_s: Array
-    zero: int
-    memory: LeastMemory | None
-    parted: Parted | None = None
+    forward_s: Spread  # a micro-batch's F
+    backward_s: Spread  # its B, or its I where backwards may be split
+    whole_backward_s: Spread  # its B, whether it may be split or not
+    passes_s: tuple[tuple[Array, Array], ...]  # [members][F, B (or I)][cuts] seconds
+    adds: Spread  # what a B takes longer that finds gradients to add to
+    works: Spread  # all F and B (or I) of a step
+    all_works: Spread  # all F, B, I and W of a step
+    exchange_forward_s: Array  # [cuts] statistics and halos inside the stage, once a micro-batch
+    exchange_backward_s: Array  # [cuts] their adjoints
+    updates: Spread  # the optimiser, behind the last backward
+    overhead_s: float  # of an action
+    actions: int  # compute actions of a micro-batch
+    is_even: bool  # whether all micro-batches are of one size
+    parameter_bytes: Array  # [cuts]
+    least_sums_s: Array  # [cuts] what sums of gradients take at least
+    zero: int  # what ranks divide among them (`planner.ir.plan.Stage.level`)
+    memory: LeastMemory | None  # None: it cannot matter
+    parted: Parted | None = None  # None: no layers share a parameter, or nothing is trained
 
     def stage(self, first: Numbers, last: Numbers, num_microbatches: int) -> BoundedStages:
         """Stages between ``first`` and ``last``, arrays that broadcast."""
-        there = self.exchange_forward[last] - self.exchange_forward[first]
-        back = self.exchange_backward[last] - self.exchange_backward[first]
-        head = self.heads.least(first, last)
-        back_s = self.backs.least(first, last)
-        slow_head = head
-        slow_back = back_s
-        if self.is_even and len(self.turns) > 1:  # else the most is of a full micro-batch, and says nothing of the last
-            in_step = there > 0  # an exchange of statistics makes members wait for the slowest
-            longest = self.heads.most(first, last), self.backs.most(first, last)
-            slowest = self._slowest(first, last)
-            slow_head, slow_back = (np.where(in_step, a, b) for a, b in zip(longest, slowest, strict=True))
-            head, back_s = (np.where(in_step, a, b) for a, b in zip(longest, (head, back_s), strict=True))
-        always = num_microbatches * (there + back)
-        window = np.full(slow_head.shape, num_microbatches, dtype=np.int64)
-        if self.memory is not None:
-            window = self.memory.window(first, last, num_microbatches)
-        work = self.works.most(first, last) + always
-        longest_s = self.whole_backs.most(first, last) + back if self.sums_gradients else back
-        update_s, sum_s = self.after_s(first, last, self.updates.most(first, last), longest_s)
+        exchange_forward_s = self.exchange_forward_s[last] - self.exchange_forward_s[first]
+        exchange_backward_s = self.exchange_backward_s[last] - self.exchange_backward_s[first]
+        forward_s = self.forward_s.least(first, last)
+        backward_s = self.backward_s.least(first, last)
+        slow_forward_s = forward_s
+        slow_backward_s = backward_s
+        if self.is_even and len(self.passes_s) > 1:  # else the most is of a full micro-batch, not of the last
+            waits_for_slowest = exchange_forward_s > 0  # in an exchange of statistics
+            most_forward_s = self.forward_s.most(first, last)
+            most_backward_s = self.backward_s.most(first, last)
+            slow_forward_s, slow_backward_s = self._slowest(first, last)
+            slow_forward_s = np.where(waits_for_slowest, most_forward_s, slow_forward_s)
+            slow_backward_s = np.where(waits_for_slowest, most_backward_s, slow_backward_s)
+            forward_s = np.where(waits_for_slowest, most_forward_s, forward_s)
+            backward_s = np.where(waits_for_slowest, most_backward_s, backward_s)
+        exchanges_s = num_microbatches * (exchange_forward_s + exchange_backward_s)
+        work_s = self.works.most(first, last) + exchanges_s
+        all_work_s = work_s if self.all_works is self.works else self.all_works.most(first, last) + exchanges_s
+        last_backward_s = exchange_backward_s
+        if self.sums_gradients:
+            last_backward_s = self.whole_backward_s.most(first, last) + exchange_backward_s
+        update_s, sum_s = self.after_s(first, last, self.updates.most(first, last), last_backward_s)
         return BoundedStages(
-            head=head + there,
-            back=back_s + back,
-            slow_head=slow_head + there,
-            slow_back=slow_back + back,
+            head=forward_s + exchange_forward_s,
+            back=backward_s + exchange_backward_s,
+            slow_head=slow_forward_s + exchange_forward_s,
+            slow_back=slow_backward_s + exchange_backward_s,
             adds=self.adds.least(first, last),
-            work=work,
-            all_work=work if self.all_works is self.works else self.all_works.most(first, last) + always,
+            work=work_s,
+            all_work=all_work_s,
             tail=update_s + sum_s,
             card=self._card_s(first, last, sum_s),
-            window=window,
+            window=self._window(first, last, num_microbatches, slow_forward_s.shape),
         )
+
+    def _window(self, first: Numbers, last: Numbers, num_microbatches: int, shape: tuple[int, ...]) -> Numbers:
+        """The most micro-batches that memory lets a stage keep."""
+        if self.memory is None:
+            return np.full(shape, num_microbatches, dtype=np.int64)
+        return self.memory.window(first, last, num_microbatches)
 
     @property
     def sums_gradients(self) -> bool:
@@ -188,27 +175,24 @@ class StageBound:
 
     def _slowest(self, first: Numbers, last: Numbers) -> tuple[Array, Array]:
         """F and B (or I) of the member whose sum of the two is largest: another may have a longer F, another B."""
-        (slow_head, slow_back), *others = ([sums[last] - sums[first] for sums in turn] for turn in self.turns)
-        for head, back_s in others:
-            slower = head + back_s > slow_head + slow_back
-            slow_head = np.where(slower, head, slow_head)
-            slow_back = np.where(slower, back_s, slow_back)
-        return slow_head, slow_back
+        (slow_forward_s, slow_backward_s), *others = (
+            [sums[last] - sums[first] for sums in passes] for passes in self.passes_s
+        )
+        for forward_s, backward_s in others:
+            is_slower = forward_s + backward_s > slow_forward_s + slow_backward_s
+            slow_forward_s = np.where(is_slower, forward_s, slow_forward_s)
+            slow_backward_s = np.where(is_slower, backward_s, slow_backward_s)
+        return slow_forward_s, slow_backward_s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PartedSums:
-    """Of parameters that some layers of a stage use, and other stages too, by first and last cut.
+    """Of parameters that some layers of a stage use, and other stages too, by first and last cut."""
 
-    Attributes:
-        num_bytes: of all; ``inside_bytes`` of those that count at a layer of the stage.
-        updates, inside_updates: by kind of device, seconds of updating them.
-    """
-
-    num_bytes: Array
-    inside_bytes: Array
-    updates: Mapping[str, Array]
-    inside_updates: Mapping[str, Array]
+    num_bytes: Array  # [cuts, cuts] of all
+    inside_bytes: Array  # [cuts, cuts] of those that count at a layer of the stage
+    updates: Mapping[str, Array]  # by kind of device, [cuts, cuts] seconds of updating all
+    inside_updates: Mapping[str, Array]  # the same of those that count at a layer of the stage
 
 
 @lru_cache(maxsize=2)  # one search asks with the same cuts for every size of its micro-batches
@@ -280,19 +264,19 @@ class StageBounds:
         )
         works, all_works = (self._spread(list(column)) for column in zip(*of_members, strict=True))
         parts = len(ranks) if zero else 1
-        there, back = self.cost_model.exchanges_s(ranks, min(self.micro_batches), recompute, self.trains)
+        forward_s, backward_s = self.cost_model.exchanges_s(ranks, min(self.micro_batches), recompute, self.trains)
         return StageBound(
             cost_model=self.cost_model,
             ranks=ranks,
-            heads=self._spread([passes.forward_s for passes in least.values()]),
-            backs=self._spread([passes.back_s for passes in least.values()]),
-            turns=tuple((self._sums(passes.forward_s), self._sums(passes.back_s)) for passes in least.values()),
-            whole_backs=self._spread([self.cost_model.at(kind, n, shared).backward_s for kind, n in least]),
+            forward_s=self._spread([passes.forward_s for passes in least.values()]),
+            backward_s=self._spread([passes.back_s for passes in least.values()]),
+            passes_s=tuple((self._sums(passes.forward_s), self._sums(passes.back_s)) for passes in least.values()),
+            whole_backward_s=self._spread([self.cost_model.at(kind, n, shared).backward_s for kind, n in least]),
             adds=self._spread([self.trains * self.cost_model.accumulate_s(kind, shared) for kind in kinds]),
             works=works,
             all_works=all_works if self.splits else works,
-            exchange_forward=self._sums(there),
-            exchange_backward=self._sums(self.trains * back),
+            exchange_forward_s=self._sums(forward_s),
+            exchange_backward_s=self._sums(self.trains * backward_s),
             updates=self._spread([self.trains * tables.parameters(kind).update_s / parts for kind in kinds]),
             overhead_s=min(tables.overhead_s(kind) for kind in kinds),
             actions=2 if self.trains else 1,

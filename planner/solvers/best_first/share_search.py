@@ -150,7 +150,7 @@ class _Members:
         own = slice(begin, begin + group.size)
         adds = float(group.prices.adds.least(*at))
         tail = float(stage.tail)
-        in_step = bool(group.prices.exchange_forward[last] > group.prices.exchange_forward[first])
+        in_step = bool(group.prices.exchange_forward_s[last] > group.prices.exchange_forward_s[first])
         if bound is None:
             samples = np.array(group.samples[size], dtype=np.int64)
             heads, backs, works = (np.full((group.size, size), s) for s in (stage.head, stage.back, stage.all_work))

@@ -520,10 +520,10 @@ class StagePrices:
         micro_batches = self.prices.micro_batches
         kinds = {prices.cost_model.kind(rank) for rank in group.ranks}
         samples = [set(group.samples[rows]) for rows in (micro_batches[0], micro_batches[-1])]
-        if len(prices.turns) != 2 or len(kinds) > 1 or any(len(own) > 1 for own in samples):
+        if len(prices.passes_s) != 2 or len(kinds) > 1 or any(len(own) > 1 for own in samples):
             return (stage.head, stage.back) * 2
-        exchanges = prices.exchange_forward, prices.exchange_backward
-        columns = (own + exchange for turn in prices.turns for own, exchange in zip(turn, exchanges, strict=True))
+        exchanges = prices.exchange_forward_s, prices.exchange_backward_s
+        columns = (own + exchange for turn in prices.passes_s for own, exchange in zip(turn, exchanges, strict=True))
         return tuple(column[None, :] - column[:, None] for column in columns)
 
     def messages(self, source: PricedGroup, destination: PricedGroup) -> tuple[Array, Array]:
