@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from runtime.optim.gradient_buckets import GradientBuckets, StartSum
 from runtime.optim.optimizer import StageOptimizer
-from runtime.optim.sharding import GradientBuckets, ShardedParameters, StartSum
+from runtime.optim.sharding import ShardedParameters
 from runtime.rank import RankContext
 
 if TYPE_CHECKING:

@@ -35,9 +35,10 @@ from runtime import spatial
 from runtime.captured import answers_of, attribute, watched_values
 from runtime.extra import RuntimeExtra
 from runtime.numerics.finite import all_finite
+from runtime.optim.gradient_buckets import GradientBuckets
 from runtime.optim.of_stage import Updates, updates_of
 from runtime.optim.optimizer import StageOptimizer
-from runtime.optim.sharding import GradientBuckets, ShardedParameters
+from runtime.optim.sharding import ShardedParameters
 from runtime.pipeline.microbatches import Batch
 from runtime.rank import RankContext
 from runtime.stage.cut import StageFunction, normalising_layers
