@@ -26,8 +26,8 @@ import torch.distributed as dist
 
 from planner.ir.cluster import STANDING_BYTES
 from planner.ir.errors import TransportError
+from runtime.timeouts import TRANSPORT_S
 from runtime.transport.base import (
-    DEADLINE_S,
     KEYED,
     Pending,
     Words,
@@ -272,7 +272,7 @@ class GroupExchanges:
     They share the group's order with what else is sent over it, point to point.
     """
 
-    deadline_s = DEADLINE_S
+    deadline_s = TRANSPORT_S
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.rank = group.rank()

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from planner.ir import cluster as names
 from planner.ir.errors import TransportError
+from runtime.timeouts import TRANSPORT_S
 from runtime.transport.base import KEYED, Pending, Words, is_plain, met, plain, plain_like
 from runtime.transport.collectives import STARTED_SUM, ByRank, CollectiveOperations, Meeting
 from runtime.transport.gloo import FrameMessages
@@ -46,7 +47,7 @@ _NUMBERS = 1 << 12  # of one group's sums, which are far fewer at a time
 def open_mpi(
     rank: int | None = None,
     world_size: int | None = None,
-    timeout_s: float = 600.0,
+    timeout_s: float = TRANSPORT_S,
     groups: Iterable[Sequence[int]] = (),
 ) -> MpiTransport:
     """The transport of this process among all those that mpiexec started; all of them open theirs together.

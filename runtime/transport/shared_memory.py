@@ -23,8 +23,8 @@ import torch.distributed as dist
 
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.errors import TransportError
+from runtime.timeouts import TRANSPORT_S
 from runtime.transport.base import (
-    DEADLINE_S,
     KEYED,
     Deadline,
     Key,
@@ -81,7 +81,7 @@ class SharedMemoryTransport(CollectiveOperations):
         self.world_size = world_size
         self.segments = segments
         self.name = SHARED_MEMORY
-        self.deadline_s = DEADLINE_S
+        self.deadline_s = TRANSPORT_S
         self.spin_s = spin_s
         self._in_parts = in_parts
         self._owns_group = owns_group
