@@ -183,7 +183,7 @@ class Executor:
             StopBeforeStepError: a rank has asked for it.
         """
         context = self._context
-        vote = self._context.vote
+        vote = context.vote
         self.enter(step, batch)
         self.announce(turn)
         try:
@@ -221,7 +221,7 @@ class Executor:
             StageFailedError: a stage raised; DeadlineError, TransportError: a message failed.  The text says where.
         """
         context = self._context
-        activity = self._context.activity
+        activity = context.activity
         clock = clock_of(self._device)
         meter = context.meter
         peak_bytes = list[int]()

@@ -114,11 +114,8 @@ class MessageSlice:
     def key(self, turn: int) -> Key:
         """Of a message that begins with it; equal at both ends."""
         src, dst, microbatch = self.route
-        return (
-            Key(turn, FORWARD, src, dst, microbatch)
-            if self.kind == FORWARD
-            else Key(turn, BACKWARD, dst, src, microbatch)
-        )
+        ends = (src, dst) if self.kind == FORWARD else (dst, src)
+        return Key(turn, self.kind, *ends, microbatch)
 
 
 Wires = dict[Route, tuple[MessageSlice, ...]]

@@ -90,8 +90,8 @@ class StageBuilder:
 
     def _local_stage(self, stage: int) -> LocalStage:
         context = self._context
-        decision = self._context.decision
-        graph = self._context.graph
+        decision = context.decision
+        graph = context.graph
         ranks = tuple(sorted(decision.stages[stage].ranks))
         actions = [action for action in context.row if action.stage == stage]
         run_config = RunConfig.of(actions, decision.stages[stage].recompute, self._model.autocast)
@@ -209,7 +209,7 @@ class StageBuilder:
         shard = partial(divided.shard, training=True)
         context = self._context
         layers = self._model.graph.by_name()
-        placements = self._context.decision.layers
+        placements = context.decision.layers
         if (axis := context.boundaries.axis) is not None:
             placements = {name: axis.placement(name, context.decision.token_slices) for name in layers}
         return spatial.DrawnPlaces(shard, layers, placements)
@@ -232,7 +232,7 @@ class StageBuilder:
     def _sites(self, stage: int) -> SharedSites | None:
         """How a stage of several ranks shares out the sites of a sparse network."""
         context = self._context
-        ranks = self._context.decision.stages[stage].ranks
+        ranks = context.decision.stages[stage].ranks
         preparation = self._model.preparation
         if preparation is None or len(ranks) == 1 or isinstance(preparation, SeparatePreparation):
             return None

@@ -112,6 +112,7 @@ class CollectiveOperations(ABC):
 
     def __init__(self, groups: Iterable[Sequence[int]], world_size: int) -> None:
         self.groups = declare(groups, world_size)
+        self._series: dict[tuple[str, tuple[int, ...]], Series] = {}
 
     @abstractmethod
     def among(self, ranks: tuple[int, ...]) -> ExchangedCollectives:
@@ -151,10 +152,6 @@ class ExchangedCollectives(CollectiveOperations):
 
     device = torch.device("cpu")
     """Where what comes is received."""
-
-    def __init__(self, groups: Iterable[Sequence[int]], world_size: int) -> None:
-        super().__init__(groups, world_size)
-        self._series: dict[tuple[str, tuple[int, ...]], Series] = {}
 
     @abstractmethod
     def exchange(self, meeting: Meeting, sent: ByRank, received: ByRank, *, is_second: bool = False) -> Pending:
