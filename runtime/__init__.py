@@ -26,6 +26,7 @@ Modules:
                  rank's part
     stage        Stages of a captured model as functions: cut out, run forward and backward in halves, on versions, with
                  draws
+    timeouts     The longest waits of a job, by name
     transport    Moving tensors between ranks: every message carries its key, every wait has a deadline
 """
 

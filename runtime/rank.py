@@ -48,6 +48,7 @@ from runtime.pipeline.microbatches import InputSpecs
 from runtime.stage.cut import NUM_SAMPLES
 from runtime.stage.sample_weights import inputs_counted
 from runtime.stage.shapes import step_inputs
+from runtime.timeouts import WAIT_S
 from runtime.transport import Transport
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class RankContext:
     clip_norm: float = 0.0
     accumulate: int = 1
     on_nan: OnNan = OnNan.IGNORE
-    deadline_s: float = 120.0
+    deadline_s: float = WAIT_S
     lookahead: int = 0
     compiler: Compiler | None = None
     answers: bool = False

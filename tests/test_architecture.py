@@ -110,8 +110,8 @@ FLOORS = {
         "torch",
     ),
     "profiler.links.calls": floor(
-        "cuda_ops planner.ir profiler runtime.optim.sharding runtime.sparse.halo runtime.spatial runtime.transport"
-        " runtime.stage.batch_norm",
+        "cuda_ops planner.ir profiler runtime.optim.gradient_buckets runtime.sparse.halo runtime.spatial"
+        " runtime.stage.batch_norm runtime.transport",
         "torch",
     ),
     "runtime": floor(f"{WITH_TORCH} planner.passes", "mpi4py torch"),

@@ -128,3 +128,25 @@ def test_the_page_of_the_architecture_has_a_sentence_for_every_box(boxes: dict[s
     page = (HOME / "docs" / "architecture.md").read_text("utf-8")
     named = set(re.findall(r"^\| `([\w.]+)` \|", page, re.MULTILINE))
     assert {"planner.solvers" if box.startswith("planner.solvers") else box for box in boxes} == named
+
+
+def skipped(files: list[str]) -> Iterator[str]:
+    """Files of a reading list that none of those before them refers to, by an import or a text ``module:name``."""
+    named = set[str]()
+    for number, file in enumerate(files):
+        if number and file.removesuffix(".py").replace("/", ".") not in named:
+            yield file
+        for node in ast.walk(ast.parse((HOME / file).read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                named |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                named.add(node.value.partition(":")[0])
+
+
+def test_who_reads_the_files_of_a_run_in_their_order_meets_each_in_one_before() -> None:
+    page = (HOME / "docs" / "architecture.md").read_text("utf-8")
+    section = page.split("## To follow `halopipe run`, read")[1].split("\n## ")[0]
+    files = re.findall(r"^\d+\. `([\w/]+\.py)`", section, re.MULTILINE)
+    assert len(files) > 10
+    assert list(skipped(files)) == []
+    assert list(skipped(["halopipe/launch/run.py", "halopipe/launch/worker.py"])) == ["halopipe/launch/worker.py"]

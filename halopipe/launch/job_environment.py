@@ -26,6 +26,7 @@ from cuda_ops.device.host import MPI_JOB
 from planner.ir.errors import RankCountError, TransportError, UsageError
 from planner.ir.plan import Decision
 from planner.ir.validation import MOST_DEVICES
+from runtime.timeouts import SETUP_S
 
 LOOPBACK = "127.0.0.1"
 GLOO = "GLOO_SOCKET_IFNAME"
@@ -167,7 +168,6 @@ def _torchruns_variables(num_started: int, environment: Mapping[str, str]) -> di
         UsageError: there is no MPI, or another one than the launcher's.
         DeadlineError: not all of them came.
     """
-    from runtime.monitor.watch import SETUP_S  # late: loads torch
     from runtime.transport.mpi_requests import library, load_mpi, meet
 
     try:

@@ -14,7 +14,8 @@ from cuda_ops._torch import PrefixStore
 from halopipe.launch.job_environment import ATTEMPT, GLOO, address_of, choose_gloo_interface, is_loopback
 from planner.ir.errors import TransportError, UsageError
 from runtime.monitor.activity import StatusStore
-from runtime.monitor.watch import SETUP_S, host_store, join_store, meet
+from runtime.monitor.watch import host_store, join_store, meet
+from runtime.timeouts import SETUP_S
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store

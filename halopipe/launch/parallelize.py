@@ -64,11 +64,11 @@ from planner.ir.scratch import scratch_folder
 from profiler import load_model
 from profiler.source.model import load_state, named_parameters, owners, state_of
 from runtime.monitor.failure import read_error, write_error
-from runtime.monitor.watch import SETUP_S
 from runtime.optim.followed import Followed, Settings
 from runtime.optim.optimizer_state import give_back
 from runtime.optim.schedules import SteppedElsewhere
 from runtime.optim.whole_state import WholeState
+from runtime.timeouts import SETUP_S
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store

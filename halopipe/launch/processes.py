@@ -18,6 +18,7 @@ from halopipe.launch.job_environment import ATTEMPT, GLOO, LOOPBACK, JobRank
 from halopipe.run_spec.job import JOB
 from planner.ir.errors import MissingFileError
 from runtime.monitor.failure import EndedWorker
+from runtime.timeouts import SETUP_S
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
@@ -178,8 +179,6 @@ def captured_once(folder: Path, num_workers: int) -> Iterator[fork_server.Server
     None where each worker had better capture it itself, as :func:`halopipe.launch.ahead.begun` says: what is
     wrong with the model a worker then says.
     """
-    from runtime.monitor.watch import SETUP_S  # late: loads torch, which the server loads meanwhile
-
     with (folder / "output-capture.txt").open("wb") as output:
         server = ahead.begun(
             "halopipe.training.shared_capture:capture_ahead",

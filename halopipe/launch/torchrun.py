@@ -44,7 +44,8 @@ from runtime.monitor.failure import (
     read_error,
     write_error,
 )
-from runtime.monitor.watch import SETUP_S, Supervisor
+from runtime.monitor.watch import Supervisor
+from runtime.timeouts import SETUP_S
 
 if TYPE_CHECKING:
     from cuda_ops._torch import PrefixStore, Store

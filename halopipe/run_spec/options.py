@@ -25,6 +25,7 @@ from halopipe.run_spec.schema import (
     option,
     spec,
 )
+from runtime.timeouts import WAIT_S
 
 EACH, FIRST, SHARE = DATA_FROM = ("each", "first", "share")
 """Who reads the data of a run."""
@@ -249,7 +250,7 @@ class RunOptions:
         CHECKS,
         offers=ON_NAN,
     )
-    deadline_s: float = option(120.0, "Seconds that a wait may last.", "SECONDS", CHECKS, flag="--deadline", least=1.0)
+    deadline_s: float = option(WAIT_S, "Seconds that a wait may last.", "SECONDS", CHECKS, flag="--deadline", least=1.0)
     tensors_limit_bytes: int = option(
         0,
         "Most memory of a rank's tensors, such as 2GiB; a rank that needs more ends the run (H506).",

@@ -32,9 +32,7 @@ from runtime.checkpoint.folders import complete_path
 from runtime.checkpoint.state import Number, RankState, joined
 from runtime.engine import Engine
 from runtime.rank import NOTHING, SAVE, STOP, RankContext
-
-SAVE_S = 600.0
-"""Longest time until a checkpoint is on disk."""
+from runtime.timeouts import SAVE_S
 
 SEED = "run/seed"
 PLAN = "run/plan"

@@ -25,10 +25,10 @@ from profiler.capture.graph import capture_for
 from profiler.source.source import load_model
 from runtime.engine import StepResult
 from runtime.monitor.failure import also, read_error, set_text, text_at, write_error
-from runtime.monitor.watch import SETUP_S
 from runtime.numerics.compare import report
 from runtime.numerics.difference import Difference
 from runtime.pipeline.routing import CPU
+from runtime.timeouts import SETUP_S
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store

@@ -26,6 +26,7 @@ from runtime.memory import storage_bytes, with_peak
 from runtime.monitor.activity import SHOWN, Activity
 from runtime.pipeline.executor import StopBeforeStepError
 from runtime.pipeline.microbatches import Batch
+from runtime.timeouts import SAVE_S
 
 if TYPE_CHECKING:
     from halopipe.training.checkpointing import Checkpoints
@@ -238,8 +239,6 @@ class Loop:
                 self.event_log.saves(checkpoints.saves)
 
     def _saving(self) -> None:
-        from halopipe.training.checkpointing import SAVE_S  # late, as all that saves
-
         self._engine.settle()
         self._steps.confirm()
         self._context.activity.begin("saving a checkpoint")

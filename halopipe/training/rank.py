@@ -49,12 +49,12 @@ from runtime.monitor.activity import StatusStore
 from runtime.monitor.failure import also, read_error, write_error
 from runtime.monitor.slow import SlowWatch
 from runtime.monitor.waits import RankHeartbeat
-from runtime.monitor.watch import SETUP_S
 from runtime.numerics.finite import OnNan
 from runtime.optim.ties import groups_of
 from runtime.pipeline.routing import CPU
 from runtime.rank import RankContext
 from runtime.stage.shapes import graph_of_sizes
+from runtime.timeouts import SETUP_S
 from runtime.transport import Transport
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from halopipe.training.shared_capture import load
 from runtime.captured import CapturedModule
 from runtime.memory import with_peak
 from runtime.monitor.activity import StatusStore
-from runtime.monitor.watch import SETUP_S
 from runtime.stage.modes import cannot_evaluate
+from runtime.timeouts import SETUP_S
 from runtime.transport.base import within
 
 if TYPE_CHECKING:

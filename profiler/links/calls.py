@@ -6,7 +6,8 @@
     sites            a sparse convolution with a halo less the same pairs in one call (``runtime.sparse.halo``): own
                      rows and those of others apart, packing, a function of autograd
     partial sums     a small sum of which each rank has a part (``runtime.spatial.collectives``), such as a pool's
-    gradient sums    a bucket of gradients (``runtime.optim.sharding``): hooks on its parameters, gradients put together
+    gradient sums    a bucket of gradients (``runtime.optim.gradient_buckets``): hooks on its parameters, gradients put
+                     together
 
 Each is timed by processor time; where there are two passes, a table says the mean of forward and backward.  It is of
 one rank, as a collective over a group of one.  Tensors are small, so that passes over the layer's own data are hardly
@@ -36,7 +37,7 @@ from planner.ir.box import Interval, Transfer
 from planner.ir.cluster import GRADIENT_SUMS, NORMALISATION, PARTIAL_SUMS, PIECES, SITES, Collective
 from profiler.links.messages import Points
 from profiler.measure.child_process import Report
-from runtime.optim.sharding import GradientBuckets
+from runtime.optim.gradient_buckets import GradientBuckets
 from runtime.sparse.halo import shared_conv
 from runtime.spatial.collectives import summed
 from runtime.spatial.exchange import PeerGroup, redistribute

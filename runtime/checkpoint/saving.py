@@ -50,6 +50,7 @@ from runtime.checkpoint.manifest import from_text, manifest_hash, merged, to_tex
 from runtime.checkpoint.reader import Checkpoint
 from runtime.checkpoint.state import RankState
 from runtime.checkpoint.writer import saved_tensors, write_rank
+from runtime.timeouts import SAVE_S
 
 _log = logging.getLogger(__name__)
 
@@ -313,7 +314,7 @@ class BackgroundSaver:
         barrier: Callable[[], object],
         *,
         keep: int = 0,
-        deadline_s: float = 600.0,
+        deadline_s: float = SAVE_S,
     ) -> None:
         self._folder = Path(folder)
         self._rank = rank

@@ -20,6 +20,7 @@ from typing import Any, Self, TypeVar
 from cuda_ops._torch import Store
 from planner.ir.timeline import LeftOut, Slow
 from runtime.monitor.slow import Moves, StepLog
+from runtime.timeouts import SETUP_S
 
 INTERVAL_S = 0.5
 PATIENCE_S = 1.5
@@ -137,7 +138,7 @@ class Activity:
     what: str = "starting"
     step: int = -1
     since_s: float = 0.0
-    deadline_s: float = 600.0
+    deadline_s: float = SETUP_S
     num_done: int = 0
     loss: float | None = None
     step_s: float = 0.0

@@ -28,11 +28,9 @@ from planner.ir.errors import DeadlineError, HalopipeError, TransportError
 from runtime.monitor.activity import Beat, Silence, StatusStore, describe, read_board
 from runtime.monitor.failure import EndedWorker, also, blame, cause, died, left_by
 from runtime.monitor.waits import MEETING, Waits
+from runtime.timeouts import CONNECT_S, SETUP_S
 
 LOOPBACK = "127.0.0.1"
-SETUP_S = 600.0
-"""Longest time until a worker says its first word, and that each part of its set-up may take."""
-
 STOPPED_S = 1.0
 """A worker that is stopped for so long before its first step is not waited for; a whole job is continued faster."""
 
@@ -41,9 +39,6 @@ _SLEEPS_S = 5.0
 
 _AWAKE = 0.01
 """Share of a core that a worker which does something uses; its heartbeat alone takes a tenth of that."""
-
-CONNECT_S = 60.0
-"""Longest time until a store answers."""
 
 PATIENCE_S = {0: 0.0, 1: 0.1, 2: 0.3, 3: 1.0}
 """How long to wait for a better explanation, by :func:`runtime.monitor.failure.blame`."""

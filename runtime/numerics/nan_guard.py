@@ -130,7 +130,7 @@ class NanGuard:
         if self._untold is None:
             return
         context = self._context
-        activity = self._context.activity
+        activity = context.activity
         activity.begin(START)
         activity.step = step
         activity.deadline_s = context.deadline_s
@@ -185,7 +185,7 @@ class NanGuard:
     def _explained(self, guarded: GuardedStep, *, runs_again: bool = True) -> NotFiniteError:
         """Where it first appeared; all ranks call this together."""
         context = self._context
-        rank = self._context.rank
+        rank = context.rank
         own = NanReport(rank, guarded.loss, guarded.bad)
         if runs_again:
             own = self._examined(guarded, own)

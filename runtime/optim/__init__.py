@@ -4,6 +4,7 @@ Modules:
 
     coupling          Whether an optimiser makes one parameter's update of others, or of its place among them
     followed          An optimiser object of the user's, which the optimisers of all stages follow
+    gradient_buckets  Gradients summed over a stage's ranks in buckets, behind the backward that makes them
     gradient_sync     What all ranks do together between the last gradient of a step and its updates: sums of ties, and
                       clipping
     of_stage          How the parameters of one stage are updated: over which ranks gradients are summed, and what steps
@@ -14,7 +15,7 @@ Modules:
                       under another plan
     pass_shards       ZeRO-2 and ZeRO-3: gradients, and parameters, that ranks have in parts while passes run
     schedules         Schedules of learning rates: several of an optimiser, and what they keep as numbers
-    sharding          Gradients summed in buckets behind the backward; an optimiser's state divided over ranks (ZeRO-1)
+    sharding          ZeRO-1: an optimiser's state divided over ranks
     ties              Parameters that layers of several stages use: an embedding that is the output's weight as well
     user_object       An optimiser object of the user's as a whole: what goes along into copies, what is refused
     whole_state       The state of the optimisers of all ranks as one mapping, by names of parameters, for checkpoints

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from runtime.optim.gradient_buckets import GradientBuckets, StartSum
 from runtime.optim.optimizer import StageOptimizer
-from runtime.optim.sharding import GradientBuckets, ShardedParameters, StartSum
+from runtime.optim.sharding import Exchange, ShardedParameters
 from runtime.rank import RankContext
 
 if TYPE_CHECKING:
@@ -64,7 +65,6 @@ def updates_of(
         UsageError: the optimiser cannot be used.
     """
     rank = context.rank
-    transport = context.transport
     of_stage = context.decision.stages[stage]
     is_alone = len(context.decision.stages) == 1
     ranks = tuple(sorted(of_stage.ranks))
@@ -72,29 +72,14 @@ def updates_of(
     zero = of_stage.level
     tie_of = {name: tie for tie in ties if rank in tie.ranks for name in tie.names if name in parameters}
     own = {name: parameter for name, parameter in parameters.items() if name not in tie_of}
-    reduction: GradientBuckets | ShardedParameters | None = None
     shards: ShardedParameters | None = None
     in_passes: PassShards | None = None
     if zero and len(ranks) > 1:
-        scatter = partial(transport.reduce_scatter, ranks=ranks)
-        gather = partial(transport.all_gather, ranks=ranks)
         if places:
-            from runtime.optim.pass_shards import PassShards  # late: few plans divide so much
-
             own = {name: own[name] for name in places if name in own}
-            in_passes = PassShards(own, places, ranks.index(rank), len(ranks), scatter, gather, gathers=zero > 2)
-            shards = in_passes
-        else:
-            shards = ShardedParameters(own, ranks.index(rank), len(ranks), scatter, gather)
-        reduction = shards
-    elif len(ranks) > 1:
-
-        @cache  # one function for each group of ranks
-        def sum_over(group: tuple[int, ...]) -> StartSum | None:
-            return partial(transport.start_sum, ranks=group) if len(group) > 1 else None
-
-        others = {own[name]: sum_over(part.group) for name, part in parts.items() if name in own}
-        reduction = GradientBuckets(own.values(), sum_over(ranks), others=others)
+            in_passes = _pass_shards(context, own, places, ranks, zero)
+        shards = in_passes or _shards(context, own, ranks)
+    reduction = _buckets(context, own, parts, ranks) if shards is None and len(ranks) > 1 else shards
     trained = {
         name: parameter for name, parameter in parameters.items() if name in own or tie_of[name].owner(rank) == stage
     }
@@ -112,3 +97,37 @@ def updates_of(
         parts,
         in_passes,
     )
+
+
+def _pass_shards(
+    context: RankContext,
+    own: Mapping[str, nn.Parameter],
+    places: Mapping[str, UsePlaces],
+    ranks: tuple[int, ...],
+    zero: int,
+) -> PassShards:
+    from runtime.optim.pass_shards import PassShards  # late: few plans divide so much
+
+    index = ranks.index(context.rank)
+    return PassShards(own, places, index, len(ranks), *_halves(context, ranks), gathers=zero > 2)
+
+
+def _shards(context: RankContext, own: Mapping[str, nn.Parameter], ranks: tuple[int, ...]) -> ShardedParameters:
+    return ShardedParameters(own, ranks.index(context.rank), len(ranks), *_halves(context, ranks))
+
+
+def _halves(context: RankContext, ranks: tuple[int, ...]) -> tuple[Exchange, Exchange]:
+    """The two halves of a sum over ``ranks``: scattered, and gathered."""
+    transport = context.transport
+    return partial(transport.reduce_scatter, ranks=ranks), partial(transport.all_gather, ranks=ranks)
+
+
+def _buckets(
+    context: RankContext, own: Mapping[str, nn.Parameter], parts: Parts, ranks: tuple[int, ...]
+) -> GradientBuckets:
+    @cache  # one function for each group of ranks
+    def sum_over(group: tuple[int, ...]) -> StartSum | None:
+        return partial(context.transport.start_sum, ranks=group) if len(group) > 1 else None
+
+    others = {own[name]: sum_over(part.group) for name, part in parts.items() if name in own}
+    return GradientBuckets(own.values(), sum_over(ranks), others=others)

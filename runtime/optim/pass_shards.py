@@ -6,7 +6,7 @@ Rajbhandari et al. 2020, "ZeRO", sections 5.2 and 5.3; parameters come and go as
     backward               gather B | B's operators, last to first | scatter B's gradients, let B go | gather A ...
     update      each rank's optimiser its slices; ZeRO-2 then gathers them, ZeRO-3 leaves them in parts
 
-A, B are the buckets of :mod:`runtime.optim.sharding`.  When each comes and goes follows from the *places* of the
+A, B are buckets of :mod:`runtime.optim.gradient_buckets`.  When each comes and goes follows from the *places* of the
 operators that use its parameters in the order of the captured graph alone, hence is the same on all ranks, also on one
 that has no rows.  Autograd runs the operators of a pass in the reverse order of their making, so that a bucket is
 needed from the last place that uses it to the first, and complete below that.  The gradients of each micro-batch are
@@ -27,7 +27,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from runtime.optim.sharding import Exchange, ParameterSlice, ShardedBucket, ShardedParameters, flat_gradients
+from runtime.optim.gradient_buckets import flat_gradients
+from runtime.optim.sharding import Exchange, ParameterSlice, ShardedBucket, ShardedParameters
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from planner.ir.schedule import MESSAGE, Action, Op
 from planner.ir.timeline import Span
 from runtime.monitor.waits import BETWEEN, END, START
 from runtime.pipeline.microbatches import Ahead, Batch
-from runtime.pipeline.p2p import BACKWARD, FORWARD, P2PMailbox
-from runtime.pipeline.routing import CPU, Piece, add_up, assemble
+from runtime.pipeline.p2p import P2PMailbox
+from runtime.pipeline.routing import BACKWARD, CPU, FORWARD, Piece, add_up, assemble
 from runtime.pipeline.specialize import Specialization, ends_step, last_gradients, last_updates
 from runtime.rank import STOP, RankContext, stage_failed
 from runtime.stage.local_stage import LocalStage
@@ -183,7 +183,7 @@ class Executor:
             StopBeforeStepError: a rank has asked for it.
         """
         context = self._context
-        vote = self._context.vote
+        vote = context.vote
         self.enter(step, batch)
         self.announce(turn)
         try:
@@ -221,7 +221,7 @@ class Executor:
             StageFailedError: a stage raised; DeadlineError, TransportError: a message failed.  The text says where.
         """
         context = self._context
-        activity = self._context.activity
+        activity = context.activity
         clock = clock_of(self._device)
         meter = context.meter
         peak_bytes = list[int]()

@@ -12,7 +12,6 @@ their receives brings them; the other sends and receives of the row find nothing
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
@@ -20,51 +19,15 @@ from torch import Tensor
 
 from planner.ir.program import Leg, Program, Route, sent_by, taken_by
 from planner.ir.schedule import RECEIVE, SEND, Action, Op
-from runtime.pipeline.routing import CPU, MessageSlice, Piece, Routing
+from runtime.pipeline.routing import CPU, FORWARD, MessageSlice, Piece, Routing
 from runtime.rank import RankContext
-from runtime.transport import Key, Spec
-
-FORWARD = "F"
-BACKWARD = "B"
-"""Kinds of messages: activations and gradients."""
+from runtime.transport import Spec
 
 _Pieces = dict[str, list[Piece]]
 """By value."""
 
-
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """One message of this rank to another, or from it.
-
-    Attributes:
-        routes: along which its pieces go, each with the message of it.
-        specs: shape and dtype of each tensor.
-    """
-
-    peer: int
-    routes: tuple[tuple[Route, MessageSlice], ...]
-    specs: tuple[Spec, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class P2PTransfer:
-    """What one send or receive moves between this rank and others.
-
-    Attributes:
-        kind: ``FORWARD`` or ``BACKWARD``.
-        src, dst: the stage that sends and the one that receives (of a gradient, ``dst`` is the edge's source).
-        parcels: the messages that leave or enter this rank with it.
-    """
-
-    kind: str
-    src: int
-    dst: int
-    microbatch: int
-    parcels: tuple[Parcel, ...]
-
-    def key(self, turn: int) -> Key:
-        """Equal at both ends."""
-        return Key(turn, self.kind, self.src, self.dst, self.microbatch)
+_Joined = tuple[MessageSlice, ...]
+"""What one message carries: one slice, or small ones of several routes; its key is the first one's."""
 
 
 class P2PMailbox:
@@ -84,7 +47,7 @@ class P2PMailbox:
         self._device = context.device or CPU
         self._moves_device = self._device.type != "cpu"
         self._lookahead = context.lookahead or program.receive_window(context.rank)
-        self._receives = tuple(self._moved(each) for each in program.rows[context.rank] if each.op in RECEIVE)
+        self._receives = tuple(self._messages(each) for each in program.rows[context.rank] if each.op in RECEIVE)
         self._turn = self._num_posted = 0
         self._arrived: dict[tuple[str, int, int], _Pieces] = {}  # by kind, stage and micro-batch
         self._outbox: dict[tuple[str, Route, int], tuple[Tensor, ...]] = {}
@@ -108,10 +71,8 @@ class P2PMailbox:
 
     def hand_out(self, kind: str, route: Route, tensors: Mapping[str, Tensor]) -> None:
         """Cuts what goes along ``route`` (a gradient goes from its destination to its source)."""
-        forward = kind == FORWARD
-        wires = (self._routing.forward_out if forward else self._routing.backward_out)[route]
-        reader = route[1] if forward else route[0]
-        for wire in wires:
+        wires = self._routing.forward_out if kind == FORWARD else self._routing.backward_out
+        for wire in wires[route]:
             cut = tuple(
                 [
                     tensors[value] if index is None else tensors[value][index]
@@ -119,38 +80,37 @@ class P2PMailbox:
                 ]
             )
             if wire.peer == self._transport.rank:
-                self._put(kind, reader, route[2], wire, cut)
+                self._put(wire, cut)
             else:
                 self._outbox[kind, route, wire.peer] = cut
 
     def handler(self, action: Action) -> Callable[[], None]:
         """What does ``action``, a send or receive of the row."""
-        traffic = self._moved(action)
-        return (
-            partial(self._receive, traffic) if action.op in RECEIVE else partial(self._send, traffic, action.blocking)
-        )
+        messages = self._messages(action)
+        if action.op in RECEIVE:
+            return partial(self._receive, messages)
+        return partial(self._send, messages, action.blocking)
 
-    def _send(self, traffic: P2PTransfer, blocking: bool) -> None:
+    def _send(self, messages: tuple[_Joined, ...], blocking: bool) -> None:
         """Sends what waits for it; where it blocks, until it has been taken."""
-        key = traffic.key(self._turn)
-        for parcel in traffic.parcels:
-            pieces = [self._outbox.pop((traffic.kind, route, parcel.peer)) for route, _ in parcel.routes]
-            self._transport.send(key, parcel.peer, pieces[0] if len(pieces) == 1 else tuple(chain(*pieces)))
+        for wires in messages:
+            first = wires[0]
+            pieces = [self._outbox.pop((wire.kind, wire.route, wire.peer)) for wire in wires]
+            tensors = pieces[0] if len(pieces) == 1 else tuple(chain(*pieces))
+            self._transport.send(first.key(self._turn), first.peer, tensors)
         if blocking:
             self._transport.flush()
 
-    def _receive(self, traffic: P2PTransfer) -> None:
+    def _receive(self, messages: tuple[_Joined, ...]) -> None:
         """Waits for its messages, and announces the next receive."""
-        key = traffic.key(self._turn)
-        for parcel in traffic.parcels:
-            tensors = self._transport.receive(key, parcel.peer)
+        for wires in messages:
+            tensors = self._transport.receive(wires[0].key(self._turn), wires[0].peer)
             if self._moves_device:
                 tensors = tuple(tensor.to(self._device, non_blocking=True) for tensor in tensors)
             first = 0
-            for route, wire in parcel.routes:
+            for wire in wires:
                 last = first + len(wire.specs)
-                reader = route[1] if traffic.kind == FORWARD else route[0]
-                self._put(traffic.kind, reader, traffic.microbatch, wire, tensors[first:last])
+                self._put(wire, tensors[first:last])
                 first = last
         self._announce(1)
 
@@ -159,58 +119,45 @@ class P2PMailbox:
         self._transport.flush()
 
     def _announce(self, count: int) -> None:
-        for traffic in self._receives[self._num_posted : self._num_posted + count]:
-            key = traffic.key(self._turn)
-            for parcel in traffic.parcels:
-                self._transport.post_receive(key, parcel.peer, parcel.specs)
+        for messages in self._receives[self._num_posted : self._num_posted + count]:
+            for wires in messages:
+                self._transport.post_receive(wires[0].key(self._turn), wires[0].peer, _specs(wires))
         self._num_posted += count
 
-    def _put(self, kind: str, stage: int, microbatch: int, wire: MessageSlice, tensors: tuple[Tensor, ...]) -> None:
-        where = self._arrived.setdefault((kind, stage, microbatch), {})
+    def _put(self, wire: MessageSlice, tensors: tuple[Tensor, ...]) -> None:
+        where = self._arrived.setdefault((wire.kind, wire.reader, wire.route[2]), {})
         for value, box, tensor in zip(wire.values, wire.boxes, tensors, strict=True):
             where.setdefault(value, []).append((box, tensor))
 
-    def _moved(self, action: Action) -> P2PTransfer:
-        """What ``action`` moves, with what else travels in the same messages."""
+    def _messages(self, action: Action) -> tuple[_Joined, ...]:
+        """What leaves or enters this rank with ``action``, with what else travels in the same messages."""
         rank = self._transport.rank
         sends = action.op in SEND
-        kind, route, wires = self._wires(action)
-        src, dst = route[:2] if kind == FORWARD else route[1::-1]
-        parcels = []
-        for wire in wires:
-            if wire.peer == rank:
-                continue
+        messages: list[_Joined] = []
+        for wire in self._wires(action):
             leg = (rank, action, wire.peer) if sends else (wire.peer, sent_by(action), rank)
-            if leg in self._joined:
+            if wire.peer == rank or leg in self._joined:
                 continue
-            routes = [(route, wire)]
-            for send in self._behind.get(leg, ()):
-                _, other, theirs = self._wires(send if sends else taken_by(send))
-                routes += [(other, each) for each in theirs if each.peer == wire.peer]
-            parcels.append(Parcel(wire.peer, tuple(routes), tuple(spec for _, each in routes for spec in each.specs)))
-        return P2PTransfer(kind, src, dst, route[2], tuple(parcels))
+            others = [self._wires(send if sends else taken_by(send)) for send in self._behind.get(leg, ())]
+            messages.append((wire, *(each for each in chain(*others) if each.peer == wire.peer)))
+        return tuple(messages)
 
-    def _wires(self, action: Action) -> tuple[str, Route, tuple[MessageSlice, ...]]:
-        """The kind of what a send or receive moves, along which route, and its messages, those within the rank too."""
+    def _wires(self, action: Action) -> tuple[MessageSlice, ...]:
+        """What a send or receive moves, within the rank too."""
         stage = action.stage
         peer = action.peer or 0
         microbatch = action.microbatch or 0
         routing = self._routing
         match action.op:
             case Op.SEND_FORWARD:
-                kind = FORWARD
-                route = (stage, peer, microbatch)
-                wires = routing.forward_out
+                return routing.forward_out[stage, peer, microbatch]
             case Op.RECV_FORWARD:
-                kind = FORWARD
-                route = (peer, stage, microbatch)
-                wires = routing.forward_in
+                return routing.forward_in[peer, stage, microbatch]
             case Op.SEND_BACKWARD:
-                kind = BACKWARD
-                route = (peer, stage, microbatch)
-                wires = routing.backward_out
+                return routing.backward_out[peer, stage, microbatch]
             case _:
-                kind = BACKWARD
-                route = (stage, peer, microbatch)
-                wires = routing.backward_in
-        return kind, route, wires[route]
+                return routing.backward_in[stage, peer, microbatch]
+
+
+def _specs(wires: _Joined) -> tuple[Spec, ...]:
+    return wires[0].specs if len(wires) == 1 else tuple(chain(*(wire.specs for wire in wires)))

@@ -19,7 +19,7 @@ from planner.ir.program import Message, Part, Program, Route
 from planner.layers.boundary import Boundaries
 from planner.layers.boxes import as_tuples, boxes_of
 from planner.layers.division import Division
-from runtime.transport import Spec
+from runtime.transport import Key, Spec
 
 CPU = torch.device("cpu")
 
@@ -79,22 +79,43 @@ def add_up(pieces: Sequence[Piece], box: Box, dtype: torch.dtype, device: torch.
     return total
 
 
+FORWARD = "F"
+BACKWARD = "B"
+"""Kinds of messages: activations and gradients."""
+
+
 @dataclass(frozen=True, slots=True)
 class MessageSlice:
-    """One message, seen from this rank.
+    """A message's activations or its gradients, seen from this rank.
 
     Attributes:
+        kind: ``FORWARD`` or ``BACKWARD``.
+        route: of the message; a gradient goes from its destination to its source.
         peer: the rank at the other end; this rank itself for a hand-over in memory.
-        values, boxes: what each of its tensors is, and where it lies in the micro-batch.
+        values: what each of its tensors is.
+        boxes: where each lies in the micro-batch.
         cuts: each box as an index into the tensor that this rank has (for messages that leave); None: all of it.
         specs: shape and dtype of each tensor.
     """
 
+    kind: str
+    route: Route
     peer: int
     values: tuple[str, ...]
     boxes: tuple[Box, ...]
     cuts: tuple[tuple[slice, ...] | None, ...]
     specs: tuple[Spec, ...]
+
+    @property
+    def reader(self) -> int:
+        """The stage that reads it."""
+        return self.route[1] if self.kind == FORWARD else self.route[0]
+
+    def key(self, turn: int) -> Key:
+        """Of a message that begins with it; equal at both ends."""
+        src, dst, microbatch = self.route
+        ends = (src, dst) if self.kind == FORWARD else (dst, src)
+        return Key(turn, self.kind, *ends, microbatch)
 
 
 Wires = dict[Route, tuple[MessageSlice, ...]]
@@ -142,10 +163,10 @@ class Routing:
             src, dst, _ = route
             leaving = [message for message in messages if message.src == rank]
             coming = [message for message in messages if message.dst == rank]
-            self.forward_out[route] = self._wires(route, src, ((m.dst, m.parts) for m in leaving))
-            self.forward_in[route] = self._wires(route, dst, ((m.src, m.parts) for m in coming))
-            self.backward_out[route] = self._wires(route, dst, _gradients((m.src, m) for m in coming))
-            self.backward_in[route] = self._wires(route, src, _gradients((m.dst, m) for m in leaving))
+            self.forward_out[route] = self._wires(FORWARD, route, src, ((m.dst, m.parts) for m in leaving))
+            self.forward_in[route] = self._wires(FORWARD, route, dst, ((m.src, m.parts) for m in coming))
+            self.backward_out[route] = self._wires(BACKWARD, route, dst, _gradients((m.src, m) for m in coming))
+            self.backward_in[route] = self._wires(BACKWARD, route, src, _gradients((m.dst, m) for m in leaving))
 
     def held(self, value: str, stage: int, microbatch: int) -> Box:
         """The box of ``value`` that this rank has while it runs ``stage``: its share of the samples, else all.
@@ -185,11 +206,11 @@ class Routing:
         return dtype_of(self._values[id(self._boundaries[0].graph)][value])
 
     def _wires(
-        self, route: Route, stage: int, ends: Iterable[tuple[int, tuple[Part, ...]]]
+        self, kind: str, route: Route, stage: int, ends: Iterable[tuple[int, tuple[Part, ...]]]
     ) -> tuple[MessageSlice, ...]:
-        return tuple(self._wire(route, stage, peer, parts) for peer, parts in ends)
+        return tuple(self._wire(kind, route, stage, peer, parts) for peer, parts in ends)
 
-    def _wire(self, route: Route, stage: int, peer: int, parts: tuple[Part, ...]) -> MessageSlice:
+    def _wire(self, kind: str, route: Route, stage: int, peer: int, parts: tuple[Part, ...]) -> MessageSlice:
         held = [self.held(part.value, stage, route[2]) for part in parts]
         for part, box in zip(parts, held, strict=True):
             if intersect(part.box, box) != part.box:
@@ -199,6 +220,8 @@ class Routing:
                     ["put that layer on a stage of one rank"],
                 )
         return MessageSlice(
+            kind,
+            route,
             peer,
             tuple(part.value for part in parts),
             # Equal boxes are one object, which is found equal at once where pieces are put together.

@@ -120,7 +120,6 @@ def _boxes(division: LayerDivision, name: str, tensor: Tensor, is_direct: bool) 
 
 
 T = TypeVar("T", bound=Tensor)
-Boxes = tuple[Box, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +134,7 @@ class ParameterPart:
     """
 
     shape: tuple[int, ...]
-    boxes: Boxes
+    boxes: tuple[Box, ...]
     ranks: tuple[int, ...]
     position: int
 
@@ -233,7 +232,7 @@ def groups_of_parameters(graph: Graph, decision: Decision) -> tuple[tuple[int, .
     return tuple(group for group in groups if len(group) > 1)
 
 
-def group_at(boxes: Boxes, ranks: tuple[int, ...], position: int) -> tuple[int, ...]:
+def group_at(boxes: tuple[Box, ...], ranks: tuple[int, ...], position: int) -> tuple[int, ...]:
     """The ranks with the box of ``position``, by growing number; one without elements is alone."""
     if not volume(boxes[position]):
         return (ranks[position],)
@@ -251,7 +250,7 @@ def _sliced(tensor: Tensor, part: ParameterPart | None) -> Tensor:
     return parameter
 
 
-def _agreed(name: str, shape: tuple[int, ...], uses: Iterable[Use], stage: int) -> Boxes:
+def _agreed(name: str, shape: tuple[int, ...], uses: Iterable[Use], stage: int) -> tuple[Box, ...]:
     """The boxes by position, which are the same for all uses (:mod:`planner.layers.stage_rules`)."""
     everything = tuple(uses)
     boxes = everything[0].boxes

@@ -35,9 +35,10 @@ from runtime import spatial
 from runtime.captured import answers_of, attribute, watched_values
 from runtime.extra import RuntimeExtra
 from runtime.numerics.finite import all_finite
+from runtime.optim.gradient_buckets import GradientBuckets
 from runtime.optim.of_stage import Updates, updates_of
 from runtime.optim.optimizer import StageOptimizer
-from runtime.optim.sharding import GradientBuckets, ShardedParameters
+from runtime.optim.sharding import ShardedParameters
 from runtime.pipeline.microbatches import Batch
 from runtime.rank import RankContext
 from runtime.stage.cut import StageFunction, normalising_layers
@@ -89,8 +90,8 @@ class StageBuilder:
 
     def _local_stage(self, stage: int) -> LocalStage:
         context = self._context
-        decision = self._context.decision
-        graph = self._context.graph
+        decision = context.decision
+        graph = context.graph
         ranks = tuple(sorted(decision.stages[stage].ranks))
         actions = [action for action in context.row if action.stage == stage]
         run_config = RunConfig.of(actions, decision.stages[stage].recompute, self._model.autocast)
@@ -208,7 +209,7 @@ class StageBuilder:
         shard = partial(divided.shard, training=True)
         context = self._context
         layers = self._model.graph.by_name()
-        placements = self._context.decision.layers
+        placements = context.decision.layers
         if (axis := context.boundaries.axis) is not None:
             placements = {name: axis.placement(name, context.decision.token_slices) for name in layers}
         return spatial.DrawnPlaces(shard, layers, placements)
@@ -231,7 +232,7 @@ class StageBuilder:
     def _sites(self, stage: int) -> SharedSites | None:
         """How a stage of several ranks shares out the sites of a sparse network."""
         context = self._context
-        ranks = self._context.decision.stages[stage].ranks
+        ranks = context.decision.stages[stage].ranks
         preparation = self._model.preparation
         if preparation is None or len(ranks) == 1 or isinstance(preparation, SeparatePreparation):
             return None

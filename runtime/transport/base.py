@@ -165,10 +165,6 @@ class Transport(Protocol):
         """Leave.  Messages that were not flushed may be lost; peers that still wait for this rank get an error."""
 
 
-DEADLINE_S = 600.0
-"""Of the waits of a transport that was told nothing else."""
-
-
 @contextmanager
 def within(transport: Transport, deadline_s: float) -> Iterator[None]:
     """Inside, waits may take so long."""

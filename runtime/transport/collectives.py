@@ -10,6 +10,7 @@ a sum is added in parts.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -99,7 +100,7 @@ class Steps:
                 self.go_on()
 
 
-class CollectiveOperations:
+class CollectiveOperations(ABC):
     """The part of a transport that does things in groups, see :class:`runtime.transport.base.Transport`.
 
     Args:
@@ -108,44 +109,61 @@ class CollectiveOperations:
 
     rank: int
     world_size: int
-    device = torch.device("cpu")
-    """Where what comes is received."""
 
     def __init__(self, groups: Iterable[Sequence[int]], world_size: int) -> None:
         self.groups = declare(groups, world_size)
         self._series: dict[tuple[str, tuple[int, ...]], Series] = {}
 
-    def among(self, ranks: tuple[int, ...]) -> CollectiveOperations:
+    @abstractmethod
+    def among(self, ranks: tuple[int, ...]) -> ExchangedCollectives:
         """What ``ranks`` exchange by."""
-        return self
 
     @without_gradients
     def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         """See :class:`runtime.transport.base.Transport`, also for the others."""
-        self.among(ranks)._sum(SUM, tensor, ranks).wait()
+        self.among(ranks).begin_sum(SUM, tensor, ranks).wait()
 
     @without_gradients
     def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
-        return self.among(ranks)._sum(STARTED_SUM, tensor, ranks)
+        return self.among(ranks).begin_sum(STARTED_SUM, tensor, ranks)
 
     @without_gradients
     def reduce_scatter(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
-        way = self.among(ranks)
-        meeting = way.meet(SCATTER, ranks)
+        group = self.among(ranks)
+        meeting = group.meet(SCATTER, ranks)
         terms = dict(zip(ranks, parts(flat, counts, ranks), strict=True))
-        Steps(way.added(meeting, terms)).wait()
+        Steps(group.added(meeting, terms)).wait()
 
     @without_gradients
     def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
-        way = self.among(ranks)
-        meeting = way.meet(GATHER, ranks)
+        group = self.among(ranks)
+        meeting = group.meet(GATHER, ranks)
         pieces = dict(zip(ranks, parts(flat, counts, ranks), strict=True))
-        Steps(way.gathered(meeting, pieces)).wait()
+        Steps(group.gathered(meeting, pieces)).wait()
 
     @without_gradients
     def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
-        way = self.among(ranks)
-        way.become_largest(way.meet(MAXIMUM, ranks), tensor)
+        group = self.among(ranks)
+        group.become_largest(group.meet(MAXIMUM, ranks), tensor)
+
+
+class ExchangedCollectives(CollectiveOperations):
+    """Collectives over one way to exchange, which a transport has in :meth:`exchange`."""
+
+    device = torch.device("cpu")
+    """Where what comes is received."""
+
+    @abstractmethod
+    def exchange(self, meeting: Meeting, sent: ByRank, received: ByRank, *, is_second: bool = False) -> Pending:
+        """As ``start_exchange``, within a meeting.
+
+        Args:
+            is_second: whether it is the second exchange of this meeting.
+        """
+
+    def among(self, ranks: tuple[int, ...]) -> ExchangedCollectives:
+        """See :class:`CollectiveOperations`: all exchange alike."""
+        return self
 
     def become_largest(self, meeting: Meeting, tensor: torch.Tensor) -> None:
         """By a gather: a ring's maximum may lose NaN."""
@@ -171,14 +189,6 @@ class CollectiveOperations:
             self._series[kind, ranks] = series
         series.count += 1
         return Meeting(series, series.count)
-
-    def exchange(self, meeting: Meeting, sent: ByRank, received: ByRank, *, is_second: bool = False) -> Pending:
-        """As ``start_exchange``, within a meeting.
-
-        Args:
-            is_second: whether it is the second exchange of this meeting.
-        """
-        raise NotImplementedError
 
     def is_in_parts(self, tensor: torch.Tensor, num_ranks: int) -> bool:
         """Whether such a sum is added in parts."""
@@ -213,6 +223,7 @@ class CollectiveOperations:
         """A sum that has begun."""
         return Steps(steps)
 
-    def _sum(self, kind: str, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
+    def begin_sum(self, kind: str, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
+        """Starts to replace ``tensor`` by its sum over ``ranks``."""
         meeting = self.meet(kind, ranks)
         return self.begun(meeting, self.summed(meeting, tensor))

@@ -26,8 +26,8 @@ import torch.distributed as dist
 
 from planner.ir.cluster import STANDING_BYTES
 from planner.ir.errors import TransportError
+from runtime.timeouts import TRANSPORT_S
 from runtime.transport.base import (
-    DEADLINE_S,
     KEYED,
     Pending,
     Words,
@@ -39,7 +39,7 @@ from runtime.transport.base import (
     put_back,
     without_gradients,
 )
-from runtime.transport.collectives import STARTED_SUM, ByRank, CollectiveOperations, Meeting
+from runtime.transport.collectives import STARTED_SUM, ByRank, ExchangedCollectives, Meeting
 from runtime.transport.works import OverWorks, PostedReceive, StreamWorks, Works
 
 ALL_STANDING_BYTES = 1 << 30
@@ -272,7 +272,7 @@ class GroupExchanges:
     They share the group's order with what else is sent over it, point to point.
     """
 
-    deadline_s = DEADLINE_S
+    deadline_s = TRANSPORT_S
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.rank = group.rank()
@@ -301,7 +301,7 @@ class GroupExchanges:
         return self._over[key]
 
 
-class GroupCollectives(Exchanges, CollectiveOperations):
+class GroupCollectives(Exchanges, ExchangedCollectives):
     """The part of a transport that does things in groups; all ranks of ``world`` make theirs together.
 
     Args:
@@ -324,7 +324,7 @@ class GroupCollectives(Exchanges, CollectiveOperations):
         pair_bytes: int = 0,
         batched: bool = False,
     ) -> None:
-        CollectiveOperations.__init__(self, groups, world.size())
+        ExchangedCollectives.__init__(self, groups, world.size())
         self._now, self._started = (
             {ranks: _new_group(ranks, backend) for ranks in self.groups if len(ranks) > 1} for _ in range(2)
         )

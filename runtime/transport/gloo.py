@@ -23,6 +23,7 @@ from cuda_ops._torch import Store, times_written
 from planner.ir.cluster import PAIR_SUM_BYTES
 from planner.ir.errors import TransportError
 from planner.ir.program import ALONE_BYTES, SPARE_BYTES
+from runtime.timeouts import TRANSPORT_S
 from runtime.transport.base import Deadline, Key, Spec, default_group, gone, join, met
 from runtime.transport.exchanges import GroupCollectives
 from runtime.transport.frame import Frame, FrameLayout, alone_buffer, layout_for, layout_of, tag, whole
@@ -209,7 +210,7 @@ def open_gloo(
     rank: int | None = None,
     world_size: int | None = None,
     store: Store | None = None,
-    timeout_s: float = 600.0,
+    timeout_s: float = TRANSPORT_S,
     groups: Iterable[Sequence[int]] = (),
 ) -> GlooTransport:
     """Join the default process group with gloo and return its transport, which leaves the group when it is closed.

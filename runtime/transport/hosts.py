@@ -22,6 +22,7 @@ from cuda_ops.device.compiling import CannotCompileError
 from cuda_ops.device.host import MPI_JOB
 from planner.ir.cluster import GLOO, SHARED_MEMORY, transport_text
 from planner.ir.errors import TransportError
+from runtime.timeouts import TRANSPORT_S
 from runtime.transport.base import Deadline, Key, Pending, Spec, Transport, default_group, join, met
 from runtime.transport.collectives import ByRank, CollectiveOperations
 from runtime.transport.segments import Address, SharedSegments
@@ -82,7 +83,7 @@ def open_shared(
     rank: int | None = None,
     world_size: int | None = None,
     store: Store | None = None,
-    timeout_s: float = 600.0,
+    timeout_s: float = TRANSPORT_S,
     groups: Iterable[Sequence[int]] = (),
     hosts: Sequence[str] = (),
     *,

@@ -18,7 +18,7 @@ import torch
 from planner.ir.cluster import IN_PROCESS
 from planner.ir.errors import DeadlineError, TransportError
 from runtime.transport.base import Deadline, Key, Pending, Spec, Words, declare, gone, words
-from runtime.transport.collectives import BARRIER, ByRank, CollectiveOperations, Meeting
+from runtime.transport.collectives import BARRIER, ByRank, ExchangedCollectives, Meeting
 from runtime.transport.frame import Frame, FrameLayout, layout_for, layout_of, tag, unpack
 
 _Address = tuple[int, int, Hashable]
@@ -138,7 +138,7 @@ def _names(ranks: Sequence[int]) -> str:
     return ", ".join(f"rank {rank}" for rank in ranks)
 
 
-class InProcessTransport(CollectiveOperations):
+class InProcessTransport(ExchangedCollectives):
     """The transport of one rank of a :class:`Hub`, see :class:`runtime.transport.base.Transport`.
 
     A deadlock of all ranks is a DeadlineError at once, whatever the deadline; its details are the chain of waits.

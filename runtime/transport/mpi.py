@@ -21,8 +21,9 @@ import torch.distributed as dist
 
 from planner.ir import cluster as names
 from planner.ir.errors import TransportError
+from runtime.timeouts import TRANSPORT_S
 from runtime.transport.base import KEYED, Pending, Words, is_plain, met, plain, plain_like
-from runtime.transport.collectives import STARTED_SUM, ByRank, CollectiveOperations, Meeting
+from runtime.transport.collectives import STARTED_SUM, ByRank, ExchangedCollectives, Meeting
 from runtime.transport.gloo import FrameMessages
 from runtime.transport.mpi_requests import MpiExchange, MpiSteps, MpiWire, MpiWorks, library, load_mpi, meet
 
@@ -46,7 +47,7 @@ _NUMBERS = 1 << 12  # of one group's sums, which are far fewer at a time
 def open_mpi(
     rank: int | None = None,
     world_size: int | None = None,
-    timeout_s: float = 600.0,
+    timeout_s: float = TRANSPORT_S,
     groups: Iterable[Sequence[int]] = (),
 ) -> MpiTransport:
     """The transport of this process among all those that mpiexec started; all of them open theirs together.
@@ -76,7 +77,7 @@ def open_mpi(
     return met(transport, timeout_s)
 
 
-class MpiTransport(CollectiveOperations, FrameMessages):
+class MpiTransport(ExchangedCollectives, FrameMessages):
     """The transport of one process, see :class:`runtime.transport.base.Transport`; received tensors are on the CPU.
 
     Args:
@@ -91,7 +92,7 @@ class MpiTransport(CollectiveOperations, FrameMessages):
         self.rank = ranks.rank
         self.world_size = ranks.size
         self.name = names.MPI
-        CollectiveOperations.__init__(self, groups, self.world_size)
+        ExchangedCollectives.__init__(self, groups, self.world_size)
         self._wire = MpiWire(mpi, ranks)
         self._works: MpiWorks = MpiWorks(self._wire, is_crowded)
         FrameMessages.__init__(

@@ -20,6 +20,7 @@ from cuda_ops._torch import Store
 from planner.ir.errors import TransportError
 from planner.ir.program import ALONE_BYTES, SPARE_BYTES, Program
 from planner.ir.schedule import SEND, Op
+from runtime.timeouts import TRANSPORT_S
 from runtime.transport.base import Deadline, Key, Spec, default_group, join, met
 from runtime.transport.exchanges import GroupCollectives
 from runtime.transport.frame import (
@@ -124,7 +125,7 @@ class ChannelTransport(GroupCollectives):
         device: str,
         works: Callable[[int], Works] | None = None,
         host_kinds: Collection[str] = (),
-        timeout_s: float = 600.0,
+        timeout_s: float = TRANSPORT_S,
         owns_group: bool = False,
     ) -> None:
         world = default_group()
@@ -300,7 +301,7 @@ def open_nccl(
     rank: int | None = None,
     world_size: int | None = None,
     store: Store | None = None,
-    timeout_s: float = 600.0,
+    timeout_s: float = TRANSPORT_S,
     groups: Iterable[Sequence[int]] = (),
     host_kinds: Collection[str] = (),
 ) -> ChannelTransport:

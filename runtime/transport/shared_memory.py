@@ -23,8 +23,8 @@ import torch.distributed as dist
 
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.errors import TransportError
+from runtime.timeouts import TRANSPORT_S
 from runtime.transport.base import (
-    DEADLINE_S,
     KEYED,
     Deadline,
     Key,
@@ -37,7 +37,7 @@ from runtime.transport.base import (
     is_plain,
     words,
 )
-from runtime.transport.collectives import ByRank, CollectiveOperations, Meeting, Steps
+from runtime.transport.collectives import ByRank, ExchangedCollectives, Meeting, Steps
 from runtime.transport.frame import FrameLayout, another, header_of, layout_of, tag
 from runtime.transport.segments import GONE, HERE, LATE, NOW_S, WATCHED, WRONG, ByteRange, Rows, SharedSegments, rows_of
 
@@ -55,7 +55,7 @@ _EXCHANGING: Words = ("exchange",)
 _MOST_SENT = 16  # are remembered before it is asked which of them were taken
 
 
-class SharedMemoryTransport(CollectiveOperations):
+class SharedMemoryTransport(ExchangedCollectives):
     """The transport of one process, see :class:`runtime.transport.base.Transport`.
 
     Args:
@@ -81,7 +81,7 @@ class SharedMemoryTransport(CollectiveOperations):
         self.world_size = world_size
         self.segments = segments
         self.name = SHARED_MEMORY
-        self.deadline_s = DEADLINE_S
+        self.deadline_s = TRANSPORT_S
         self.spin_s = spin_s
         self._in_parts = in_parts
         self._owns_group = owns_group

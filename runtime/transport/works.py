@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 
 from planner.ir.errors import TransportError
-from runtime.transport.base import DEADLINE_S, Deadline, Words, gone, words
+from runtime.timeouts import TRANSPORT_S
+from runtime.transport.base import Deadline, Words, gone, words
 
 T = TypeVar("T")
 _SHORTEST_PAUSE_S = 20e-6
@@ -31,7 +32,7 @@ class Works:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.deadline_s = DEADLINE_S
+        self.deadline_s = TRANSPORT_S
 
     def deadline(self) -> Deadline:
         """Of a wait that begins now."""

@@ -20,9 +20,10 @@ from planner.ir.plan import Decision, Stage
 from planner.ir.program import Program
 from planner.layers.boundary import Boundaries
 from planner.passes.versions import updates_of
+from runtime.optim.gradient_buckets import GradientBuckets
 from runtime.optim.of_stage import Updates
 from runtime.optim.optimizer import StageOptimizer
-from runtime.optim.sharding import GradientBuckets, ShardedParameters
+from runtime.optim.sharding import ShardedParameters
 from runtime.pipeline.executor import Executor
 from runtime.pipeline.routing import Routing
 from runtime.pipeline.specialize import Specialization

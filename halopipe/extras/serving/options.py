@@ -7,6 +7,7 @@ from pathlib import Path
 
 from halopipe.run_spec.options import OPTIMIZERS
 from halopipe.run_spec.schema import NAMES, option
+from runtime.timeouts import WAIT_S
 
 SERVING_MODES = ("module", "eval")
 """The mode that a served plan's stages run in: the module's, part by part, or evaluation mode throughout."""
@@ -69,5 +70,5 @@ class ServeOptions:
     optimizer: str = option("", "With --learn: the plan's if not given.", "NAME[:K=V,..]", STREAM, offers=OPTIMIZERS)
     save: Path | None = option(None, "With --learn: write a checkpoint there at the end.", "FOLDER", STREAM)
     device: str = option("", "cpu: all ranks on cores; else as planned.", "NAME")
-    deadline: float = option(120.0, "Longest wait for another rank.", "SECONDS", least=1.0)
+    deadline: float = option(WAIT_S, "Longest wait for another rank.", "SECONDS", least=1.0)
     no_check_first_answer: bool = option(False, "Do not compare the example's answer with one device.")

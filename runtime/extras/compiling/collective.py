@@ -37,6 +37,7 @@ from torch.autograd.function import once_differentiable
 from cuda_ops._torch import functional_collectives
 from planner.ir.box import Box, Transfer
 from runtime.spatial.exchange import NO_MESSAGES, Arriving, Exchange, PeerGroup
+from runtime.timeouts import TRANSPORT_S
 from runtime.transport.base import Pending, check_member, gone, parts
 
 _all_to_all, _all_reduce, _wait = functional_collectives()
@@ -188,7 +189,7 @@ class CollectiveExchange(Exchange):
 
 
 def open_collectives(
-    stages: Mapping[int, Sequence[int]], groups: Iterable[tuple[int, ...]] = (), timeout_s: float = 600.0
+    stages: Mapping[int, Sequence[int]], groups: Iterable[tuple[int, ...]] = (), timeout_s: float = TRANSPORT_S
 ) -> dict[int, Collectives]:
     """Those of the stages that this rank runs, by stage; all processes of the job make them together, members or not.
 

@@ -44,7 +44,7 @@ from profiler.links.host_pairs import _link as link_of
 from profiler.links.messages import LEAST_LAST_BYTES, SIZES, LinkEffort, PeerLink, burst_bytes, most_bent
 from profiler.links.processes import LinkCosts, groups_of
 from profiler.measure.child_process import Child, Report
-from runtime.optim.sharding import GradientBuckets
+from runtime.optim.gradient_buckets import GradientBuckets
 from runtime.transport import Hub, InProcessTransport
 from tests.forks import forked
 

@@ -18,9 +18,9 @@ from planner.ir.schedule import Action, StageGraph
 from profiler.source.model import LoadedModel
 from runtime.captured import CapturedModule
 from runtime.numerics.finite import OnNan
+from runtime.optim.gradient_buckets import GradientBuckets, in_buckets
 from runtime.optim.gradient_sync import GradientSync, check_finishing
 from runtime.optim.of_stage import Updates
-from runtime.optim.sharding import GradientBuckets, in_buckets
 from runtime.optim.ties import TiedParameters, groups_of_ties, ties_of
 from runtime.stage.local_stage import AccumulationStep
 from runtime.transport import InProcessTransport

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from planner.ir.schedule import Action, Op, Pipeline, StageGraph
 from planner.passes.versions import versions_kept
 from planner.schedules import names, schedule, traits
+from runtime.optim.gradient_buckets import GradientBuckets
 from runtime.optim.of_stage import Updates
-from runtime.optim.sharding import GradientBuckets
 from runtime.stage.local_stage import AccumulationStep, LocalStage
 from runtime.stage.modes import RunConfig
 from runtime.stage.stage import LeftGradients, Weights

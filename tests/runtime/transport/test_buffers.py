@@ -14,8 +14,8 @@ from planner.ir.box import whole
 from planner.ir.errors import DeadlineError, TransportError
 from planner.ir.program import ALONE_BYTES, Message, Part, Program
 from planner.ir.schedule import Action, Edge, StageGraph
-from runtime.pipeline.p2p import FORWARD, P2PMailbox
-from runtime.pipeline.routing import MessageSlice
+from runtime.pipeline.p2p import P2PMailbox
+from runtime.pipeline.routing import FORWARD, MessageSlice
 from runtime.transport import Key
 from runtime.transport.base import Deadline
 from runtime.transport.frame import Frame, layout_of, tag, unpack
@@ -186,8 +186,11 @@ def program() -> Program:
 
 
 def post(end: End, steps: Program, peer: int) -> P2PMailbox:
-    wire = MessageSlice(peer, ("x",), (BOX,), ((slice(None), slice(None)),), ((SHAPE, torch.float32),))
-    wires = dict.fromkeys(steps.messages, (wire,))
+    indices = ((slice(None), slice(None)),)
+    wires = {
+        route: (MessageSlice(FORWARD, route, peer, ("x",), (BOX,), indices, ((SHAPE, torch.float32),)),)
+        for route in steps.messages
+    }
     routing = SimpleNamespace(forward_out=wires, forward_in=wires, backward_out={}, backward_in={})
     context = SimpleNamespace(transport=end, rank=end.rank, lookahead=0, device=None)
     return P2PMailbox(context, routing, steps)

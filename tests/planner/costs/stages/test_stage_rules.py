@@ -22,7 +22,7 @@ from planner.costs.stages.shared_bound import GroupTimes, MemberTimes, Times
 from planner.ir.cluster import ALL_REDUCE, MEASURED, WITHIN_HOST, Cluster, Collective, DeviceSpec, Link
 from planner.ir.profile import PreparationCost
 from planner.ir.program import BUCKET_BYTES, in_buckets
-from runtime.optim.sharding import GradientBuckets
+from runtime.optim.gradient_buckets import GradientBuckets
 from tests.planner.sparse_networks import classifier, sparse_profile
 
 
