@@ -26,7 +26,7 @@ from planner.solvers.best_first.device_groups import Counts, DeviceStates, Group
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
 from planner.solvers.best_first.message_bound import HandoverBound, HandoverBounds
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup, Version
-from planner.solvers.best_first.recurrence import Labels, across, alone, others_of, prepend, rounds_of
+from planner.solvers.best_first.recurrence import Labels, across, alone, prepend, rounds_of
 from planner.solvers.budget import NUMBER_S, Budget
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.layouts.stage import NONE, WHOLE
@@ -192,8 +192,7 @@ class Suffixes:
         overhead_s = len(prices.micro_batches) * choice.group.prices.overhead_s * returns
         waiting = replace(stage, work=stage.work + overhead_s)
         best = Labels(*(getattr(behind, sort)[column] for sort in SORTS))
-        others_s = others_of(len(prices.micro_batches), stage.head, stage.back)
-        labels = self._stacked(prepend(waiting, best, rounds, others_s, self.card_s(choice, stage), reads, returns))
+        labels = self._stacked(prepend(waiting, best, rounds, self.card_s(choice, stage), reads, returns))
         possible = (column >= 0) & np.isfinite(best.total)
         return np.where(possible, labels, np.inf)
 

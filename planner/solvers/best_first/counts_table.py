@@ -299,7 +299,7 @@ def _fill(table: Mapping[str, Array], stages: ColumnStages, ways: _Ways, rounds:
     )
     after = (ways.behind % height * width - stages.worth)[:, None] + left  # [ways, left]
     behind = across(_looked_up(table, after), message)
-    labels = prepend(own, behind, rounds[:, None], 0.0, 0.0, ways.reads[:, None], ways.returns[:, None])
+    labels = prepend(own, behind, rounds[:, None], 0.0, ways.reads[:, None], ways.returns[:, None])
     slots = np.flatnonzero(np.concatenate(([True], ways.slot[1:] != ways.slot[:-1])))
     columns = slice(left[0], left[-1] + 1)
     for sort, of_sort in table.items():

@@ -44,7 +44,7 @@ from planner.solvers.best_first.leaf_bound import CAPS, Leaves, windows_of
 from planner.solvers.best_first.like_stages import LikeStages, balanced_places, placed
 from planner.solvers.best_first.message_bound import HandoverBound
 from planner.solvers.best_first.priced_groups import PricedGroup
-from planner.solvers.best_first.recurrence import across, alone, others_of, prepend, rounds_of
+from planner.solvers.best_first.recurrence import across, alone, prepend, rounds_of
 from planner.solvers.budget import NUMBER_S, Budget
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 
@@ -351,8 +351,7 @@ class _Cutting:
             waits_s = np.where(returns[s], first_s + last_s, 0.0)  # for the first gradient, and behind the last F
             stage = replace(stage, work=stage.work + waits_s, all_work=stage.all_work + waits_s)
             card_s = stage.card * self._part_of_hosts[s]
-            others_s = others_of(count, stage.head, stage.back)
-            labels = prepend(stage, behind, self._rounds(kept[s], places), others_s, card_s, is_handed[s], returns[s])
+            labels = prepend(stage, behind, self._rounds(kept[s], places), card_s, is_handed[s], returns[s])
         outputs, gradients = self._on_cards
         on_cards_s = outputs.T @ np.where(is_handed, columns.forward_bytes[column], 0.0)
         on_cards_s += gradients.T @ np.where(returns, columns.backward_bytes[column], 0.0)

@@ -430,7 +430,7 @@ class Chains:
         _, _, finite_forward_s, finite_back_s = np.where(np.isfinite(least), least, 0.0)
         stage = LaidOutStages(forward_s, once_s - finite_forward_s, self.num_full * once_s, step_s)
         others_s = others_of(self.num_full, finite_forward_s, finite_back_s)
-        return _stacked(prepend(stage, _labels(behind), ONE_ROUND, others_s, 0.0, EVERY, EVERY))
+        return _stacked(prepend(stage, _labels(behind), ONE_ROUND, 0.0, EVERY, EVERY, others_s))
 
 
 def _labels(stacked: Array) -> Labels:

@@ -109,6 +109,8 @@ def across(labels: Labels, message: HandoverBound) -> Labels:
 def others_of(num_microbatches: int, forward_s: Array, backward_s: Array) -> Array:
     """What a stage does beside one micro-batch there and back: the other F before it leaves, or the other B behind.
 
+    Of micro-batches that each of its ranks has samples of: a smaller last one may leave out some.
+
     Args:
         forward_s, backward_s: the shortest F and B.
     """
@@ -119,16 +121,17 @@ def prepend(
     stage: Stage,
     behind: Labels,
     rounds: Array,
-    others_s: Array | float,
     card_s: Array | float,
     reads: Flags,
     returns: Flags,
+    others_s: Array | float = 0.0,
 ) -> Labels:
     """A stage and the pipelines behind it, as it sees them (:func:`across`).
 
     Args:
-        rounds, card_s: as of :func:`alone`; ``others_s``: :func:`others_of` it.
+        rounds, card_s: as of :func:`alone`.
         reads: whether the stage behind certainly reads from this one; returns: and a gradient comes back.
+        others_s: :func:`others_of` it, or less.
     """
     trip = stage.head + _where(returns, behind.trip) + stage.back
     waits = _where(returns, stage.head + behind.end + stage.back)
