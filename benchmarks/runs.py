@@ -20,7 +20,7 @@ from planner.ir.program import Program
 from planner.ir.schedule import Action
 from planner.solvers.candidates.candidate import decision_of, plan_of
 
-WARM_UP = 8
+RUN_WARM_UP = 8
 """Steps before those that count.  Of two ranks the first ones are longer than of one: 808, 293, 261, 231, 227, 231, 235
 and 227 ms of GPT-2 cut along samples, then 222; 137, 105, 84, 71, 61, 66, 84 and 64 ms of a U-Net, then 61."""
 

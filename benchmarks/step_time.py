@@ -15,7 +15,7 @@ from functools import partial
 
 import planner
 from benchmarks.report import Row, at_most, error_within, run
-from benchmarks.runs import WARM_UP, by_hand, step_s
+from benchmarks.runs import RUN_WARM_UP, by_hand, step_s
 from benchmarks.turns import by_turns
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import CostModel
@@ -80,7 +80,7 @@ def measure(quick: bool) -> list[Row]:
 def _by_turns(cases: Sequence[Case], num_rounds: int) -> list[list[float]]:
     """Seconds of a step by case and round; all plans run in each round, those of one decision once."""
     plans = {fingerprint(case.plan.decision): case.plan for case in cases}
-    found = by_turns(num_rounds, {key: partial(step_s, plan, STEPS, WARM_UP) for key, plan in plans.items()})
+    found = by_turns(num_rounds, {key: partial(step_s, plan, STEPS, RUN_WARM_UP) for key, plan in plans.items()})
     return [found[fingerprint(case.plan.decision)] for case in cases]
 
 

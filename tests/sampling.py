@@ -16,6 +16,7 @@ import hashlib
 import json
 import statistics
 import subprocess
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -75,9 +76,9 @@ def budget_s() -> float:
 
 def largest_budget_s(costs: Collection[Cost], total_s: float) -> float:
     """With which functions take at most ``total_s`` together; where that is too little for their fewest cases, zero."""
-    budgets = {cost.case_s * number for cost in costs for number in range(cost.fewest, cost.most + 1)}
-    affordable = [budget for budget in budgets if sum(cost.total_s(budget) for cost in costs) <= total_s]
-    return max(affordable, default=0.0)
+    budgets = sorted({cost.case_s * number for cost in costs for number in range(cost.fewest, cost.most + 1)})
+    num_affordable = bisect_right(budgets, total_s, key=lambda budget: sum(cost.total_s(budget) for cost in costs))
+    return budgets[num_affordable - 1] if num_affordable else 0.0
 
 
 def num_cases(function: str, fewest: int, most: int) -> int:

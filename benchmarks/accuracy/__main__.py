@@ -73,7 +73,7 @@ from benchmarks.accuracy.runs import Ran, Rehearsed, Runner, run_here
 from benchmarks.devices.ranks import Step, awake, by_action, hide_gpus
 from benchmarks.devices.testbed import unavailable
 from benchmarks.report import Row, run
-from benchmarks.runs import WARM_UP
+from benchmarks.runs import RUN_WARM_UP
 from planner.ir.codec import dumps, fingerprint
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
@@ -254,7 +254,7 @@ def _take_turns(state: State, settings: Mapping[str, Setting], turns: Sequence[T
 def _runner(setting: Setting) -> Iterator[Callable[[Case, Seen, bool], Ran]]:
     """What runs plans of a setting: on a testbed, or as a user would."""
     if setting.device == HOST:
-        yield lambda each, _seen, _is_last: run_here(each.plan, HOST_STEPS, WARM_UP)
+        yield lambda each, _seen, _is_last: run_here(each.plan, HOST_STEPS, RUN_WARM_UP)
         return
     runner = Runner(network_of(setting).source)
     with testbed_of(setting) as testbed:

@@ -19,7 +19,7 @@ from functools import partial
 from benchmarks.accuracy.cases import DATA_PARALLEL, NEW_NETWORKS, ONE, Case, Network, case
 from benchmarks.accuracy.profiles import measured_here
 from benchmarks.report import Row, error_within, run
-from benchmarks.runs import WARM_UP, step_s
+from benchmarks.runs import RUN_WARM_UP, step_s
 from benchmarks.turns import by_turns
 from planner.costs.predict import predict
 from planner.ir.problem import Problem
@@ -76,7 +76,7 @@ def measure(quick: bool, only: Sequence[str]) -> list[Row]:
 def _compared(name: str, cases: Sequence[Case], profile: Profile, rounds: int) -> Iterator[Compared]:
     without = replace(profile, slowdowns={})
     alone_s = {each.name: predict(without, each.decision)[0].step_s for each in cases}
-    measured = by_turns(rounds, {each.name: partial(step_s, each.plan, STEPS, WARM_UP) for each in cases})
+    measured = by_turns(rounds, {each.name: partial(step_s, each.plan, STEPS, RUN_WARM_UP) for each in cases})
     for each in cases:
         steps = tuple(measured[each.name])
         yield Compared(name, each.name, alone_s[each.name], each.forecast.prediction.step_s, steps)

@@ -67,8 +67,9 @@ from planner.solvers.layouts.stage import NONE
 MOST_WAITING = 5_000
 """Stages whose rivals wait at a time, 40 KB each where there are 170 places to cut and 8 ranks in a pool."""
 
-EVERY = np.array(True)
-ONE_ROUND = np.array(1)
+_EVERY = np.array(True)
+"""Who is behind reads, and answers: where nobody does, labels are 0."""
+_ONE_ROUND = np.array(1)
 """No window is known: memory is ignored."""
 
 _ENTRY_S = 1.5 * NUMBER_S
@@ -430,7 +431,7 @@ class Chains:
         _, _, finite_forward_s, finite_back_s = np.where(np.isfinite(least), least, 0.0)
         stage = LaidOutStages(forward_s, once_s - finite_forward_s, self.num_full * once_s, step_s)
         others_s = others_of(self.num_full, finite_forward_s, finite_back_s)
-        return _stacked(prepend(stage, _labels(behind), ONE_ROUND, 0.0, EVERY, EVERY, others_s))
+        return _stacked(prepend(stage, _labels(behind), _ONE_ROUND, 0.0, _EVERY, _EVERY, others_s))
 
 
 def _labels(stacked: Array) -> Labels:

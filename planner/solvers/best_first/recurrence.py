@@ -16,7 +16,8 @@ M - 1 others, so
     S(s) = x_s + max(G(s), f_s + c_s + S(s + 1))                                 ... until cards have carried the sums
     V(s) = max(G(s) + u_s, S(s), f_s + c_s + V(s + 1))                           from the first F of s to the end
 
-hold for every synchronous schedule (with backwards in two halves, b is the first and w without the second).  (For
+hold for every synchronous schedule (with backwards in two halves, b is the first and w without the second), the last
+term of G where each rank has samples of all M micro-batches.  (For
 u = 0, c alike and no limits V(0) is max_s [R_s + M (f_s + b_s)], R_s the f, b and 2 c of the stages before.)  Where
 stage s + 1 need not read from s, the step as a whole is bounded alone                             ``Labels.free``
 

@@ -16,7 +16,7 @@ from planner.costs.pricing import Pricing
 from planner.costs.sentences import AS_FAST, TIE, binding, needs_text, size_text, slower_text, too_slow_text
 from planner.ir.errors import InfeasibleError, MissingMeasurementError
 from planner.ir.plan import HEURISTIC, Alternative, Decision, Plan, Search, Tie
-from planner.ir.problem import THROUGHPUT, Problem
+from planner.ir.problem import THROUGHPUT, Problem, memory_limit_bytes
 from planner.solvers.budget import Budget, made_within
 from planner.solvers.candidates.candidate import decision_of, divided, plan_of, stages_of
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -339,7 +339,7 @@ def infeasible(problem: Problem, closest: Evaluation, would_fit: Sequence[str] =
     memory = closest.memories[rank]
     part, size = max(memory.parts().items(), key=lambda item: item[1])
     whole = f"{size_text(device.memory_bytes)} minus {problem.memory_margin:.0%} margin"
-    if limit < int(device.memory_bytes * (1 - problem.memory_margin)):
+    if limit < memory_limit_bytes(device, problem.memory_margin):
         whole = f"asked for; the device has {whole}"
     details = [
         f"rank {rank}, {device.name} ({device.kind}): the leanest plan needs {size_text(memory.peak_bytes)}",
