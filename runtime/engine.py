@@ -243,9 +243,11 @@ class Engine(StateDict):
         return self.preparing is not None and self.preparing.looks_ahead
 
     def expect(self, batch: Batch) -> None:
-        """Prepare ``batch``, that of the next step, while this one is computed; nothing where nobody looks ahead."""
-        if self.preparing is not None and self.preparing.looks_ahead:
-            self.preparing.expect(batch, self.context.rank)
+        """Prepare ``batch``, that of the next step, while this one is computed; nothing where nobody looks ahead.
+
+        Where the thread that prepares has no core of its own it begins when this rank waits for others.
+        """
+        self._runner.expect(batch)
 
     def state(self) -> RankState:
         """All that this rank has to save for training to go on, also under another plan; no copies.

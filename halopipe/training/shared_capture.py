@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from cuda_ops.memory import meter_of
 from halopipe.run_spec.job import Job
 from planner.ir.codec import fingerprint
 from planner.ir.profile import ModelSource
@@ -28,10 +29,13 @@ _captures: dict[str, tuple[LoadedModel, CapturedModule]] = {}
 def capture_ahead(path: str) -> Callable[[], None]:
     """Captures the model of the job that is written at ``path``, as planned and as run; gives what forgets it.
 
+    Its memory is counted from here on, so that ranks know what they have of it.
+
     Raises:
         HalopipeError: it cannot be loaded or captured, which each rank of the job will find as well.
     """
     job = Job.read(Path(path))
+    meter_of(CPU)
     for source in (job.plan.inputs.model, job.source):
         key = _key(source, job.options.seed)
         if key not in _captures:

@@ -190,6 +190,12 @@ class Boundaries:
             return self
         return replace(self, parts=len(lengths), axis=ordered_axis(self.graph, lengths, self.ranks))
 
+    def at_sites(self, graph: Graph) -> Boundaries:
+        """The same of ``graph``, which is this one with other numbers of sites: what is not a shape stays."""
+        layers = graph.by_name()
+        readers = {key: tuple(layers[layer.name] for layer in reading) for key, reading in self._readers.items()}
+        return replace(self, graph=graph, _values=graph.values(), _readers=readers)
+
     def layout(self, layer: str) -> Layout:
         """How the layer is divided over the ranks of its stage."""
         return self.of_layer.get(layer) or self.layouts[self.stage_of[layer]]

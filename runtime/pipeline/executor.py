@@ -21,7 +21,7 @@ from cuda_ops.device import driver
 from planner.ir.box import Box
 from planner.ir.errors import HalopipeError
 from planner.ir.program import Route
-from planner.ir.schedule import MESSAGE, Action, Op
+from planner.ir.schedule import MESSAGE, RECEIVE, Action, Op
 from planner.ir.timeline import Span
 from runtime.monitor.waits import BETWEEN, END, START
 from runtime.pipeline.microbatches import Ahead, Batch
@@ -162,6 +162,7 @@ class Executor:
         self._last = last_gradients(row, specialization.program.ranks)
         self._final = last_updates(row)
         self._tasks = self._made(row)
+        self._first_wait = next((number for number, action in enumerate(row) if action.op in _WAITS), len(row))
         self._batch: Batch | None = None
         self._ahead = Ahead(beside=self._moves_inputs)
         self._step = 0
@@ -211,10 +212,11 @@ class Executor:
         for local_stage in self._local_stages.values():
             local_stage.program.reset(step) if self._evaluates else local_stage.reset(step)
 
-    def run(self, *, flushes: bool = True) -> RowTrace:
+    def run(self, waits: Callable[[], object] = str, *, flushes: bool = True) -> RowTrace:
         """Execute the row.
 
         Args:
+            waits: called once, before the first action that may wait for other ranks, or at the row's end.
             flushes: whether to wait at its end until all that was sent has been taken.
 
         Raises:
@@ -228,9 +230,11 @@ class Executor:
         if meter is not None:
             meter.take_peak()
         clock.mark()
-        for task in self._tasks:
+        for number, task in enumerate(self._tasks):
             activity.begin(task.text)
             try:
+                if number == self._first_wait:
+                    waits()
                 task.run(self)
             except Exception as error:
                 raise context.of_action(error, self._step, task.action) from error
@@ -241,6 +245,8 @@ class Executor:
             self._finish()
         activity.begin(END)
         try:
+            if self._first_wait == len(self._tasks):
+                waits()
             if flushes:
                 self._mailbox.flush()
             ends_s = clock.seconds()
@@ -368,6 +374,8 @@ _PASSES: Mapping[Op, Callable[[Executor, _PassWork], None]] = {
     Op.BACKWARD: Executor._backward,
     Op.BACKWARD_INPUT: Executor._backward,
 }
+_WAITS = RECEIVE | {Op.REDUCE_GRAD}
+"""Operations that wait for other ranks."""
 _HANDLERS: Mapping[Op, Callable[[Executor, Action], None]] = {
     Op.BACKWARD_WEIGHT: Executor._backward_weight,
     Op.REDUCE_GRAD: Executor._reduce,

@@ -66,8 +66,25 @@ class Runner:
             core = context.spare_core
             gives_way = context.gives_way
             self.preparing = preparing(context.decision, context.model, core, gives_way=gives_way)
+        self._upcoming = list[Batch]()  # that wait for the next step's first wait
         self._executors = Recent[tuple[Specialization, bool], Executor]()
         self._turn = 0
+
+    def expect(self, batch: Batch) -> None:
+        """Prepare a later ``batch`` on the thread beside: on a core of its own now, else once this rank waits."""
+        if self.preparing is None or not self.preparing.looks_ahead:
+            return
+        if self.context.gives_way:
+            self._upcoming.append(batch)
+        else:
+            self.preparing.expect(batch, self.context.rank)
+
+    def _begin_upcoming(self) -> None:
+        """While this rank waits its core has time for them."""
+        if self.preparing is not None:
+            for batch in self._upcoming:
+                self.preparing.expect(batch, self.context.rank)
+        self._upcoming.clear()
 
     def bound(self, batch: Batch, step: int, *, trains: bool = False) -> tuple[Batch, Specialization, float, int]:
         """The batch as the graph's inputs, the plan bound to it; of finding sites of clouds seconds, and most bytes.
@@ -136,7 +153,7 @@ class Runner:
         executor.prepare(step, self.next_turn(), batch)
         self._heard(self.context.vote.agreed)
         start = time.perf_counter()
-        ran = executor.run()
+        ran = executor.run(self._begin_upcoming)
         return ran, time.perf_counter() - start
 
     def finish(self) -> None:

@@ -162,7 +162,7 @@ def boundaries_of_sites(
         share = shares.get((0, microbatch))
         points = () if share is None else tuple(accumulate(share.shares, initial=0))
         return replace(planned, layouts=(Layout({SAMPLE: points}),)) if points else planned
-    boundaries = Boundaries.of_decision(batch.graph(microbatch), decision)
+    boundaries = planned.at_sites(batch.graph(microbatch))
     layouts = tuple(
         Layout({**layout.cuts, **shares[stage, microbatch].cuts}) if (stage, microbatch) in shares else layout
         for stage, layout in enumerate(boundaries.layouts)

@@ -24,3 +24,10 @@ def normalised(*, input_shape: tuple[int, ...] = (4, 6)) -> Example:
     torch.manual_seed(0)
     parts = [part for _ in range(2) for part in (nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU())]
     return nn.Sequential(*parts), (torch.randn(input_shape), torch.arange(4) % 6), functional.cross_entropy
+
+
+def heavy(*, input_shape: tuple[int, ...] = (4, 8)) -> Example:
+    """Of two layers whose weights, 256 KiB each in float64, are nearly all that a rank holds."""
+    torch.manual_seed(0)
+    parts = nn.Sequential(nn.Linear(8, 4096), nn.Linear(4096, 8))
+    return parts, (torch.randn(input_shape), torch.randn(input_shape)), functional.mse_loss

@@ -14,6 +14,7 @@ from typing import ClassVar
 import pytest
 import torch.distributed as dist
 
+from cuda_ops.memory import available
 from halopipe.launch import spawn, worker
 from halopipe.launch.processes import workers_of
 from halopipe.launch.run import run_plan
@@ -81,6 +82,18 @@ def test_a_plan_of_three_processes_computes_what_one_device_does() -> None:
     assert measured.error == pytest.approx(measured.step_s / 0.01 - 1)
     assert len(measured.stage_forward_s) == len(measured.stage_backward_s) == 2
     assert min(*measured.stage_forward_s, *measured.stage_backward_s) > 0
+
+
+@pytest.mark.skipif(bool(available()), reason="no compiler for the counting allocator")
+def test_what_ranks_are_forked_with_counts_as_theirs() -> None:
+    """Weights are made before the fork, by the process that captures the model for all ranks."""
+    source = ModelSource("tests.halopipe.launch.networks:heavy", {}, (4, 8))
+    plan = plan_of(source, [0.3], (4,), ranks=[(0,), (1,)], shares=[(1,), (1,)])
+    result = run_plan(plan, RunOptions(steps=3, warmup=1, check_first_step=False, dtype="float64"))
+    assert result is not None
+    weights = 8 * 4096 * 8
+    assert min(result.peak_bytes) >= 3 * weights, "weights, gradients and momentum"
+    assert max(result.peak_bytes) < 6 * weights, "of the rank's own layer alone"
 
 
 def test_where_one_device_cannot_run_it_the_job_goes_on_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,8 @@ from cuda_ops.memory import available, meter_of
 from planner.ir.errors import NotFiniteError, StageFailedError
 from planner.ir.plan import Decision
 from runtime.engine import Engine
+from runtime.monitor.activity import Activity
+from runtime.monitor.waits import BETWEEN
 from runtime.numerics.finite import OnNan
 from runtime.pipeline.microbatches import Batch, WholeBatch
 from runtime.sparse.ahead import Expected
@@ -51,13 +53,15 @@ def stepped(engine: Engine, batches: Batches, micro_batches: tuple[int, ...]) ->
     return losses
 
 
+@pytest.mark.parametrize("gives_way", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_step_prepared_in_the_one_before_gives_the_same_bits(layout: str) -> None:
+def test_a_step_prepared_in_the_one_before_gives_the_same_bits(layout: str, gives_way: bool) -> None:
     micro_batches = (4,) if layout == "two ranks" else (1, 3)
     found = trained_on(
         network("unet"),
         ahead("unet", layout, micro_batches),
         lambda engine: stepped(engine, batches_of("unet"), micro_batches),
+        gives_way=gives_way,
     )
     expected = trained(network("unet"), decision_of("unet", layout, micro_batches), STEPS)
     assert found.losses == expected.losses
@@ -158,6 +162,29 @@ def test_all_that_a_rank_reads_is_made_by_the_thread_before_its_step(monkeypatch
     assert all(busy > 0 for busy in busy_s)
     assert made
     assert not {thread for thread, _ in made} & set(ranks)
+
+
+@pytest.mark.parametrize(("gives_way", "begins"), [(True, ["0RECV_B0<1", "1RECV_F0<0"]), (False, [BETWEEN, BETWEEN])])
+def test_a_thread_without_a_core_of_its_own_begins_when_its_rank_waits(
+    gives_way: bool, begins: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it takes the interpreter from the rank's first passes."""
+    activities: dict[int, Activity] = {}
+    begun: dict[int, list[str]] = {}
+    expect = Preparing.expect
+
+    def noted(self: Preparing, raw: Batch, rank: int) -> None:
+        begun.setdefault(rank, []).append(activities[rank].what)
+        expect(self, raw, rank)
+
+    monkeypatch.setattr(Preparing, "expect", noted)
+
+    def work(engine: Engine) -> None:
+        activities[engine.context.rank] = engine.context.activity
+        stepped(engine, batches_of("unet"), (1, 3))
+
+    on_engines(network("unet"), ahead("unet", "one rank, then one", (1, 3)), work, gives_way=gives_way)
+    assert [begun[rank][-1] for rank in (0, 1)] == begins
 
 
 def test_without_word_of_the_next_batch_a_step_prepares_itself() -> None:

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from planner.ir.graph import graph_of_sites
+from planner.layers.boundary import Boundaries
 from runtime.pipeline.microbatches import WholeBatch
 from runtime.sparse.batch import PreparedInputs
 from runtime.sparse.preparing import Preparing
@@ -84,3 +86,12 @@ def test_features_and_targets_go_with_their_sites() -> None:
 def test_clouds_that_are_not_arranged_are_not_shared_out() -> None:
     with pytest.raises(ValueError, match="arranged"):
         SiteShare.of(prepared("unet", 1), 0, (1.0, 1.0), 0, (2, 2))
+
+
+def test_boundaries_at_other_sites_are_those_of_the_plan_for_the_graph_of_these_sites() -> None:
+    graph = network("unet")[1].graph
+    decision = decide(graph, [0.3], (4,), [(0,), (1, 2)], [(1,), (1, 1)])
+    other = graph_of_sites(graph, 3, {word: count // 2 + 1 for word, count in prepared("unet", 1).sizes(0).items()})
+    assert other != graph
+    planned = Boundaries.of_decision(graph, decision)
+    assert planned.at_sites(other) == Boundaries.of_decision(other, decision)
