@@ -47,6 +47,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +75,16 @@ class Stretches:
     time: float
 
 
+class _Reached(NamedTuple):
+    """The first samples owned by the first ranks, so many of each; ``origin``: the number of the state before."""
+
+    samples: int
+    ranks: int
+    num_cuts: int
+    time: float
+    origin: int
+
+
 def best_stretches(before: Ints, speeds: Sequence[float], most: float) -> Stretches:
     """The best row of stretches; ``before`` [S + 1] is the work before each sample of the order.
 
@@ -81,46 +92,34 @@ def best_stretches(before: Ints, speeds: Sequence[float], most: float) -> Stretc
     """
     ahead: Floats = np.concatenate([[0.0], np.cumsum(speeds)])
     total = int(before[-1])
-    num_ranks = len(speeds)
-    num_samples = len(before) - 1
     slack = 1e-9 * total
-    done = [0]
-    used = [0]
-    cuts = [0]
-    time = [0.0]
-    origin = [-1]
-    for rank in range(1, num_ranks + 1):
+    states = [_Reached(0, 0, 0, 0.0, -1)]
+    for rank in range(1, len(speeds) + 1):
         low = np.searchsorted(before, total - most * (ahead[-1] - ahead[rank]) - slack)
         high = np.searchsorted(before, most * ahead[rank] + slack, side="right")
-        targets = range(int(low), int(high)) if rank < num_ranks else [num_samples]
-        past = len(done)
-        starts = np.array(done[:past])
-        ranks = np.array(used[:past])
-        past_cuts = np.array(cuts[:past])
-        past_time = np.array(time[:past])
+        targets = range(int(low), int(high)) if rank < len(speeds) else [len(before) - 1]
+        samples, ranks, num_cuts, time, _ = (np.array(column) for column in zip(*states, strict=True))
         speed = ahead[rank] - ahead[ranks]
         for target in targets:
-            load = before[target] - before[starts]
-            fits = (starts <= target) & (load <= most * speed + slack) & (ranks < rank)
-            if not fits.any():
-                continue
-            several = np.where(starts < target, rank - ranks - 1, 0)
-            alone = np.divide(load, speed, out=np.zeros(past), where=speed > 0)
-            found_cuts = np.where(fits, past_cuts + several, num_ranks)
-            found_time = np.maximum(past_time, alone)
-            best = int(np.lexsort((ranks, found_time, found_cuts))[0])
-            done.append(target)
-            used.append(rank)
-            cuts.append(int(found_cuts[best]))
-            time.append(float(found_time[best]))
-            origin.append(best)
+            load = before[target] - before[samples]
+            fits = np.flatnonzero((samples <= target) & (load <= most * speed + slack))
+            if len(fits):
+                cuts = num_cuts + np.where(samples < target, rank - ranks - 1, 0)
+                longest = np.maximum(time, np.divide(load, speed, out=np.zeros(len(load)), where=speed > 0))
+                best = int(fits[np.lexsort((ranks[fits], longest[fits], cuts[fits]))[0]])
+                states.append(_Reached(target, rank, int(cuts[best]), float(longest[best]), best))
+    return Stretches(_row_to(states), states[-1].num_cuts, states[-1].time)
+
+
+def _row_to(states: Sequence[_Reached]) -> tuple[Stretch, ...]:
+    """The stretches that lead to the last state."""
     row: list[Stretch] = []
-    state = len(done) - 1
-    while origin[state] >= 0:
-        past = origin[state]
-        row.append(Stretch(done[past], done[state], used[past], used[state]))
+    state = states[-1]
+    while state.origin >= 0:
+        past = states[state.origin]
+        row.append(Stretch(past.samples, state.samples, past.ranks, state.ranks))
         state = past
-    return Stretches(tuple(reversed(row)), cuts[-1], time[-1])
+    return tuple(reversed(row))
 
 
 _CLOSE = 1e-9

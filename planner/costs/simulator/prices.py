@@ -159,26 +159,38 @@ def streamed(
     """
     can = [device.streams for device in costs.cost_model.profile.cluster.devices]
     flows = [can[slot.src] and can[slot.dst] for slot in compiled.transfers]
-    channels: dict[tuple[int, int, Op, Size], dict[tuple[int, int], float]] = {}
-    for slot, seconds, is_streamed in zip(compiled.transfers, transfer_s, flows, strict=True):
-        first, last, microbatch = slot.route
-        op, maker, reader = (Op.FORWARD, first, last) if slot.forward else (Op.BACKWARD, last, first)
-        for rank, stage in ((slot.src, maker), (slot.dst, reader)):
-            own = channels.setdefault((rank, stage, op, costs.micro_batches[microbatch]), {})
-            own[slot.src, slot.dst] = own.get((slot.src, slot.dst), 0.0) + seconds * is_streamed
+    streaming_s = [seconds * streams for seconds, streams in zip(transfer_s, flows, strict=True)]
+    channels = _longest_channels(compiled, costs, streaming_s)
     lasting_s = []
     for one, seconds in zip(compiled.actions, action_s, strict=True):
-        rank = one.rank
         action = one.action
         op = Op.BACKWARD if action.op is Op.BACKWARD_INPUT else action.op
         size = costs.micro_batches[action.microbatch] if action.microbatch is not None else 0
-        least_s = max(channels.get((rank, action.stage, op, size), {}).values(), default=0.0)
+        least_s = channels.get((one.rank, action.stage, op, size), 0.0)
         if least_s and compiled.streams == IN_PAIRS:
-            halves = [costs.action_s(rank, replace(action, op=each)) for each in (Op.FORWARD, Op.BACKWARD)]
+            halves = [costs.action_s(one.rank, replace(action, op=each)) for each in (Op.FORWARD, Op.BACKWARD)]
             least_s *= halves[op is Op.BACKWARD] / sum(halves) if sum(halves) > 0 else 0.5
         lasting_s.append(max(seconds, least_s))
     rest = 1.0 - np.array(flows, dtype=np.float64)
     return lasting_s, (rest * transfer_s).tolist(), (rest * sending_s).tolist() if sending_s else []
+
+
+def _longest_channels(
+    compiled: CompiledProgram, costs: StageCosts, streaming_s: Sequence[float]
+) -> dict[tuple[int, int, Op, Size], float]:
+    """By rank, stage, pass and size of micro-batch: seconds of the longest of the channels that it sends or receives on.
+
+    Args:
+        streaming_s: by transfer slot.
+    """
+    channels: dict[tuple[int, int, Op, Size], dict[tuple[int, int], float]] = {}
+    for slot, seconds in zip(compiled.transfers, streaming_s, strict=True):
+        first, last, microbatch = slot.route
+        op, maker, reader = (Op.FORWARD, first, last) if slot.forward else (Op.BACKWARD, last, first)
+        for rank, stage in ((slot.src, maker), (slot.dst, reader)):
+            own = channels.setdefault((rank, stage, op, costs.micro_batches[microbatch]), {})
+            own[slot.src, slot.dst] = own.get((slot.src, slot.dst), 0.0) + seconds
+    return {key: max(own.values()) for key, own in channels.items()}
 
 
 def resources(compiled: CompiledProgram, network: NetworkPrices) -> list[int]:
