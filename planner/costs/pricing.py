@@ -30,6 +30,7 @@ from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.simulator.symmetry import Symmetry, symmetry_of
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import LayoutCosts, StagePlacement, bytes_elsewhere, ties_between
+from planner.costs.stages.stage_cost import StageCost
 from planner.ir.errors import IllegalProgramError
 from planner.ir.extras import extras, required
 from planner.ir.graph import Graph, producer
@@ -170,27 +171,8 @@ class Pricing:
         stages = []
         for stage, (group, shares) in enumerate(zip(candidate.groups, candidate.shares, strict=True)):
             runs = runs_of(layers[stage])
-            own = frozenset(layers[stage])
-            spans: tuple[tuple[int, ...], ...] = ()
-            if candidate.spans:  # a file's own
-                spans = candidate.spans[stage]
-            elif candidate.recomputes_cores(stage):
-                inside = (tuple(index for index in core if index in own) for core in self._cores)
-                spans = tuple(core for core in inside if core)
-            recompute = candidate.recomputes(stage)
-            in_spans = {index for span in spans for index in span}
-            options = {
-                index: replace(option, recompute=recompute or index in in_spans)
-                for index in layers[stage]
-                if (option := candidate.option_of(index)) is not None
-            }
-            if candidate.axis_parts:
-                prices = self._part_prices()
-                costs = prices.stages(self.cost_model.kind(group[0]), layers[stage], candidate.sizes, recompute)
-            elif options:
-                costs = layouts.costs(group, options, set(candidate.micro_batches), candidate.blocks_of(stage))
-            else:
-                costs = {}
+            spans = self._spans(candidate, stage, layers[stage])
+            costs = self._laid_out(candidate, stage, layers[stage], spans, layouts)
             divides = candidate.zero and not costs and len(group) > 1
             stages.append(
                 StagePlacement(
@@ -198,7 +180,7 @@ class Pricing:
                     group,
                     {} if costs else self._samples_by_size(shares, full, candidate.micro_batches, layers[stage]),
                     round(span(table.parameter_bytes, runs)) + bytes_elsewhere(table.tied, candidate.stage_of, stage),
-                    recompute,
+                    candidate.recomputes(stage),
                     candidate.zero[stage] if divides else 0,
                     ties[stage],
                     tied,
@@ -207,6 +189,32 @@ class Pricing:
                 )
             )
         return tuple(stages)
+
+    def _spans(self, candidate: Candidate, stage: int, layers: Sequence[int]) -> Spans:
+        """Layers of the stage that are computed again by themselves: a file's own spans, or attention's cores."""
+        if candidate.spans:
+            return candidate.spans[stage]
+        if not candidate.recomputes_cores(stage):
+            return ()
+        own = frozenset(layers)
+        inside = (tuple(index for index in core if index in own) for core in self._cores)
+        return tuple(core for core in inside if core)
+
+    def _laid_out(
+        self, candidate: Candidate, stage: int, layers: Sequence[int], spans: Spans, layouts: LayoutCosts
+    ) -> Mapping[Size, StageCost]:
+        """By size of the micro-batch, what the stage costs with layouts of its layers; empty where all are cut alike."""
+        group = candidate.groups[stage]
+        recompute = candidate.recomputes(stage)
+        if candidate.axis_parts:
+            return self._part_prices().stages(self.cost_model.kind(group[0]), layers, candidate.sizes, recompute)
+        in_spans = {index for span in spans for index in span}
+        options = {
+            index: replace(option, recompute=recompute or index in in_spans)
+            for index in layers
+            if (option := candidate.option_of(index)) is not None
+        }
+        return layouts.costs(group, options, set(candidate.micro_batches), candidate.blocks_of(stage)) if options else {}
 
     @once
     def samples(self, shares: tuple[int, ...], rows: int) -> tuple[int, ...]:

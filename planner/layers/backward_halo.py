@@ -86,18 +86,24 @@ def halo_of_dy(layer: Layer, data: TensorSpec, held: Boxes, needed: Boxes, done:
     if any(group_inputs(Interval(*there), *groups) != Interval(*made) for there, made in channels):
         return None  # other ranks' filters read what is held
     reached = done.copy()
-    for dim, (kernel, stride, padding, dilation) in enumerate(space, start=leading):
-        span = dilation * (kernel - 1)
-        start = held[:, dim, 0]
-        last = held[:, dim, 1] - 1
-        if layer.kind == "transposed_conv":
-            ends = start * stride - padding, last * stride - padding + span + 1
-        else:
-            ends = -((span - padding - start) // stride), (last + padding) // stride + 1
-        reached[:, dim] = np.stack(ends, axis=-1)
+    for dim, window in enumerate(space, start=leading):
+        reached[:, dim] = _reading(window, held[:, dim], is_transposed=layer.kind == "transposed_conv")
     reached = inside(reached, output)
     own = done[None]
     counts = moved(own, own, reached[None])[0, 0]
     src, dst = np.nonzero(counts)
     lacks = shared(done[src, :leading], reached[dst, :leading]) != done[dst, :leading]
     return None if lacks.any() or not filled(reached).all() else (reached, counts)
+
+
+def _reading(window: tuple[int, ...], held: Boxes, *, is_transposed: bool) -> Boxes:
+    """Along one dim of space the outputs that read what is held, ``[ranks, 2]`` both; they may lie outside."""
+    kernel, stride, padding, dilation = window
+    span = dilation * (kernel - 1)
+    start = held[:, 0]
+    last = held[:, 1] - 1
+    if is_transposed:
+        ends = start * stride - padding, last * stride - padding + span + 1
+    else:
+        ends = -((span - padding - start) // stride), (last + padding) // stride + 1
+    return np.stack(ends, axis=-1)

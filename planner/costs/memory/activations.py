@@ -63,23 +63,13 @@ def activation_of(
         buckets: in which its gradients are summed behind the last backward (:func:`buckets_behind`).
     """
     stage = _RankStage(costs, part)
-    placed = stage.placed
     cost = stage.cost
-    copies = _copies(buckets)
     if cost is not None and cost.unrecorded_bytes is not None:
         most = round(float(cost.unrecorded_bytes[stage.member]))
         return {**plain_peaks(0, 0, 0, 0), "forward alone": most + received.assembled}, sent_bytes
     senders = tuple(sorted(run for number in received.senders for run in costs.stages[number].runs))
-    if cost is not None:
-        held = stage.held(output_gradients, senders, copies)
-    else:
-        slices = (placed.zero, len(placed.ranks), placed.tied) if costs.trains and placed.zero > 1 else ()
-        sums_behind = placed.sums_behind and placed.tied
-        of_stage = placed.runs, stage.kind, stage.samples, stage.made_bytes, slices, placed.recomputed
-        key = (*of_stage, output_gradients.sizes, senders, sums_behind)
-        memo: dict[tuple[object, ...], HeldInStage] = costs.cost_model.levels.known
-        held = memo[key] if key in memo else memo.setdefault(key, stage.held(output_gradients, senders, copies))
-    recomputes = placed.recompute and cost is None
+    held = stage.held_once(output_gradients, senders, _copies(buckets))
+    recomputes = stage.placed.recompute and cost is None
     peaks, last = (recomputed(each) if recomputes else each for each in (held.peaks, held.last or held.peaks))
     left = min(received.whole, received.left(held.inputs_left))
     sizes = {
@@ -114,6 +104,19 @@ class _RankStage:
         self.samples = 0.0 if self.cost is not None else self.placed.samples[samples_in(size)][self.member]
         self.made_bytes = 0 if costs.bytes_beside(rank) else self.placed.parameter_bytes
         self.in_slices = self.cost is None and costs.trains and self.placed.zero > 1 and self.made_bytes > 0
+
+    def held_once(
+        self, output_gradients: Received, senders: tuple[Run, ...], copies: Mapping[int, int]
+    ) -> HeldInStage:
+        """As :meth:`held`, which is asked once for stages alike."""
+        placed = self.placed
+        if self.cost is not None:
+            return self.held(output_gradients, senders, copies)
+        slices = (placed.zero, len(placed.ranks), placed.tied) if self.costs.trains and placed.zero > 1 else ()
+        of_stage = placed.runs, self.kind, self.samples, self.made_bytes, slices, placed.recomputed
+        key = (*of_stage, output_gradients.sizes, senders, placed.sums_behind and placed.tied)
+        memo: dict[tuple[object, ...], HeldInStage] = self.levels.known
+        return memo[key] if key in memo else memo.setdefault(key, self.held(output_gradients, senders, copies))
 
     def held(self, output_gradients: Received, senders: Sequence[Run], copies: Mapping[int, int]) -> HeldInStage:
         """What it holds.

@@ -78,18 +78,7 @@ class Sizes:
         self, carried: Sequence[CoalescedMessage], is_block: Sequence[bool]
     ) -> tuple[list[dict[str, int]], dict[Part, float]]:
         """By activation slot; and by rank, stage and size, the share of what is sent that nothing else keeps."""
-        alone = Counter[Part]()
-        received: dict[tuple[bool, Part], dict[int, dict[int, tuple[int, int, bool]]]] = {}
-        for transfer, num_bytes, how, block in zip(
-            self.compiled.transfers, self.payloads, carried, is_block, strict=True
-        ):
-            src, dst, microbatch = transfer.route
-            size = self.costs.micro_batches[microbatch]
-            reader, maker = (dst, src) if transfer.forward else (src, dst)
-            senders = received.setdefault((transfer.forward, (transfer.dst, reader, size)), {}).setdefault(maker, {})
-            senders[transfer.src] = num_bytes, how.framed, block
-            if transfer.forward and not block:
-                alone[transfer.src, src, size] += num_bytes - sum(how)
+        received, alone = self._messages(carried, is_block)
         sizes = self.costs.micro_batches
         parts = [(slot.rank, slot.stage, sizes[slot.microbatch]) for slot in self.compiled.activations]
         by_part = dict[Part, tuple[dict[str, int], int]]()
@@ -101,6 +90,23 @@ class Sizes:
             by_part[part] = activation_of(self.costs, part, alone[part], gradients, inputs, self.buckets[part[:2]])
         unsaved = {part: own / alone[part] if alone[part] else 0.0 for part, (_, own) in by_part.items()}
         return [by_part[part][0] for part in parts], unsaved
+
+    def _messages(
+        self, carried: Sequence[CoalescedMessage], is_block: Sequence[bool]
+    ) -> tuple[dict[tuple[bool, Part], dict[int, dict[int, tuple[int, int, bool]]]], Counter[Part]]:
+        """What parts are sent, as of :meth:`Received.of` by way, stage and rank of the sender; what they send alone."""
+        alone = Counter[Part]()
+        received: dict[tuple[bool, Part], dict[int, dict[int, tuple[int, int, bool]]]] = {}
+        slots = zip(self.compiled.transfers, self.payloads, carried, is_block, strict=True)
+        for transfer, num_bytes, how, block in slots:
+            src, dst, microbatch = transfer.route
+            size = self.costs.micro_batches[microbatch]
+            reader, maker = (dst, src) if transfer.forward else (src, dst)
+            senders = received.setdefault((transfer.forward, (transfer.dst, reader, size)), {}).setdefault(maker, {})
+            senders[transfer.src] = num_bytes, how.framed, block
+            if transfer.forward and not block:
+                alone[transfer.src, src, size] += num_bytes - sum(how)
+        return received, alone
 
     def _by_transfer_slot(
         self, carried: Sequence[CoalescedMessage], is_block: Sequence[bool], unsaved: Mapping[Part, float]

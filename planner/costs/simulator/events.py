@@ -246,11 +246,10 @@ class _UnsharedRows(ProgramRows):
                     now = stop
                 if one_by_one:
                     break
-            moved = index > position[rank]
             clock[rank] = now
-            position[rank] = index
-            if one_by_one and moved and index < len(row):
+            if one_by_one and position[rank] < index < len(row):
                 self.wake(rank, now)
+            position[rank] = index
 
     def _send(self, now: float, numbers: tuple[int, ...]) -> float:
         """Sends messages, one call after another from ``now`` on; when the last call is over."""
