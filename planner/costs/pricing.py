@@ -203,7 +203,7 @@ class Pricing:
     def _laid_out(
         self, candidate: Candidate, stage: int, layers: Sequence[int], spans: Spans, layouts: LayoutCosts
     ) -> Mapping[Size, StageCost]:
-        """By size of the micro-batch, what the stage costs with layouts of its layers; empty where all are cut alike."""
+        """By size of micro-batch, what the stage costs with layouts of its layers; empty where all are cut alike."""
         group = candidate.groups[stage]
         recompute = candidate.recomputes(stage)
         if candidate.axis_parts:
@@ -214,7 +214,9 @@ class Pricing:
             for index in layers
             if (option := candidate.option_of(index)) is not None
         }
-        return layouts.costs(group, options, set(candidate.micro_batches), candidate.blocks_of(stage)) if options else {}
+        if not options:
+            return {}
+        return layouts.costs(group, options, set(candidate.micro_batches), candidate.blocks_of(stage))
 
     @once
     def samples(self, shares: tuple[int, ...], rows: int) -> tuple[int, ...]:

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.ir.box import Interval, Transfer, volume
+from planner.ir.box import Boxes, Interval, Transfer, volume
 from planner.ir.graph import Layer, TensorSpec
 from planner.layers._kinds import is_convolution
 from planner.layers._rules import group_inputs, integer, windows
-from planner.layers.boxes import Boxes, Counts, are_apart, as_boxes, as_tuples, filled, inside, moved, shared
-from planner.layers.division import Boxes as Tuples
+from planner.layers.boxes import Array, BoxArray, are_apart, as_boxes, as_tuples, filled, inside, moved, shared
 from planner.layers.division import LayerDivision, moves_between
 
 
@@ -37,7 +36,7 @@ class BackwardHalo:
 
     dx_elements: int
     dy_elements: int
-    reached: Tuples
+    reached: Boxes
     moves: tuple[Transfer, ...]
 
     @property
@@ -46,7 +45,7 @@ class BackwardHalo:
         return self.dy_elements < self.dx_elements
 
 
-def backward_halo(layer: LayerDivision, held: Tuples, moves: Sequence[Transfer]) -> BackwardHalo | None:
+def backward_halo(layer: LayerDivision, held: Boxes, moves: Sequence[Transfer]) -> BackwardHalo | None:
     """Both ways for a convolution, transposed or not; None where only dx can move.
 
     Args:
@@ -64,7 +63,7 @@ def backward_halo(layer: LayerDivision, held: Tuples, moves: Sequence[Transfer])
     return BackwardHalo(dx_elements, int(halo[1].sum()), reached, moves_between(layer.done, layer.done, reached))
 
 
-def halo_of_dy(layer: Layer, data: TensorSpec, held: Boxes, needed: Boxes, done: Boxes) -> tuple[Boxes, Counts] | None:
+def halo_of_dy(layer: Layer, data: TensorSpec, held: BoxArray, needed: BoxArray, done: BoxArray) -> tuple[BoxArray, Array] | None:
     """The outputs that read what each rank holds, and ``[source, destination]`` elements of dy that move to have them.
 
     None where dx must move.  That of dy needs the output's rows to be made by one rank each, the input's to be held by
@@ -96,7 +95,7 @@ def halo_of_dy(layer: Layer, data: TensorSpec, held: Boxes, needed: Boxes, done:
     return None if lacks.any() or not filled(reached).all() else (reached, counts)
 
 
-def _reading(window: tuple[int, ...], held: Boxes, *, is_transposed: bool) -> Boxes:
+def _reading(window: tuple[int, ...], held: BoxArray, *, is_transposed: bool) -> BoxArray:
     """Along one dim of space the outputs that read what is held, ``[ranks, 2]`` both; they may lie outside."""
     kernel, stride, padding, dilation = window
     span = dilation * (kernel - 1)

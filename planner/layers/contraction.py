@@ -31,7 +31,7 @@ from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import SAMPLE, Layer, TensorSpec
 from planner.ir.layout import Layout, scaled_intervals
 from planner.layers._kinds import is_convolution
-from planner.layers.boxes import Boxes, Counts, as_boxes, grid_of, volumes
+from planner.layers.boxes import Array, BoxArray, as_boxes, grid_of, volumes
 from planner.layers.sized import SizedLayer
 
 Specs = tuple[TensorSpec, ...]
@@ -84,14 +84,14 @@ class Contraction:
     dims: ContractedDims
     ways: int
     along: int
-    own: Boxes
-    made: Boxes
-    needed: Boxes
-    weight: Boxes
+    own: BoxArray
+    made: BoxArray
+    needed: BoxArray
+    weight: BoxArray
     together: NDArray[np.bool_]
 
     @property
-    def scattered(self) -> Counts:
+    def scattered(self) -> Array:
         """``[source, destination]`` elements of partial sums that move: each destination gets its own part."""
         return np.where(self.together & ~np.eye(len(self.own), dtype=bool), volumes(self.own)[None, :], 0.0)
 
@@ -135,7 +135,7 @@ def num_channels(dims: ContractedDims, inputs: Specs, parameters: Specs) -> int:
     return parameters[0].shape[dims.weight_channels] if dims.channels is None else inputs[0].shape[dims.channels]
 
 
-def contractions_of(sized: SizedLayer, layout: Layout, own: Boxes, ways: int = 0) -> tuple[Contraction, ...]:
+def contractions_of(sized: SizedLayer, layout: Layout, own: BoxArray, ways: int = 0) -> tuple[Contraction, ...]:
     """The ways to share input channels under ``layout``, beside each rank reading them all.
 
     Args:
@@ -156,7 +156,7 @@ def contractions_of(sized: SizedLayer, layout: Layout, own: Boxes, ways: int = 0
 
 
 def _contraction(
-    sized: SizedLayer, layout: Layout, own: Boxes, dims: ContractedDims, ways: int, along: int
+    sized: SizedLayer, layout: Layout, own: BoxArray, dims: ContractedDims, ways: int, along: int
 ) -> Contraction:
     name = sized.work.dims[along]
     axes, block = grid_of(layout)

@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Self
 
-from planner.ir.box import Box, Interval, Transfer, hull, inside, subtract, volume
+from planner.ir.box import Box, Boxes, Interval, Transfer, hull, inside, subtract, volume
 from planner.ir.extras import extras, required
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, output_of, producer
 from planner.ir.layout import Layout
@@ -23,9 +23,6 @@ from planner.layers.boxes import as_tuples, boxes_of, transfers
 from planner.layers.contraction import Contraction, refused
 from planner.layers.shards import Shards, shards_of
 from planner.layers.sized import SizedLayer
-
-Boxes = tuple[Box, ...]
-"""One a rank, by its position in the stage."""
 
 
 @dataclass(frozen=True, slots=True)

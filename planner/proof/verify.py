@@ -176,7 +176,9 @@ class ProofAccount:
                 continue
             yield from self.space.groups(devices, recompute, size)
 
-    def _upstream(self, prefix: ProofPrefix, group: ProofGroup, size: int, handed: Sequence[Array]) -> tuple[Array, Array]:
+    def _upstream(
+        self, prefix: ProofPrefix, group: ProofGroup, size: int, handed: Sequence[Array]
+    ) -> tuple[Array, Array]:
         """By last cut: when the group can begin its first F, and what stages before it need behind its last B.
 
         Args:

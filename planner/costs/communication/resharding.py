@@ -22,7 +22,7 @@ from planner.ir.cluster import PIECES, STANDING_BYTES, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT
 from planner.layers import is_convolution
 from planner.layers.backward_halo import halo_of_dy
-from planner.layers.boxes import Boxes, Counts, moved
+from planner.layers.boxes import BoxArray, moved
 from planner.layers.shards import Shards
 from planner.layers.sized import SPACE
 
@@ -75,7 +75,7 @@ def scattered_s(shards: Shards, ranks: tuple[int, ...], network: NetworkPrices) 
     return exchange_s(np.array(scattered) * BYTES_PER_ELEMENT[shards.sized.layer.outputs[0].dtype], ranks, network)
 
 
-def exchange_s(part: Counts, ranks: tuple[int, ...], network: NetworkPrices) -> Array:
+def exchange_s(part: Array, ranks: tuple[int, ...], network: NetworkPrices) -> Array:
     """Seconds until all messages have arrived, ``[...]``.
 
     A rank's messages follow one another; it receives while it sends where the link is duplex.
@@ -159,27 +159,27 @@ class _Total:
                 self.seconds[1, k, l] = self._exchange_s(part)
                 self.standing[1, k, l] = _standing(part)
 
-    def _bytes_moved(self, output: int, needed: Boxes) -> Counts:
+    def _bytes_moved(self, output: int, needed: BoxArray) -> Array:
         spec = self.maker.sized.layer.outputs[output]
         return moved(self.maker.owned[output], self.maker.held[output], needed) * BYTES_PER_ELEMENT[spec.dtype]
 
-    def _exchange_s(self, part: Counts) -> Array:
+    def _exchange_s(self, part: Array) -> Array:
         return exchange_s(part, self.ranks, self.network)
 
-    def _add(self, seconds: Array, part: Counts, passes: int) -> None:
+    def _add(self, seconds: Array, part: Array, passes: int) -> None:
         self.seconds[:passes] += seconds
         self.received += part.sum(axis=-2)
         self.standing[:passes] += _standing(part)
         self.moved += part.sum(axis=(-1, -2))
 
 
-def _standing(part: Counts) -> Array:
+def _standing(part: Array) -> Array:
     """By rank: it keeps room for what comes, and what it sent, until the next exchange of these values."""
     small = np.where(part <= STANDING_BYTES, part, 0.0)
     return np.asarray(small.sum(axis=-2) + small.sum(axis=-1))
 
 
-def _lacks_space_alone(dims: tuple[str, ...], held: Boxes, needed: Boxes) -> NDArray[np.bool_]:
+def _lacks_space_alone(dims: tuple[str, ...], held: BoxArray, needed: BoxArray) -> NDArray[np.bool_]:
     """``[options of the maker, options of the reader]``: whether every rank has all that it needs but for space."""
     others = [position for position, dim in enumerate(dims) if dim not in SPACE]
     there = held[:, None, :, others]
@@ -208,8 +208,8 @@ class _Contracted(NamedTuple):
     """
 
     options: NDArray[np.int64]
-    needed: Boxes
-    scattered: Counts
+    needed: BoxArray
+    scattered: Array
     counts: NDArray[np.int64]
 
 

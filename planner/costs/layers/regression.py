@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 
 from planner.costs.layers.confidence import FAMILY_RANGE, Range, range_of, weakest
 from planner.costs.layers.interpolation import QUANTITIES, Array, LayerCost
-from planner.ir.box import Box, Interval, volume
+from planner.ir.box import Box, Boxes, Interval, volume
 from planner.ir.cluster import FAMILY, Evidence
 from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Graph, Layer, TensorSpec
 from planner.ir.lazy import once, once_by
@@ -337,6 +337,6 @@ def canonical_box(sized: SizedLayer, part: tuple[int, ...]) -> Box:
     return tuple(box)
 
 
-def _bytes_of(boxes: tuple[Box, ...], specs: tuple[TensorSpec, ...]) -> float:
+def _bytes_of(boxes: Boxes, specs: tuple[TensorSpec, ...]) -> float:
     sizes = (volume(box) * BYTES_PER_ELEMENT[spec.dtype] for box, spec in zip(boxes, specs, strict=True))
     return float(sum(sizes))

@@ -178,7 +178,7 @@ def streamed(
 def _longest_channels(
     compiled: CompiledProgram, costs: StageCosts, streaming_s: Sequence[float]
 ) -> dict[tuple[int, int, Op, Size], float]:
-    """By rank, stage, pass and size of micro-batch: seconds of the longest of the channels that it sends or receives on.
+    """By rank, stage, pass and size of micro-batch: seconds of the longest channel that it sends or receives on.
 
     Args:
         streaming_s: by transfer slot.

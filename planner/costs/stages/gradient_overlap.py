@@ -25,7 +25,7 @@ from planner.costs.communication.links import NetworkPrices
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph
 from planner.ir.profile import Profile
 from planner.ir.program import BUCKET_BYTES, in_buckets
-from planner.layers.boxes import Boxes, equal_ranks, volumes
+from planner.layers.boxes import BoxArray, equal_ranks, volumes
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def buckets(graph: Graph, layers: Sequence[int], apart: frozenset[str] = frozens
 def buckets_of_parts(
     graph: Graph,
     layers: Sequence[int],
-    weights: Sequence[Sequence[Boxes]],
+    weights: Sequence[Sequence[BoxArray]],
     member: int,
     apart: frozenset[str] = frozenset(),
 ) -> tuple[Bucket, ...]:
