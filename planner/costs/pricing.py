@@ -20,9 +20,9 @@ from functools import cached_property
 from operator import add
 from typing import NamedTuple
 
-from planner.costs.candidate import Candidate, Spans, boundaries_of
+from planner.costs.candidate import Candidate, boundaries_of
 from planner.costs.cost_model import CostModel
-from planner.costs.layers.cost_table import runs_of, span
+from planner.costs.layers.cost_table import IndexSpans, runs_of, span
 from planner.costs.memory.lifetimes import RankMemory, rank_memories
 from planner.costs.memory.messages import CoalescedMessage
 from planner.costs.simulator.prices import SlotPrices, prices_of, resources
@@ -60,9 +60,9 @@ class Load(NamedTuple):
     backward_copied: int
 
 
-Pieces = Mapping[tuple[int, int], Load]
+RankLoads = Mapping[tuple[int, int], Load]
 """What crosses an edge, by (rank of the source, rank of the destination)."""
-Edges = Mapping[tuple[int, int], Mapping[Size, Pieces]]
+StageLoads = Mapping[tuple[int, int], Mapping[Size, RankLoads]]
 """By (source stage, destination stage), then by size of the micro-batch."""
 
 
@@ -106,7 +106,7 @@ class Pricing:
     cost_model: CostModel
     layouts: LayoutCosts | None = None
     _shapes: dict[object, tuple[CompiledProgram, list[int]]] = field(init=False, default_factory=dict, repr=False)
-    _pieces: dict[object, Pieces] = field(init=False, default_factory=dict, repr=False)
+    _pieces: dict[object, RankLoads] = field(init=False, default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, profile: Profile) -> Pricing:
@@ -190,7 +190,7 @@ class Pricing:
             )
         return tuple(stages)
 
-    def _spans(self, candidate: Candidate, stage: int, layers: Sequence[int]) -> Spans:
+    def _spans(self, candidate: Candidate, stage: int, layers: Sequence[int]) -> IndexSpans:
         """Layers of the stage that are computed again by themselves: a file's own spans, or attention's cores."""
         if candidate.spans:
             return candidate.spans[stage]
@@ -201,7 +201,7 @@ class Pricing:
         return tuple(core for core in inside if core)
 
     def _laid_out(
-        self, candidate: Candidate, stage: int, layers: Sequence[int], spans: Spans, layouts: LayoutCosts
+        self, candidate: Candidate, stage: int, layers: Sequence[int], spans: IndexSpans, layouts: LayoutCosts
     ) -> Mapping[Size, StageCost]:
         """By size of micro-batch, what the stage costs with layouts of its layers; empty where all are cut alike."""
         group = candidate.groups[stage]
@@ -240,7 +240,7 @@ class Pricing:
         return {rows: parts_of(shares, rows) for rows in set(micro_batches)}
 
     @cached_property
-    def _cores(self) -> Spans:
+    def _cores(self) -> IndexSpans:
         return cores_by_index(self.graph)
 
     @cached_property
@@ -260,7 +260,7 @@ class Pricing:
                     read_by.setdefault(value, []).append(index)
         return tuple((value, made_by[producer(value)], tuple(readers)) for value, readers in read_by.items())
 
-    def edges(self, candidate: Candidate) -> Edges:
+    def edges(self, candidate: Candidate) -> StageLoads:
         """What crosses from stage to stage."""
         stage_of = candidate.stage_of
         sizes = set(candidate.sizes)
@@ -286,7 +286,7 @@ class Pricing:
         return edges
 
     def _shape(
-        self, candidate: Candidate, edges: Edges, ties: tuple[tuple[int, ...], ...], symmetry: Symmetry | None
+        self, candidate: Candidate, edges: StageLoads, ties: tuple[tuple[int, ...], ...], symmetry: Symmetry | None
     ) -> tuple[CompiledProgram, list[int]]:
         """The compiled program of all candidates that differ in prices alone, and the wires of its channels."""
         crossing = frozenset(
@@ -340,7 +340,7 @@ def program_of(graph: Graph, candidate: Candidate, symmetry: Symmetry | None = N
     return with_rows(draft, order, kept, candidate.prepares_ahead)
 
 
-def _pieces(boundaries: Boundaries, edge: Edge, size: Size) -> Pieces:
+def _pieces(boundaries: Boundaries, edge: Edge, size: Size) -> RankLoads:
     return {
         (m.src, m.dst): Load(
             m.forward_bytes, m.backward_bytes, *CoalescedMessage.of(m.parts), *CoalescedMessage.of(m.gradient_parts)
@@ -350,7 +350,7 @@ def _pieces(boundaries: Boundaries, edge: Edge, size: Size) -> Pieces:
 
 
 def _transfers(
-    compiled: CompiledProgram, edges: Edges, sizes: Sequence[Size]
+    compiled: CompiledProgram, edges: StageLoads, sizes: Sequence[Size]
 ) -> tuple[list[int], list[CoalescedMessage]]:
     """By transfer slot: all bytes, and how they are carried."""
     num_bytes = []

@@ -66,7 +66,6 @@ _OF_MODEL = 1
 _DIGITS = 6
 _DECILE = 1.2815515655446004  # of the normal distribution, in standard deviations
 
-Numbers = NDArray[np.int64]
 Draws = NDArray[np.float64]
 
 
@@ -223,7 +222,7 @@ class _Drawn:
         """Of layers alike."""
         return self.draw.standard_normal(self.num_draws)
 
-    def own(self, passes: NDArray[np.float64], process: Numbers) -> Draws:
+    def own(self, passes: Draws, process: NDArray[np.int64]) -> Draws:
         """What is one action's own, of the process drawn."""
         draws: Draws = passes[process, self.draw.integers(passes.shape[1], size=self.num_draws)]
         return draws
@@ -242,7 +241,7 @@ class _Paired(_Drawn):
     def normals(self, key: tuple[str, str]) -> Draws:
         return keyed(f"alike {key}").standard_normal(self.num_draws)
 
-    def own(self, passes: NDArray[np.float64], process: Numbers) -> Draws:
+    def own(self, passes: Draws, process: NDArray[np.int64]) -> Draws:
         return np.zeros(self.num_draws)
 
 

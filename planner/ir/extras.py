@@ -31,23 +31,23 @@ from typing import Any, ClassVar, TypeVar, cast
 
 from planner.ir.errors import UnsupportedModelError, UsageError
 
-Answer = TypeVar("Answer")
-Kind = TypeVar("Kind", bound="Extra")
-Places = Mapping[str, str]
+T = TypeVar("T")
+E = TypeVar("E", bound="Extra")
+Homes = Mapping[str, str]
 """Where things are by their names: ``"module:attribute"``, imported when they are first used."""
 
 
 class Extra:
     """What an extra of any package may add."""
 
-    public: ClassVar[Mapping[str, Places]] = MappingProxyType({})
+    public: ClassVar[Mapping[str, Homes]] = MappingProxyType({})
     """Names for users, by the module of the core that has them (:func:`public`); ``*``: all names of a module."""
 
 
 class Additions(Mapping[str, Any]):
     """Things by name in alphabetical order; each is imported when it is first asked for."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: Homes) -> None:
         self._places = dict(sorted(places.items()))
         self._loaded: dict[str, Any] = {}
 
@@ -66,9 +66,9 @@ class Additions(Mapping[str, Any]):
         return len(self._places)
 
 
-def extras(kind: type[Kind]) -> tuple[Kind, ...]:
+def extras(kind: type[E]) -> tuple[E, ...]:
     """The extras of the package that ``kind`` is of; none where it has no folder of extras."""
-    return cast("tuple[Kind, ...]", _extras_of(kind.__module__.partition(".")[0]))
+    return cast("tuple[E, ...]", _extras_of(kind.__module__.partition(".")[0]))
 
 
 @functools.cache
@@ -79,7 +79,7 @@ def _extras_of(package: str) -> tuple[Extra, ...]:
     return tuple(extra for extra in added if extra is not None)
 
 
-def required(answers: Iterable[Answer | None], package: str, what: str) -> Answer:
+def required(answers: Iterable[T | None], package: str, what: str) -> T:
     """The first answer that is one, where a plan or a request cannot do without.
 
     Args:
@@ -98,7 +98,7 @@ def required(answers: Iterable[Answer | None], package: str, what: str) -> Answe
     )
 
 
-def joined(added: Iterable[Places]) -> Additions:
+def joined(added: Iterable[Homes]) -> Additions:
     """What several extras add, by name.
 
     Raises:

@@ -28,13 +28,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.ir.errors import UnsupportedModelError
-from planner.ir.graph import SAMPLE, Layer, TensorSpec
+from planner.ir.graph import SAMPLE, Layer
 from planner.ir.layout import Layout, scaled_intervals
 from planner.layers._kinds import is_convolution
+from planner.layers._rules import Specs
 from planner.layers.boxes import Array, BoxArray, as_boxes, grid_of, volumes
 from planner.layers.sized import SizedLayer
-
-Specs = tuple[TensorSpec, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from planner.ir.lazy import Memo, once_by
 from planner.ir.program import Message, Program, Route
 from planner.ir.schedule import MESSAGE, PER_STEP, RECEIVE, Action, Op, Schedule, StageGraph, dependencies
 
-Kind = tuple[int, Op, int | None]
+ActionKind = tuple[int, Op, int | None]
 Peers = Mapping[int, tuple[int, ...]]
 """By rank, the ranks that it exchanges messages with; ranks that exchange none are left out."""
 Alternatives = tuple[int, ...]
@@ -49,9 +49,9 @@ class Numbering:
         self.program = program
         self.span = program.stages.num_microbatches + 1
         self.parts = program.stages.parts
-        self.kinds: list[Kind] = []
+        self.kinds: list[ActionKind] = []
         self.strangers: set[int] = set()
-        self._kind_of: Memo[Kind | tuple[int, Op, int | None, int], int] = Memo(self._new_kind)
+        self._kind_of: Memo[ActionKind | tuple[int, Op, int | None, int], int] = Memo(self._new_kind)
         self.first_needs: Memo[int, tuple[tuple[Alternatives, ...], ...]] = Memo(self._first_needs)
         self.moves: Memo[int, list[Peers]] = Memo(self._moves)
         self.rows = [list(map(self.number, row)) for row in program.rows]
@@ -71,7 +71,7 @@ class Numbering:
         self.strangers.add(number)
         return number
 
-    def _new_kind(self, key: Kind | tuple[int, Op, int | None, int]) -> int:
+    def _new_kind(self, key: ActionKind | tuple[int, Op, int | None, int]) -> int:
         self.kinds.append(key[:3])
         return len(self.kinds) - 1
 

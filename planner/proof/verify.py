@@ -28,12 +28,12 @@ from planner.ir.profile import Profile
 from planner.ir.proof import Proof
 from planner.proof.prices import QUANTITIES, LeastCost, SpacePrices
 from planner.proof.scope import refusals
-from planner.proof.space import Array, Counts, Flags, Numbers, PlanSpace, ProofGroup
+from planner.proof.space import Array, Counts, CutNumbers, Flags, PlanSpace, ProofGroup
 from planner.proof.step import least_step_s
 
 MOST_FAULTS = 20
 LABELS = ("trip_s", "end_s", "total_s", "free_s")
-Key = tuple[int, tuple[tuple[int, int], ...], str]
+PotentialKey = tuple[int, tuple[tuple[int, int], ...], str]
 """Of a potential: samples of a micro-batch, by pool unused devices and those of the first stage, what it recomputes."""
 
 
@@ -60,9 +60,9 @@ class ProofAccount:
         self.prices = prices
         self.space = prices.space
         self.claim_s = claim_s
-        self.potentials = dict[Key, Array]()
+        self.potentials = dict[PotentialKey, Array]()
 
-    def key(self, size: int, unused: Counts, devices: Counts, recompute: str) -> Key:
+    def key(self, size: int, unused: Counts, devices: Counts, recompute: str) -> PotentialKey:
         """Pools that are alike may change places."""
         pairs = list(zip(unused, devices, strict=True))
         for like in self.space.like:
@@ -70,7 +70,7 @@ class ProofAccount:
                 pairs[n] = pair
         return size, tuple(pairs), recompute
 
-    def keys(self, size: int) -> Iterator[Key]:
+    def keys(self, size: int) -> Iterator[PotentialKey]:
         """Of all potentials, those of fewer unused devices first."""
         states = sorted(product(*(range(len(pool) + 1) for pool in self.space.pools)), key=sum)
         every = (
@@ -82,7 +82,7 @@ class ProofAccount:
         """Devices that a stage may take."""
         return [devices for devices in product(*(range(n + 1) for n in unused)) if sum(devices)]
 
-    def allowed(self, key: Key) -> Array:
+    def allowed(self, key: PotentialKey) -> Array:
         """``[4, cuts]``: the most that a potential may be, given those behind it; infinity where it is the claim."""
         size, pairs, recompute = key
         last = np.arange(self.space.last + 1)
@@ -101,7 +101,7 @@ class ProofAccount:
         """Stages of the group, by first and last cut."""
         return self.prices.stage(group, size)
 
-    def labels(self, stage: LeastCost, size: int, rest: Array, last: Numbers, inside: Flags) -> Array:
+    def labels(self, stage: LeastCost, size: int, rest: Array, last: CutNumbers, inside: Flags) -> Array:
         """``[4, ...]`` of stages that end at ``last``, with ``rest`` behind; infinite from the claim on."""
         count = len(self.space.micro_batches(size))
         is_end = last == self.space.last
@@ -225,7 +225,7 @@ def _faults(proof: Proof, prices: SpacePrices) -> Iterator[str]:
     faults = [*_space_faults(proof, prices.space), *_price_faults(proof, prices)]
     yield from faults
     account = ProofAccount(prices, proof.bound_s)
-    numbers = dict[Key, int]()
+    numbers = dict[PotentialKey, int]()
     last = prices.space.last
     for number, row in enumerate(proof.potentials):
         values = [getattr(row, name) for name in LABELS]

@@ -272,7 +272,7 @@ def _ranks(table: Collective) -> int:
     return table.num_ranks
 
 
-Points = Sequence[tuple[int, float]]
+TimesBySize = Sequence[tuple[int, float]]
 Array = NDArray[np.float64]
 
 
@@ -286,7 +286,7 @@ def transfer_s(link: Link, num_bytes: ArrayLike) -> Array:
     return np.where(size > 0, seconds, 0.0)
 
 
-def read_points(points: Points, size: Array, beyond_s_per_byte: float | None = None) -> Array:
+def read_points(points: TimesBySize, size: Array, beyond_s_per_byte: float | None = None) -> Array:
     """(bytes, seconds) by growing bytes, read in log-log; clamped below.
 
     Args:
@@ -299,7 +299,7 @@ def read_points(points: Points, size: Array, beyond_s_per_byte: float | None = N
     return np.asarray(inside + np.maximum(size - points[-1][0], 0.0) * slope)
 
 
-def read_delays(points: Points, num_bytes: ArrayLike) -> Array:
+def read_delays(points: TimesBySize, num_bytes: ArrayLike) -> Array:
     """(bytes, seconds) read straight, as seconds may be 0; clamped below, in proportion beyond; 0 without points."""
     size = np.asarray(num_bytes, dtype=np.float64)
     if not points:
@@ -310,12 +310,12 @@ def read_delays(points: Points, num_bytes: ArrayLike) -> Array:
     return np.where(size > 0, seconds, 0.0)
 
 
-def table_evidence(evidence: Evidence, points: Points, num_bytes: float) -> tuple[Evidence, ...]:
+def table_evidence(evidence: Evidence, points: TimesBySize, num_bytes: float) -> tuple[Evidence, ...]:
     """A reading inside a measured table is as good as the table; beyond it, it is not."""
     return (evidence, INTERPOLATED) if points and num_bytes > points[-1][0] else (evidence,)
 
 
-def _last_slope(points: Points) -> float:
+def _last_slope(points: TimesBySize) -> float:
     if len(points) == 1:
         return points[0][1] / points[0][0]
     (low, low_s), (high, high_s) = points[-2:]

@@ -50,8 +50,8 @@ from planner.ir.profile import Measurement, Profile
 from planner.layers import kind as kind_named
 from planner.layers.sized import SizedLayer
 
-Rows = NDArray[np.int64]
-Name = tuple[object, ...]
+Indices = NDArray[np.int64]
+FamilyName = tuple[object, ...]
 
 LEAST_SHAPES = 3
 _MOST_HELD_BACK = 48
@@ -71,7 +71,7 @@ class FittedModel:
         mostly_zero: by quantity.
     """
 
-    rows: Rows
+    rows: Indices
     coefficients: Array
     mostly_zero: NDArray[np.bool_]
 
@@ -86,9 +86,9 @@ class _Anchors:
         ratios: ``[rows, quantities]``: measured over model.
     """
 
-    rows: Rows
+    rows: Indices
     logs: Array
-    models: Rows
+    models: Indices
     ratios: Array
     own: bool
 
@@ -116,7 +116,7 @@ class FamilyModels:
         self._layers = np.array([index[m.layer] for m in measurements], dtype=np.int64)
         self._evidence = [m.evidence for m in measurements]
         self._names = [family_names(graph, graph.layers[index[m.layer]], m.key) for m in measurements]
-        self._rows_of = dict[Name, list[int]]()
+        self._rows_of = dict[FamilyName, list[int]]()
         for row, names in enumerate(self._names):
             for name in names:
                 self._rows_of.setdefault(name, []).append(row)
@@ -128,11 +128,11 @@ class FamilyModels:
             return ()
         return (LayerCost(tuple(values[0].tolist()), self.evidence(index), *self.bounds(index, int(models[0]))),)
 
-    def values(self, index: int, points: Array) -> tuple[Array, Rows]:
+    def values(self, index: int, points: Array) -> tuple[Array, Indices]:
         """``[points, quantities]`` of layer number ``index``, and which model says each; -1 where none does."""
         anchors = self._anchors_of(index)
         predicted = np.zeros((len(points), len(QUANTITIES)))
-        chosen: Rows = np.full(len(points), -1, dtype=np.int64)
+        chosen: Indices = np.full(len(points), -1, dtype=np.int64)
         if not len(anchors.rows):
             return predicted, chosen
         distance = ((_logs(points)[:, None] - anchors.logs[None]) ** 2).sum(axis=-1)
@@ -184,12 +184,12 @@ class FamilyModels:
                 ratios[k] = _ratio(self._values[rows[k]], self._points[rows[k]] @ self._models[number].coefficients)
         return _Anchors(rows, _logs(self._points[rows]), models, ratios, own)
 
-    def _model(self, names: tuple[Name, ...]) -> int:
+    def _model(self, names: tuple[FamilyName, ...]) -> int:
         """The number of the model of the first of ``names`` with shapes enough."""
         return next((number for number in map(self._number, names) if number >= 0), -1)
 
     @once
-    def _number(self, name: Name) -> int:
+    def _number(self, name: FamilyName) -> int:
         """Of the family's model; -1 if it has too few shapes for one."""
         rows = np.array(self._rows_of[name], dtype=np.int64)
         if len(np.unique(self._points[rows], axis=0)) < LEAST_SHAPES:
@@ -242,14 +242,14 @@ def fitted(points: Array, measured: Array) -> Array:
     return unscaled
 
 
-def _fitted(rows: Rows, points: Array, values: Array) -> FittedModel:
+def _fitted(rows: Indices, points: Array, values: Array) -> FittedModel:
     coefficients = np.stack([fitted(points, values[:, q]) for q in range(len(QUANTITIES))], axis=1)
     mostly_zero = np.array([not column.any() for column in coefficients.T])
     coefficients[BYTES, mostly_zero] = 1.0
     return FittedModel(rows, coefficients, mostly_zero)
 
 
-def family_names(graph: Graph, layer: Layer, key: str) -> tuple[Name, ...]:
+def family_names(graph: Graph, layer: Layer, key: str) -> tuple[FamilyName, ...]:
     """The layer's family on back end ``key``, its operator on all back ends, its kind."""
     first = all(name in graph.inputs for name in layer.inputs)
     operator = str(layer.attributes.get("op", ""))
@@ -266,7 +266,7 @@ def _logs(points: Array) -> Array:
     return logs
 
 
-Point = tuple[float, float, float, float]
+LayerFeatures = tuple[float, float, float, float]
 """(1, flops, bytes, weights)."""
 
 FLOPS = 1
@@ -301,7 +301,7 @@ class Features:
         return single - each * captured, each
 
     @once_by(lambda self, index, samples, part: (self._sized(index, samples).signature, part))
-    def part(self, index: int, samples: int, part: tuple[int, ...]) -> Point:
+    def part(self, index: int, samples: int, part: tuple[int, ...]) -> LayerFeatures:
         """Of a part of layer number ``index``: extents of its work, without its samples."""
         sized = self._sized(index, samples)
         box = canonical_box(sized, part)
@@ -316,7 +316,7 @@ class Features:
     def _sized(self, index: int, samples: int) -> SizedLayer:
         return SizedLayer.of(self.graph, self.graph.layers[index], self._values, samples, False)
 
-    def _whole(self, layer: Layer, samples: int) -> Point:
+    def _whole(self, layer: Layer, samples: int) -> LayerFeatures:
         captured = self.graph.samples
         inputs = tuple(self._values[name].at(samples, captured) for name in layer.inputs)
         outputs = tuple(spec.at(samples, captured) for spec in layer.outputs)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.costs.layers.cost_table import Run
 from planner.costs.memory.action_peaks import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -30,7 +31,6 @@ from planner.costs.memory.action_peaks import (
 from planner.costs.memory.levels import (
     Indices,
     LayerParts,
-    Run,
     Running,
     layers_in,
 )
@@ -41,13 +41,13 @@ from planner.costs.stages.gradient_overlap import Bucket, buckets_of_parts
 from planner.costs.stages.placement import StagePlacement
 from planner.ir.plan import Size, samples_in
 
-Part = tuple[int, int, Size]
+RankPart = tuple[int, int, Size]
 """A rank, a stage, and what micro-batches of one cost are."""
 
 
 def activation_of(
     costs: StageCosts,
-    part: Part,
+    part: RankPart,
     sent_bytes: int,
     output_gradients: Received,
     received: Received,
@@ -92,7 +92,7 @@ class _RankStage:
         in_slices: whether a rank keeps its slices of them alone.
     """
 
-    def __init__(self, costs: StageCosts, part: Part) -> None:
+    def __init__(self, costs: StageCosts, part: RankPart) -> None:
         rank, number, size = part
         self.costs = costs
         self.levels = costs.cost_model.levels

@@ -206,8 +206,7 @@ LEAST_RATE = 0.1
 """Of its own speed: no rank's compute is slower than this, whatever moves."""
 
 _ROUNDING = 1e-9
-Ends = tuple[int, ...]
-Change = tuple[list[tuple[int, float]], list[tuple[int, float]]]
+SpeedChange = tuple[list[tuple[int, float]], list[tuple[int, float]]]
 """What is new: (flow, speed) and (rank, rate of its computing)."""
 
 
@@ -225,7 +224,7 @@ class NetworkFlow:
 
     seconds: float
     bytes_per_s: float = 0.0
-    cards: Ends = ()
+    cards: tuple[int, ...] = ()
     losses: tuple[tuple[int, float], ...] = ()
     copies: int = 1
 
@@ -368,14 +367,14 @@ class FlowSpeeds:
         self._rates: dict[int, float] = {}
         self._on_card: dict[int, set[int]] = {}
         self._at_rank: dict[int, set[int]] = {}
-        self._changes: dict[tuple[int, int], Change] = {}
-        kinds: dict[tuple[float, Ends, int], int] = {}
+        self._changes: dict[tuple[int, int], SpeedChange] = {}
+        kinds: dict[tuple[float, tuple[int, ...], int], int] = {}
         self._kinds = [
             kinds.setdefault((flow.bytes_per_s, flow.cards, flow.copies), len(kinds)) for flow in traffic.flows
         ]
         self._by_kind: dict[tuple[int, ...], dict[int, float]] = {}
 
-    def toggled(self, flow: int) -> Change:
+    def toggled(self, flow: int) -> SpeedChange:
         """What changes when ``flow`` starts, or ends if it is under way."""
         key = self._active, flow
         self._active ^= 1 << flow
@@ -401,7 +400,7 @@ class FlowSpeeds:
             by_kind = self._by_kind[key] = {kind: speeds[flow] for kind, flow in zip(kinds, active, strict=True)}
         return {flow: by_kind[kind] for flow, kind in zip(active, kinds, strict=True)}
 
-    def _change(self, flow: int) -> Change:
+    def _change(self, flow: int) -> SpeedChange:
         flows = self.traffic.flows
         touched = {flow} if self._active >> flow & 1 else set[int]()
         cards = set[int]()
@@ -496,7 +495,7 @@ def _matters(compiled: CompiledProgram, traffic: NetworkTraffic) -> bool:
     Messages of one channel follow one another; of each the fastest counts.
     """
     num_transfers = len(compiled.transfers)
-    fastest: dict[int, dict[Ends, tuple[float, int]]] = {}
+    fastest: dict[int, dict[tuple[int, ...], tuple[float, int]]] = {}
     for number, flow in enumerate(traffic.flows):
         if flow.losses:
             return True

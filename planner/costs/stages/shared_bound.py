@@ -31,16 +31,13 @@ from planner.costs.stages.stage_bound import BoundedStages, StageBound
 from planner.costs.stages.stage_sums import LeastPasses, RecomputeMask
 from planner.ir.lazy import once
 
-Line = tuple[Array, Array]
-"""A base and a slope a sample, at each cut: no number of samples takes less."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Times:
-    """What something takes by samples: (samples - 1, cut), running sums; and lines that lie below."""
+    """What something takes by samples: (samples - 1, cut), running sums; and lines below, each a base and a slope."""
 
     sums: Array
-    lines: tuple[Line, Line]
+    lines: tuple[tuple[Array, Array], tuple[Array, Array]]
 
     @classmethod
     def of(cls, by_layer: Array, cuts: Cuts) -> Times:
