@@ -229,3 +229,8 @@ def fastest(links: Sequence[Link]) -> Link:
         bandwidth = max(bandwidth, *(n / s for link in links for n, s in link.points))
     duplex = any(link.duplex for link in links)
     return replace(links[0], latency_s=latency_s, bandwidth_bytes_per_s=bandwidth, points=points, duplex=duplex)
+
+
+def joined_price(price: Callable[[int], float], size: int, ahead: int | None) -> float:
+    """The price of a message of ``size`` bytes; of what joins one of ``ahead`` bytes, how much dearer it makes that."""
+    return price(size) if ahead is None else max(0.0, price(ahead + size) - price(ahead))

@@ -13,7 +13,7 @@ What must precede what comes from ``dependencies``, checked when the program was
 
 :func:`execute` runs a program whose messages share nothing but their channels;
 :mod:`planner.costs.simulator.contention` one whose messages share network cards or slow the computing of their ranks
-(:mod:`planner.costs.simulator.prices`, which says what is ignored).  Where every channel has a wire of its own the
+(:mod:`planner.costs.simulator.traffic`, which says what is ignored).  Where every channel has a wire of its own the
 first is a lower bound of the second: both take every row's steps, and every wire's messages, in the same order, each
 step begins when those before it are over, and no step or message of the second takes less than it does in the first; so
 by induction over that order nothing ends earlier. (Where directions share a wire their order depends on times: the

@@ -195,7 +195,7 @@ def least_bytes_on_cards(
     """What the sum of a stage's gradients on several hosts puts on the network card of each at least; elementwise.
 
     It moves its bytes evenly in the time that a sum of all takes alone, as long as its ranks wait for it
-    (``costs.simulator.prices``).
+    (``costs.simulator.traffic``).
 
     Args:
         least_s: by :func:`least_reduction_s`, of which updated parameters that are gathered are no part.
