@@ -18,7 +18,7 @@ import numpy as np
 from planner.ir.errors import UsageError
 from planner.sites.arrangement import TOLERANCE, Arrangement, RankOfSites, cut_places, halo_sites
 from planner.sites.keys import AXIS_BITS, HALF, AnyInts, Floats, Ints, block_keys, samples_of, unpack
-from planner.sites.partition import BlockWork, SiteLevel
+from planner.sites.work import BlockWork, SiteLevel
 
 
 @dataclass(frozen=True, slots=True, eq=False)

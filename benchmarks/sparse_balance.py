@@ -39,7 +39,8 @@ from benchmarks.site_balance import (
 )
 from planner.sites.arrangement import SiteOrder, arrange
 from planner.sites.keys import Ints, pack, unpack
-from planner.sites.partition import BlockWork, SiteLevel, SiteLoad, bisection, block_work
+from planner.sites.bisection import bisection
+from planner.sites.work import BlockWork, SiteLevel, SiteLoad, block_work
 
 SCAN = Path(__file__).parents[1] / "tests" / "data" / "scans" / "lone-star.laz"
 VOXEL_M = 0.143

@@ -1,6 +1,6 @@
 """The one order of a micro-batch's blocks, and the intervals of it that the ranks of a stage own.
 
-    samples   | A            | B     | C    | D  |       A order of blocks within each sample is :mod:`partition`'s,
+    samples   | A            | B     | C    | D  |       A order of blocks within each sample is ``bisection``'s,
     ranks     | 0    | 1     | 2            | 3  |       the order of samples is the one below.
 
 Every stage cuts the same order, each by its own speeds.  So two stages exchange intervals, whether those are whole
@@ -26,7 +26,9 @@ from numpy.typing import NDArray
 
 from planner.ir.errors import UsageError
 from planner.sites.keys import AnyInts, Ints, samples_of
-from planner.sites.partition import BlockWork, balanced_cuts, best_stretches, bisection, bottleneck
+from planner.sites.bisection import bisection
+from planner.sites.partition import balanced_cuts, best_stretches, bottleneck
+from planner.sites.work import BlockWork
 
 _NOTHING = 1e-9
 TOLERANCE = 0.06
@@ -69,7 +71,7 @@ def arrange(
     too would take most of the time.  Other stages cut them in slabs along x.
 
     Args:
-        work: from :func:`planner.sites.partition.block_work`; without any work at all, each block counts the same.
+        work: from :func:`planner.sites.work.block_work`; without any work at all, each block counts the same.
         speeds: of the ranks of the stage that the order should suit best: by whole samples, and by plane cuts.
         tolerance: see :func:`cut_places`.
         order: of blocks within a sample.
