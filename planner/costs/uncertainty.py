@@ -141,7 +141,7 @@ def varies(costs: StageCosts) -> bool:
     """Whether any computing of the stages varies."""
     measured = MeasuredNoise(costs.cost_model.profile)
     parts = {
-        (number, costs.kind(rank), placed.samples[rows][member] if placed.samples else float(rows))
+        (number, costs.kind(rank), placed.samples_of(member, rows))
         for number, placed in enumerate(costs.stages)
         for rows in map(samples_in, set(costs.micro_batches))
         for member, rank in enumerate(placed.ranks)
@@ -159,7 +159,7 @@ def _noises(compiled: CompiledProgram, costs: StageCosts) -> dict[int, CostNoise
             continue
         placed = costs.stages[slot.action.stage]
         rows = samples_in(costs.micro_batches[slot.action.microbatch or 0])
-        samples = placed.samples[rows][placed.ranks.index(slot.rank)] if placed.samples else float(rows)
+        samples = placed.samples_of(placed.ranks.index(slot.rank), rows)
         key = (slot.action.stage, costs.kind(slot.rank), samples)
         if key not in noise_of:
             noise_of[key] = _noise(measured, costs, placed, *key[1:])

@@ -32,6 +32,7 @@ BoxArray = NDArray[np.int64]
 """``[..., dims, 2]``."""
 Array = NDArray[np.float64]
 """Numbers of elements; floats are exact up to 2**53."""
+Flags = NDArray[np.bool_]
 Members = tuple[int, ...]
 """Positions of ranks in their group."""
 _interval = functools.lru_cache(2**14)(Interval)  # the same few ends come again and again
@@ -83,7 +84,7 @@ def shared(a: BoxArray, b: BoxArray) -> BoxArray:
     return np.stack([np.maximum(a[..., 0], b[..., 0]), np.minimum(a[..., 1], b[..., 1])], axis=-1)
 
 
-def filled(boxes: BoxArray) -> NDArray[np.bool_]:
+def filled(boxes: BoxArray) -> Flags:
     """Whether a box holds an element."""
     return np.asarray((boxes[..., 1] > boxes[..., 0]).all(axis=-1))
 
@@ -115,7 +116,7 @@ def equal_ranks(boxes: BoxArray) -> tuple[Members, ...]:
     return tuple(tuple(members) for members in by_box.values())
 
 
-def sources(owned: BoxArray, own: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
+def sources(owned: BoxArray, own: Flags | None = None) -> Flags:
     """``[..., destination, owner]``: the owner of each distinct box that a destination takes from.
 
     Of identical owners a rank takes from itself if it is one of them, else from owner ``k mod n`` for the ``k``-th
@@ -133,7 +134,7 @@ def sources(owned: BoxArray, own: NDArray[np.bool_] | None = None) -> NDArray[np
         return np.ones((*owned.shape[:-3], *is_own.shape), dtype=bool)
     number = np.tril(alike, -1).sum(axis=-1)
     turn = np.arange(len(is_own))[:, None] % replicas[..., None, :] == number[..., None, :]
-    takes_from: NDArray[np.bool_] = np.where(is_own @ alike, is_own, turn)
+    takes_from: Flags = np.where(is_own @ alike, is_own, turn)
     return takes_from
 
 

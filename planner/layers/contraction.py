@@ -25,14 +25,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import SAMPLE, Layer
 from planner.ir.layout import Layout, scaled_intervals
 from planner.layers._kinds import is_convolution
 from planner.layers._rules import Specs
-from planner.layers.boxes import Array, BoxArray, as_boxes, grid_of, volumes
+from planner.layers.boxes import Array, BoxArray, Flags, as_boxes, grid_of, volumes
 from planner.layers.sized import SizedLayer
 
 
@@ -87,7 +86,7 @@ class Contraction:
     made: BoxArray
     needed: BoxArray
     weight: BoxArray
-    together: NDArray[np.bool_]
+    together: Flags
 
     @property
     def scattered(self) -> Array:

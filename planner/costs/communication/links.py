@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.communication.collectives import (
-    Points,
+    Array,
     call_s,
     collective_evidence,
     collective_s,
@@ -38,7 +38,6 @@ from planner.costs.communication.collectives import (
     most_bytes_per_s,
     most_sum_bytes_per_s,
     read_delays,
-    read_points,
     ring_links,
     table_evidence,
     transfer_s,
@@ -46,17 +45,6 @@ from planner.costs.communication.collectives import (
 from planner.costs.layers.confidence import weakest
 from planner.ir.cluster import ALL_REDUCE, SHARED_MEMORY, Cluster, Evidence, Link, transport_text
 from planner.ir.lazy import once, once_by
-
-__all__ = [
-    "NetworkPrices",
-    "Points",
-    "collective_s",
-    "fastest",
-    "read_points",
-    "transfer_s",
-    "transport_of",
-    "without_pairs",
-]
 
 
 @dataclass(eq=False)
@@ -108,12 +96,12 @@ class NetworkPrices:
         """Seconds of an all-reduce of ``num_bytes`` over ``ranks``, once all are there."""
         return float(collective_s(self.cluster, ALL_REDUCE, ranks, num_bytes))
 
-    def all_reduces_s(self, ranks: tuple[int, ...], num_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
+    def all_reduces_s(self, ranks: tuple[int, ...], num_bytes: Array) -> Array:
         """The same of many sizes, elementwise."""
         return self._all_reduce_of(ranks)(num_bytes)
 
     @once
-    def _all_reduce_of(self, ranks: tuple[int, ...]) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+    def _all_reduce_of(self, ranks: tuple[int, ...]) -> Callable[[Array], Array]:
         return group_collective(self.cluster, ALL_REDUCE, ranks)
 
     @once
@@ -124,7 +112,7 @@ class NetworkPrices:
         return float(np.min(self.all_reduces_s(ranks, sizes) / sizes))
 
     @once
-    def least_sums_s(self, sizes: tuple[float, ...]) -> NDArray[np.float64]:
+    def least_sums_s(self, sizes: tuple[float, ...]) -> Array:
         """``[n, sizes]``: what an all-reduce takes at least over n ranks or more (:func:`least_collective_s`)."""
         return least_collective_s(self.cluster, ALL_REDUCE, sizes)
 

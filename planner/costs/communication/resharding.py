@@ -22,7 +22,7 @@ from planner.ir.cluster import PIECES, STANDING_BYTES, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT
 from planner.layers import is_convolution
 from planner.layers.backward_halo import halo_of_dy
-from planner.layers.boxes import BoxArray, moved
+from planner.layers.boxes import BoxArray, Flags, moved
 from planner.layers.shards import Shards
 from planner.layers.sized import SPACE
 
@@ -49,7 +49,7 @@ class Resharding:
     received_bytes: Array
     standing_bytes: Array
     moved_bytes: Array
-    is_halo: NDArray[np.bool_]
+    is_halo: Flags
     ways: NDArray[np.int64]
 
 
@@ -147,7 +147,7 @@ class _Total:
         self.moved += sums.sum(axis=(-1, -2))[best]
         self.ways = ways.counts[best]
 
-    def take_halo_of_dy(self, output: int, is_halo: NDArray[np.bool_]) -> None:
+    def take_halo_of_dy(self, output: int, is_halo: Flags) -> None:
         """That of dy backward, where it is smaller than that of dx; ``output`` is all that moves."""
         element = BYTES_PER_ELEMENT[self.maker.sized.layer.outputs[output].dtype]
         layer = self.reader.sized.layer
@@ -179,7 +179,7 @@ def _standing(part: Array) -> Array:
     return np.asarray(small.sum(axis=-2) + small.sum(axis=-1))
 
 
-def _lacks_space_alone(dims: tuple[str, ...], held: BoxArray, needed: BoxArray) -> NDArray[np.bool_]:
+def _lacks_space_alone(dims: tuple[str, ...], held: BoxArray, needed: BoxArray) -> Flags:
     """``[options of the maker, options of the reader]``: whether every rank has all that it needs but for space."""
     others = [position for position, dim in enumerate(dims) if dim not in SPACE]
     there = held[:, None, :, others]
@@ -189,7 +189,7 @@ def _lacks_space_alone(dims: tuple[str, ...], held: BoxArray, needed: BoxArray) 
     return np.asarray((inside.all(axis=-1) | empty).all(axis=-1))
 
 
-def _cut_alike(maker: Shards, reader: Shards) -> NDArray[np.bool_]:
+def _cut_alike(maker: Shards, reader: Shards) -> Flags:
     """``[options of the maker, options of the reader]``: whether both cut the same dims into as many parts."""
     makers, readers = (
         [[(dim, len(points)) for dim, points in option.layout.cuts.items()] for option in layer.options]

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner.costs.layers.cost_table import Run
+from planner.costs.layers.cost_table import Flags, Run
 from planner.costs.memory.action_peaks import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -211,7 +210,7 @@ class _RankStage:
             deferred_weights,
         )
 
-    def _puts_off(self, order: Indices) -> NDArray[np.bool_]:
+    def _puts_off(self, order: Indices) -> Flags:
         """By layer with a layout of its own, whether its weight gradients wait until ranks wait for statistics."""
         rows = self.cost.by_layer if self.cost is not None else None
         if rows is None or not rows.puts_off or self.placed.recomputed:

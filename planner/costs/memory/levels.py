@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.layers.cost_table import IndexSpans, Run
+from planner.costs.layers.cost_table import Flags, IndexSpans, Run
 from planner.costs.memory.action_peaks import (
     INPUTS_KEPT,
     INPUTS_SAVED,
@@ -397,7 +397,7 @@ class Running:
     """
 
     order: Indices
-    within: NDArray[np.bool_]
+    within: Flags
     bounds: tuple[tuple[int, int], ...]
 
 

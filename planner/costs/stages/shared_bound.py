@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.costs.cost_model import CostModel
-from planner.costs.layers.cost_table import Array
+from planner.costs.layers.cost_table import Array, Flags
 from planner.costs.memory.memory_bound import Cuts, Numbers
 from planner.costs.stages.stage_bound import BoundedStages, StageBound
 from planner.costs.stages.stage_sums import LeastPasses, RecomputeMask
@@ -239,7 +238,7 @@ class SharedBound:
     times: GroupTimes
     all_times: GroupTimes
     num_full: int
-    inside: NDArray[np.bool_]
+    inside: Flags
     upper_s: float
 
     def stage(self, first: Numbers, last: Numbers, num_microbatches: int) -> BoundedStages:
