@@ -296,8 +296,8 @@ class Pricing:
             for pair, load in pieces.items()
         )
         prepares = frozenset(candidate.stage_of[index] for index in self._preparing)
-        ways = (prepares, candidate.prepares_ahead, ties, None if symmetry is None else symmetry.kept)
-        key = (candidate.schedule, candidate.windows, candidate.sizes, candidate.groups, crossing, ways)
+        of_rows = (candidate.schedule, candidate.windows, candidate.sizes, candidate.groups, candidate.prepares_ahead)
+        key = (*of_rows, crossing, prepares, ties, None if symmetry is None else symmetry.kept)
         if key not in self._shapes:
             program = program_of(self.graph, candidate, symmetry)
             self._shapes[key] = self._with_wires(program, candidate, ties, symmetry)
