@@ -21,9 +21,10 @@ from planner.costs.pricing import PricedProgram, Pricing
 from planner.costs.simulator.breakdown import Parts, breakdown
 from planner.costs.simulator.events import run, timeline
 from planner.costs.simulator.prices import SlotPrices
+from planner.costs.simulator.replay import Draws
 from planner.costs.simulator.symmetry import Symmetry
 from planner.costs.timeline import Trace
-from planner.costs.uncertainty import DRAWS, Deciles, Draws, deciles, deciles_of, paired_steps, varies
+from planner.costs.uncertainty import DRAWS, Deciles, deciles, deciles_of, paired_steps, varies
 from planner.ir.cluster import DeviceSpec, Evidence
 from planner.ir.plan import Decision, Prediction, RankPrediction
 from planner.ir.problem import memory_limit_bytes

@@ -20,7 +20,7 @@ from planner.costs.simulator.prices import prices_of, transfer_bytes
 from planner.costs.simulator.program import compile_program
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.input_pipeline import TURN_S, TURN_SHARE
-from planner.costs.uncertainty import replayed
+from planner.costs.simulator.replay import replayed
 from planner.extras.sites.preparations import SitePreparations
 from planner.ir.codec import dumps, loads
 from planner.ir.graph import is_sites
