@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from planner.ir.schedule import MESSAGE, SEND, Action, Op
 from planner.passes.events import RankRows
-from planner.passes.lowering import Numbering
+from planner.passes.numbering import Numbering
 
 TOGETHER = frozenset({Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.REDUCE_GRAD, Op.UPDATE})
 

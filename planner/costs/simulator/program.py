@@ -14,7 +14,7 @@ from planner.ir.errors import IllegalProgramError
 from planner.ir.plan import Size
 from planner.ir.program import Part, Program, Route, num_joined, sent_by
 from planner.ir.schedule import ADDS_GRADIENTS, COMPUTE, MESSAGE, SEND, Action, Op, format_grid
-from planner.passes.lowering import Numbering
+from planner.passes.numbering import Numbering
 from planner.passes.versions import versions_kept
 
 COMPUTE_STEP, SEND_STEP, RECEIVE_STEP, REDUCE_STEP, PREPARE_STEP, PREPARED_STEP, TIED_STEP = range(7)
