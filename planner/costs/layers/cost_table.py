@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.layers.confidence import INTERPOLATED_RANGE, Range, default_range, range_of, weakest
+from planner.costs.layers.features import Features
 from planner.costs.layers.interpolation import (
     QUANTITIES,
     LayerCost,
@@ -23,7 +24,7 @@ from planner.costs.layers.interpolation import (
     measured_alike,
     neighbours,
 )
-from planner.costs.layers.regression import FamilyModels, FamilyName, Features, family_names
+from planner.costs.layers.regression import FamilyModels, FamilyName, family_names
 from planner.costs.layers.roofline import under_a_roof
 from planner.costs.layers.shards import MeasuredParts
 from planner.ir.cluster import INTERPOLATED, Evidence

@@ -25,8 +25,8 @@ from dataclasses import dataclass, replace
 from math import log
 
 from planner.costs.layers.confidence import DATASHEET_RANGE
+from planner.costs.layers.features import Features
 from planner.costs.layers.interpolation import LayerCost
-from planner.costs.layers.regression import Features
 from planner.ir.cluster import DATASHEET, Cluster, DeviceSpec
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.extras import extras
