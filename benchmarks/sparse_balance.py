@@ -38,8 +38,8 @@ from benchmarks.site_balance import (
     rank_work,
 )
 from planner.sites.arrangement import SiteOrder, arrange
-from planner.sites.keys import Ints, pack, unpack
 from planner.sites.bisection import bisection
+from planner.sites.keys import Ints, pack, unpack
 from planner.sites.work import BlockWork, SiteLevel, SiteLoad, block_work
 
 SCAN = Path(__file__).parents[1] / "tests" / "data" / "scans" / "lone-star.laz"

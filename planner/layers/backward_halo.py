@@ -63,7 +63,9 @@ def backward_halo(layer: LayerDivision, held: Boxes, moves: Sequence[Transfer]) 
     return BackwardHalo(dx_elements, int(halo[1].sum()), reached, moves_between(layer.done, layer.done, reached))
 
 
-def halo_of_dy(layer: Layer, data: TensorSpec, held: BoxArray, needed: BoxArray, done: BoxArray) -> tuple[BoxArray, Array] | None:
+def halo_of_dy(
+    layer: Layer, data: TensorSpec, held: BoxArray, needed: BoxArray, done: BoxArray
+) -> tuple[BoxArray, Array] | None:
     """The outputs that read what each rank holds, and ``[source, destination]`` elements of dy that move to have them.
 
     None where dx must move.  That of dy needs the output's rows to be made by one rank each, the input's to be held by

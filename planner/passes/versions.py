@@ -132,7 +132,9 @@ def faults(program: Program, staleness_limits: Sequence[int] = ()) -> Iterator[V
                 continue
             first = version_of.setdefault((stage, action.microbatch), action)
             if first.version != action.version:
-                yield VersionFault(rank, action, f"{action} uses version {action.version} of the weights, {first} another")
+                yield VersionFault(
+                    rank, action, f"{action} uses version {action.version} of the weights, {first} another"
+                )
             if action.version > num_updates[stage]:
                 made = f"{num_updates[stage]} updates have been made"
                 yield VersionFault(rank, action, f"{action} uses version {action.version} of the weights, {made}")

@@ -152,13 +152,14 @@ class ProofAccount:
             done_s = start_s + stage.head
             after_s = stage.back + tail
             for k in np.flatnonzero(np.maximum(bound_s, prefix.bound_s) < self.claim_s):
-                yield max(float(bound_s[k]), prefix.bound_s), ProofPrefix(
+                child = ProofPrefix(
                     (*prefix.groups, group),
                     (*prefix.cuts, int(last[k])),
                     (*prefix.done_s, float(done_s[k])),
                     (*prefix.after_s, float(after_s[k])),
                     max(float(own_s[k]), prefix.bound_s),
                 )
+                yield max(float(bound_s[k]), prefix.bound_s), child
 
     def _unused(self, groups: Sequence[ProofGroup]) -> Counts:
         """Devices that ``groups`` leave."""

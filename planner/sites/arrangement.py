@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.ir.errors import UsageError
-from planner.sites.keys import AnyInts, Ints, samples_of
 from planner.sites.bisection import bisection
+from planner.sites.keys import AnyInts, Ints, samples_of
 from planner.sites.partition import balanced_cuts, best_stretches, bottleneck
 from planner.sites.work import BlockWork
 

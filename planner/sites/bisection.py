@@ -11,7 +11,8 @@ a node that holds one is cut there instead of in its middle (at the one nearest 
 single boxes too.  Any number of ranks may cut any such order; the goals only spare halo.
 
 All nodes of one depth are cut at once: each axis keeps its own sorted order of blocks, in which every node is a
-segment, and a cut splits segments stably (as k-d trees are built in O(n log n), e.g. Brown, "Building a balanced k-d tree in O(kn log n) time", 2015).
+segment, and a cut splits segments stably (as k-d trees are built in O(n log n), e.g. Brown, "Building a balanced k-d
+tree in O(kn log n) time", 2015).
 """
 
 from __future__ import annotations

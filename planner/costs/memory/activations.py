@@ -104,9 +104,7 @@ class _RankStage:
         self.made_bytes = 0 if costs.bytes_beside(rank) else self.placed.parameter_bytes
         self.in_slices = self.cost is None and costs.trains and self.placed.zero > 1 and self.made_bytes > 0
 
-    def held_once(
-        self, output_gradients: Received, senders: tuple[Run, ...], copies: Mapping[int, int]
-    ) -> HeldInStage:
+    def held_once(self, output_gradients: Received, senders: tuple[Run, ...], copies: Mapping[int, int]) -> HeldInStage:
         """As :meth:`held`, which is asked once for stages alike."""
         placed = self.placed
         if self.cost is not None:

@@ -12,8 +12,7 @@ from planner.ir.box import Box, Boxes, Interval, hull, volume, whole
 from planner.ir.graph import Graph, TensorSpec, output_of, producer, value_name
 from planner.ir.plan import Block, Placement
 from planner.layers import kind
-from planner.layers.boxes import BoxArray
-from planner.layers.boxes import as_boxes
+from planner.layers.boxes import BoxArray, as_boxes
 from planner.layers.division import Division, LayerDivision, read_by
 from planner.layers.receptive_field import read_back
 from planner.layers.shards import Shards

@@ -16,8 +16,8 @@ from planner.costs.predict import predict
 from planner.costs.pricing import Pricing
 from planner.costs.simulator.events import run
 from planner.costs.simulator.prices import SlotPrices, prices_of, transfer_bytes
-from planner.costs.simulator.replay import replayed
 from planner.costs.simulator.program import CompiledProgram, compile_program
+from planner.costs.simulator.replay import replayed
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.timeline import Trace
 from planner.costs.uncertainty import MODEL, Deciles, deciles
