@@ -14,8 +14,8 @@
 
 What is drawn scales the part of an action in which layers compute; a message's time, sums of gradients, updates and
 what sharing adds stay as they are (``simulator.replay``).  Ignored besides: noise of links; ranges of layers with
-layouts of their own.  The same inputs draw the same numbers.  Noise makes whoever waits for several others wait longer, so that
-the median of the draws is often above the step that is simulated without it.
+layouts of their own.  The same inputs draw the same numbers.  Noise makes whoever waits for several others wait longer,
+so that the median of the draws is often above the step that is simulated without it.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from planner.ir.profile import Measurement
 from planner.ir.program import BUCKET_BYTES, in_buckets
 from planner.proof.space import Array, Counts, PlanSpace, ProofGroup
 
-Curve = tuple[Sequence[tuple[float, float]], float]  # (bytes, seconds), and seconds a byte beyond
+SizeCurve = tuple[Sequence[tuple[float, float]], float]  # (bytes, seconds), and seconds a byte beyond
 QUANTITIES = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s", "saved_bytes", "workspace_bytes")
 
 
@@ -246,7 +246,7 @@ class SpacePrices:
         return np.asarray(seconds)
 
     @cache  # noqa: B019
-    def sum_of(self, devices: Counts, operation: str = ALL_REDUCE) -> Curve:
+    def sum_of(self, devices: Counts, operation: str = ALL_REDUCE) -> SizeCurve:
         """A sum over these devices as measured, or else as a ring takes it; nothing where others were measured."""
         name, _, count, num_hosts = self._ring(devices)
         tables = [t for t in self.cluster.collectives if (t.operation, t.link) == (operation, name) and t.points]
@@ -262,14 +262,14 @@ class SpacePrices:
         return [(at * count, 2 * (count - 1) * s) for at, s in points], 2 * (count - 1) / count * slope
 
     @cache  # noqa: B019
-    def message_of(self, name: str) -> Curve:
+    def message_of(self, name: str) -> SizeCurve:
         """A message on a class of links, and larger ones: no table falls."""
         link = self.cluster.links[name]
         sizes, seconds = zip(*(link.points or ((1e-6, max(link.latency_s, 1e-30)),)), strict=True)
         least = np.minimum.accumulate(seconds[::-1])[::-1].tolist()
         return list(zip(sizes, least, strict=True)), 1.0 / link.bandwidth_bytes_per_s
 
-    def lines(self, source: Counts, target: Counts) -> list[Curve]:
+    def lines(self, source: Counts, target: Counts) -> list[SizeCurve]:
         """Of messages between members of two stages, whichever members these are."""
         pools = self.space.pools
         pairs = product(np.flatnonzero(source), np.flatnonzero(target))
@@ -301,7 +301,7 @@ class SpacePrices:
         return min(self.space.problem.profile.action_overhead_s.get(kind, 0.0) for kind in kinds)
 
 
-def read(line: Curve, size: Array) -> Array:
+def read(line: SizeCurve, size: Array) -> Array:
     """(bytes, seconds) in log-log, clamped below, straight beyond; 0 for nothing."""
     points, slope = line
     x, y = np.log(np.array(points, dtype=np.float64)).T
@@ -341,7 +341,7 @@ def _between(sums: Array) -> Array:
     return np.maximum(sums[..., None, :] - sums[..., :, None], 0.0)
 
 
-def _measured(points: Sequence[tuple[float, float]]) -> Curve:
+def _measured(points: Sequence[tuple[float, float]]) -> SizeCurve:
     """Beyond the last one as between the last two."""
     (a, s), (b, t) = [(0, 0.0), *points][-2:]
     return points, max(0.0, (t - s) / (b - a))

@@ -49,7 +49,7 @@ class Stretches:
     time: float
 
 
-class _Reached(NamedTuple):
+class _StretchState(NamedTuple):
     """The first samples owned by the first ranks, so many of each; ``origin``: the number of the state before."""
 
     samples: int
@@ -67,7 +67,7 @@ def best_stretches(before: Ints, speeds: Sequence[float], most: float) -> Stretc
     ahead: Floats = np.concatenate([[0.0], np.cumsum(speeds)])
     total = int(before[-1])
     slack = 1e-9 * total
-    states = [_Reached(0, 0, 0, 0.0, -1)]
+    states = [_StretchState(0, 0, 0, 0.0, -1)]
     for rank in range(1, len(speeds) + 1):
         low = np.searchsorted(before, total - most * (ahead[-1] - ahead[rank]) - slack)
         high = np.searchsorted(before, most * ahead[rank] + slack, side="right")
@@ -81,11 +81,11 @@ def best_stretches(before: Ints, speeds: Sequence[float], most: float) -> Stretc
                 cuts = num_cuts + np.where(samples < target, rank - ranks - 1, 0)
                 longest = np.maximum(time, np.divide(load, speed, out=np.zeros(len(load)), where=speed > 0))
                 best = int(fits[np.lexsort((ranks[fits], longest[fits], cuts[fits]))[0]])
-                states.append(_Reached(target, rank, int(cuts[best]), float(longest[best]), best))
+                states.append(_StretchState(target, rank, int(cuts[best]), float(longest[best]), best))
     return Stretches(_row_to(states), states[-1].num_cuts, states[-1].time)
 
 
-def _row_to(states: Sequence[_Reached]) -> tuple[Stretch, ...]:
+def _row_to(states: Sequence[_StretchState]) -> tuple[Stretch, ...]:
     """The stretches that lead to the last state."""
     row: list[Stretch] = []
     state = states[-1]

@@ -63,8 +63,9 @@ def resharding_of(
     is_halo = _cut_alike(maker, reader) & total.in_space & (total.ways == 1)
     if len(values) == 1 and values[0][1] == 0:
         total.take_halo_of_dy(values[0][0], is_halo)
+    forward_s, backward_s = total.seconds
     standing = total.standing.sum(axis=0)
-    return Resharding(*total.seconds, total.received, standing, total.moved, is_halo, total.ways)
+    return Resharding(forward_s, backward_s, total.received, standing, total.moved, is_halo, total.ways)
 
 
 def scattered_s(shards: Shards, ranks: tuple[int, ...], network: NetworkPrices) -> Array:
