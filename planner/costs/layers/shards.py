@@ -118,8 +118,8 @@ def _parts(sized: SizedLayer, axes: tuple[str, ...], num_ranks: int) -> Iterator
                     yield sized.samples if at is None else extents[at] // rows, part
 
 
-PartShare = tuple[int, ...]
-_PartKey = tuple[int, PartShare]
+PartExtents = tuple[int, ...]
+_PartKey = tuple[int, PartExtents]
 """(samples, extents)."""
 
 _TOTALS = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 1]], dtype=np.float64)
@@ -144,7 +144,7 @@ class MeasuredParts:
 
     def __init__(self, profile: Profile, families: Callable[[str], FamilyModels] | None = None) -> None:
         self.families = families
-        self._modelled = dict[tuple[str, str, int, PartShare], Array]()
+        self._modelled = dict[tuple[str, str, int, PartExtents], Array]()
         self._parts, self._behind = (dict[tuple[str, str], list[Measurement]]() for _ in range(2))
         self._whole = dict[tuple[str, str, int], Measurement]()
         self._index = {layer.name: number for number, layer in enumerate(profile.graph.layers)}
@@ -162,7 +162,7 @@ class MeasuredParts:
         """Whether any part of ``layer`` was measured on devices of ``kind``."""
         return (kind, layer) in self._parts
 
-    def cost(self, kind: str, layer: str, samples: int, part: PartShare, whole: PartShare) -> tuple[LayerCost, ...]:
+    def cost(self, kind: str, layer: str, samples: int, part: PartExtents, whole: PartExtents) -> tuple[LayerCost, ...]:
         """What the part costs, in the order of ``QUANTITIES``; nothing where it is a share of the whole.
 
         Args:
@@ -205,7 +205,7 @@ class MeasuredParts:
                 return (families.evidence(self._index[layer]),)
         return tuple(c.evidence for c in self.cost(kind, layer, samples, part, whole))
 
-    def estimate(self, kind: str, layer: str, asked: _PartKey, whole: PartShare, share: Array) -> Array:
+    def estimate(self, kind: str, layer: str, asked: _PartKey, whole: PartExtents, share: Array) -> Array:
         """What one part costs, in the order of ``QUANTITIES``; ``share`` is its share of the whole layer's cost."""
         estimated = share.copy()
         for measured in self.cost(kind, layer, *asked, whole):
@@ -220,7 +220,7 @@ class MeasuredParts:
         near = min(parts, key=lambda one: abs(log(max(1, one.samples) / max(1, samples))), default=None)
         return () if near is None else tuple(one for one in parts if one.samples == near.samples)
 
-    def _is_modelled(self, kind: str, layer: str, asked: _PartKey, whole: PartShare, over_sites: bool) -> bool:
+    def _is_modelled(self, kind: str, layer: str, asked: _PartKey, whole: PartExtents, over_sites: bool) -> bool:
         """Whether a family is asked: of parts, but those of sites, without measurements of their own to go by."""
         samples, part = asked
         if self.families is None or over_sites or part == whole or not samples or not prod(part):
@@ -228,7 +228,7 @@ class MeasuredParts:
         return not self._of_own_extents(kind, layer, samples, part)
 
     def _by_family(
-        self, kind: str, layer: str, shares: Mapping[_PartKey, Array], whole: PartShare, over_sites: bool
+        self, kind: str, layer: str, shares: Mapping[_PartKey, Array], whole: PartExtents, over_sites: bool
     ) -> dict[_PartKey, Array]:
         """Seconds of those that the layer's family says, of parts whose ``shares`` of the whole are given."""
         wanted = [asked for asked in shares if self._is_modelled(kind, layer, asked, whole, over_sites)]
@@ -244,7 +244,7 @@ class MeasuredParts:
         modelled = {asked: self._modelled[kind, layer, *asked] for asked in wanted}
         return {asked: seconds for asked, seconds in modelled.items() if len(seconds)}
 
-    def _least(self, kind: str, layer: str, samples: int, part: PartShare, share: Array) -> Array:
+    def _least(self, kind: str, layer: str, samples: int, part: PartExtents, share: Array) -> Array:
         """By total: the least that is known to do as much of the layer at ``samples`` samples."""
         candidates = [share]
         for one in self._parts.get((kind, layer), ()):
@@ -253,7 +253,7 @@ class MeasuredParts:
         least: Array = (np.array(candidates) @ _TOTALS.T).min(axis=0)
         return least
 
-    def _of_own_extents(self, kind: str, layer: str, samples: int, part: PartShare) -> tuple[LayerCost, ...]:
+    def _of_own_extents(self, kind: str, layer: str, samples: int, part: PartExtents) -> tuple[LayerCost, ...]:
         """Measured at these extents, at these samples or at others to read between."""
         alike = [one for one in self._parts.get((kind, layer), ()) if one.part == part]
         if not alike:
@@ -264,7 +264,9 @@ class MeasuredParts:
             return ()
 
     @once
-    def _read(self, kind: str, layer: str, samples: int, part: PartShare, whole: PartShare) -> tuple[LayerCost, ...]:
+    def _read(
+        self, kind: str, layer: str, samples: int, part: PartExtents, whole: PartExtents
+    ) -> tuple[LayerCost, ...]:
         own = self._of_own_extents(kind, layer, samples, part)
         if own:
             return own
@@ -288,7 +290,7 @@ def _over_sites(shards: Shards) -> bool:
     return any(spec.has_sites for spec in (*sized.inputs, *sized.layer.outputs))
 
 
-def _places(shards: Shards, members: list[int], whole: PartShare) -> dict[_PartKey, tuple[list[int], list[int]]]:
+def _places(shards: Shards, members: list[int], whole: PartExtents) -> dict[_PartKey, tuple[list[int], list[int]]]:
     """Where (options, members) so many samples of a part are done; whole ones and empty ones are left out."""
     work = shards.done[:, members]
     extents = work[..., 1] - work[..., 0]
@@ -310,7 +312,7 @@ def _no_less(seconds: Array, least: Array) -> Array:
     return seconds * factor
 
 
-def _cut(part: PartShare, whole: PartShare) -> tuple[bool, ...]:
+def _cut(part: PartExtents, whole: PartExtents) -> tuple[bool, ...]:
     """Which dims are cut."""
     return tuple(extent != of_all for extent, of_all in zip(part, whole, strict=True))
 
