@@ -13,7 +13,7 @@ the profiler cuts parts from).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
@@ -77,12 +77,10 @@ class Features:
         return SizedLayer.of(self.graph, self.graph.layers[index], self._values, samples, False)
 
     def _whole(self, layer: Layer, samples: int) -> LayerFeatures:
-        captured = self.graph.samples
-        inputs = tuple(self._values[name].at(samples, captured) for name in layer.inputs)
-        outputs = tuple(spec.at(samples, captured) for spec in layer.outputs)
-        flops = kind_named(layer.kind).forward_flops(replace(layer, outputs=outputs), inputs)
-        weights = sum(self.graph.parameters[name].num_bytes for name in layer.parameters)
-        moved = sum(spec.num_bytes for spec in (*inputs, *outputs)) + weights
+        sized, inputs, parameters = self.graph.layer_at(layer, samples, self._values)
+        flops = kind_named(layer.kind).forward_flops(sized, inputs)
+        weights = sum(spec.num_bytes for spec in parameters)
+        moved = sum(spec.num_bytes for spec in (*inputs, *sized.outputs)) + weights
         return 1.0, float(flops), float(moved), float(weights * samples)
 
 
