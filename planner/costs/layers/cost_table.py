@@ -120,11 +120,10 @@ class CostTables:
     def _deferred(self, kind: str) -> tuple[Array, Array]:
         """By layer, as running sums: bytes whatever the number of samples, and bytes a sample."""
         graph = self.profile.graph
-        values = self.profile.graph.values()
         fixed = []
         each = []
-        for layer, later in zip(graph.layers, self.deferring(kind), strict=True):
-            specs = [values[name] for name in layer.inputs] + list(layer.outputs) if later else []
+        for (layer, inputs), later in zip(graph.with_inputs(), self.deferring(kind), strict=True):
+            specs = (*inputs, *layer.outputs) if later else ()
             floats = [spec for spec in specs if spec.is_float]
             fixed.append(float(sum(spec.num_bytes for spec in floats if not spec.has_samples)))
             each.append(sum(spec.num_bytes for spec in floats if spec.has_samples) / graph.samples)
