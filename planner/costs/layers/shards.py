@@ -33,7 +33,6 @@ from planner.ir.profile import Measurement, Profile
 from planner.layers.shards import Shards
 from planner.layers.sized import SizedLayer
 
-
 PartExtents = tuple[int, ...]
 """Of a part of a layer's work, samples apart."""
 _PartKey = tuple[int, PartExtents]
