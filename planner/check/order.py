@@ -12,11 +12,12 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from planner import schedules
-from planner.check.structure import has_layouts, is_in_parts
+from planner.check.structure import is_in_parts
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Decision, Size, samples_in
 from planner.ir.program import Message, Part, Program, Route
 from planner.ir.schedule import COMPUTE, MESSAGE, Action, Edge, Op, Pipeline, StageGraph
+from planner.layers.division import has_layouts
 from planner.passes import lower, validate
 from planner.passes.versions import in_flight
 

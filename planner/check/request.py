@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planner import schedules
-from planner.check.structure import has_layouts
 from planner.ir.cluster import Cluster
 from planner.ir.constraints import FAMILIES, KIND, WHATS, CutDegrees, broken
 from planner.ir.errors import HalopipeError
@@ -27,6 +26,7 @@ from planner.ir.problem import (
 from planner.ir.profile import Profile
 from planner.ir.schedule import FORWARD_PASS, Action
 from planner.layers import batch_dependent_layers
+from planner.layers.division import has_layouts
 from planner.layers.recomputed import cores_among
 from planner.layers.sized import REPLICA
 

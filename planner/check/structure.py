@@ -26,22 +26,10 @@ from planner.layers import (
 )
 from planner.layers.boundary import ordered_axis
 from planner.layers.boxes import boxes_of, volumes
+from planner.layers.division import has_layouts
 from planner.layers.recomputed import span_faults
 from planner.layers.sized import AXES, REPLICA, SPACE, SizedLayer
 from planner.layers.stage_rules import require_stages, stage_errors
-
-
-def has_layouts(decision: Decision, stage: int) -> bool:
-    """Whether the layers of ``stage`` are not all cut alike along samples, or some are run in blocks."""
-    if decision.stages[stage].blocks:
-        return True
-    placed = [decision.layers[name] for name in decision.layers_of(stage)]
-    cuts = [tuple(each.cuts.items()) for each in placed]
-    return (
-        len(set(cuts)) > 1
-        or any(dim != SAMPLE for each in cuts for dim, _ in each)
-        or any(each.ways != 1 or each.margin for each in placed)
-    )
 
 
 def structure_faults(decision: Decision) -> Iterator[str]:
