@@ -49,18 +49,22 @@ from planner.passes.lowering import with_rows
 from planner.schedules import schedule as schedule_named
 
 
-class Load(NamedTuple):
-    """Bytes between two ranks, there and back: in all, and how these are carried."""
+class LoadOneWay(NamedTuple):
+    """Bytes from a rank to another: in all, and how these are carried (:class:`CoalescedMessage`)."""
 
-    forward: int
-    backward: int
-    forward_framed: int
-    forward_copied: int
-    backward_framed: int
-    backward_copied: int
+    num_bytes: int
+    framed: int
+    copied: int
 
 
-RankLoads = Mapping[tuple[int, int], Load]
+class PairLoad(NamedTuple):
+    """Bytes between two ranks, there and back."""
+
+    forward: LoadOneWay
+    backward: LoadOneWay
+
+
+RankLoads = Mapping[tuple[int, int], PairLoad]
 """What crosses an edge, by (rank of the source, rank of the destination)."""
 StageLoads = Mapping[tuple[int, int], Mapping[Size, RankLoads]]
 """By (source stage, destination stage), then by size of the micro-batch."""
@@ -265,7 +269,7 @@ class Pricing:
         stage_of = candidate.stage_of
         sizes = set(candidate.sizes)
         boundaries: Boundaries | None = None
-        edges: dict[tuple[int, int], dict[Size, dict[tuple[int, int], Load]]] = {}
+        edges: dict[tuple[int, int], dict[Size, dict[tuple[int, int], PairLoad]]] = {}
         for value, made_by, readers in self._readers:
             src = stage_of[made_by]
             by_stage: dict[int, list[int]] = {}
@@ -282,7 +286,7 @@ class Pricing:
                         self._pieces[key] = _pieces(boundaries, Edge(src, dst, (value,)), size)
                     total = edges.setdefault((src, dst), {}).setdefault(size, {})
                     for pair, more in self._pieces[key].items():
-                        total[pair] = Load(*map(add, total[pair], more)) if pair in total else more
+                        total[pair] = _together(total[pair], more) if pair in total else more
         return edges
 
     def _shape(
@@ -290,7 +294,7 @@ class Pricing:
     ) -> tuple[CompiledProgram, list[int]]:
         """The compiled program of all candidates that differ in prices alone, and the wires of its channels."""
         crossing = frozenset(
-            (edge, size, pair, load.forward > 0, load.backward > 0)
+            (edge, size, pair, load.forward.num_bytes > 0, load.backward.num_bytes > 0)
             for edge, by_size in edges.items()
             for size, pieces in by_size.items()
             for pair, load in pieces.items()
@@ -342,11 +346,16 @@ def program_of(graph: Graph, candidate: Candidate, symmetry: Symmetry | None = N
 
 def _pieces(boundaries: Boundaries, edge: Edge, size: Size) -> RankLoads:
     return {
-        (m.src, m.dst): Load(
-            m.forward_bytes, m.backward_bytes, *CoalescedMessage.of(m.parts), *CoalescedMessage.of(m.gradient_parts)
+        (m.src, m.dst): PairLoad(
+            LoadOneWay(m.forward_bytes, *CoalescedMessage.of(m.parts)),
+            LoadOneWay(m.backward_bytes, *CoalescedMessage.of(m.gradient_parts)),
         )
         for m in boundaries.messages(edge, size)
     }
+
+
+def _together(one: PairLoad, other: PairLoad) -> PairLoad:
+    return PairLoad(*(LoadOneWay(*map(add, *ways)) for ways in zip(one, other, strict=True)))
 
 
 def _transfers(
@@ -358,9 +367,7 @@ def _transfers(
     for slot in compiled.transfers:
         src, dst, microbatch = slot.route
         pieces = edges[src, dst][sizes[microbatch]]
-        load = pieces[slot.src, slot.dst] if slot.forward else pieces[slot.dst, slot.src]
-        num_bytes.append(load.forward if slot.forward else load.backward)
-        there = (load.forward_framed, load.forward_copied)
-        back = (load.backward_framed, load.backward_copied)
-        carried.append(CoalescedMessage(*(there if slot.forward else back)))
+        load = pieces[slot.src, slot.dst].forward if slot.forward else pieces[slot.dst, slot.src].backward
+        num_bytes.append(load.num_bytes)
+        carried.append(CoalescedMessage(load.framed, load.copied))
     return num_bytes, carried
