@@ -31,23 +31,23 @@ from typing import Any, ClassVar, TypeVar, cast
 
 from planner.ir.errors import UnsupportedModelError, UsageError
 
-T = TypeVar("T")
+R = TypeVar("R")
 E = TypeVar("E", bound="Extra")
-Homes = Mapping[str, str]
+Places = Mapping[str, str]
 """Where things are by their names: ``"module:attribute"``, imported when they are first used."""
 
 
 class Extra:
     """What an extra of any package may add."""
 
-    public: ClassVar[Mapping[str, Homes]] = MappingProxyType({})
+    public: ClassVar[Mapping[str, Places]] = MappingProxyType({})
     """Names for users, by the module of the core that has them (:func:`public`); ``*``: all names of a module."""
 
 
 class Additions(Mapping[str, Any]):
     """Things by name in alphabetical order; each is imported when it is first asked for."""
 
-    def __init__(self, places: Homes) -> None:
+    def __init__(self, places: Places) -> None:
         self._places = dict(sorted(places.items()))
         self._loaded: dict[str, Any] = {}
 
@@ -79,7 +79,7 @@ def _extras_of(package: str) -> tuple[Extra, ...]:
     return tuple(extra for extra in added if extra is not None)
 
 
-def required(answers: Iterable[T | None], package: str, what: str) -> T:
+def required(answers: Iterable[R | None], package: str, what: str) -> R:
     """The first answer that is one, where a plan or a request cannot do without.
 
     Args:
@@ -98,7 +98,7 @@ def required(answers: Iterable[T | None], package: str, what: str) -> T:
     )
 
 
-def joined(added: Iterable[Homes]) -> Additions:
+def joined(added: Iterable[Places]) -> Additions:
     """What several extras add, by name.
 
     Raises:

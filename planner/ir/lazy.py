@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
-T = TypeVar("T")
+S = TypeVar("S")
 P = ParamSpec("P")
 
 
@@ -29,7 +29,7 @@ class Memo(dict[K, V]):
 
 def once_by(
     key: Callable[..., object] | None,
-) -> Callable[[Callable[Concatenate[T, P], V]], Callable[Concatenate[T, P], V]]:
+) -> Callable[[Callable[Concatenate[S, P], V]], Callable[Concatenate[S, P], V]]:
     """A decorator of methods that give the same for arguments of the same ``key``: each value is made once an object.
 
     The values are in the object's ``__dict__``: its class has no slots.
@@ -39,12 +39,12 @@ def once_by(
     """
 
     def decorated(
-        method: Callable[Concatenate[T, P], V],
-    ) -> Callable[Concatenate[T, P], V]:
+        method: Callable[Concatenate[S, P], V],
+    ) -> Callable[Concatenate[S, P], V]:
         name = f"values of {method.__qualname__}"
 
         @wraps(method)
-        def looked_up(owner: T, /, *arguments: P.args, **named: P.kwargs) -> V:
+        def looked_up(owner: S, /, *arguments: P.args, **named: P.kwargs) -> V:
             values = owner.__dict__.get(name)
             if values is None:
                 values = owner.__dict__[name] = {}
@@ -64,7 +64,7 @@ def once_by(
     return decorated
 
 
-def once(method: Callable[Concatenate[T, P], V]) -> Callable[Concatenate[T, P], V]:
+def once(method: Callable[Concatenate[S, P], V]) -> Callable[Concatenate[S, P], V]:
     """The method, whose value is made once for an object and the same arguments."""
     return once_by(None)(method)
 
