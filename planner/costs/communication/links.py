@@ -7,7 +7,7 @@
     its call, and its cores   (``sending``, ``sender_core``, ``receiver_core``) straight between neighbours, below the
                               first point its seconds, beyond the last in proportion to the bytes; 0 without a table
 
-Tables, and sums over several ranks: :mod:`planner.costs.communication.collectives`.
+Tables: ``tables``; sums over several ranks: ``collectives``.
 
 What a transport is like shows in its tables.  Over gloo the call starts a message, which a thread of either core moves,
 one after another each way.  In shared memory the call is the sender's copy, the message is there when it ends but for
@@ -29,7 +29,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.communication.collectives import (
-    Array,
     call_s,
     collective_evidence,
     collective_s,
@@ -37,11 +36,9 @@ from planner.costs.communication.collectives import (
     least_collective_s,
     most_bytes_per_s,
     most_sum_bytes_per_s,
-    read_delays,
     ring_links,
-    table_evidence,
-    transfer_s,
 )
+from planner.costs.communication.tables import Array, read_delays, table_evidence, transfer_s
 from planner.costs.layers.confidence import weakest
 from planner.ir.cluster import ALL_REDUCE, SHARED_MEMORY, Cluster, Evidence, Link, transport_text
 from planner.ir.lazy import once, once_by

@@ -16,8 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.communication.collectives import Array, call_s, transfer_s
+from planner.costs.communication.collectives import call_s
 from planner.costs.communication.links import NetworkPrices
+from planner.costs.communication.tables import Array, transfer_s
 from planner.ir.cluster import PIECES, STANDING_BYTES, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT
 from planner.layers import is_convolution

@@ -13,8 +13,8 @@ from math import inf
 
 import numpy as np
 
-from planner.costs.communication.collectives import Array
 from planner.costs.communication.links import without_pairs
+from planner.costs.communication.tables import Array
 from planner.ir.box import inside, volume, whole
 from planner.ir.cluster import Cluster, Link
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec

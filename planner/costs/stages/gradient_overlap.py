@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.costs.communication.collectives import Array
 from planner.costs.communication.links import NetworkPrices
+from planner.costs.communication.tables import Array
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph
 from planner.ir.profile import Profile
 from planner.ir.program import BUCKET_BYTES, in_buckets

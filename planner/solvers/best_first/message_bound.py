@@ -10,7 +10,6 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.communication.collectives import transfer_s
 from planner.costs.communication.links import fastest
 from planner.costs.communication.stage_transfers import (
     BoundaryMessages,
@@ -21,6 +20,7 @@ from planner.costs.communication.stage_transfers import (
     pieces,
     without_time,
 )
+from planner.costs.communication.tables import transfer_s
 from planner.costs.layers.cost_table import Array
 from planner.ir.cluster import Link
 from planner.ir.lazy import once, once_by
