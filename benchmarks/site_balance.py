@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.ir.errors import UsageError
-from planner.sites.arrangement import TOLERANCE, Arrangement, Ranks, cut_places, halo_sites
+from planner.sites.arrangement import TOLERANCE, Arrangement, RankOfSites, cut_places, halo_sites
 from planner.sites.keys import AXIS_BITS, HALF, AnyInts, Floats, Ints, block_keys, samples_of, unpack
-from planner.sites.partition import BlockWork, SiteLevel
+from planner.sites.work import BlockWork, SiteLevel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,9 +32,9 @@ class Ownership:
 
     num_ranks: int
     keys: Ints
-    ranks: Ranks
+    ranks: RankOfSites
 
-    def owner(self, samples: AnyInts, coordinates: AnyInts, stride: int | Sequence[int] = 1) -> Ranks:
+    def owner(self, samples: AnyInts, coordinates: AnyInts, stride: int | Sequence[int] = 1) -> RankOfSites:
         """The rank [N] that owns each site: ``samples`` [N], ``coordinates`` [N, 3] in units of ``stride``.
 
         A site that exists nowhere has an owner too, so that whoever looks for it knows whom to ask.
@@ -44,7 +44,7 @@ class Ownership:
         """
         return self.owner_of_blocks(block_keys(samples, coordinates, stride))
 
-    def owner_of_blocks(self, keys: Ints) -> Ranks:
+    def owner_of_blocks(self, keys: Ints) -> RankOfSites:
         """The owner [N] of blocks: of one that is not listed, that of its sample's nearest listed one below, or above.
 
         Of a sample without blocks it is any rank, the same whoever asks; without any block, rank 0.
@@ -54,7 +54,7 @@ class Ownership:
         below = np.searchsorted(self.keys, keys, side="right") - 1
         above = np.minimum(below + 1, len(self.keys) - 1)
         foreign = (below < 0) | (samples_of(self.keys[below]) != samples_of(keys))
-        owners: Ranks = self.ranks[np.where(foreign, above, below)]
+        owners: RankOfSites = self.ranks[np.where(foreign, above, below)]
         return owners
 
 

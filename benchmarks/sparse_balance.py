@@ -37,9 +37,10 @@ from benchmarks.site_balance import (
     random_blocks,
     rank_work,
 )
-from planner.sites.arrangement import Order, arrange
+from planner.sites.arrangement import SiteOrder, arrange
+from planner.sites.bisection import bisection
 from planner.sites.keys import Ints, pack, unpack
-from planner.sites.partition import BlockWork, SiteLevel, SiteLoad, bisection, block_work
+from planner.sites.work import BlockWork, SiteLevel, SiteLoad, block_work
 
 SCAN = Path(__file__).parents[1] / "tests" / "data" / "scans" / "lone-star.laz"
 VOXEL_M = 0.143
@@ -246,7 +247,7 @@ def batch_rows(case: Case) -> Iterator[Row]:
 
 
 def divided(
-    work: BlockWork, speeds: Sequence[float], order: Order = bisection, tolerance: float = MOST_SCAN - 1
+    work: BlockWork, speeds: Sequence[float], order: SiteOrder = bisection, tolerance: float = MOST_SCAN - 1
 ) -> Ownership:
     """The planner's intervals by this work."""
     return cut(arrange(work, speeds, tolerance, order), speeds, tolerance)

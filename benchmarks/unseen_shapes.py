@@ -23,7 +23,8 @@ import numpy as np
 
 from benchmarks.report import Row, at_most, run
 from planner.costs.layers.cost_table import CostTables
-from planner.costs.layers.regression import BYTES, FLOPS, FamilyModels, Features
+from planner.costs.layers.features import BYTES, FLOPS, Features
+from planner.costs.layers.regression import FamilyModels
 from planner.costs.layers.shards import part_of
 from planner.ir.codec import load
 from planner.ir.errors import MissingMeasurementError

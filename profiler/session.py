@@ -73,7 +73,7 @@ def profile(
         read: what costs that are not measured are read by (``planner.costs.layers.interpolation.layer_cost``), so that
             no more is measured than that needs; None: all divisors of the batch are, and all of ``shapes``.
         quick: fewer sizes and runs, larger spread.
-        shapes: says which parts of layers may be measured at their own shapes (``planner.costs.layers.shards``), being
+        shapes: says which parts of layers may be measured at their own shapes (``costs.layers.part_shapes``), being
             asked in the measuring process; None: whole layers alone.
         num_processes: that measure the same, one after another; 0: three, or one if ``quick``.
         unfinished: file that keeps what is finished, for ``resume``; it is the caller's to remove.

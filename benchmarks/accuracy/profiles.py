@@ -14,7 +14,7 @@ from benchmarks.devices.ranks import on_ranks
 from benchmarks.devices.testbed import INTERFACE, RATES, Testbed
 from benchmarks.devices.virtual_device import with_devices
 from cuda_ops._torch import default_store
-from planner.costs.layers.shards import part_shapes
+from planner.costs.layers.part_shapes import part_shapes
 from planner.ir.cluster import Cluster, DeviceSpec
 from planner.ir.codec import dumps, loads
 from planner.ir.graph import Graph

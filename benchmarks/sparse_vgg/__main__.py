@@ -67,7 +67,7 @@ from planner.extras.baselines.common.problem import block_ends, blocks_at, netwo
 from planner.ir.plan import Decision
 from planner.ir.problem import DEFAULT_CONFIDENCE, Problem
 from planner.ir.profile import ModelSource, Profile
-from planner.sites.partition import SiteLevel
+from planner.sites.work import SiteLevel
 from planner.solvers.candidates.candidate import decision_of
 from planner.solvers.candidates.choose import best_of
 from planner.solvers.candidates.evaluate import Evaluator

@@ -1,7 +1,7 @@
 """One step's work on more and more devices: measured on 1, 2 and 4 ranks, predicted up to 64, layer by layer as well.
 
 Each network is profiled in the same run, with its parts for up to four ranks at their own shapes
-(``planner.costs.layers.shards``), and divided over N ranks, all in one stage and one micro-batch, by
+(``planner.costs.layers.part_shapes``), and divided over N ranks, all in one stage and one micro-batch, by
 
     samples             as far as the batch goes: two
     best of space       the same grid over height and width for every layer, the one predicted to be fastest

@@ -17,8 +17,8 @@ from benchmarks.report import Row, at_most, error_within
 from halopipe.planning.edits import with_devices
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import CostModel
+from planner.costs.layers.part_shapes import part_shapes
 from planner.costs.layers.roofline import on_cluster
-from planner.costs.layers.shards import part_shapes
 from planner.costs.predict import forecast
 from planner.costs.pricing import Pricing
 from planner.costs.shards.device_mesh import factorisations

@@ -23,7 +23,7 @@ from halopipe.terminal.console import Reporter
 from halopipe.terminal.units import require_known
 from halopipe.training.optimizer_spec import parse_optimizer, require_arguments
 from planner.costs.layers.interpolation import layer_cost
-from planner.costs.layers.shards import part_shapes
+from planner.costs.layers.part_shapes import part_shapes
 from planner.ir.codec import fingerprint, load
 from planner.ir.errors import UsageError
 from planner.ir.extras import extras

@@ -12,11 +12,12 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from planner import schedules
-from planner.check.structure import has_layouts, is_in_parts
+from planner.check.structure import is_in_parts
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Decision, Size, samples_in
 from planner.ir.program import Message, Part, Program, Route
 from planner.ir.schedule import COMPUTE, MESSAGE, Action, Edge, Op, Pipeline, StageGraph
+from planner.layers.division import has_layouts
 from planner.passes import lower, validate
 from planner.passes.versions import in_flight
 
@@ -24,12 +25,11 @@ _AHEAD = (Op.SEND_FORWARD, Op.RECV_FORWARD)
 _HALVES = (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 _BACKWARD = (Op.BACKWARD, *_HALVES)
 
-Rows = tuple[tuple[Action, ...], ...]
-Ends = dict[tuple[int, int, Size, bool], tuple[set[int], set[int]]]
+MessageEnds = dict[tuple[int, int, Size, bool], tuple[set[int], set[int]]]
 """Ranks that send and that receive, by (source, destination, size of the micro-batch, forward)."""
 
 
-def misplaced_actions(decision: Decision, rows: Rows) -> Iterator[str]:
+def misplaced_actions(decision: Decision, rows: tuple[tuple[Action, ...], ...]) -> Iterator[str]:
     """Actions of stages that a rank is not in."""
     for rank, row in enumerate(rows):
         for index, action in enumerate(row):
@@ -46,10 +46,10 @@ def illegal_program(decision: Decision, program: Program) -> Iterator[str]:
         yield f"decision.program: the program is not legal: {error}"
 
 
-def stated_program(decision: Decision, rows: Rows) -> Program:
+def stated_program(decision: Decision, rows: tuple[tuple[Action, ...], ...]) -> Program:
     """The program with the messages that its own sends and receives tell of."""
     ranks = tuple(stage.ranks for stage in decision.stages)
-    ends: Ends = {}
+    ends: MessageEnds = {}
     routes: dict[tuple[int, int], bool] = {}
     for rank, row in enumerate(rows):
         for action in row:
@@ -78,7 +78,7 @@ def stated_program(decision: Decision, rows: Rows) -> Program:
     return Program(rows, stages, ranks, messages)
 
 
-def _messages(decision: Decision, edge: Edge, size: Size, ends: Ends) -> tuple[Message, ...]:
+def _messages(decision: Decision, edge: Edge, size: Size, ends: MessageEnds) -> tuple[Message, ...]:
     part = (Part("", (), 1),)
     ways = [_pairs(decision, edge, size, ends.get((edge.src, edge.dst, size, way))) for way in (True, False)]
     pairs = sorted(ways[0] | ways[1])

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planner import schedules
-from planner.check.structure import has_layouts
 from planner.ir.cluster import Cluster
 from planner.ir.constraints import FAMILIES, KIND, WHATS, CutDegrees, broken
 from planner.ir.errors import HalopipeError
-from planner.ir.plan import Plan
+from planner.ir.plan import Decision, Plan
 from planner.ir.problem import (
     ALWAYS,
     AUTO,
@@ -27,6 +26,7 @@ from planner.ir.problem import (
 from planner.ir.profile import Profile
 from planner.ir.schedule import FORWARD_PASS, Action
 from planner.layers import batch_dependent_layers
+from planner.layers.division import has_layouts
 from planner.layers.recomputed import cores_among
 from planner.layers.sized import REPLICA
 
@@ -162,7 +162,7 @@ def _stage_faults(plan: Plan, profile: Profile | None) -> Iterator[str]:
             if {frozenset(span) for span in stage.recomputed} != cores:
                 does = f"computes {len(stage.recomputed)} spans of layers again, its attention has {len(cores)} cores"
                 yield f"{path}.recomputed: stage {number} {does}, asked for recompute {request.recompute}"
-        could = len(stage.ranks) > 1 and bool(decision.layers_of(number)) and not has_layouts(decision, number)
+        could = _can_divide_state(decision, number)
         if stage.sharded and not could:
             why = "its layers have layouts of their own" if len(stage.ranks) > 1 else "it has 1 rank"
             yield f"{path}.sharded: stage {number} divides the optimiser's state, and {why}"
@@ -172,13 +172,16 @@ def _stage_faults(plan: Plan, profile: Profile | None) -> Iterator[str]:
             does = "divides" if stage.sharded else "does not divide"
             yield f"{path}.sharded: stage {number} {does} the optimiser's state, asked for shard {request.shard}"
     if request.shard == AUTO:
-        divided = {
-            stage.sharded
-            for number, stage in enumerate(decision.stages)
-            if len(stage.ranks) > 1 and decision.layers_of(number) and not has_layouts(decision, number)
-        }
+        stages = enumerate(decision.stages)
+        divided = {stage.sharded for number, stage in stages if _can_divide_state(decision, number)}
         if len(divided) > 1:
             yield "decision.stages: some of the stages on several ranks divide the optimiser's state, some do not"
+
+
+def _can_divide_state(decision: Decision, number: int) -> bool:
+    """Whether the stage has several ranks, on which layers are cut alike."""
+    several = len(decision.stages[number].ranks) > 1
+    return several and bool(decision.layers_of(number)) and not has_layouts(decision, number)
 
 
 def _limit_faults(plan: Plan, profile: Profile) -> Iterator[str]:

@@ -20,29 +20,16 @@ from planner.layers import (
     batch_wide_layers,
     check_samples_apart,
     fixes_samples,
-    kind,
     over_sites,
     require_micro_batches,
     throughout_sites,
 )
 from planner.layers.boundary import ordered_axis
 from planner.layers.boxes import boxes_of, volumes
+from planner.layers.division import has_layouts
 from planner.layers.recomputed import span_faults
 from planner.layers.sized import AXES, REPLICA, SPACE, SizedLayer
 from planner.layers.stage_rules import require_stages, stage_errors
-
-
-def has_layouts(decision: Decision, stage: int) -> bool:
-    """Whether the layers of ``stage`` are not all cut alike along samples, or some are run in blocks."""
-    if decision.stages[stage].blocks:
-        return True
-    placed = [decision.layers[name] for name in decision.layers_of(stage)]
-    cuts = [tuple(each.cuts.items()) for each in placed]
-    return (
-        len(set(cuts)) > 1
-        or any(dim != SAMPLE for each in cuts for dim, _ in each)
-        or any(each.ways != 1 or each.margin for each in placed)
-    )
 
 
 def structure_faults(decision: Decision) -> Iterator[str]:
@@ -287,8 +274,9 @@ def _faults_of(
         ]
         if empty:
             yield f"layer {layer.name} leaves rank {empty[0]} none of a micro-batch of {samples}"
-    yield from _ways_faults(graph, layer, placed)
-    yield from _margin_faults(graph, layer, placed)
+    captured = SizedLayer.of(graph, layer, values, graph.samples, mixes_samples=False)
+    yield from _ways_faults(placed, captured)
+    yield from _margin_faults(placed, captured)
 
 
 def _shares_samples(decision: Decision, stage: int) -> bool:
@@ -317,21 +305,20 @@ def _cut_faults(placed: Placement, sized: SizedLayer) -> Iterator[str]:
             yield f"layer {layer.name} is cut along {dim}, {why}: {operator_of(layer)} cannot be cut so ({helps})"
 
 
-def _ways_faults(graph: Graph, layer: Layer, placed: Placement) -> Iterator[str]:
+def _ways_faults(placed: Placement, sized: SizedLayer) -> Iterator[str]:
     """How many ranks share the input channels."""
     ways = placed.ways
     if ways == 1:
         return
     from planner.layers.contraction import contracted_dims, num_channels  # late: few layers share input channels
 
-    values = graph.values()
+    layer = sized.layer
     subject = f"layer {layer.name} ({operator_of(layer)}) has ways {ways}"
-    inputs = tuple(values[name] for name in layer.inputs)
-    dims = contracted_dims(layer, inputs, tuple(graph.parameters[name] for name in layer.parameters))
+    dims = contracted_dims(layer, sized.inputs, sized.parameters)
     if dims is None:
         yield f"{subject}, and is no linear layer, embedding or convolution of one group: it shares no input channels"
     else:
-        channels = num_channels(dims, inputs, tuple(graph.parameters[each] for each in layer.parameters))
+        channels = num_channels(dims, sized.inputs, sized.parameters)
         if dims.shared(layer, placed.layout, ways) is None:
             name = layer.outputs[0].dims[dims.filters]
             parts = len(placed.cuts.get(name, (0, 1))) - 1
@@ -342,15 +329,13 @@ def _ways_faults(graph: Graph, layer: Layer, placed: Placement) -> Iterator[str]
             yield f"{subject} and margin {placed.margin}; it can have one of them"
 
 
-def _margin_faults(graph: Graph, layer: Layer, placed: Placement) -> Iterator[str]:
+def _margin_faults(placed: Placement, sized: SizedLayer) -> Iterator[str]:
     """Rows beyond the part, which are the neighbour's."""
     margin = placed.margin
-    subject = f"layer {layer.name} has margin {placed.margin}"
+    subject = f"layer {sized.layer.name} has margin {margin}"
     if not margin:
         return
-    values = graph.values()
-    inputs = tuple(values[name] for name in layer.inputs)
-    work = kind(layer.kind).work(layer, inputs)
+    work = sized.work
     cut = cut_dims(placed)
     in_space = [dim for dim in cut if dim in SPACE and dim in work.dims]
     channels = [dim for dim in cut if dim in AXES["channel"][1]]
@@ -358,10 +343,10 @@ def _margin_faults(graph: Graph, layer: Layer, placed: Placement) -> Iterator[st
         yield f"{subject} and is cut along {channels[0]}: margins are for layers cut along space alone"
     elif not in_space:
         yield f"{subject} and is not cut along space"
-    elif work != layer.outputs[0]:
+    elif work != sized.layer.outputs[0]:
         yield f"{subject}, and what its parts make is no part of its output"
     else:
-        boxes = boxes_of(placed.layout, work, graph.samples)[:, [work.dims.index(dim) for dim in in_space]]
+        boxes = boxes_of(placed.layout, work, sized.samples)[:, [work.dims.index(dim) for dim in in_space]]
         least = int((boxes[..., 1] - boxes[..., 0]).min())
         if margin > least:
             yield f"{subject}, and its smallest part has {least} rows"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import pairwise
 
+from planner.costs.layers.cost_table import IndexSpans
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.stage_sums import RecomputeMask
 from planner.ir.graph import SAMPLE, Graph
@@ -20,9 +21,6 @@ from planner.ir.plan import Block, Decision, Placement, Size, sizes_of
 from planner.ir.schedule import FORWARD_PASS, Action
 from planner.layers.boundary import Boundaries
 from planner.schedules import traits
-
-Spans = tuple[tuple[int, ...], ...]
-"""Layers by index, of which each span is computed again by itself."""
 
 
 class Recomputes(IntEnum):
@@ -74,7 +72,7 @@ class Candidate:
     axis_parts: tuple[int, ...] = ()
     prepares_next_step: bool = False
     zero: tuple[int, ...] = ()
-    spans: tuple[Spans, ...] = ()
+    spans: tuple[IndexSpans, ...] = ()
     rows: tuple[tuple[Action, ...], ...] = ()
 
     @classmethod

@@ -87,26 +87,52 @@ def observe(
         machine: how fast the machine was; what is observed is the rest.
     """
     bare = profile.corrected_by(machine)
-    base = as_run(predict(bare, decision)[1], bare)
-    lengths = _lengths(base, decision)
-    measured = _medians([_lengths(one, decision) for one in timelines])
-    travels = _travels(bare, decision)
-    by_class: list[Seen] = []
-    for of in _classes(bare, decision):
-        other = bare.corrected_by((*machine, *_with({}, of)))
-        dearer = as_run(predict(other, decision)[1], other)
-        parts = {at: (s - lengths[at]) / _SMALL for at, s in _lengths(dearer, decision).items()}
-        predicted_s, measured_s = _of_actions(parts, lengths, measured)
-        if of.what == MESSAGES:
-            here = [one for one in travels if one.link == of.where]
-            predicted_s, measured_s = _of_messages(here, timelines)
-        by_class.append(Seen(of, predicted_s, measured_s, max(0.0, (dearer.step_s - base.step_s) / _SMALL), 0.0))
+    base = _run_of(bare, decision)
+    medians = _medians([_lengths(one, decision) for one in timelines])
+    steps = _Steps(decision, base, _lengths(base, decision), timelines, medians, _travels(bare, decision))
+    by_class = [
+        steps.seen(of, _run_of(bare.corrected_by((*machine, *_with({}, of))), decision))
+        for of in _classes(bare, decision)
+    ]
     explained_s, explained = _explained(bare, decision, by_class)
     kind = kind_of([stage.ranks for stage in decision.stages])
     plain_s = predict(profile.bare, decision)[0].step_s if machine else base.step_s
     slower = base.step_s / plain_s if plain_s else 1.0
     plan = fingerprint(decision)
     return Observation(plan, len(timelines), spread, base.step_s, step_s, explained_s, explained, kind, slower)
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """A plan's step as predicted, and its steps as measured.
+
+    Attributes:
+        base: as a run shows what is predicted; ``lengths_s``: of its actions.
+        medians_s: of the same actions in ``timelines``.
+        travels: messages that travel alone.
+    """
+
+    decision: Decision
+    base: Timeline
+    lengths_s: Mapping[Where, float]
+    timelines: Sequence[Timeline]
+    medians_s: Mapping[Where, float]
+    travels: Sequence[_Travel]
+
+    def seen(self, of: CostClass, dearer: Timeline) -> Seen:
+        """What the steps say of a class; ``dearer``: the predicted one where it costs a little more."""
+        if of.what == MESSAGES:
+            on_link = [one for one in self.travels if one.link == of.where]
+            predicted_s, measured_s = _of_messages(on_link, self.timelines)
+        else:
+            parts = {at: (s - self.lengths_s[at]) / _SMALL for at, s in _lengths(dearer, self.decision).items()}
+            predicted_s, measured_s = _of_actions(parts, self.lengths_s, self.medians_s)
+        return Seen(of, predicted_s, measured_s, max(0.0, (dearer.step_s - self.base.step_s) / _SMALL), 0.0)
+
+
+def _run_of(profile: Profile, decision: Decision) -> Timeline:
+    """The predicted step, as a run shows it."""
+    return as_run(predict(profile, decision)[1], profile)
 
 
 def as_run(predicted: Timeline, profile: Profile) -> Timeline:

@@ -9,7 +9,7 @@ unflushed        what a further step takes, of a schedule that updates within it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from planner.costs.candidate import Candidate, candidate_of
@@ -21,10 +21,11 @@ from planner.costs.pricing import PricedProgram, Pricing
 from planner.costs.simulator.breakdown import Parts, breakdown
 from planner.costs.simulator.events import run, timeline
 from planner.costs.simulator.prices import SlotPrices
+from planner.costs.simulator.replay import Draws
 from planner.costs.simulator.symmetry import Symmetry
 from planner.costs.timeline import Trace
-from planner.costs.uncertainty import DRAWS, Deciles, Draws, deciles, deciles_of, paired_steps, varies
-from planner.ir.cluster import Evidence
+from planner.costs.uncertainty import DRAWS, Deciles, deciles, deciles_of, paired_steps, varies
+from planner.ir.cluster import DeviceSpec, Evidence
 from planner.ir.plan import Decision, Prediction, RankPrediction
 from planner.ir.problem import memory_limit_bytes
 from planner.ir.profile import Profile
@@ -92,25 +93,44 @@ def forecast(
     priced = pricing.priced(candidate)
     if priced.symmetry is not None and num_draws and varies(priced.costs):  # ranks vary by themselves
         priced = pricing.priced(candidate, each_rank=True)
-    costs = priced.costs
-    compiled = priced.compiled
-    symmetry = priced.symmetry
     prices = priced.prices()
-    trace = run(compiled, prices)
-    steps = timeline(compiled, trace, costs, priced.sizes, priced.carried)
-    parts = _parts(priced, prices, steps, trace)
-    if symmetry is not None:
-        parts = symmetry.spread(parts)
+    trace = run(priced.compiled, prices)
+    steps = timeline(priced.compiled, trace, priced.costs, priced.sizes, priced.carried)
     memories = priced.memories()
-    devices = pricing.cost_model.profile.cluster.devices
-    ranks = tuple(
+    cluster = pricing.cost_model.profile.cluster
+    limits = [memory_limit_bytes(device, memory_margin, memory_bytes) for device in cluster.devices]
+    ranks = _rank_predictions(cluster.devices, limits, _parts(priced, prices, steps, trace), memories)
+    used = candidate.used_ranks
+    lost_s = sum(ranks[rank].bubble_s + ranks[rank].idle_s for rank in used)
+    within = deciles(priced.compiled, priced.costs, prices, trace, num_draws) if num_draws else Deciles(0.0, 0.0, 0.0)
+    stream = Sustained() if priced.costs.trains else sustained(pricing, candidate, num_draws)
+    batch = sum(candidate.micro_batches)
+    prediction = Prediction(
+        trace.step_s,
+        _rate(batch, trace.step_s),
+        _rate(lost_s, trace.step_s * len(used)),
+        ranks,
+        weakest((priced.costs.evidence(), *_network_evidence(priced))),
+        within.p10_s,
+        within.p90_s,
+        transport_of(cluster, used),
+        *(_rate(batch, period_s) for period_s in (stream.period_s, stream.p90_s, stream.p10_s)),
+    )
+    return Forecast(prediction, steps, priced.symmetry, memories)
+
+
+def _rank_predictions(
+    devices: Sequence[DeviceSpec], limits_bytes: Sequence[int], parts: Sequence[Parts], memories: Sequence[RankMemory]
+) -> tuple[RankPrediction, ...]:
+    """Of each rank of the program; devices, and what may be used of them, of all ranks there are."""
+    return tuple(
         RankPrediction(
             rank,
             part.compute_s,
             part.communication_s,
             part.idle_s,
             memory.peak_bytes,
-            memory_limit_bytes(devices[rank], memory_margin, memory_bytes),
+            limits_bytes[rank],
             part.bubble_s,
             devices[rank].kind,
             memory.bytes_beside,
@@ -118,24 +138,11 @@ def forecast(
         )
         for rank, (part, memory) in enumerate(zip(parts, memories, strict=True))
     )
-    step_s = trace.step_s
-    used = candidate.used_ranks
-    batch = sum(candidate.micro_batches)
-    lost_s = sum(ranks[rank].bubble_s + ranks[rank].idle_s for rank in used)
-    within = deciles(compiled, costs, prices, trace, num_draws) if num_draws else Deciles(0.0, 0.0, 0.0)
-    stream = Sustained() if costs.trains else sustained(pricing, candidate, num_draws)
-    prediction = Prediction(
-        step_s,
-        batch / step_s if step_s > 0 else 0.0,
-        lost_s / (step_s * len(used)) if step_s > 0 else 0.0,
-        ranks,
-        weakest((costs.evidence(), *_network_evidence(priced))),
-        within.p10_s,
-        within.p90_s,
-        transport_of(pricing.cost_model.profile.cluster, used),
-        *(batch / period_s if period_s > 0 else 0.0 for period_s in (stream.period_s, stream.p90_s, stream.p10_s)),
-    )
-    return Forecast(prediction, steps, symmetry, memories)
+
+
+def _rate(amount: float, seconds: float) -> float:
+    """So much a second; 0 in no time."""
+    return amount / seconds if seconds > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -242,7 +249,8 @@ def _parts(priced: PricedProgram, prices: SlotPrices, steps: Timeline, trace: Tr
     costs = priced.costs
     grid = priced.compiled.grid
     exchanged_s = [costs.exchange_s(action) if action.op in COMPUTE else 0.0 for row in grid for action in row]
-    return breakdown(steps, len(grid), exchanged_s, prices.beside, trace.left_s)
+    parts = breakdown(steps, len(grid), exchanged_s, prices.beside, trace.left_s)
+    return parts if priced.symmetry is None else priced.symmetry.spread(parts)
 
 
 def _network_evidence(priced: PricedProgram) -> Iterator[Evidence]:

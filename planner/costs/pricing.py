@@ -20,9 +20,9 @@ from functools import cached_property
 from operator import add
 from typing import NamedTuple
 
-from planner.costs.candidate import Candidate, Spans, boundaries_of
+from planner.costs.candidate import Candidate, boundaries_of
 from planner.costs.cost_model import CostModel
-from planner.costs.layers.cost_table import runs_of, span
+from planner.costs.layers.cost_table import IndexSpans, runs_of, span
 from planner.costs.memory.lifetimes import RankMemory, rank_memories
 from planner.costs.memory.messages import CoalescedMessage
 from planner.costs.simulator.prices import SlotPrices, prices_of, resources
@@ -30,6 +30,7 @@ from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.simulator.symmetry import Symmetry, symmetry_of
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import LayoutCosts, StagePlacement, bytes_elsewhere, ties_between
+from planner.costs.stages.stage_cost import StageCost
 from planner.ir.errors import IllegalProgramError
 from planner.ir.extras import extras, required
 from planner.ir.graph import Graph, producer
@@ -48,20 +49,24 @@ from planner.passes.lowering import with_rows
 from planner.schedules import schedule as schedule_named
 
 
-class Load(NamedTuple):
-    """Bytes between two ranks, there and back: in all, and how these are carried."""
+class LoadOneWay(NamedTuple):
+    """Bytes from a rank to another: in all, and how these are carried (:class:`CoalescedMessage`)."""
 
-    forward: int
-    backward: int
-    forward_framed: int
-    forward_copied: int
-    backward_framed: int
-    backward_copied: int
+    num_bytes: int
+    framed: int
+    copied: int
 
 
-Pieces = Mapping[tuple[int, int], Load]
+class PairLoad(NamedTuple):
+    """Bytes between two ranks, there and back."""
+
+    forward: LoadOneWay
+    backward: LoadOneWay
+
+
+RankLoads = Mapping[tuple[int, int], PairLoad]
 """What crosses an edge, by (rank of the source, rank of the destination)."""
-Edges = Mapping[tuple[int, int], Mapping[Size, Pieces]]
+StageLoads = Mapping[tuple[int, int], Mapping[Size, RankLoads]]
 """By (source stage, destination stage), then by size of the micro-batch."""
 
 
@@ -105,7 +110,7 @@ class Pricing:
     cost_model: CostModel
     layouts: LayoutCosts | None = None
     _shapes: dict[object, tuple[CompiledProgram, list[int]]] = field(init=False, default_factory=dict, repr=False)
-    _pieces: dict[object, Pieces] = field(init=False, default_factory=dict, repr=False)
+    _pieces: dict[object, RankLoads] = field(init=False, default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, profile: Profile) -> Pricing:
@@ -170,27 +175,8 @@ class Pricing:
         stages = []
         for stage, (group, shares) in enumerate(zip(candidate.groups, candidate.shares, strict=True)):
             runs = runs_of(layers[stage])
-            own = frozenset(layers[stage])
-            spans: tuple[tuple[int, ...], ...] = ()
-            if candidate.spans:  # a file's own
-                spans = candidate.spans[stage]
-            elif candidate.recomputes_cores(stage):
-                inside = (tuple(index for index in core if index in own) for core in self._cores)
-                spans = tuple(core for core in inside if core)
-            recompute = candidate.recomputes(stage)
-            in_spans = {index for span in spans for index in span}
-            options = {
-                index: replace(option, recompute=recompute or index in in_spans)
-                for index in layers[stage]
-                if (option := candidate.option_of(index)) is not None
-            }
-            if candidate.axis_parts:
-                prices = self._part_prices()
-                costs = prices.stages(self.cost_model.kind(group[0]), layers[stage], candidate.sizes, recompute)
-            elif options:
-                costs = layouts.costs(group, options, set(candidate.micro_batches), candidate.blocks_of(stage))
-            else:
-                costs = {}
+            spans = self._spans(candidate, stage, layers[stage])
+            costs = self._laid_out(candidate, stage, layers[stage], spans, layouts)
             divides = candidate.zero and not costs and len(group) > 1
             stages.append(
                 StagePlacement(
@@ -198,7 +184,7 @@ class Pricing:
                     group,
                     {} if costs else self._samples_by_size(shares, full, candidate.micro_batches, layers[stage]),
                     round(span(table.parameter_bytes, runs)) + bytes_elsewhere(table.tied, candidate.stage_of, stage),
-                    recompute,
+                    candidate.recomputes(stage),
                     candidate.zero[stage] if divides else 0,
                     ties[stage],
                     tied,
@@ -207,6 +193,34 @@ class Pricing:
                 )
             )
         return tuple(stages)
+
+    def _spans(self, candidate: Candidate, stage: int, layers: Sequence[int]) -> IndexSpans:
+        """Layers of the stage that are computed again by themselves: a file's own spans, or attention's cores."""
+        if candidate.spans:
+            return candidate.spans[stage]
+        if not candidate.recomputes_cores(stage):
+            return ()
+        own = frozenset(layers)
+        inside = (tuple(index for index in core if index in own) for core in self._cores)
+        return tuple(core for core in inside if core)
+
+    def _laid_out(
+        self, candidate: Candidate, stage: int, layers: Sequence[int], spans: IndexSpans, layouts: LayoutCosts
+    ) -> Mapping[Size, StageCost]:
+        """By size of micro-batch, what the stage costs with layouts of its layers; empty where all are cut alike."""
+        group = candidate.groups[stage]
+        recompute = candidate.recomputes(stage)
+        if candidate.axis_parts:
+            return self._part_prices().stages(self.cost_model.kind(group[0]), layers, candidate.sizes, recompute)
+        in_spans = {index for span in spans for index in span}
+        options = {
+            index: replace(option, recompute=recompute or index in in_spans)
+            for index in layers
+            if (option := candidate.option_of(index)) is not None
+        }
+        if not options:
+            return {}
+        return layouts.costs(group, options, set(candidate.micro_batches), candidate.blocks_of(stage))
 
     @once
     def samples(self, shares: tuple[int, ...], rows: int) -> tuple[int, ...]:
@@ -230,7 +244,7 @@ class Pricing:
         return {rows: parts_of(shares, rows) for rows in set(micro_batches)}
 
     @cached_property
-    def _cores(self) -> Spans:
+    def _cores(self) -> IndexSpans:
         return cores_by_index(self.graph)
 
     @cached_property
@@ -250,12 +264,12 @@ class Pricing:
                     read_by.setdefault(value, []).append(index)
         return tuple((value, made_by[producer(value)], tuple(readers)) for value, readers in read_by.items())
 
-    def edges(self, candidate: Candidate) -> Edges:
+    def edges(self, candidate: Candidate) -> StageLoads:
         """What crosses from stage to stage."""
         stage_of = candidate.stage_of
         sizes = set(candidate.sizes)
         boundaries: Boundaries | None = None
-        edges: dict[tuple[int, int], dict[Size, dict[tuple[int, int], Load]]] = {}
+        edges: dict[tuple[int, int], dict[Size, dict[tuple[int, int], PairLoad]]] = {}
         for value, made_by, readers in self._readers:
             src = stage_of[made_by]
             by_stage: dict[int, list[int]] = {}
@@ -272,22 +286,22 @@ class Pricing:
                         self._pieces[key] = _pieces(boundaries, Edge(src, dst, (value,)), size)
                     total = edges.setdefault((src, dst), {}).setdefault(size, {})
                     for pair, more in self._pieces[key].items():
-                        total[pair] = Load(*map(add, total[pair], more)) if pair in total else more
+                        total[pair] = _together(total[pair], more) if pair in total else more
         return edges
 
     def _shape(
-        self, candidate: Candidate, edges: Edges, ties: tuple[tuple[int, ...], ...], symmetry: Symmetry | None
+        self, candidate: Candidate, edges: StageLoads, ties: tuple[tuple[int, ...], ...], symmetry: Symmetry | None
     ) -> tuple[CompiledProgram, list[int]]:
         """The compiled program of all candidates that differ in prices alone, and the wires of its channels."""
         crossing = frozenset(
-            (edge, size, pair, load.forward > 0, load.backward > 0)
+            (edge, size, pair, load.forward.num_bytes > 0, load.backward.num_bytes > 0)
             for edge, by_size in edges.items()
             for size, pieces in by_size.items()
             for pair, load in pieces.items()
         )
         prepares = frozenset(candidate.stage_of[index] for index in self._preparing)
-        ways = (prepares, candidate.prepares_ahead, ties, None if symmetry is None else symmetry.kept)
-        key = (candidate.schedule, candidate.windows, candidate.sizes, candidate.groups, crossing, ways)
+        of_rows = (candidate.schedule, candidate.windows, candidate.sizes, candidate.groups, candidate.prepares_ahead)
+        key = (*of_rows, crossing, prepares, ties, None if symmetry is None else symmetry.kept)
         if key not in self._shapes:
             program = program_of(self.graph, candidate, symmetry)
             self._shapes[key] = self._with_wires(program, candidate, ties, symmetry)
@@ -330,17 +344,22 @@ def program_of(graph: Graph, candidate: Candidate, symmetry: Symmetry | None = N
     return with_rows(draft, order, kept, candidate.prepares_ahead)
 
 
-def _pieces(boundaries: Boundaries, edge: Edge, size: Size) -> Pieces:
+def _pieces(boundaries: Boundaries, edge: Edge, size: Size) -> RankLoads:
     return {
-        (m.src, m.dst): Load(
-            m.forward_bytes, m.backward_bytes, *CoalescedMessage.of(m.parts), *CoalescedMessage.of(m.gradient_parts)
+        (m.src, m.dst): PairLoad(
+            LoadOneWay(m.forward_bytes, *CoalescedMessage.of(m.parts)),
+            LoadOneWay(m.backward_bytes, *CoalescedMessage.of(m.gradient_parts)),
         )
         for m in boundaries.messages(edge, size)
     }
 
 
+def _together(one: PairLoad, other: PairLoad) -> PairLoad:
+    return PairLoad(*(LoadOneWay(*map(add, *ways)) for ways in zip(one, other, strict=True)))
+
+
 def _transfers(
-    compiled: CompiledProgram, edges: Edges, sizes: Sequence[Size]
+    compiled: CompiledProgram, edges: StageLoads, sizes: Sequence[Size]
 ) -> tuple[list[int], list[CoalescedMessage]]:
     """By transfer slot: all bytes, and how they are carried."""
     num_bytes = []
@@ -348,9 +367,7 @@ def _transfers(
     for slot in compiled.transfers:
         src, dst, microbatch = slot.route
         pieces = edges[src, dst][sizes[microbatch]]
-        load = pieces[slot.src, slot.dst] if slot.forward else pieces[slot.dst, slot.src]
-        num_bytes.append(load.forward if slot.forward else load.backward)
-        there = (load.forward_framed, load.forward_copied)
-        back = (load.backward_framed, load.backward_copied)
-        carried.append(CoalescedMessage(*(there if slot.forward else back)))
+        load = pieces[slot.src, slot.dst].forward if slot.forward else pieces[slot.dst, slot.src].backward
+        num_bytes.append(load.num_bytes)
+        carried.append(CoalescedMessage(load.framed, load.copied))
     return num_bytes, carried

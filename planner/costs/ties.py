@@ -29,7 +29,8 @@ import numpy as np
 from planner.costs.candidate import Candidate
 from planner.costs.predict import paired_forecast
 from planner.costs.pricing import Pricing
-from planner.costs.uncertainty import Draws, keyed, kind_of, model_deviation
+from planner.costs.simulator.replay import Draws
+from planner.costs.uncertainty import keyed, kind_of, model_deviation
 from planner.ir.codec import fingerprint
 from planner.ir.lazy import once_by
 from planner.ir.plan import Decision

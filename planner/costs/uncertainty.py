@@ -13,15 +13,9 @@
                                   last decile at ``SizeTable.low`` and ``high``
 
 What is drawn scales the part of an action in which layers compute; a message's time, sums of gradients, updates and
-what sharing adds stay as they are (:func:`replayed`).  Ignored besides: noise of links; ranges of layers with layouts
-of their own.  The same inputs draw the same numbers.  Noise makes whoever waits for several others wait longer, so that
-the median of the draws is often above the step that is simulated without it.
-
-A simulated step once more with other durations, many at a time: every time is a vector, an entry a draw.
-
-The order of everything is that of the trace: rows, messages on their wires, who awaits what.  A message travels as long
-as it did in the trace, sharing included, and a step lasts as long times its factor; begins and waits follow.  With all
-factors 1 the trace itself comes out.
+what sharing adds stay as they are (``simulator.replay``).  Ignored besides: noise of links; ranges of layers with
+layouts of their own.  The same inputs draw the same numbers.  Noise makes whoever waits for several others wait longer,
+so that the median of the draws is often above the step that is simulated without it.
 """
 
 from __future__ import annotations
@@ -38,15 +32,8 @@ from planner.costs.cost_model import CostModel
 from planner.costs.layers.confidence import CostNoise, MeasuredNoise
 from planner.costs.layers.cost_table import layers_of
 from planner.costs.simulator.prices import SlotPrices
-from planner.costs.simulator.program import (
-    PREPARE_STEP,
-    PREPARED_STEP,
-    RECEIVE_STEP,
-    REDUCE_STEP,
-    SEND_STEP,
-    TIED_STEP,
-    CompiledProgram,
-)
+from planner.costs.simulator.program import CompiledProgram
+from planner.costs.simulator.replay import Draws, replayed
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import StagePlacement
 from planner.costs.timeline import Trace
@@ -65,9 +52,6 @@ _SEED = 20
 _OF_MODEL = 1
 _DIGITS = 6
 _DECILE = 1.2815515655446004  # of the normal distribution, in standard deviations
-
-Numbers = NDArray[np.int64]
-Draws = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +126,7 @@ def varies(costs: StageCosts) -> bool:
     """Whether any computing of the stages varies."""
     measured = MeasuredNoise(costs.cost_model.profile)
     parts = {
-        (number, costs.kind(rank), placed.samples[rows][member] if placed.samples else float(rows))
+        (number, costs.kind(rank), placed.samples_of(member, rows))
         for number, placed in enumerate(costs.stages)
         for rows in map(samples_in, set(costs.micro_batches))
         for member, rank in enumerate(placed.ranks)
@@ -160,7 +144,7 @@ def _noises(compiled: CompiledProgram, costs: StageCosts) -> dict[int, CostNoise
             continue
         placed = costs.stages[slot.action.stage]
         rows = samples_in(costs.micro_batches[slot.action.microbatch or 0])
-        samples = placed.samples[rows][placed.ranks.index(slot.rank)] if placed.samples else float(rows)
+        samples = placed.samples_of(placed.ranks.index(slot.rank), rows)
         key = (slot.action.stage, costs.kind(slot.rank), samples)
         if key not in noise_of:
             noise_of[key] = _noise(measured, costs, placed, *key[1:])
@@ -223,7 +207,7 @@ class _Drawn:
         """Of layers alike."""
         return self.draw.standard_normal(self.num_draws)
 
-    def own(self, passes: NDArray[np.float64], process: Numbers) -> Draws:
+    def own(self, passes: Draws, process: NDArray[np.int64]) -> Draws:
         """What is one action's own, of the process drawn."""
         draws: Draws = passes[process, self.draw.integers(passes.shape[1], size=self.num_draws)]
         return draws
@@ -242,7 +226,7 @@ class _Paired(_Drawn):
     def normals(self, key: tuple[str, str]) -> Draws:
         return keyed(f"alike {key}").standard_normal(self.num_draws)
 
-    def own(self, passes: NDArray[np.float64], process: Numbers) -> Draws:
+    def own(self, passes: Draws, process: NDArray[np.int64]) -> Draws:
         return np.zeros(self.num_draws)
 
 
@@ -281,167 +265,3 @@ def _ranges(
         seconds = sum(one for one, _, _ in of_kind)
         low, high = (sum(each[0] * each[at] for each in of_kind) / seconds for at in (1, 2))
         yield name, seconds / total_s, low, high
-
-
-def replayed(
-    compiled: CompiledProgram,
-    prices: SlotPrices,
-    trace: Trace,
-    factors: Mapping[tuple[int, int], Draws],
-    num_draws: int,
-) -> Draws:
-    """Seconds of the step, by draw.
-
-    Args:
-        factors: of the time that a compute action takes, by (rank, position); 1 where there is none.
-    """
-    replay = _Replay(compiled, prices, trace, factors, num_draws)
-    ready = list(range(len(compiled.rows)))
-    while ready:
-        ready += replay.advance(ready.pop())
-    ends = [replay.end(rank) for rank, row in enumerate(compiled.rows) if row]
-    step_s: Draws = np.max(ends, axis=0) if ends else np.zeros(num_draws)
-    return step_s
-
-
-class _Replay:
-    """A step under way; ranks go as far as what they need is known."""
-
-    def __init__(
-        self,
-        compiled: CompiledProgram,
-        prices: SlotPrices,
-        trace: Trace,
-        factors: Mapping[tuple[int, int], Draws],
-        num_draws: int,
-    ) -> None:
-        self.compiled = compiled
-        self.prices = prices
-        self.trace = trace
-        self.factors = factors
-        self.beside = prices.beside or (False,) * len(compiled.rows)
-        self.before = _before(compiled, prices, trace)
-        self.clock = [np.zeros(num_draws) for _ in compiled.rows]
-        self.position = [0] * len(compiled.rows)
-        self.arrived: list[Draws | None] = [None] * len(compiled.messages)
-        self.waiting: dict[int, list[int]] = {}
-        self.members: list[list[int]] = [[] for _ in compiled.reductions]
-        self.released: list[Draws | None] = [None] * len(compiled.reductions)
-        self.tied: list[set[int]] = [set() for _ in compiled.ties]
-        self.came: dict[int, Draws] = {}  # when ranks came to their ties
-        self.prepared: dict[int, Draws] = {}
-        self.host_free = [np.zeros(num_draws) for _ in compiled.rows]
-        self.waited_s = [np.zeros(num_draws) for _ in compiled.rows]
-
-    def end(self, rank: int) -> Draws:
-        """Of a rank whose row is done, with what is left of preparing the next step."""
-        now = self.clock[rank]
-        if not self.prices.next_step:
-            return now
-        return now + self.prices.next_step[rank].left_s(self.waited_s[rank], now)
-
-    def advance(self, rank: int) -> list[int]:
-        """Takes a rank as far as it gets; the ranks that can go on now."""
-        row = self.compiled.rows[rank]
-        woken = list[int]()
-        while self.position[rank] < len(row):
-            position = self.position[rank]
-            code, slot, numbers = row[position]
-            now = self.clock[rank]
-            lasts_s = self.trace.stops[rank][position] - self.trace.starts[rank][position]
-            if code == RECEIVE_STEP:
-                if self._missing(numbers, rank):
-                    break
-                now = self._received(rank, position, numbers)
-            elif code == SEND_STEP:
-                if self._missing([self.before[number] for number in numbers if number in self.before], rank):
-                    break
-                now = self._sent(now + self.prices.action_s[slot], numbers, woken)
-            elif code == REDUCE_STEP:
-                released = self._reduced(rank, numbers[0], woken)
-                if released is None:
-                    break
-                self.waited_s[rank] = self.waited_s[rank] + np.maximum(0.0, released - now)
-                now = released + (self.trace.stops[rank][position] - self.trace.released[numbers[0]])
-            elif code == PREPARE_STEP:
-                stop = np.maximum(now, self.host_free[rank]) + lasts_s
-                self.prepared[numbers[0]] = self.host_free[rank] = stop
-                now = now if self.beside[rank] else stop
-            elif code == TIED_STEP:
-                if not self._met(rank, numbers, woken):
-                    break
-                others = {other for number in numbers for other in self.tied[number]}
-                now = np.max([self.came[other] for other in others], axis=0) + lasts_s
-            else:
-                if code == PREPARED_STEP:
-                    now = np.maximum(now, self.prepared[numbers[0]])
-                factor = self.factors.get((rank, position))
-                now = now + (lasts_s if factor is None else lasts_s * factor)
-            self.clock[rank] = now
-            self.position[rank] += 1
-        return woken
-
-    def _missing(self, numbers: Sequence[int], rank: int) -> bool:
-        """Whether one of these messages is not there yet; ``rank`` then waits for it."""
-        for number in numbers:
-            if self.arrived[number] is None:
-                self.waiting.setdefault(number, []).append(rank)
-                return True
-        return False
-
-    def _received(self, rank: int, position: int, numbers: tuple[int, ...]) -> Draws:
-        now = self.clock[rank]
-        there_s = self.trace.starts[rank][position]
-        for number in numbers:
-            arrived = self.arrived[number]
-            if arrived is not None:
-                now = np.maximum(now, arrived)
-            there_s = max(there_s, self.trace.arrived[number])
-        self.waited_s[rank] = self.waited_s[rank] + (now - self.clock[rank])
-        return now + (self.trace.stops[rank][position] - there_s)
-
-    def _sent(self, now: Draws, numbers: tuple[int, ...], woken: list[int]) -> Draws:
-        for number in numbers:
-            earlier = self.arrived[self.before[number]] if number in self.before else None
-            begin = now if earlier is None else np.maximum(now, earlier)
-            self.arrived[number] = there = begin + (self.trace.arrived[number] - self.trace.sent[number])
-            if self.compiled.blocking:
-                now = there
-            elif self.prices.sending_s:
-                now = now + self.prices.sending_s[self.compiled.messages[number][0]]
-            woken += self.waiting.pop(number, [])
-        return now
-
-    def _met(self, rank: int, ties: tuple[int, ...], woken: list[int]) -> bool:
-        """Whether all ranks of its ties are there; the last one takes the others along."""
-        self.came.setdefault(rank, self.clock[rank])
-        for number in ties:
-            there = self.tied[number]
-            everyone = self.compiled.ties[number]
-            if rank not in there:
-                there.add(rank)
-                woken += [other for other in everyone if other != rank] if len(there) == len(everyone) else []
-        return all(len(self.tied[number]) == len(self.compiled.ties[number]) for number in ties)
-
-    def _reduced(self, rank: int, reduction: int, woken: list[int]) -> Draws | None:
-        """When the sum began; None until the last member is there, who takes the others along."""
-        members = self.members[reduction]
-        if self.released[reduction] is None:
-            members.append(rank)
-            if len(members) == self.compiled.reductions[reduction]:
-                self.released[reduction] = np.max([self.clock[member] for member in members], axis=0)
-                woken += members[:-1]
-        return self.released[reduction]
-
-
-def _before(compiled: CompiledProgram, prices: SlotPrices, trace: Trace) -> dict[int, int]:
-    """The message that was on the wire before each message, if one was."""
-    in_rows = [number for row in compiled.rows for code, _, numbers in row if code == SEND_STEP for number in numbers]
-    last: dict[int, int] = {}
-    before = {}
-    for number in sorted(in_rows, key=lambda number: (trace.sent[number], trace.arrived[number])):
-        wire = prices.wires[compiled.messages[number][1]]
-        if wire in last:
-            before[number] = last[wire]
-        last[wire] = number
-    return before

@@ -1,8 +1,8 @@
 """The nouns that flow between profiler, planner and runtime: plain frozen dataclasses and a rule.
 
-The rule is :func:`planner.ir.schedule.dependencies` (what must come first); what must move between boxes
-is said by :func:`planner.layers.boxes.transfers`.  Import from the module that defines a name:
-``from planner.ir.box import Interval``.
+The rule is :func:`planner.ir.schedule.dependencies` (what must come first); what must move between boxes is said by
+:func:`planner.layers.boxes.transfers`.  Import from the module that defines a name: ``from planner.ir.box import
+Interval``.
 
 Modules:
 

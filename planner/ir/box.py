@@ -29,6 +29,9 @@ class Interval:
 Box = tuple[Interval, ...]
 """One interval per dim of a tensor, in global coordinates; ``()`` is the box of a scalar."""
 
+Boxes = tuple[Box, ...]
+"""Of several tensors, or one a rank, by its position in the stage."""
+
 
 def whole(shape: tuple[int, ...]) -> Box:
     """The box of an entire tensor of ``shape``."""
@@ -53,7 +56,7 @@ def hull(a: Box | None, b: Box) -> Box:
     return tuple(Interval(min(x.start, y.start), max(x.stop, y.stop)) for x, y in zip(a, b, strict=True))
 
 
-def subtract(box: Box, other: Box) -> tuple[Box, ...]:
+def subtract(box: Box, other: Box) -> Boxes:
     """Disjoint boxes that make up ``box`` without ``other``: all of it if they share nothing."""
     shared = intersect(box, other)
     if shared is None:

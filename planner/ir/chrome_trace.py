@@ -33,7 +33,7 @@ _WORDS = {
     Op.PREPARE: "prepare",
 }
 
-Event = dict[str, Any]
+TraceEvent = dict[str, Any]
 
 
 def chrome_trace(timelines: Iterable[Timeline], devices: Sequence[str] = ()) -> str:
@@ -46,7 +46,7 @@ def chrome_trace(timelines: Iterable[Timeline], devices: Sequence[str] = ()) -> 
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, allow_nan=False) + "\n"
 
 
-def _names(process: int, timeline: Timeline, devices: Sequence[str]) -> Iterator[Event]:
+def _names(process: int, timeline: Timeline, devices: Sequence[str]) -> Iterator[TraceEvent]:
     yield _metadata("process_name", process, 0, {"name": timeline.source})
     yield _metadata("process_sort_index", process, 0, {"sort_index": process})
     for rank in sorted({span.rank for span in timeline.spans}):
@@ -58,10 +58,10 @@ def _names(process: int, timeline: Timeline, devices: Sequence[str]) -> Iterator
         yield _metadata("thread_sort_index", process, _HOSTS + rank, {"sort_index": rank})
 
 
-def _spans(process: int, timeline: Timeline) -> Iterator[Event]:
+def _spans(process: int, timeline: Timeline) -> Iterator[TraceEvent]:
     for span in timeline.spans:
         action = Action.parse(span.action)
-        where: Event = {"pid": process, "tid": span.rank + (_HOSTS if action.op is Op.PREPARE else 0)}
+        where: TraceEvent = {"pid": process, "tid": span.rank + (_HOSTS if action.op is Op.PREPARE else 0)}
         yield {
             "name": span.action,
             "cat": _WORDS[action.op],
@@ -77,7 +77,7 @@ def _spans(process: int, timeline: Timeline) -> Iterator[Event]:
             yield {**_flow(process, action), "ph": "f", "bp": "e", "ts": span.stop_s * _US_PER_S, **where}
 
 
-def _flow(process: int, action: Action) -> Event:
+def _flow(process: int, action: Action) -> TraceEvent:
     """A send and its receive get the same name and id; several ranks of a stage share an arrow's id."""
     forward = action.op in (Op.SEND_FORWARD, Op.RECV_FORWARD)
     ends = (action.stage, action.peer) if action.op in SEND else (action.peer, action.stage)
@@ -85,7 +85,7 @@ def _flow(process: int, action: Action) -> Event:
     return {"name": name, "cat": "message", "id": f"{process}:{name}:{ends[0]}>{ends[1]}"}
 
 
-def _memory(process: int, timeline: Timeline) -> Iterator[Event]:
+def _memory(process: int, timeline: Timeline) -> Iterator[TraceEvent]:
     for sample in timeline.memory:
         yield {
             "name": f"memory of rank {sample.rank}",
@@ -96,5 +96,5 @@ def _memory(process: int, timeline: Timeline) -> Iterator[Event]:
         }
 
 
-def _metadata(name: str, process: int, thread: int, arguments: Event) -> Event:
+def _metadata(name: str, process: int, thread: int, arguments: TraceEvent) -> TraceEvent:
     return {"name": name, "ph": "M", "pid": process, "tid": thread, "args": arguments}

@@ -179,6 +179,11 @@ class Graph:
             specs.update((value_name(layer.name, index), spec) for index, spec in enumerate(layer.outputs))
         return specs
 
+    def with_inputs(self) -> Iterator[tuple[Layer, tuple[TensorSpec, ...]]]:
+        """Each layer with the specs of what it reads."""
+        values = self.values()
+        return ((layer, tuple(values[name] for name in layer.inputs)) for layer in self.layers)
+
     def made_of(self, names: Iterable[str]) -> tuple[Layer, ...]:
         """The layers of these names and all that they are made of, in order."""
         needed = set(names)

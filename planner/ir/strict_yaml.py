@@ -18,7 +18,7 @@ MOST_YAML_NODES = 50_000
 MOST_DIGITS = 40
 """Of a whole number; far more than any quantity has, and few enough to be shown."""
 
-Words = dict[str, tuple[int, str]]
+YamlWords = dict[str, tuple[int, str]]
 """Of a mapping, by key: its line, from 1, and its value as written, if one word."""
 
 _TAG = "tag:yaml.org,2002:"
@@ -35,7 +35,7 @@ def parse_yaml(text: str, source: str) -> Any:
     return parse_yaml_words(text, source)[0]
 
 
-def parse_yaml_words(text: str, source: str) -> tuple[Any, Words]:
+def parse_yaml_words(text: str, source: str) -> tuple[Any, YamlWords]:
     """As :func:`parse_yaml`, and where its keys are, if it is a mapping; what is merged into it (``<<``) is in it."""
     import yaml  # late: only who reads the catalogue or a cluster file needs it
 
@@ -130,7 +130,7 @@ def _fault(loader: Any, node: Any) -> str:
     return ""
 
 
-def _words(root: Any) -> Words:
+def _words(root: Any) -> YamlWords:
     """Of a document that was made of: what was merged into it comes first, and is replaced by what it says itself."""
     pairs = root.value if root.id == "mapping" else ()
     return {key.value: (key.start_mark.line + 1, value.value if value.id == "scalar" else "") for key, value in pairs}

@@ -6,9 +6,9 @@ micro-batch:
 
     work(layer, inputs) -> TensorSpec
         the space a layout divides: the output, or, for a reduction such as the loss, what it reduces over
-    input_boxes(layer, inputs, work_box) -> tuple[Box, ...]
+    input_boxes(layer, inputs, work_box) -> Boxes
         which box of each input is read to do ``work_box``; may reach outside the tensor (padding)
-    weight_boxes(layer, parameters, work_box) -> tuple[Box, ...]
+    weight_boxes(layer, parameters, work_box) -> Boxes
         which box of each parameter is used; ranks with equal boxes share its gradient
     forward_flops(layer, inputs) -> int
         multiply-adds counted as two, for the shapes given

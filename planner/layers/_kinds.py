@@ -7,7 +7,7 @@ import importlib
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from planner.ir.box import Box
+from planner.ir.box import Box, Boxes
 from planner.ir.errors import UnknownNameError
 from planner.ir.graph import Layer, TensorSpec
 from planner.layers._rules import whole_weights
@@ -36,11 +36,11 @@ class Kind(ABC):
 
     @staticmethod
     @abstractmethod
-    def input_boxes(layer: Layer, inputs: tuple[TensorSpec, ...], work_box: Box, /) -> tuple[Box, ...]:
+    def input_boxes(layer: Layer, inputs: tuple[TensorSpec, ...], work_box: Box, /) -> Boxes:
         """The box of each input that is read to do ``work_box``."""
 
     @staticmethod
-    def weight_boxes(layer: Layer, parameters: tuple[TensorSpec, ...], work_box: Box, /) -> tuple[Box, ...]:
+    def weight_boxes(layer: Layer, parameters: tuple[TensorSpec, ...], work_box: Box, /) -> Boxes:
         """The box of each parameter that is used to do ``work_box``."""
         return whole_weights(layer, parameters, work_box)
 

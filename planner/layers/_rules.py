@@ -6,11 +6,10 @@ import functools
 from collections.abc import Callable
 from math import prod
 
-from planner.ir.box import Box, Interval, whole
+from planner.ir.box import Box, Boxes, Interval, whole
 from planner.ir.graph import SAMPLE, Attribute, Layer, TensorSpec
 
 Specs = tuple[TensorSpec, ...]
-Boxes = tuple[Box, ...]
 InputBoxes = Callable[[Layer, Specs, Box], Boxes]
 
 NOTHING = Interval(0, 0)

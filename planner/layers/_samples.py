@@ -34,16 +34,15 @@ def check_samples_apart(graph: Graph) -> tuple[str, ...]:
     or with neighbours: those of a stage of several ranks are cut with the samples, anywhere; but all others that read
     sparse tensors are.
     """
-    values = graph.values()
     interleaved = {layer.name for layer in graph.layers if INTERLEAVES_SAMPLES in layer.attributes}
     return tuple(
         layer.name
-        for layer in graph.layers
+        for layer, inputs in graph.with_inputs()
         if MIXES_SAMPLES in layer.attributes
         or layer.name in interleaved
         or any(producer(value) in interleaved for value in layer.inputs)
-        or _mixes(layer, tuple(values[name] for name in layer.inputs))
-        or _mixes_sites(layer, tuple(values[name] for name in layer.inputs))
+        or _mixes(layer, inputs)
+        or _mixes_sites(layer, inputs)
     )
 
 
@@ -71,16 +70,15 @@ def batch_dependent_layers(graph: Graph) -> tuple[str, ...]:
     the loss, whose parts are weighted by their samples.  Ranks that share a micro-batch out share these statistics, so
     that micro-batches alone show in the result.
     """
-    values = graph.values()
     return tuple(
         layer.name
-        for layer in graph.layers
+        for layer, inputs in graph.with_inputs()
         if layer.kind != "loss"
         and (
             _is_batch_norm(layer)
             or MIXES_SAMPLES in layer.attributes
             or UPDATES_STATE in layer.attributes
-            or _mixes(layer, tuple(values[name] for name in layer.inputs))
+            or _mixes(layer, inputs)
         )
     )
 
@@ -223,10 +221,9 @@ def throughout_sites(graph: Graph) -> frozenset[str]:
 
     The ranks of a stage of such layers alone share its sites, and may be more than the samples of a micro-batch.
     """
-    values = graph.values()
     names = set()
-    for layer in graph.layers:
-        work = kind(layer.kind).work(layer, tuple(values[name] for name in layer.inputs))
+    for layer, inputs in graph.with_inputs():
+        work = kind(layer.kind).work(layer, inputs)
         outputs = () if layer.kind == "loss" else layer.outputs
         if all(spec.has_sites for spec in (work, *outputs)):
             names.add(layer.name)
@@ -235,11 +232,8 @@ def throughout_sites(graph: Graph) -> frozenset[str]:
 
 def over_sites(graph: Graph) -> frozenset[str]:
     """Names of the layers that read or make a sparse tensor (or a map)."""
-    values = graph.values()
     return frozenset(
-        layer.name
-        for layer in graph.layers
-        if any(spec.has_sites for spec in (*(values[name] for name in layer.inputs), *layer.outputs))
+        layer.name for layer, inputs in graph.with_inputs() if any(spec.has_sites for spec in (*inputs, *layer.outputs))
     )
 
 

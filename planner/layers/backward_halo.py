@@ -16,12 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.ir.box import Interval, Transfer, volume
+from planner.ir.box import Boxes, Interval, Transfer, volume
 from planner.ir.graph import Layer, TensorSpec
 from planner.layers._kinds import is_convolution
 from planner.layers._rules import group_inputs, integer, windows
-from planner.layers.boxes import Boxes, Counts, are_apart, as_boxes, as_tuples, filled, inside, moved, shared
-from planner.layers.division import Boxes as Tuples
+from planner.layers.boxes import Array, BoxArray, are_apart, as_boxes, as_tuples, filled, inside, moved, shared
 from planner.layers.division import LayerDivision, moves_between
 
 
@@ -37,7 +36,7 @@ class BackwardHalo:
 
     dx_elements: int
     dy_elements: int
-    reached: Tuples
+    reached: Boxes
     moves: tuple[Transfer, ...]
 
     @property
@@ -46,7 +45,7 @@ class BackwardHalo:
         return self.dy_elements < self.dx_elements
 
 
-def backward_halo(layer: LayerDivision, held: Tuples, moves: Sequence[Transfer]) -> BackwardHalo | None:
+def backward_halo(layer: LayerDivision, held: Boxes, moves: Sequence[Transfer]) -> BackwardHalo | None:
     """Both ways for a convolution, transposed or not; None where only dx can move.
 
     Args:
@@ -64,7 +63,9 @@ def backward_halo(layer: LayerDivision, held: Tuples, moves: Sequence[Transfer])
     return BackwardHalo(dx_elements, int(halo[1].sum()), reached, moves_between(layer.done, layer.done, reached))
 
 
-def halo_of_dy(layer: Layer, data: TensorSpec, held: Boxes, needed: Boxes, done: Boxes) -> tuple[Boxes, Counts] | None:
+def halo_of_dy(
+    layer: Layer, data: TensorSpec, held: BoxArray, needed: BoxArray, done: BoxArray
+) -> tuple[BoxArray, Array] | None:
     """The outputs that read what each rank holds, and ``[source, destination]`` elements of dy that move to have them.
 
     None where dx must move.  That of dy needs the output's rows to be made by one rank each, the input's to be held by
@@ -86,18 +87,24 @@ def halo_of_dy(layer: Layer, data: TensorSpec, held: Boxes, needed: Boxes, done:
     if any(group_inputs(Interval(*there), *groups) != Interval(*made) for there, made in channels):
         return None  # other ranks' filters read what is held
     reached = done.copy()
-    for dim, (kernel, stride, padding, dilation) in enumerate(space, start=leading):
-        span = dilation * (kernel - 1)
-        start = held[:, dim, 0]
-        last = held[:, dim, 1] - 1
-        if layer.kind == "transposed_conv":
-            ends = start * stride - padding, last * stride - padding + span + 1
-        else:
-            ends = -((span - padding - start) // stride), (last + padding) // stride + 1
-        reached[:, dim] = np.stack(ends, axis=-1)
+    for dim, window in enumerate(space, start=leading):
+        reached[:, dim] = _reading(window, held[:, dim], is_transposed=layer.kind == "transposed_conv")
     reached = inside(reached, output)
     own = done[None]
     counts = moved(own, own, reached[None])[0, 0]
     src, dst = np.nonzero(counts)
     lacks = shared(done[src, :leading], reached[dst, :leading]) != done[dst, :leading]
     return None if lacks.any() or not filled(reached).all() else (reached, counts)
+
+
+def _reading(window: tuple[int, ...], held: BoxArray, *, is_transposed: bool) -> BoxArray:
+    """Along one dim of space the outputs that read what is held, ``[ranks, 2]`` both; they may lie outside."""
+    kernel, stride, padding, dilation = window
+    span = dilation * (kernel - 1)
+    start = held[:, 0]
+    last = held[:, 1] - 1
+    if is_transposed:
+        ends = start * stride - padding, last * stride - padding + span + 1
+    else:
+        ends = -((span - padding - start) // stride), (last + padding) // stride + 1
+    return np.stack(ends, axis=-1)

@@ -24,20 +24,21 @@ from itertools import starmap
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.ir.box import Box, Interval, Transfer
+from planner.ir.box import Box, Boxes, Interval, Transfer
 from planner.ir.graph import SAMPLE, TensorSpec, is_sites
 from planner.ir.layout import Layout, scaled_intervals
 
-Boxes = NDArray[np.int64]
+BoxArray = NDArray[np.int64]
 """``[..., dims, 2]``."""
-Counts = NDArray[np.float64]
+Array = NDArray[np.float64]
 """Numbers of elements; floats are exact up to 2**53."""
+Flags = NDArray[np.bool_]
 Members = tuple[int, ...]
 """Positions of ranks in their group."""
 _interval = functools.lru_cache(2**14)(Interval)  # the same few ends come again and again
 
 
-def boxes_of(layout: Layout, spec: TensorSpec, samples: int) -> Boxes:
+def boxes_of(layout: Layout, spec: TensorSpec, samples: int) -> BoxArray:
     """``[parts, dims, 2]``: the box of each part, in rank order, of a tensor made for ``samples`` samples.
 
     A part may be empty where cut points coincide.  A sample dim of extent ``k * samples`` is cut between samples.
@@ -61,40 +62,40 @@ def grid_of(layout: Layout) -> tuple[list[str], NDArray[np.int64]]:
     return list(axes), places
 
 
-def as_boxes(boxes: Sequence[Box]) -> Boxes:
+def as_boxes(boxes: Sequence[Box]) -> BoxArray:
     """``[number, dims, 2]``."""
     ends = [[(interval.start, interval.stop) for interval in box] for box in boxes]
     return np.array(ends, dtype=np.int64).reshape(len(boxes), len(boxes[0]) if boxes else 0, 2)
 
 
-def as_tuples(boxes: Boxes) -> tuple[Box, ...]:
+def as_tuples(boxes: BoxArray) -> Boxes:
     """The boxes of ``[number, dims, 2]``."""
     return tuple(tuple(starmap(_interval, ends)) for ends in boxes.tolist())
 
 
-def volumes(boxes: Boxes) -> Counts:
+def volumes(boxes: BoxArray) -> Array:
     """Elements of each box."""
-    sizes: Counts = np.maximum(boxes[..., 1] - boxes[..., 0], 0).prod(axis=-1, dtype=np.float64)
+    sizes: Array = np.maximum(boxes[..., 1] - boxes[..., 0], 0).prod(axis=-1, dtype=np.float64)
     return sizes
 
 
-def shared(a: Boxes, b: Boxes) -> Boxes:
+def shared(a: BoxArray, b: BoxArray) -> BoxArray:
     """What each pair of boxes shares; it stops where it starts or before where that is nothing."""
     return np.stack([np.maximum(a[..., 0], b[..., 0]), np.minimum(a[..., 1], b[..., 1])], axis=-1)
 
 
-def filled(boxes: Boxes) -> NDArray[np.bool_]:
+def filled(boxes: BoxArray) -> Flags:
     """Whether a box holds an element."""
     return np.asarray((boxes[..., 1] > boxes[..., 0]).all(axis=-1))
 
 
-def inside(boxes: Boxes, shape: Sequence[int]) -> Boxes:
+def inside(boxes: BoxArray, shape: Sequence[int]) -> BoxArray:
     """What of the boxes lies in a tensor of ``shape``: zeros where nothing does."""
     clipped = shared(boxes, np.array([(0, extent) for extent in shape], dtype=np.int64).reshape(len(shape), 2))
     return np.where(filled(clipped)[..., None, None], clipped, 0)
 
 
-def are_apart(boxes: Boxes) -> bool:
+def are_apart(boxes: BoxArray) -> bool:
     """Whether each of ``[ranks, dims, 2]`` holds an element, and no two the same."""
     return bool((filled(shared(boxes[:, None], boxes[None])) == np.eye(len(boxes), dtype=bool)).all())
 
@@ -107,7 +108,7 @@ def distinct(arrays: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[int]]:
     return arrays[list(number)], [number[row] for row in rows]
 
 
-def equal_ranks(boxes: Boxes) -> tuple[Members, ...]:
+def equal_ranks(boxes: BoxArray) -> tuple[Members, ...]:
     """The ranks by equal boxes (``[ranks, dims, 2]``), in order of their first."""
     by_box: dict[bytes, list[int]] = {}
     for member, box in enumerate(boxes):
@@ -115,7 +116,7 @@ def equal_ranks(boxes: Boxes) -> tuple[Members, ...]:
     return tuple(tuple(members) for members in by_box.values())
 
 
-def sources(owned: Boxes, own: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
+def sources(owned: BoxArray, own: Flags | None = None) -> Flags:
     """``[..., destination, owner]``: the owner of each distinct box that a destination takes from.
 
     Of identical owners a rank takes from itself if it is one of them, else from owner ``k mod n`` for the ``k``-th
@@ -133,7 +134,7 @@ def sources(owned: Boxes, own: NDArray[np.bool_] | None = None) -> NDArray[np.bo
         return np.ones((*owned.shape[:-3], *is_own.shape), dtype=bool)
     number = np.tril(alike, -1).sum(axis=-1)
     turn = np.arange(len(is_own))[:, None] % replicas[..., None, :] == number[..., None, :]
-    takes_from: NDArray[np.bool_] = np.where(is_own @ alike, is_own, turn)
+    takes_from: Flags = np.where(is_own @ alike, is_own, turn)
     return takes_from
 
 
@@ -156,7 +157,7 @@ def transfers(owned: Mapping[int, Box], needed: Mapping[int, Box]) -> tuple[Tran
     )
 
 
-def moved(owned: Boxes, held: Boxes, needed: Boxes) -> Counts:
+def moved(owned: BoxArray, held: BoxArray, needed: BoxArray) -> Array:
     """``[options of the maker, options of the reader, source, destination]``: elements that move, by layouts.
 
     Args:
@@ -182,7 +183,7 @@ def moved(owned: Boxes, held: Boxes, needed: Boxes) -> Counts:
     return overlap - already
 
 
-def _lengths(owned: Boxes, needed: Boxes) -> tuple[Counts, list[int], list[int]]:
+def _lengths(owned: BoxArray, needed: BoxArray) -> tuple[Array, list[int], list[int]]:
     """What each pair of intervals shares along one dim, ``[way, way, source, destination]``, and each option's way.
 
     Few options cut a dim in a way of their own, so that each pair of ways is looked at once; one number where all share

@@ -25,16 +25,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.ir.errors import UnsupportedModelError
-from planner.ir.graph import SAMPLE, Layer, TensorSpec
+from planner.ir.graph import SAMPLE, Layer
 from planner.ir.layout import Layout, scaled_intervals
 from planner.layers._kinds import is_convolution
-from planner.layers.boxes import Boxes, Counts, as_boxes, grid_of, volumes
+from planner.layers._rules import Specs
+from planner.layers.boxes import Array, BoxArray, Flags, as_boxes, grid_of, volumes
 from planner.layers.sized import SizedLayer
-
-Specs = tuple[TensorSpec, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +82,14 @@ class Contraction:
     dims: ContractedDims
     ways: int
     along: int
-    own: Boxes
-    made: Boxes
-    needed: Boxes
-    weight: Boxes
-    together: NDArray[np.bool_]
+    own: BoxArray
+    made: BoxArray
+    needed: BoxArray
+    weight: BoxArray
+    together: Flags
 
     @property
-    def scattered(self) -> Counts:
+    def scattered(self) -> Array:
         """``[source, destination]`` elements of partial sums that move: each destination gets its own part."""
         return np.where(self.together & ~np.eye(len(self.own), dtype=bool), volumes(self.own)[None, :], 0.0)
 
@@ -135,7 +133,7 @@ def num_channels(dims: ContractedDims, inputs: Specs, parameters: Specs) -> int:
     return parameters[0].shape[dims.weight_channels] if dims.channels is None else inputs[0].shape[dims.channels]
 
 
-def contractions_of(sized: SizedLayer, layout: Layout, own: Boxes, ways: int = 0) -> tuple[Contraction, ...]:
+def contractions_of(sized: SizedLayer, layout: Layout, own: BoxArray, ways: int = 0) -> tuple[Contraction, ...]:
     """The ways to share input channels under ``layout``, beside each rank reading them all.
 
     Args:
@@ -156,7 +154,7 @@ def contractions_of(sized: SizedLayer, layout: Layout, own: Boxes, ways: int = 0
 
 
 def _contraction(
-    sized: SizedLayer, layout: Layout, own: Boxes, dims: ContractedDims, ways: int, along: int
+    sized: SizedLayer, layout: Layout, own: BoxArray, dims: ContractedDims, ways: int, along: int
 ) -> Contraction:
     name = sized.work.dims[along]
     axes, block = grid_of(layout)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from math import prod
 
-from planner.ir.box import Box, Interval, whole
+from planner.ir.box import Box, Boxes, Interval, whole
 from planner.ir.graph import Layer, TensorSpec
 from planner.layers._kinds import Kind
 from planner.layers._rules import (
     NOTHING,
-    Boxes,
     Specs,
     convolved,
     empty_work_reads_nothing,

@@ -6,12 +6,11 @@ import struct
 from collections.abc import Iterator, Sequence
 from math import floor, prod
 
-from planner.ir.box import Box, Interval, whole
+from planner.ir.box import Box, Boxes, Interval, whole
 from planner.ir.graph import SAMPLE, Layer, TensorSpec
 from planner.layers._kinds import Kind
 from planner.layers._rules import (
     NOTHING,
-    Boxes,
     Specs,
     all_apart,
     empty_work_reads_nothing,

@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Self
 
-from planner.ir.box import Box, Interval, Transfer, hull, inside, subtract, volume
+from planner.ir.box import Box, Boxes, Interval, Transfer, hull, inside, subtract, volume
 from planner.ir.extras import extras, required
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, output_of, producer
 from planner.ir.layout import Layout
@@ -23,9 +23,6 @@ from planner.layers.boxes import as_tuples, boxes_of, transfers
 from planner.layers.contraction import Contraction, refused
 from planner.layers.shards import Shards, shards_of
 from planner.layers.sized import SizedLayer
-
-Boxes = tuple[Box, ...]
-"""One a rank, by its position in the stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,16 +284,19 @@ def divides(decision: Decision, stage: int, graph: Graph) -> bool:
     a sum over its ranks.  Where ranks divide gradients (ZeRO-2, 3) it is not: each has the terms of its own samples, as
     each micro-batch has.  One with blocks is divided, also on one rank.
     """
-    if decision.stages[stage].blocks:
-        return True
-    placements = [decision.layers[name] for name in decision.layers_of(stage)]
-    if len(decision.stages[stage].ranks) < 2:
-        return False
-    first = tuple(placements[0].cuts.items()) if placements else ()
-    makes_term = decision.stages[stage].level <= 1 and _makes_term(decision, stage, graph)
-    return makes_term or any(
-        tuple(each.cuts.items()) != first or set(each.cuts) - {SAMPLE} or each.ways > 1 or each.margin
-        for each in placements
+    own = decision.stages[stage]
+    if len(own.ranks) < 2:
+        return bool(own.blocks)
+    return has_layouts(decision, stage) or (own.level <= 1 and _makes_term(decision, stage, graph))
+
+
+def has_layouts(decision: Decision, stage: int) -> bool:
+    """Whether the layers of ``stage`` are not all cut alike along samples, or some are run in blocks."""
+    placed = [decision.layers[name] for name in decision.layers_of(stage)]
+    return (
+        bool(decision.stages[stage].blocks)
+        or len({tuple(each.cuts.items()) for each in placed}) > 1
+        or any(set(each.cuts) - {SAMPLE} or each.ways != 1 or each.margin for each in placed)
     )
 
 

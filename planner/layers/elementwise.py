@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from planner.ir.box import Box, Interval, whole
+from planner.ir.box import Box, Boxes, Interval, whole
 from planner.ir.graph import SAMPLE, Layer, TensorSpec, is_sites
 from planner.layers._kinds import Kind
 from planner.layers._rules import (
-    Boxes,
     Specs,
     all_apart,
     broadcast,

@@ -27,13 +27,11 @@ _MOST_FLOPS = 1e24
 
 def misfits(graph: Graph) -> Iterator[Fault]:
     """Where a layer does not fit its kind, of a graph whose names and shapes are in order otherwise."""
-    values = graph.values()
-    for index, layer in enumerate(graph.layers):
+    for index, (layer, inputs) in enumerate(graph.with_inputs()):
         path = f"graph.layers[{index}]"
         if layer.kind not in kinds():
             yield f"{path}.kind", f"no layer kind {layer.kind!r}; known: {', '.join(kinds())}"
             continue
-        inputs = tuple(values[name] for name in layer.inputs)
         of_layer = list(_attributes(f"{path}.attributes", layer.attributes)) or list(_windows(path, layer, inputs))
         yield from of_layer or _relation(
             path, layer, inputs, tuple(graph.parameters[name] for name in layer.parameters)

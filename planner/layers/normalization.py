@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from planner.ir.box import Box, Interval
+from planner.ir.box import Box, Boxes, Interval
 from planner.ir.graph import SAMPLE, Layer, is_sites
 from planner.layers._kinds import Kind
 from planner.layers._rules import (
-    Boxes,
     Specs,
     broadcast,
     empty_work_reads_nothing,

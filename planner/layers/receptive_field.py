@@ -28,7 +28,6 @@ from planner.layers._rules import NOTHING
 _PERIODS = 64
 """Longest period of outputs that take turns."""
 
-Specs = Mapping[str, TensorSpec]
 """By value."""
 
 
@@ -47,7 +46,7 @@ class ReadBack:
 
 def read_back(
     layers: Iterable[Layer],
-    specs: Specs,
+    specs: Mapping[str, TensorSpec],
     wanted: Mapping[str, Box],
     works: Mapping[str, Box] | None = None,
     *,
@@ -177,7 +176,7 @@ def receptive_field(graph: Graph, value: str, box: Box | Mapping[str, tuple[int,
     return ReceptiveField(value, chosen, inputs, {name: _along(layers, specs, value, name) for name in inputs})
 
 
-def _along(layers: Sequence[Layer], specs: Specs, value: str, name: str) -> tuple[FieldAlong, ...]:
+def _along(layers: Sequence[Layer], specs: Mapping[str, TensorSpec], value: str, name: str) -> tuple[FieldAlong, ...]:
     """By dim of an input: output positions along the dim of that name are tried one after the other."""
     spec = specs[value]
     input_spec = specs[name]

@@ -28,11 +28,11 @@ _PRODUCTS = frozenset({"matmul", "bmm", "baddbmm", "einsum"})
 _BETWEEN = frozenset({"pointwise", "reshape", "softmax"})
 """Kinds of layers that may lie between the scores' product and the softmax, or that and the weighted sum."""
 
-Item = TypeVar("Item", bound=Hashable)
+T = TypeVar("T", bound=Hashable)
 
 
-def running_order(items: Sequence[Item], reads: Mapping[Item, Iterable[Item]], spans: Iterable[Sequence[Item]]) -> (
-    list[tuple[Item, ...]]
+def running_order(items: Sequence[T], reads: Mapping[T, Iterable[T]], spans: Iterable[Sequence[T]]) -> (
+    list[tuple[T, ...]]
 ):  # fmt: skip
     """The order in which ``items`` run: spans as one, the others alone, in their own order as far as that can be.
 
@@ -43,8 +43,8 @@ def running_order(items: Sequence[Item], reads: Mapping[Item, Iterable[Item]], s
     Raises:
         ValueError: an item outside a span both reads it and is read by it.
     """
-    span_of: dict[Item, object] = {item: number for number, span in enumerate(spans) for item in span}
-    members: dict[object, list[Item]] = {}
+    span_of: dict[T, object] = {item: number for number, span in enumerate(spans) for item in span}
+    members: dict[object, list[T]] = {}
     for item in items:
         members.setdefault(span_of.get(item, (item,)), []).append(item)
     units = list(members.values())

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec
 from planner.ir.layout import Layout
 from planner.layers._kinds import kind
-from planner.layers.boxes import Boxes, Counts, Members, boxes_of, equal_ranks, filled, inside, volumes
+from planner.layers.boxes import Array, BoxArray, Members, boxes_of, equal_ranks, filled, inside, volumes
 from planner.layers.contraction import Contraction, contractions_of
 from planner.layers.sized import SPACE, SizedLayer
 
@@ -64,16 +64,16 @@ class Shards:
 
     sized: SizedLayer
     options: tuple[Sharding, ...]
-    own: Boxes
-    done: Boxes
-    owned: tuple[Boxes, ...]
-    held: tuple[Boxes, ...]
-    needed: tuple[Boxes, ...]
-    weights: tuple[Boxes, ...]
+    own: BoxArray
+    done: BoxArray
+    owned: tuple[BoxArray, ...]
+    held: tuple[BoxArray, ...]
+    needed: tuple[BoxArray, ...]
+    weights: tuple[BoxArray, ...]
     contractions: tuple[tuple[Contraction, ...], ...] = field(repr=False)
 
     @cached_property
-    def wanted(self) -> tuple[Boxes, ...]:
+    def wanted(self) -> tuple[BoxArray, ...]:
         """Of each input what lies inside the tensor; one that is read twice is asked for once: the hull of both."""
         wanted = [inside(boxes, spec.shape) for boxes, spec in zip(self.needed, self.sized.inputs, strict=True)]
         names = self.sized.layer.inputs
@@ -96,14 +96,14 @@ class Shards:
         return np.asarray(rows // max(1, self.sized.work.shape[at] // samples), dtype=np.int64)
 
     @cached_property
-    def share(self) -> Counts:
+    def share(self) -> Array:
         """``[options, ranks]``: the part's elements over those of as many whole samples."""
         total = float(np.prod(self.sized.work.shape, dtype=np.float64)) or 1.0
         is_by_sample = self.sized.samples_dim is not None
         of_samples = np.maximum(self.samples, 1) / max(1, self.sized.samples) if is_by_sample else 1.0
         return np.asarray(volumes(self.done) / (total * of_samples))
 
-    def read_share(self, option: int) -> Counts:
+    def read_share(self, option: int) -> Array:
         """``[ranks]``: the share of the bytes of its inputs that each rank's part reads, of as many whole samples."""
         read = np.zeros(self.samples.shape[1])
         total = 0.0
@@ -113,7 +113,7 @@ class Shards:
             read += volumes(of_option) * BYTES_PER_ELEMENT[spec.dtype]
             total += spec.num_bytes
         whole = total * self.samples[option] / self.sized.samples
-        share_read: Counts = np.minimum(1.0, np.divide(read, whole, out=np.zeros_like(read), where=whole > 0))
+        share_read: Array = np.minimum(1.0, np.divide(read, whole, out=np.zeros_like(read), where=whole > 0))
         return share_read
 
 
@@ -136,7 +136,7 @@ def shards_of(sized: SizedLayer, options: Sequence[Sharding]) -> Shards:
     return Shards(sized, tuple(options), own, done, tuple(owned), tuple(held), needed, weights, contractions)
 
 
-def _grown(boxes: Boxes, spec: TensorSpec, options: Sequence[Sharding]) -> Boxes:
+def _grown(boxes: BoxArray, spec: TensorSpec, options: Sequence[Sharding]) -> BoxArray:
     """Boxes with the options' margins on each side along the dims of space that are cut, inside the tensor."""
     if not any(option.margin for option in options):
         return boxes
@@ -151,7 +151,7 @@ def channel_dim(layer: Layer) -> int:
     return dims.index("channel") if "channel" in dims else 1
 
 
-def summing_ranks(layer: Layer, own: Boxes, owned: Boxes) -> tuple[Members, ...]:
+def summing_ranks(layer: Layer, own: BoxArray, owned: BoxArray) -> tuple[Members, ...]:
     """Ranks that combine statistics or partial sums, each in one group; those of a layer without any sum are one.
 
     A normalisation combines the ranks with equal channels.  Of other sums all ranks whose parts make the same output

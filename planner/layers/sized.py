@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from planner.ir.box import Box, Interval, inside, volume, whole
+from planner.ir.box import Box, Boxes, Interval, inside, volume, whole
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec
 from planner.ir.problem import CHANNEL_DIMS, SAMPLE_DIMS, SPATIAL_DIMS
 from planner.layers._kinds import Kind, kind
-from planner.layers.boxes import Boxes, as_boxes, as_tuples, distinct
+from planner.layers.boxes import BoxArray, as_boxes, as_tuples, distinct
 
 REPLICA = "replica"
 """A dim that no tensor has: ranks along it hold the same."""
@@ -75,16 +75,16 @@ class SizedLayer:
         """Which dim of the work holds the samples."""
         return self.work.dims.index(SAMPLE) if SAMPLE in self.work.dims else None
 
-    def input_boxes(self, work_box: Box) -> tuple[Box, ...]:
+    def input_boxes(self, work_box: Box) -> Boxes:
         """The box of each input that is read to do ``work_box``, inside the tensor; empty where nothing is."""
         read = self.relation.input_boxes(self.layer, self.inputs, work_box)
         return tuple(inside(box, spec.shape) for box, spec in zip(read, self.inputs, strict=True))
 
-    def weight_boxes(self, work_box: Box) -> tuple[Box, ...]:
+    def weight_boxes(self, work_box: Box) -> Boxes:
         """The box of each parameter that is used to do ``work_box``."""
         return self.relation.weight_boxes(self.layer, self.parameters, work_box)
 
-    def read(self, work: Boxes) -> tuple[tuple[Boxes, ...], tuple[Boxes, ...]]:
+    def read(self, work: BoxArray) -> tuple[tuple[BoxArray, ...], tuple[BoxArray, ...]]:
         """What is read of each input, and used of each parameter, to do each of the boxes ``[..., dims, 2]`` of work.
 
         What is read may reach outside the tensor, where padding is.  Each distinct box is looked at once.
@@ -93,7 +93,7 @@ class SizedLayer:
         relation = self.relation
         parts = as_tuples(distinct_work)
 
-        def spread(boxes: Sequence[Box]) -> Boxes:
+        def spread(boxes: Sequence[Box]) -> BoxArray:
             array = as_boxes(boxes)
             return array[which].reshape(*work.shape[:-2], *array.shape[1:])
 

@@ -9,11 +9,11 @@ says that there is more.
 
 from __future__ import annotations
 
-from planner.ir.box import Box, Interval
+from planner.ir.box import Box, Boxes, Interval
 from planner.ir.graph import SAMPLE, Layer, TensorSpec, is_sites
 from planner.ir.layout import scaled_intervals
 from planner.layers._kinds import Kind
-from planner.layers._rules import Boxes, Specs, empty_work_reads_nothing, integer, num_elements
+from planner.layers._rules import Specs, empty_work_reads_nothing, integer, num_elements
 
 
 def sites_interval(work: TensorSpec, work_box: Box, extent: int) -> Interval | None:

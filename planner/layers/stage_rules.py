@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from planner.ir.box import Box, whole
+from planner.ir.box import Box, Boxes, whole
 from planner.ir.constraints import REPLICAS, TOGETHER, YES, escaped
 from planner.ir.errors import UnsupportedModelError, operator_of
 from planner.ir.graph import (
@@ -214,7 +214,7 @@ def refused_slices(decision: Decision, stage: int, reasons: Iterable[str]) -> Un
     )
 
 
-def boxes_in(graph: Graph, decision: Decision, stage: int, name: str) -> tuple[Box, ...]:
+def boxes_in(graph: Graph, decision: Decision, stage: int, name: str) -> Boxes:
     """What each rank of a stage, by position, uses of a parameter: as the first layer says that uses it there."""
     layer = next(each for each in graph.layers if name in each.parameters and decision.layers[each.name].stage == stage)
     if not divides(decision, stage, graph):

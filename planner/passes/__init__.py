@@ -1,6 +1,7 @@
 """Passes over action lists: list in, list out.
 
     schedule -> program     every message, reduction and update explicit                 ``lowering.lower``
+    actions as integers     rules looked up once for all micro-batches                   ``numbering``
     complete, in order      everything once, behind what it needs, on the right weights  ``validation.validate``
     it ends                 run without clocks: no circle of waits                       ``ending.stuck``
     v(m), staleness         the version of weights of micro-batch m, updates it lacks    ``versions.staleness``

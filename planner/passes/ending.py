@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from planner.ir.schedule import MESSAGE, SEND, Action, Op
 from planner.passes.events import RankRows
-from planner.passes.lowering import Numbering
+from planner.passes.numbering import Numbering
 
 TOGETHER = frozenset({Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.REDUCE_GRAD, Op.UPDATE})
 
@@ -43,7 +43,7 @@ class Waiting:
     why: str
 
 
-_Step = tuple[int, tuple[int, ...], int, int, int]
+_NumberedStep = tuple[int, tuple[int, ...], int, int, int]
 """(what it is, channels of the messages sent or awaited, their micro-batch, number of the action, index in the row)."""
 
 
@@ -102,7 +102,7 @@ class _UntimedRows(RankRows):
             self.asleep.discard(rank)
             self.ready.append(rank)
 
-    def _pass(self, rank: int, step: _Step) -> bool:
+    def _pass(self, rank: int, step: _NumberedStep) -> bool:
         """Whether the next step of ``rank`` can be run, and now has been."""
         code, channels, microbatch, number, _ = step
         if code == _MEET:
@@ -130,7 +130,7 @@ class _UntimedRows(RankRows):
     def _stage(self, number: int) -> int:
         return self.numbering.kinds[number // self.numbering.span][0]
 
-    def _steps(self, rank: int) -> Iterator[_Step]:
+    def _steps(self, rank: int) -> Iterator[_NumberedStep]:
         numbering = self.numbering
         span = self.numbering.span
         channels_of: dict[tuple[int, int], tuple[int, ...]] = {}  # by kind and identity of who exchanges with whom

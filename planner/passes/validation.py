@@ -22,7 +22,7 @@ from planner.ir.errors import IllegalProgramError
 from planner.ir.program import Program
 from planner.ir.schedule import COMPUTE, MESSAGE, Action, Op, format_grid
 from planner.passes.ending import stuck
-from planner.passes.lowering import Numbering, Peers
+from planner.passes.numbering import Numbering, Peers
 from planner.passes.versions import faults, is_versioned, updates_of
 
 _WIDTH = 6  # actions shown on each side of the culprit

@@ -25,7 +25,7 @@ from planner.ir.schedule import ADDS_GRADIENTS, COMPUTE, Action, Op
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class VersionFault:
     """An action on the wrong weights."""
 
     rank: int
@@ -110,7 +110,7 @@ def _leave(users: Counter[int], version: int | None) -> None:
             del users[version]
 
 
-def faults(program: Program, staleness_limits: Sequence[int] = ()) -> Iterator[Fault]:
+def faults(program: Program, staleness_limits: Sequence[int] = ()) -> Iterator[VersionFault]:
     """Everything that runs on the wrong weights.
 
     Args:
@@ -127,25 +127,24 @@ def faults(program: Program, staleness_limits: Sequence[int] = ()) -> Iterator[F
                 num_updates[stage] += 1
             if action.op in ADDS_GRADIENTS and (uncounted := num_updates[stage]) < len(ends) and m > ends[uncounted]:
                 update = Action(stage, Op.UPDATE, ends[uncounted])
-                yield Fault(rank, action, f"{action} comes before {update}, which would count it")
+                yield VersionFault(rank, action, f"{action} comes before {update}, which would count it")
             if action.op not in COMPUTE:
                 continue
             first = version_of.setdefault((stage, action.microbatch), action)
             if first.version != action.version:
-                yield Fault(rank, action, f"{action} uses version {action.version} of the weights, {first} another")
+                yield VersionFault(
+                    rank, action, f"{action} uses version {action.version} of the weights, {first} another"
+                )
             if action.version > num_updates[stage]:
                 made = f"{num_updates[stage]} updates have been made"
-                yield Fault(rank, action, f"{action} uses version {action.version} of the weights, {made}")
+                yield VersionFault(rank, action, f"{action} uses version {action.version} of the weights, {made}")
             behind = sum(end < m for end in ends) - action.version
             if staleness_limits and behind > staleness_limits[stage]:
                 limit = f"at most {staleness_limits[stage]} are claimed"
-                yield Fault(rank, action, f"{action} runs on weights that lack {behind} updates, {limit}")
+                yield VersionFault(rank, action, f"{action} runs on weights that lack {behind} updates, {limit}")
 
 
-Rows = Iterable[Iterable[Action]]
-
-
-def in_flight(rows: Rows, num_stages: int) -> tuple[int, ...]:
+def in_flight(rows: Iterable[Iterable[Action]], num_stages: int) -> tuple[int, ...]:
     """The most micro-batches in flight at once, by stage (on any rank)."""
     most = [0] * num_stages
     for row in rows:

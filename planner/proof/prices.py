@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import pairwise, product
 from typing import NamedTuple
@@ -13,14 +13,13 @@ import numpy as np
 
 from planner import layers
 from planner.ir.cluster import ALL_REDUCE, NORMALISATION, STATISTICS
-from planner.ir.graph import BYTES_PER_ELEMENT
+from planner.ir.graph import BYTES_PER_ELEMENT, Graph
 from planner.ir.layout import samples_of
 from planner.ir.profile import Measurement
 from planner.ir.program import BUCKET_BYTES, in_buckets
 from planner.proof.space import Array, Counts, PlanSpace, ProofGroup
 
-Points = Sequence[tuple[float, float]]
-Line = tuple[Points, float]  # (bytes, seconds), and seconds a byte beyond
+SizeCurve = tuple[Sequence[tuple[float, float]], float]  # (bytes, seconds), and seconds a byte beyond
 QUANTITIES = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s", "saved_bytes", "workspace_bytes")
 
 
@@ -35,6 +34,47 @@ class LeastCost(NamedTuple):
     window: Array
 
 
+class LeastMessage(NamedTuple):
+    """One way between two stages, in seconds at least: a piece, all that a member waits for, a step on one channel."""
+
+    piece_s: Array
+    all_s: Array
+    step_s: Array
+
+
+class _MicroBatch(NamedTuple):
+    """Of a micro-batch on a member, by first and last cut (:meth:`SpacePrices.sums`)."""
+
+    forward_s: Array
+    backward_s: Array
+    backward_input_s: Array
+    backward_weight_s: Array
+    hiding_s: Array  # B without what it computes again
+    saved_bytes: Array
+    once_bytes: Array  # saved of one micro-batch at a time
+
+    def back_s(self, *, splits: bool) -> Array:
+        """The shortest B or I."""
+        return np.minimum(self.backward_s, self.backward_input_s) if splits else self.backward_s
+
+    def all_back_s(self, *, splits: bool) -> Array:
+        """The shortest B, or I and W."""
+        halves_s = self.backward_input_s + self.backward_weight_s
+        return np.minimum(self.backward_s, halves_s) if splits else self.backward_s
+
+
+class _MemberCost(NamedTuple):
+    """Of a member, by first and last cut, as of :class:`LeastCost`; ``hiding_s``: B that hides sums of gradients."""
+
+    head: Array
+    back: Array
+    window: Array
+    work: Array
+    all_work: Array
+    update: Array
+    hiding_s: Array
+
+
 class SpacePrices:
     """Of one space.
 
@@ -47,28 +87,25 @@ class SpacePrices:
         self.cluster = space.cluster
         self.of_layers = dict[tuple[str, int], Array]()
         graph = space.graph
-        profile = space.problem.profile
-        users = space.users
-        own = [[p for p in layer.parameters if users[p] == [n]] for n, layer in enumerate(graph.layers)]
+        own = [[p for p in layer.parameters if space.users[p] == [n]] for n, layer in enumerate(graph.layers)]
         sizes = [float(sum(graph.parameters[p].num_bytes for p in names)) for names in own]
         self.own_bytes = space.members @ np.array(sizes)
-        self.unties = all(len(of) == 1 for of in users.values())
+        self.unties = all(len(of) == 1 for of in space.users.values())
         whole = [len(names) == len(layer.parameters) for names, layer in zip(own, graph.layers, strict=True)]
-        costs = {k: [profile.parameters.get(k, {}).get(layer.name) for layer in graph.layers] for k in space.kinds}
-        rows = {k: [(c.accumulate_s, c.update_s) if c else (0.0, 0.0) for c in of] for k, of in costs.items()}
-        self.per_layer = {kind: np.array(row).T for kind, row in rows.items()}
+        self.per_layer = {kind: self._parameter_costs(kind) for kind in space.kinds}
         self.of_parameters = {kind: (space.members @ (row * whole).T).T for kind, row in self.per_layer.items()}
         mixing = layers.check_samples_apart(graph)
         self.mixing = space.members @ np.array([float(layer.name in mixing) for layer in graph.layers])
         self.has_levels = {k: any(m.levels for row in of for m in row) for k, of in space.measured.items()}
         times = space.problem.global_batch / graph.samples
         self.batch_bytes = sum(s.num_bytes * (times if s.has_samples else 1) for s in graph.inputs.values())
-        self.norms = np.zeros((2, space.count))  # what a rank sends of statistics, in F and in B
-        for number, layer in enumerate(graph.layers):
-            if layers.kind(layer.kind).REDUCTION == "statistics":
-                spec = layer.outputs[0]
-                channels = spec.shape[spec.dims.index("channel") if "channel" in spec.dims else 1]
-                self.norms[:, number] = (1 + 2 * channels) * 8, 2 * channels * BYTES_PER_ELEMENT[spec.dtype]
+        self.norms = _statistics_bytes(graph)
+
+    def _parameter_costs(self, kind: str) -> Array:
+        """``[2, layers]``: seconds of adding into gradients, and of the update."""
+        costs = self.space.problem.profile.parameters.get(kind, {})
+        rows = (costs.get(layer.name) for layer in self.space.graph.layers)
+        return np.array([(c.accumulate_s, c.update_s) if c else (0.0, 0.0) for c in rows]).T
 
     def derived(self, kind: str, samples: int) -> Array:
         """``[6, layers]``: seconds of F, B, I and W, bytes saved and of workspace; 0 where the profile does not say.
@@ -94,33 +131,36 @@ class SpacePrices:
         """Stages of ``group``, by first and last cut."""
         batches = self.space.micro_batches(size)
         own_bytes = _between(self.own_bytes)
-        others = len(batches) - 1
-        state = self.space.problem.profile.optimizer.state_bytes_per_parameter_byte
         met_s = _between((self.space.members @ self.met_s(group.devices, group.recompute).T).T)
         samples = (samples_of(group.shares, n) for n in (size, batches[-1]))
-        members = self.space.members_of(group.devices)
-        rows = list[tuple[Array, ...]]()
-        for (kind, limit), *counts in dict.fromkeys(zip(members, *samples, strict=True)):
-            a, b = (_between(self.sums(kind, n, group.recompute)) for n in counts)
-            adds, update = _between(self.of_parameters[kind])
-            back_a, back_b = (np.minimum(one[1], one[2]) if self.space.splits else one[1] for one in (a, b))
-            all_a, all_b = (np.minimum(one[1], one[2] + one[3]) if self.space.splits else one[1] for one in (a, b))
-            work = others * (a[0] + back_a + adds * (not self.space.splits)) + b[0] + back_b
-            all_work = others * (a[0] + all_a + adds) + b[0] + all_b
-            free = limit + len(batches) + 6 - self.batch_bytes - (2 + state) * own_bytes - b[5]
-            free = free - self._largest(kind, counts[0]) - (a[6] if group.recompute == "all" else 0.0)
-            free = free + np.minimum(own_bytes, a[6]) * self.has_levels[kind]
-            window = np.where(free < 0, 0, 1 + np.floor(np.maximum(free, 0) / np.maximum(a[5], 1e-9)))
-            rows.append((np.minimum(a[0], b[0]), np.minimum(back_a, back_b), work, all_work, update, b[4], window))
-        columns = list(zip(*rows, strict=True))
-        (head, back, window), (work, all_work, update, behind) = (
-            [how.reduce(columns[n]) for n in numbers]
-            for how, numbers in ((np.minimum, (0, 1, 6)), (np.maximum, (2, 3, 4, 5)))
-        )
+        members = dict.fromkeys(zip(self.space.members_of(group.devices), *samples, strict=True))
+        columns = list(zip(*(self._member(group.recompute, len(batches), *each) for each in members), strict=True))
+        head, back, window = map(np.minimum.reduce, columns[:3])
+        work, all_work, update, hiding_s = map(np.maximum.reduce, columns[3:])
         always = len(batches) * met_s.sum(axis=0)
-        tail = update + self._least_sums_s(group.devices, own_bytes, behind + met_s[1])
+        tail = update + self._least_sums_s(group.devices, own_bytes, hiding_s + met_s[1])
         window = np.minimum(window, len(batches)) * ((_between(self.mixing) == 0) | (len(group.shares) < 2))
         return LeastCost(head + met_s[0], back + met_s[1], work + always, all_work + always, tail, window)
+
+    def _member(self, recompute: str, count: int, member: tuple[str, int], full: int, last: int) -> _MemberCost:
+        """Of ``count`` micro-batches, the last of ``last`` samples on the member, the others of ``full``."""
+        kind, limit_bytes = member
+        splits = self.space.splits
+        a, b = (_MicroBatch(*_between(self.sums(kind, n, recompute))) for n in (full, last))
+        adds_s, update_s = _between(self.of_parameters[kind])
+        back_a = a.back_s(splits=splits)
+        back_b = b.back_s(splits=splits)
+        work = (count - 1) * (a.forward_s + back_a + adds_s * (not splits)) + b.forward_s + back_b
+        all_a = a.forward_s + a.all_back_s(splits=splits) + adds_s
+        all_work = (count - 1) * all_a + b.forward_s + b.all_back_s(splits=splits)
+        own_bytes = _between(self.own_bytes)
+        state = self.space.problem.profile.optimizer.state_bytes_per_parameter_byte
+        free = limit_bytes + count + 6 - self.batch_bytes - (2 + state) * own_bytes - b.saved_bytes
+        free = free - self._largest(kind, full) - (a.once_bytes if recompute == "all" else 0.0)
+        free = free + np.minimum(own_bytes, a.once_bytes) * self.has_levels[kind]
+        window = np.where(free < 0, 0, 1 + np.floor(np.maximum(free, 0) / np.maximum(a.saved_bytes, 1e-9)))
+        head = np.minimum(a.forward_s, b.forward_s)
+        return _MemberCost(head, np.minimum(back_a, back_b), window, work, all_work, update_s, b.hiding_s)
 
     @cache  # noqa: B019
     def _largest(self, kind: str, samples: int) -> Array:
@@ -206,7 +246,7 @@ class SpacePrices:
         return np.asarray(seconds)
 
     @cache  # noqa: B019
-    def sum_of(self, devices: Counts, operation: str = ALL_REDUCE) -> Line:
+    def sum_of(self, devices: Counts, operation: str = ALL_REDUCE) -> SizeCurve:
         """A sum over these devices as measured, or else as a ring takes it; nothing where others were measured."""
         name, _, count, num_hosts = self._ring(devices)
         tables = [t for t in self.cluster.collectives if (t.operation, t.link) == (operation, name) and t.points]
@@ -222,14 +262,14 @@ class SpacePrices:
         return [(at * count, 2 * (count - 1) * s) for at, s in points], 2 * (count - 1) / count * slope
 
     @cache  # noqa: B019
-    def message_of(self, name: str) -> Line:
+    def message_of(self, name: str) -> SizeCurve:
         """A message on a class of links, and larger ones: no table falls."""
         link = self.cluster.links[name]
         sizes, seconds = zip(*(link.points or ((1e-6, max(link.latency_s, 1e-30)),)), strict=True)
         least = np.minimum.accumulate(seconds[::-1])[::-1].tolist()
         return list(zip(sizes, least, strict=True)), 1.0 / link.bandwidth_bytes_per_s
 
-    def lines(self, source: Counts, target: Counts) -> list[Line]:
+    def lines(self, source: Counts, target: Counts) -> list[SizeCurve]:
         """Of messages between members of two stages, whichever members these are."""
         pools = self.space.pools
         pairs = product(np.flatnonzero(source), np.flatnonzero(target))
@@ -238,33 +278,30 @@ class SpacePrices:
 
     def messages(
         self, ends: Sequence[Counts], shares: Sequence[tuple[int, ...]], size: int, sizes: Array
-    ) -> list[Array]:
-        """Between stages, of ``sizes`` bytes a sample there and back, at least, both ways.
-
-        A piece, all that a member waits for, and all of a step on one channel.  Where ``shares`` are not known pieces
-        are of one sample.
-        """
+    ) -> list[LeastMessage]:
+        """Between stages, of ``sizes`` bytes a sample there and back; unless ``shares`` are known pieces have one."""
         lines = self.lines(*ends)
         batches = self.space.micro_batches(size)
-        prices = list[Array]()
-        kinds = {kind for of in ends for kind, n in zip(self.space.kinds, of, strict=True) if n}
-        extra_s = min(self.space.problem.profile.action_overhead_s.get(kind, 0.0) for kind in kinds)
         some = [[samples_of(own, n) for own in shares] for n in (size, batches[-1])]
         rows = [pieces(*own) if all(shares) else [(0, 0, 1)] for own in some]
-        for way, num_bytes in enumerate(sizes):
-            counts = {part[2] for row in rows for part in row}
-            take = {n: np.minimum.reduce([read(line, num_bytes * n) for line in lines]) for n in counts}
-            waits = defaultdict[tuple[int, int], list[Array]](list)
-            for number, row in enumerate(rows):
-                for part in row:
-                    waits[number, part[1 - way]].append(take[part[2]])
-            slowest = np.minimum.reduce([np.maximum.reduce(each) for each in waits.values()])
-            load = np.maximum.reduce([take[n] for *_, n in rows[0]]) * batches.count(size)
-            prices += [np.minimum.reduce(list(take.values())) + extra_s, slowest + extra_s, load]
-        return prices
+        counts = {n for row in rows for *_, n in row}
+        extra_s = self._overhead_s(ends)
+        both = list[LeastMessage]()
+        for num_bytes, end in zip(sizes, (1, 0), strict=True):
+            take_s = {n: np.minimum.reduce([read(line, num_bytes * n) for line in lines]) for n in counts}
+            waits_s = [np.maximum.reduce([take_s[n] for n in own]) for row in rows for own in _by_member(row, end)]
+            piece_s = np.minimum.reduce(list(take_s.values())) + extra_s
+            step_s = np.maximum.reduce([take_s[n] for *_, n in rows[0]]) * batches.count(size)
+            both.append(LeastMessage(piece_s, np.minimum.reduce(waits_s) + extra_s, step_s))
+        return both
+
+    def _overhead_s(self, ends: Sequence[Counts]) -> float:
+        """What an action takes at least on any of the members."""
+        kinds = {kind for of in ends for kind, n in zip(self.space.kinds, of, strict=True) if n}
+        return min(self.space.problem.profile.action_overhead_s.get(kind, 0.0) for kind in kinds)
 
 
-def read(line: Line, size: Array) -> Array:
+def read(line: SizeCurve, size: Array) -> Array:
     """(bytes, seconds) in log-log, clamped below, straight beyond; 0 for nothing."""
     points, slope = line
     x, y = np.log(np.array(points, dtype=np.float64)).T
@@ -280,12 +317,31 @@ def pieces(source: Sequence[int], target: Sequence[int]) -> list[tuple[int, int,
     return [(bisect_left(starts, b) - 1, bisect_left(ends, b) - 1, b - a) for a, b in cuts]
 
 
+def _by_member(parts: Sequence[tuple[int, int, int]], end: int) -> Iterable[list[int]]:
+    """Samples of the messages that each member sends (``end`` 0) or receives (1)."""
+    counts = defaultdict[int, list[int]](list)
+    for part in parts:
+        counts[part[end]].append(part[2])
+    return counts.values()
+
+
+def _statistics_bytes(graph: Graph) -> Array:
+    """``[2, layers]``: what a rank sends of statistics, in F and in B."""
+    num_bytes = np.zeros((2, len(graph.layers)))
+    for number, layer in enumerate(graph.layers):
+        if layers.kind(layer.kind).REDUCTION == "statistics":
+            spec = layer.outputs[0]
+            channels = spec.shape[spec.dims.index("channel") if "channel" in spec.dims else 1]
+            num_bytes[:, number] = (1 + 2 * channels) * 8, 2 * channels * BYTES_PER_ELEMENT[spec.dtype]
+    return num_bytes
+
+
 def _between(sums: Array) -> Array:
     """Of sums before each cut, those between a first and a last one; the other way round they mean nothing."""
     return np.maximum(sums[..., None, :] - sums[..., :, None], 0.0)
 
 
-def _measured(points: Points) -> Line:
+def _measured(points: Sequence[tuple[float, float]]) -> SizeCurve:
     """Beyond the last one as between the last two."""
     (a, s), (b, t) = [(0, 0.0), *points][-2:]
     return points, max(0.0, (t - s) / (b - a))

@@ -20,7 +20,7 @@ from planner.ir.proof import Potential, Proof, ProofPrices
 from planner.proof.prices import SpacePrices
 from planner.proof.scope import refusals
 from planner.proof.space import Array, PlanSpace
-from planner.proof.verify import Key, ProofAccount, ProofPrefix
+from planner.proof.verify import PotentialKey, ProofAccount, ProofPrefix
 
 MOST_OPENED = 1_000
 MOST_SIMULATED = 2_000
@@ -114,7 +114,7 @@ def _opened(account: ProofAccount) -> list[str]:
     return sorted(opened)
 
 
-def _potential(key: Key, rows: Array) -> Potential:
+def _potential(key: PotentialKey, rows: Array) -> Potential:
     size, pairs, recompute = key
     cuts = np.flatnonzero(np.isfinite(rows[3]))
     unused = tuple(a for a, _ in pairs)

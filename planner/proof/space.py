@@ -23,7 +23,7 @@ from planner.layers.recomputed import attention_cores
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-Numbers = NDArray[np.signedinteger[Any]]
+CutNumbers = NDArray[np.signedinteger[Any]]
 Counts = tuple[int, ...]  # devices by pool
 MOST_CUTS = 640
 FEW_SAMPLES = 12
@@ -125,7 +125,7 @@ class PlanSpace:
         least = np.array([one.min(axis=(1, 2), initial=inf) for one in each]).T
         self.meeting = np.where(np.isfinite(least), least, 0.0)
 
-    def crossing(self, first: Numbers, middle: int, start: int, last: Numbers) -> Array:
+    def crossing(self, first: CutNumbers, middle: int, start: int, last: CutNumbers) -> Array:
         """``[4, first, last]``: from stages that end at the cut ``middle`` to stages from ``start``.
 
         Bytes a sample there and back; above 0 where anything is read, and where a gradient comes back.

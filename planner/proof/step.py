@@ -15,7 +15,7 @@ import numpy as np
 from planner.ir.layout import samples_of
 from planner.ir.schedule import Action, Edge, Op, Pipeline, StageGraph
 from planner.proof.prices import SpacePrices, pieces, read
-from planner.proof.space import Array, ProofGroup
+from planner.proof.space import Array, PlanSpace, ProofGroup
 from planner.schedules import schedule as schedule_named
 from planner.schedules import traits
 
@@ -59,43 +59,27 @@ class _Pipeline:
     def __init__(self, prices: SpacePrices, size: int, groups: Sequence[ProofGroup], cuts: Sequence[int]) -> None:
         space = prices.space
         self.batches = space.micro_batches(size)
+        sizes = sorted({size, self.batches[-1]})
+        stages = list(zip(groups, pairwise(cuts), strict=True))
+        kinds = [[kind for kind, _ in space.members_of(group.devices)] for group in groups]
+        of_parameters = [
+            np.array([prices.of_stage(kind, *ends) for kind in own])
+            for own, (_, ends) in zip(kinds, stages, strict=True)
+        ]
         overhead_s = space.problem.profile.action_overhead_s
-        self.takes = list[dict[tuple[Op, int], Array]]()
-        rows = sorted({size, self.batches[-1]})
-        self.adds = list[Array]()
-        self.waits_s = list[Array]()
-        self.tails = list[tuple[float, float]]()
-        for group, (a, b) in zip(groups, pairwise(cuts), strict=True):
-            kinds = [kind for kind, _ in space.members_of(group.devices)]
-            own = dict[tuple[Op, int], Array]()
-            met_s = prices.met_s(group.devices, group.recompute) @ (space.members[b] - space.members[a])
-            for n in rows:
-                members = zip(kinds, samples_of(group.shares, n), strict=True)
-                sums = [prices.sums(*member, group.recompute) for member in members]
-                seconds = np.array([each[:4, b] - each[:4, a] for each in sums]).T
-                if met_s[0] > 0:  # members keep in step
-                    seconds[:3] = seconds[:3].max(axis=1, keepdims=True) + met_s[[0, 1, 1], None]
-                own.update({(op, n): row for op, row in zip(PASSES, seconds, strict=True)})
-            of_parameters = np.array([prices.of_stage(kind, a, b) for kind in kinds])
-            self.takes.append(own)
-            self.adds.append(of_parameters[:, 0])
-            self.waits_s.append(np.array([overhead_s.get(kind, 0.0) for kind in kinds]))
-            self.tails.append((prices.waited_s(group, size, a, b), float(of_parameters[:, 1].max())))
+        self.takes = [_passes_s(prices, group, ends, sizes) for group, ends in stages]
+        self.adds = [each[:, 0] for each in of_parameters]
+        self.waits_s = [np.array([overhead_s.get(kind, 0.0) for kind in own]) for own in kinds]
+        self.tails = [
+            (prices.waited_s(group, size, *ends), float(each[:, 1].max()))
+            for (group, ends), each in zip(stages, of_parameters, strict=True)
+        ]
         self.meetings = prices.meetings(groups, cuts)
-        self.edges = dict[Edge, Array]()
-        for a, b in combinations(range(len(groups)), 2):
-            facts = space.crossing(np.array([cuts[a]]), cuts[a + 1], cuts[b], np.array([cuts[b + 1]]))[:, 0, 0]
-            if facts[2] > 0:
-                self.edges[Edge(a, b, (), bool(facts[3] > 0))] = facts[:2]
+        self.edges = _edges_between(space, cuts)
         self.routes = dict[tuple[Edge, bool, int], list[tuple[int, int, float]]]()
-        for edge, n in product(self.edges, rows):
-            source = groups[edge.src]
-            target = groups[edge.dst]
-            lines = prices.lines(source.devices, target.devices)
-            parts = pieces(samples_of(source.shares, n), samples_of(target.shares, n))
-            for num_bytes, there in zip(self.edges[edge], (True, False), strict=True):
-                takes = {k: min(float(read(line, num_bytes * k)) for line in lines) for k in {k for *_, k in parts}}
-                self.routes[edge, there, n] = [(a, b, takes[k]) if there else (b, a, takes[k]) for a, b, k in parts]
+        for (edge, of_edge), n in product(self.edges.items(), sizes):
+            messages = _messages(prices, groups[edge.src], groups[edge.dst], of_edge, n)
+            self.routes[edge, True, n], self.routes[edge, False, n] = messages
 
     def step_s(self, rows: Sequence[Row]) -> float:
         """From the first action to the end of the last update, in the order of ``rows``."""
@@ -131,6 +115,10 @@ class _Pipeline:
                         arrived[edge, there, m] = arrival
             if sum(map(len, queue)) == before:
                 raise ValueError("the actions of a schedule wait in a circle")
+        return self._updated_s(clock)
+
+    def _updated_s(self, clock: Sequence[Array]) -> float:
+        """The end of the last update; ``clock``: by stage and member, the end of its last pass."""
         done_s = [float(each.max()) + waited_s for each, (waited_s, _) in zip(clock, self.tails, strict=True)]
         meetings = zip(self.meetings, self.tails, strict=True)
         return max(max(done_s[s] for s in others) + sums_s + update_s for (others, sums_s), (_, update_s) in meetings)
@@ -142,6 +130,45 @@ class _Pipeline:
             end = edge.dst if receives != goes_back else edge.src
             if end == stage and (edge.gradient or not goes_back):
                 yield edge
+
+
+def _passes_s(
+    prices: SpacePrices, group: ProofGroup, ends: tuple[int, int], sizes: Sequence[int]
+) -> dict[tuple[Op, int], Array]:
+    """Seconds of each pass of a stage in micro-batches of ``sizes`` samples, by member."""
+    space = prices.space
+    first, last = ends
+    met_s = prices.met_s(group.devices, group.recompute) @ (space.members[last] - space.members[first])
+    seconds = dict[tuple[Op, int], Array]()
+    for n in sizes:
+        members = zip(space.members_of(group.devices), samples_of(group.shares, n), strict=True)
+        sums = [prices.sums(kind, own, group.recompute) for (kind, _), own in members]
+        rows = np.array([each[:4, last] - each[:4, first] for each in sums]).T
+        if met_s[0] > 0:  # members keep in step
+            rows[:3] = rows[:3].max(axis=1, keepdims=True) + met_s[[0, 1, 1], None]
+        seconds.update({(op, n): row for op, row in zip(PASSES, rows, strict=True)})
+    return seconds
+
+
+def _edges_between(space: PlanSpace, cuts: Sequence[int]) -> dict[Edge, Array]:
+    """Who hands what to whom, with bytes a sample there and back."""
+    edges = dict[Edge, Array]()
+    for a, b in combinations(range(len(cuts) - 1), 2):
+        facts = space.crossing(np.array([cuts[a]]), cuts[a + 1], cuts[b], np.array([cuts[b + 1]]))[:, 0, 0]
+        if facts[2] > 0:
+            edges[Edge(a, b, (), bool(facts[3] > 0))] = facts[:2]
+    return edges
+
+
+def _messages(
+    prices: SpacePrices, source: ProofGroup, target: ProofGroup, sizes: Array, n: int
+) -> Iterator[list[tuple[int, int, float]]]:
+    """Of a micro-batch of ``n`` samples there, then back: from which member to which, and seconds."""
+    lines = prices.lines(source.devices, target.devices)
+    parts = pieces(samples_of(source.shares, n), samples_of(target.shares, n))
+    for num_bytes, there in zip(sizes, (True, False), strict=True):
+        takes = {k: min(float(read(line, num_bytes * k)) for line in lines) for k in {k for *_, k in parts}}
+        yield [(a, b, takes[k]) if there else (b, a, takes[k]) for a, b, k in parts]
 
 
 def _windows(most: Sequence[int], graph: StageGraph, schedule: str) -> list[tuple[int, ...]]:

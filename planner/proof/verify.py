@@ -13,7 +13,7 @@ Complete    each pipeline that is reached so, under each schedule and in each wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice, pairwise, product
 from math import inf
 from typing import NamedTuple
@@ -28,12 +28,12 @@ from planner.ir.profile import Profile
 from planner.ir.proof import Proof
 from planner.proof.prices import QUANTITIES, LeastCost, SpacePrices
 from planner.proof.scope import refusals
-from planner.proof.space import Array, Counts, Flags, Numbers, PlanSpace, ProofGroup
+from planner.proof.space import Array, Counts, CutNumbers, Flags, PlanSpace, ProofGroup
 from planner.proof.step import least_step_s
 
 MOST_FAULTS = 20
 LABELS = ("trip_s", "end_s", "total_s", "free_s")
-Key = tuple[int, tuple[tuple[int, int], ...], str]
+PotentialKey = tuple[int, tuple[tuple[int, int], ...], str]
 """Of a potential: samples of a micro-batch, by pool unused devices and those of the first stage, what it recomputes."""
 
 
@@ -60,9 +60,9 @@ class ProofAccount:
         self.prices = prices
         self.space = prices.space
         self.claim_s = claim_s
-        self.potentials = dict[Key, Array]()
+        self.potentials = dict[PotentialKey, Array]()
 
-    def key(self, size: int, unused: Counts, devices: Counts, recompute: str) -> Key:
+    def key(self, size: int, unused: Counts, devices: Counts, recompute: str) -> PotentialKey:
         """Pools that are alike may change places."""
         pairs = list(zip(unused, devices, strict=True))
         for like in self.space.like:
@@ -70,7 +70,7 @@ class ProofAccount:
                 pairs[n] = pair
         return size, tuple(pairs), recompute
 
-    def keys(self, size: int) -> Iterator[Key]:
+    def keys(self, size: int) -> Iterator[PotentialKey]:
         """Of all potentials, those of fewer unused devices first."""
         states = sorted(product(*(range(len(pool) + 1) for pool in self.space.pools)), key=sum)
         every = (
@@ -82,7 +82,7 @@ class ProofAccount:
         """Devices that a stage may take."""
         return [devices for devices in product(*(range(n + 1) for n in unused)) if sum(devices)]
 
-    def allowed(self, key: Key) -> Array:
+    def allowed(self, key: PotentialKey) -> Array:
         """``[4, cuts]``: the most that a potential may be, given those behind it; infinity where it is the claim."""
         size, pairs, recompute = key
         last = np.arange(self.space.last + 1)
@@ -101,7 +101,7 @@ class ProofAccount:
         """Stages of the group, by first and last cut."""
         return self.prices.stage(group, size)
 
-    def labels(self, stage: LeastCost, size: int, rest: Array, last: Numbers, inside: Flags) -> Array:
+    def labels(self, stage: LeastCost, size: int, rest: Array, last: CutNumbers, inside: Flags) -> Array:
         """``[4, ...]`` of stages that end at ``last``, with ``rest`` behind; infinite from the claim on."""
         count = len(self.space.micro_batches(size))
         is_end = last == self.space.last
@@ -127,50 +127,72 @@ class ProofAccount:
             if potentials:
                 groups = [mine, space.groups(behind, "nothing", size)]
                 shares = [each[0].shares if len(each) == 1 else () for each in groups]
-                messages = self.prices.messages((devices, behind), shares, size, space.meeting[:2])
-                there, all_there, load_there, back, _, load_back = messages
+                there, back = self.prices.messages((devices, behind), shares, size, space.meeting[:2])
                 for trip, end, total, free in potentials:
-                    late = trip + np.maximum(load_there + back, all_there + load_back)
-                    end = np.maximum(all_there + end + back, late)
-                    least = np.minimum(least, [there + trip + back, end, all_there + total, free])
+                    late = trip + np.maximum(there.step_s + back.piece_s, there.all_s + back.step_s)
+                    end = np.maximum(there.all_s + end + back.piece_s, late)
+                    least = np.minimum(least, [there.piece_s + trip + back.piece_s, end, there.all_s + total, free])
         return least
 
     def children(self, prefix: ProofPrefix, size: int) -> Iterator[tuple[float, ProofPrefix]]:
         """Every stage that may come next and may end below the claim, with the bound of its best continuation."""
-        space = self.space
         first = prefix.cuts[-1]
-        number = len(prefix.groups)
-        history = list(zip(*(group.devices for group in prefix.groups), strict=True)) or [()] * len(space.pools)
-        unused = tuple(len(pool) - sum(used) for pool, used in zip(space.pools, history, strict=True))
-        last = np.flatnonzero(space.inside[first])
-        if 0 < space.problem.max_stages <= number + 1:
-            last = last[last == space.last]
-        handed = [space.crossing(np.array([a]), b, first, last)[:, 0] for a, b in pairwise(prefix.cuts)]
-        twins = [pair for like in space.like for pair in pairwise(like) if history[pair[0]] == history[pair[1]]]
-        for devices, recompute in product(self.options(unused), space.recompute):
+        last = np.flatnonzero(self.space.inside[first])
+        if 0 < self.space.problem.max_stages <= len(prefix.groups) + 1:
+            last = last[last == self.space.last]
+        handed = [self.space.crossing(np.array([a]), b, first, last)[:, 0] for a, b in pairwise(prefix.cuts)]
+        for group in self._next_groups(prefix, size):
+            stage = LeastCost(*(row[first, last] for row in self.stage(group, size)))
+            start_s, upstream_s = self._upstream(prefix, group, size, handed)
+            rest = self.rest(size, self._unused((*prefix.groups, group)), group.devices)
+            _, end, total, free = self.labels(stage, size, rest, last, np.array(True))
+            tail = np.maximum(stage.tail, upstream_s)
+            bound_s = np.maximum.reduce([free, start_s + np.maximum(end + tail, total)])
+            own_s = start_s + np.maximum(stage.work + tail, stage.all_work + stage.tail)
+            done_s = start_s + stage.head
+            after_s = stage.back + tail
+            for k in np.flatnonzero(np.maximum(bound_s, prefix.bound_s) < self.claim_s):
+                child = ProofPrefix(
+                    (*prefix.groups, group),
+                    (*prefix.cuts, int(last[k])),
+                    (*prefix.done_s, float(done_s[k])),
+                    (*prefix.after_s, float(after_s[k])),
+                    max(float(own_s[k]), prefix.bound_s),
+                )
+                yield max(float(bound_s[k]), prefix.bound_s), child
+
+    def _unused(self, groups: Sequence[ProofGroup]) -> Counts:
+        """Devices that ``groups`` leave."""
+        return tuple(len(pool) - sum(group.devices[n] for group in groups) for n, pool in enumerate(self.space.pools))
+
+    def _next_groups(self, prefix: ProofPrefix, size: int) -> Iterator[ProofGroup]:
+        """By their potentials; of pools alike that gave alike so far, none gives more than one before it."""
+        gave = list(zip(*(group.devices for group in prefix.groups), strict=True)) or [()] * len(self.space.pools)
+        twins = [pair for like in self.space.like for pair in pairwise(like) if gave[pair[0]] == gave[pair[1]]]
+        unused = self._unused(prefix.groups)
+        first = prefix.cuts[-1]
+        for devices, recompute in product(self.options(unused), self.space.recompute):
             best = self.potentials.get(self.key(size, unused, devices, recompute))
             if any(devices[a] < devices[b] for a, b in twins) or best is None or best[3, first] >= self.claim_s:
                 continue
-            left = tuple(a - b for a, b in zip(unused, devices, strict=True))
-            for group in space.groups(devices, recompute, size):
-                stage = LeastCost(*(row[first, last] for row in self.stage(group, size)))
-                start, upstream = np.zeros((2, len(last)))
-                for s, (source, facts) in enumerate(zip(prefix.groups, handed, strict=True)):
-                    ends = (source.devices, devices)
-                    shares = (source.shares, group.shares)
-                    _, there, _, back, *_ = self.prices.messages(ends, shares, size, facts[:2])
-                    start = np.maximum(start, np.where(facts[2] > 0, prefix.done_s[s] + there, 0.0))
-                    upstream = np.maximum(upstream, np.where(facts[3] > 0, back + prefix.after_s[s], 0.0))
-                _, end, total, free = self.labels(stage, size, self.rest(size, left, devices), last, np.array(True))
-                tail = np.maximum(stage.tail, upstream)
-                bound_s = np.maximum.reduce([free, start + np.maximum(end + tail, total)])
-                own_s = start + np.maximum(stage.work + tail, stage.all_work + stage.tail)
-                for k in np.flatnonzero(np.maximum(bound_s, prefix.bound_s) < self.claim_s):
-                    done_s = float(start[k] + stage.head[k])
-                    after_s = float(stage.back[k] + tail[k])
-                    yield max(float(bound_s[k]), prefix.bound_s), ProofPrefix(
-                        (*prefix.groups, group), (*prefix.cuts, int(last[k])), (*prefix.done_s, done_s),
-                        (*prefix.after_s, after_s), max(float(own_s[k]), prefix.bound_s))  # fmt: skip
+            yield from self.space.groups(devices, recompute, size)
+
+    def _upstream(
+        self, prefix: ProofPrefix, group: ProofGroup, size: int, handed: Sequence[Array]
+    ) -> tuple[Array, Array]:
+        """By last cut: when the group can begin its first F, and what stages before it need behind its last B.
+
+        Args:
+            handed: by stage of the prefix, ``[4, last]`` as of :meth:`PlanSpace.crossing`.
+        """
+        start_s = np.zeros(1)
+        upstream_s = np.zeros(1)
+        for source, facts, done_s, after_s in zip(prefix.groups, handed, prefix.done_s, prefix.after_s, strict=True):
+            ends = (source.devices, group.devices)
+            there, back = self.prices.messages(ends, (source.shares, group.shares), size, facts[:2])
+            start_s = np.maximum(start_s, np.where(facts[2] > 0, done_s + there.all_s, 0.0))
+            upstream_s = np.maximum(upstream_s, np.where(facts[3] > 0, back.piece_s + after_s, 0.0))
+        return start_s, upstream_s
 
     def step_s(self, prefix: ProofPrefix, size: int) -> tuple[float, str]:
         """The least step of a complete pipeline, and the schedule that takes it; infinity where none fits."""
@@ -204,7 +226,7 @@ def _faults(proof: Proof, prices: SpacePrices) -> Iterator[str]:
     faults = [*_space_faults(proof, prices.space), *_price_faults(proof, prices)]
     yield from faults
     account = ProofAccount(prices, proof.bound_s)
-    numbers = dict[Key, int]()
+    numbers = dict[PotentialKey, int]()
     last = prices.space.last
     for number, row in enumerate(proof.potentials):
         values = [getattr(row, name) for name in LABELS]

@@ -1,6 +1,6 @@
 """The one order of a micro-batch's blocks, and the intervals of it that the ranks of a stage own.
 
-    samples   | A            | B     | C    | D  |       A order of blocks within each sample is :mod:`partition`'s,
+    samples   | A            | B     | C    | D  |       A order of blocks within each sample is ``bisection``'s,
     ranks     | 0    | 1     | 2            | 3  |       the order of samples is the one below.
 
 Every stage cuts the same order, each by its own speeds.  So two stages exchange intervals, whether those are whole
@@ -25,15 +25,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.ir.errors import UsageError
+from planner.sites.bisection import bisection
 from planner.sites.keys import AnyInts, Ints, samples_of
-from planner.sites.partition import BlockWork, balanced_cuts, best_stretches, bisection, bottleneck
+from planner.sites.partition import balanced_cuts, best_stretches, bottleneck
+from planner.sites.work import BlockWork
 
 _NOTHING = 1e-9
 TOLERANCE = 0.06
 """By how much the slowest rank may exceed the mean where that saves cutting a sample."""
 _UNITS = float(1 << 50)
 
-Order = Callable[[Ints, Ints, Ints], Ints]
+SiteOrder = Callable[[Ints, Ints, Ints], Ints]
 """Blocks [B], their work [B] in whole units, and the work before each place where ranks will meet, both with samples
 ascending -> a permutation [B] with samples ascending."""
 
@@ -61,7 +63,7 @@ class Arrangement:
 
 
 def arrange(
-    work: BlockWork, speeds: Sequence[float] = (1.0,), tolerance: float = TOLERANCE, order: Order = bisection
+    work: BlockWork, speeds: Sequence[float] = (1.0,), tolerance: float = TOLERANCE, order: SiteOrder = bisection
 ) -> Arrangement:
     """The order of a micro-batch's blocks.
 
@@ -69,7 +71,7 @@ def arrange(
     too would take most of the time.  Other stages cut them in slabs along x.
 
     Args:
-        work: from :func:`planner.sites.partition.block_work`; without any work at all, each block counts the same.
+        work: from :func:`planner.sites.work.block_work`; without any work at all, each block counts the same.
         speeds: of the ranks of the stage that the order should suit best: by whole samples, and by plane cuts.
         tolerance: see :func:`cut_places`.
         order: of blocks within a sample.
@@ -149,7 +151,7 @@ def _goals(work: Ints, order: Sequence[int], speeds: Sequence[float], tolerance:
     return np.array(sorted(goals), np.int64)
 
 
-def _within_samples(keys: Ints, work: Ints, before: Ints, samples: Ints, goals: Ints, order: Order) -> Ints:
+def _within_samples(keys: Ints, work: Ints, before: Ints, samples: Ints, goals: Ints, order: SiteOrder) -> Ints:
     """The blocks, samples ascending, and within those that hold a goal in ``order``.
 
     Args:
@@ -181,7 +183,7 @@ def _require_speeds(speeds: Sequence[float], tolerance: float) -> None:
         raise UsageError("not a tolerance", [f"{tolerance}"], ["give a number from 0 on, such as 0.06"])
 
 
-Ranks = NDArray[np.int32]
+RankOfSites = NDArray[np.int32]
 
 
 def longest_first(work: Sequence[int], speeds: Sequence[float], loads: Sequence[float] | None = None) -> list[int]:
@@ -247,7 +249,7 @@ def _by_rank(ranks: Sequence[int]) -> list[int]:
     return sorted(range(len(ranks)), key=lambda item: (ranks[item], item))
 
 
-def halo_sites(source: Ranks, target: Ranks, neighbours: AnyInts, num_ranks: int) -> Ints:
+def halo_sites(source: RankOfSites, target: RankOfSites, neighbours: AnyInts, num_ranks: int) -> Ints:
     """Input rows [n, n] that go from rank to rank, given the owners of input [N] and of output rows [M]."""
     needed: NDArray[np.bool_] = np.zeros((len(source) + 1) * num_ranks, np.bool_)
     for rows in neighbours:  # row -1 (absent) falls on the last, which is not counted

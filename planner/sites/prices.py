@@ -14,7 +14,7 @@ import numpy as np
 
 from planner.ir.graph import Graph, is_sites
 from planner.sites.keys import AnyInts
-from planner.sites.partition import BlockWork, SiteLevel, SiteLoad, block_work
+from planner.sites.work import BlockWork, SiteLevel, SiteLoad, block_work
 
 MEMORY = 8.0
 """Multiply-adds that a core does while it reads and writes one number."""

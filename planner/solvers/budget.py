@@ -105,7 +105,7 @@ class Budget:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the whole began; to be shown, never to decide."""
+        """Seconds since the whole began, by the clock: they decide when it ends, and nothing else."""
         return now_s() - self._ledger.begun_s
 
     def spend(self, work_s: float) -> None:

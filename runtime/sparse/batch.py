@@ -34,8 +34,8 @@ from planner.ir.plan import Decision
 from planner.layers import MAPPED
 from planner.sites.arrangement import Arrangement, arrange, cut_places
 from planner.sites.keys import block_keys
-from planner.sites.partition import BlockWork, SiteLevel
 from planner.sites.prices import NeighbourPairs, SitePrices, network_work
+from planner.sites.work import BlockWork, SiteLevel
 from runtime.pipeline.microbatches import Batch, Shapes
 
 

@@ -28,7 +28,7 @@ from benchmarks.sparse_balance import Case, batch_rows, case_of, reverse, scan_r
 from planner.ir.errors import UsageError
 from planner.sites.arrangement import arrange
 from planner.sites.keys import pack
-from planner.sites.partition import SiteLevel, SiteLoad, block_work
+from planner.sites.work import SiteLevel, SiteLoad, block_work
 from tests.planner.sites.clouds import blocks
 
 RESULTS = Path(sparse_balance.__file__).parent / "results" / "sparse_balance.json"

@@ -2,8 +2,8 @@
 
 The model is that of ``planner.costs.simulator.events`` and ``planner.costs.simulator.contention``; the form is not.
 There is one clock, and whatever comes next on it is looked for among all ranks and all that is under way.  How fast
-messages go that share network cards, and ranks whose cores they load, is as in ``planner.costs.simulator.prices``; here
-all rates rise together from nothing, level by level.
+messages go that share network cards, and ranks whose cores they load, is as in
+``planner.costs.simulator.traffic``; here all rates rise together from nothing, level by level.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.check.structure import has_layouts, samples_of
+from planner.check.structure import samples_of
 from planner.costs.communication.links import shares_memory
 from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import runs_of
@@ -20,6 +20,7 @@ from planner.ir.graph import Layer
 from planner.ir.plan import AxisPart, Decision, Size, samples_in
 from planner.ir.program import Program
 from planner.layers import throughout_sites
+from planner.layers.division import has_layouts
 from planner.layers.recomputed import layers_in_order
 from tests.oracles.prices import LaidOut, LayerPrices
 from tests.oracles.stage_memory import Holding

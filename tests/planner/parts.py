@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from math import prod
 
-from planner.costs.layers.shards import part_shapes
+from planner.costs.layers.part_shapes import part_shapes
 from planner.ir.graph import SAMPLE
 from planner.ir.profile import Measurement, Profile
 from planner.layers import kind

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.costs.layers.shards import part_shapes
+from planner.costs.layers.part_shapes import part_shapes
 from planner.ir import codec
 from planner.ir.cluster import (
     ALL_REDUCE,

@@ -12,8 +12,6 @@ several.  Two ranks exchange small sums in half the time of a ring: an e below 1
 Ignored: that other messages share the cables, and that the ranks compute at the same time.
 
 What ranks compute around an exchange inside a stage comes on top, from the table of a group of one (``call_s``).
-
-Tables of (bytes, seconds), read between and beyond what was measured.
 """
 
 from __future__ import annotations
@@ -23,8 +21,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise, permutations, product
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from planner.costs.communication.tables import Array, last_slope, read_points, table_evidence, transfer_s
 from planner.costs.layers.confidence import weakest
 from planner.ir.cluster import (
     ALL_REDUCE,
@@ -108,7 +107,7 @@ def most_sum_bytes_per_s(cluster: Cluster, tier: str) -> float:
     rates = [most_bytes_per_s(link)]
     for count, points in ((table.num_ranks, table.points) for table in tables if table.points):
         part = 2 * (count - 1) / count
-        slope = _last_slope(points)
+        slope = last_slope(points)
         rates += [part * size / seconds for size, seconds in points]
         rates.append(part / slope if slope > 0 and not cluster.pairs else float("inf"))
         if count > 2:
@@ -270,53 +269,3 @@ def _fits(cluster: Cluster, table: Collective, ranks: tuple[int, ...]) -> bool:
 
 def _ranks(table: Collective) -> int:
     return table.num_ranks
-
-
-Points = Sequence[tuple[int, float]]
-Array = NDArray[np.float64]
-
-
-def transfer_s(link: Link, num_bytes: ArrayLike) -> Array:
-    """Seconds from the start of a message of ``num_bytes`` to its arrival; elementwise, 0 for nothing."""
-    size = np.asarray(num_bytes, dtype=np.float64)
-    if link.points:
-        seconds = read_points(link.points, size, 1.0 / link.bandwidth_bytes_per_s)
-    else:
-        seconds = link.latency_s + size / link.bandwidth_bytes_per_s
-    return np.where(size > 0, seconds, 0.0)
-
-
-def read_points(points: Points, size: Array, beyond_s_per_byte: float | None = None) -> Array:
-    """(bytes, seconds) by growing bytes, read in log-log; clamped below.
-
-    Args:
-        beyond_s_per_byte: what each byte beyond the last point takes; None: as between the last two.
-    """
-    x = np.log([float(at) for at, _ in points])
-    y = np.log([seconds for _, seconds in points])
-    inside = np.exp(np.interp(np.log(np.maximum(size, points[0][0])), x, y))
-    slope = _last_slope(points) if beyond_s_per_byte is None else beyond_s_per_byte
-    return np.asarray(inside + np.maximum(size - points[-1][0], 0.0) * slope)
-
-
-def read_delays(points: Points, num_bytes: ArrayLike) -> Array:
-    """(bytes, seconds) read straight, as seconds may be 0; clamped below, in proportion beyond; 0 without points."""
-    size = np.asarray(num_bytes, dtype=np.float64)
-    if not points:
-        return np.zeros_like(size)
-    last_bytes, last_s = points[-1]
-    inside = np.interp(size, [at for at, _ in points], [seconds for _, seconds in points])
-    seconds = np.where(size > last_bytes, last_s * size / last_bytes, inside)
-    return np.where(size > 0, seconds, 0.0)
-
-
-def table_evidence(evidence: Evidence, points: Points, num_bytes: float) -> tuple[Evidence, ...]:
-    """A reading inside a measured table is as good as the table; beyond it, it is not."""
-    return (evidence, INTERPOLATED) if points and num_bytes > points[-1][0] else (evidence,)
-
-
-def _last_slope(points: Points) -> float:
-    if len(points) == 1:
-        return points[0][1] / points[0][0]
-    (low, low_s), (high, high_s) = points[-2:]
-    return max(0.0, (high_s - low_s) / (high - low))

@@ -7,7 +7,7 @@
     its call, and its cores   (``sending``, ``sender_core``, ``receiver_core``) straight between neighbours, below the
                               first point its seconds, beyond the last in proportion to the bytes; 0 without a table
 
-Tables, and sums over several ranks: :mod:`planner.costs.communication.collectives`.
+Tables: ``tables``; sums over several ranks: ``collectives``.
 
 What a transport is like shows in its tables.  Over gloo the call starts a message, which a thread of either core moves,
 one after another each way.  In shared memory the call is the sender's copy, the message is there when it ends but for
@@ -29,7 +29,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.communication.collectives import (
-    Points,
     call_s,
     collective_evidence,
     collective_s,
@@ -37,26 +36,12 @@ from planner.costs.communication.collectives import (
     least_collective_s,
     most_bytes_per_s,
     most_sum_bytes_per_s,
-    read_delays,
-    read_points,
     ring_links,
-    table_evidence,
-    transfer_s,
 )
+from planner.costs.communication.tables import Array, read_delays, table_evidence, transfer_s
 from planner.costs.layers.confidence import weakest
 from planner.ir.cluster import ALL_REDUCE, SHARED_MEMORY, Cluster, Evidence, Link, transport_text
 from planner.ir.lazy import once, once_by
-
-__all__ = [
-    "NetworkPrices",
-    "Points",
-    "collective_s",
-    "fastest",
-    "read_points",
-    "transfer_s",
-    "transport_of",
-    "without_pairs",
-]
 
 
 @dataclass(eq=False)
@@ -108,12 +93,12 @@ class NetworkPrices:
         """Seconds of an all-reduce of ``num_bytes`` over ``ranks``, once all are there."""
         return float(collective_s(self.cluster, ALL_REDUCE, ranks, num_bytes))
 
-    def all_reduces_s(self, ranks: tuple[int, ...], num_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
+    def all_reduces_s(self, ranks: tuple[int, ...], num_bytes: Array) -> Array:
         """The same of many sizes, elementwise."""
         return self._all_reduce_of(ranks)(num_bytes)
 
     @once
-    def _all_reduce_of(self, ranks: tuple[int, ...]) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+    def _all_reduce_of(self, ranks: tuple[int, ...]) -> Callable[[Array], Array]:
         return group_collective(self.cluster, ALL_REDUCE, ranks)
 
     @once
@@ -124,7 +109,7 @@ class NetworkPrices:
         return float(np.min(self.all_reduces_s(ranks, sizes) / sizes))
 
     @once
-    def least_sums_s(self, sizes: tuple[float, ...]) -> NDArray[np.float64]:
+    def least_sums_s(self, sizes: tuple[float, ...]) -> Array:
         """``[n, sizes]``: what an all-reduce takes at least over n ranks or more (:func:`least_collective_s`)."""
         return least_collective_s(self.cluster, ALL_REDUCE, sizes)
 
@@ -229,3 +214,8 @@ def fastest(links: Sequence[Link]) -> Link:
         bandwidth = max(bandwidth, *(n / s for link in links for n, s in link.points))
     duplex = any(link.duplex for link in links)
     return replace(links[0], latency_s=latency_s, bandwidth_bytes_per_s=bandwidth, points=points, duplex=duplex)
+
+
+def joined_price(price: Callable[[int], float], size: int, ahead: int | None) -> float:
+    """The price of a message of ``size`` bytes; of what joins one of ``ahead`` bytes, how much dearer it makes that."""
+    return price(size) if ahead is None else max(0.0, price(ahead + size) - price(ahead))

@@ -11,17 +11,19 @@ What the ranks compute to exchange a tensor (``collectives.call_s``) hides behin
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.communication.collectives import Array, call_s, transfer_s
+from planner.costs.communication.collectives import call_s
 from planner.costs.communication.links import NetworkPrices
+from planner.costs.communication.tables import Array, transfer_s
 from planner.ir.cluster import PIECES, STANDING_BYTES, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT
 from planner.layers import is_convolution
 from planner.layers.backward_halo import halo_of_dy
-from planner.layers.boxes import Boxes, Counts, moved
+from planner.layers.boxes import BoxArray, Flags, moved
 from planner.layers.shards import Shards
 from planner.layers.sized import SPACE
 
@@ -48,7 +50,7 @@ class Resharding:
     received_bytes: Array
     standing_bytes: Array
     moved_bytes: Array
-    is_halo: NDArray[np.bool_]
+    is_halo: Flags
     ways: NDArray[np.int64]
 
 
@@ -56,48 +58,15 @@ def resharding_of(
     maker: Shards, reader: Shards, values: tuple[tuple[int, int], ...], ranks: tuple[int, ...], network: NetworkPrices
 ) -> Resharding:
     """What moves for ``values``: pairs (output of the maker, input of the reader)."""
-    shape = (len(maker.options), len(reader.options))
-    total = _Total(shape, len(ranks))
-    in_space = np.ones(shape, dtype=bool)
+    total = _Total(maker, reader, ranks, network)
     for output, position in values:
-        spec = maker.sized.layer.outputs[output]
-        element = BYTES_PER_ELEMENT[spec.dtype]
-        passes = 2 if spec.is_float else 1
-        owned = maker.owned[output]
-        held = maker.held[output]
-        in_space &= _lacks_space_alone(spec.dims, held, reader.wanted[position])
-        ways = _contractions(reader) if position == 0 else None
-        if ways is None:
-            part = moved(owned, held, reader.wanted[position]) * element
-            total.add(exchange_s(part, ranks, network), part, passes)
-            continue
-        number, needed, scattered, count = ways
-        sums = scattered * BYTES_PER_ELEMENT[reader.sized.layer.outputs[0].dtype]
-        part = moved(owned, held, needed) * element
-        seconds = exchange_s(part, ranks, network) + exchange_s(sums, ranks, network)
-        best = _cheapest(seconds, number, shape)
-        rows = np.arange(shape[0])[:, None]
-        total.add(seconds[rows, best], part[rows, best], passes)
-        total.moved += sums.sum(axis=(-1, -2))[best]
-        total.ways = count[best]
-    grids = [
-        [[(dim, len(points)) for dim, points in option.layout.cuts.items()] for option in layer.options]
-        for layer in (maker, reader)
-    ]
-    alike = np.array([[a == b for b in grids[1]] for a in grids[0]]).reshape(shape)
-    is_halo = alike & in_space & (total.ways == 1)
+        total.add(output, position)
+    is_halo = _cut_alike(maker, reader) & total.in_space & (total.ways == 1)
     if len(values) == 1 and values[0][1] == 0:
-        element = BYTES_PER_ELEMENT[maker.sized.layer.outputs[values[0][0]].dtype]
-        of_dy = BYTES_PER_ELEMENT[reader.sized.layer.outputs[0].dtype]
-        for k, l in np.argwhere(is_halo & (total.moved > 0)):
-            boxes = maker.held[values[0][0]][k], reader.wanted[0][l], reader.done[l]
-            halo = halo_of_dy(reader.sized.layer, reader.sized.inputs[0], *boxes)
-            if halo is not None and halo[1].sum() < total.moved[k, l] / element:
-                total.seconds[1, k, l] = exchange_s(halo[1] * of_dy, ranks, network)
-                total.standing[1, k, l] = _standing(halo[1] * of_dy)
-    seconds = total.seconds
+        total.take_halo_of_dy(values[0][0], is_halo)
+    forward_s, backward_s = total.seconds
     standing = total.standing.sum(axis=0)
-    return Resharding(seconds[0], seconds[1], total.received, standing, total.moved, is_halo, total.ways)
+    return Resharding(forward_s, backward_s, total.received, standing, total.moved, is_halo, total.ways)
 
 
 def scattered_s(shards: Shards, ranks: tuple[int, ...], network: NetworkPrices) -> Array:
@@ -108,7 +77,7 @@ def scattered_s(shards: Shards, ranks: tuple[int, ...], network: NetworkPrices) 
     return exchange_s(np.array(scattered) * BYTES_PER_ELEMENT[shards.sized.layer.outputs[0].dtype], ranks, network)
 
 
-def exchange_s(part: Counts, ranks: tuple[int, ...], network: NetworkPrices) -> Array:
+def exchange_s(part: Array, ranks: tuple[int, ...], network: NetworkPrices) -> Array:
     """Seconds until all messages have arrived, ``[...]``.
 
     A rank's messages follow one another; it receives while it sends where the link is duplex.
@@ -140,30 +109,79 @@ def exchange_s(part: Counts, ranks: tuple[int, ...], network: NetworkPrices) -> 
 
 
 class _Total:
-    """Sums over the values that pass between two layers."""
+    """Sums over the values that pass from a layer to another, as of :class:`Resharding`.
 
-    def __init__(self, shape: tuple[int, int], num_ranks: int) -> None:
+    Attributes:
+        seconds, standing: forward, then backward.
+        in_space: whether ranks lack rows of space alone.
+    """
+
+    def __init__(self, maker: Shards, reader: Shards, ranks: tuple[int, ...], network: NetworkPrices) -> None:
+        shape = (len(maker.options), len(reader.options))
+        self.maker = maker
+        self.reader = reader
+        self.ranks = ranks
+        self.network = network
         self.seconds = np.zeros((2, *shape))
-        self.received = np.zeros((*shape, num_ranks))
-        self.standing = np.zeros((2, *shape, num_ranks))
+        self.received = np.zeros((*shape, len(ranks)))
+        self.standing = np.zeros((2, *shape, len(ranks)))
         self.moved = np.zeros(shape)
         self.ways = np.ones(shape, dtype=np.int64)
+        self.in_space = np.ones(shape, dtype=bool)
 
-    def add(self, seconds: Array, part: Counts, passes: int) -> None:
-        """One more value; its gradient returns if it has two passes."""
+    def add(self, output: int, position: int) -> None:
+        """One more value; an option that shares its channels takes the cheapest way to do so."""
+        spec = self.maker.sized.layer.outputs[output]
+        passes = 2 if spec.is_float else 1  # its gradient returns
+        wanted = self.reader.wanted[position]
+        self.in_space &= _lacks_space_alone(spec.dims, self.maker.held[output], wanted)
+        ways = _contractions(self.reader) if position == 0 else None
+        part = self._bytes_moved(output, wanted if ways is None else ways.needed)
+        seconds = self._exchange_s(part)
+        if ways is None:
+            self._add(seconds, part, passes)
+            return
+        sums = ways.scattered * BYTES_PER_ELEMENT[self.reader.sized.layer.outputs[0].dtype]
+        seconds = seconds + self._exchange_s(sums)
+        best = _cheapest(seconds, ways.options, self.moved.shape)
+        rows = np.arange(len(best))[:, None]
+        self._add(seconds[rows, best], part[rows, best], passes)
+        self.moved += sums.sum(axis=(-1, -2))[best]
+        self.ways = ways.counts[best]
+
+    def take_halo_of_dy(self, output: int, is_halo: Flags) -> None:
+        """That of dy backward, where it is smaller than that of dx; ``output`` is all that moves."""
+        element = BYTES_PER_ELEMENT[self.maker.sized.layer.outputs[output].dtype]
+        layer = self.reader.sized.layer
+        for k, l in np.argwhere(is_halo & (self.moved > 0)):
+            boxes = self.maker.held[output][k], self.reader.wanted[0][l], self.reader.done[l]
+            halo = halo_of_dy(layer, self.reader.sized.inputs[0], *boxes)
+            if halo is not None and halo[1].sum() < self.moved[k, l] / element:
+                part = halo[1] * BYTES_PER_ELEMENT[layer.outputs[0].dtype]
+                self.seconds[1, k, l] = self._exchange_s(part)
+                self.standing[1, k, l] = _standing(part)
+
+    def _bytes_moved(self, output: int, needed: BoxArray) -> Array:
+        spec = self.maker.sized.layer.outputs[output]
+        return moved(self.maker.owned[output], self.maker.held[output], needed) * BYTES_PER_ELEMENT[spec.dtype]
+
+    def _exchange_s(self, part: Array) -> Array:
+        return exchange_s(part, self.ranks, self.network)
+
+    def _add(self, seconds: Array, part: Array, passes: int) -> None:
         self.seconds[:passes] += seconds
         self.received += part.sum(axis=-2)
         self.standing[:passes] += _standing(part)
         self.moved += part.sum(axis=(-1, -2))
 
 
-def _standing(part: Counts) -> Array:
+def _standing(part: Array) -> Array:
     """By rank: it keeps room for what comes, and what it sent, until the next exchange of these values."""
     small = np.where(part <= STANDING_BYTES, part, 0.0)
     return np.asarray(small.sum(axis=-2) + small.sum(axis=-1))
 
 
-def _lacks_space_alone(dims: tuple[str, ...], held: Boxes, needed: Boxes) -> NDArray[np.bool_]:
+def _lacks_space_alone(dims: tuple[str, ...], held: BoxArray, needed: BoxArray) -> Flags:
     """``[options of the maker, options of the reader]``: whether every rank has all that it needs but for space."""
     others = [position for position, dim in enumerate(dims) if dim not in SPACE]
     there = held[:, None, :, others]
@@ -173,8 +191,32 @@ def _lacks_space_alone(dims: tuple[str, ...], held: Boxes, needed: Boxes) -> NDA
     return np.asarray((inside.all(axis=-1) | empty).all(axis=-1))
 
 
-def _contractions(reader: Shards) -> tuple[NDArray[np.int64], Boxes, Counts, NDArray[np.int64]] | None:
-    """Every way of every option: (option, needed, scattered, c); None if no option shares its input channels."""
+def _cut_alike(maker: Shards, reader: Shards) -> Flags:
+    """``[options of the maker, options of the reader]``: whether both cut the same dims into as many parts."""
+    makers, readers = (
+        [[(dim, len(points)) for dim, points in option.layout.cuts.items()] for option in layer.options]
+        for layer in (maker, reader)
+    )
+    return np.array([[a == b for b in readers] for a in makers])
+
+
+class _Contracted(NamedTuple):
+    """All ways to contract an input, of all options of its reader one after another; ``counts``: ranks that share it.
+
+    Attributes:
+        options: ``[ways]``, by number.
+        needed: ``[ways, ranks, dims, 2]``.
+        scattered: ``[ways, source, destination]`` elements of partial sums.
+    """
+
+    options: NDArray[np.int64]
+    needed: BoxArray
+    scattered: Array
+    counts: NDArray[np.int64]
+
+
+def _contractions(reader: Shards) -> _Contracted | None:
+    """Those of its first input; None if no option shares its input channels."""
     if not any(reader.contractions):
         return None
     wanted = reader.wanted[0]
@@ -184,15 +226,14 @@ def _contractions(reader: Shards) -> tuple[NDArray[np.int64], Boxes, Counts, NDA
         if option.ways < 2 or not ways:
             rows.append((k, wanted[k], np.zeros((ranks, ranks)), 1))
         rows += [(k, way.needed, way.scattered, way.ways) for way in ways]
-    number, needed, scattered, count = (np.array(column) for column in zip(*rows, strict=True))
-    return number, needed, scattered, count
+    return _Contracted(*(np.array(column) for column in zip(*rows, strict=True)))
 
 
-def _cheapest(seconds: Array, number: NDArray[np.int64], shape: tuple[int, int]) -> NDArray[np.intp]:
+def _cheapest(seconds: Array, options: NDArray[np.int64], shape: tuple[int, ...]) -> NDArray[np.intp]:
     """The cheapest way (by position in the flat list) for each pair of options; of equal ones the first."""
     cheapest = np.zeros(shape, dtype=np.intp)
     for k in range(shape[1]):
-        rows = np.flatnonzero(number == k)
+        rows = np.flatnonzero(options == k)
         least = seconds[:, rows].min(axis=1, keepdims=True)
         cheapest[:, k] = rows[np.argmax(seconds[:, rows] <= least * (1 + _ROUNDING), axis=1)]
     return cheapest

@@ -13,14 +13,14 @@ from math import inf
 
 import numpy as np
 
-from planner.costs.communication.collectives import Array
 from planner.costs.communication.links import without_pairs
+from planner.costs.communication.tables import Array
 from planner.ir.box import inside, volume, whole
 from planner.ir.cluster import Cluster, Link
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec
 from planner.layers import kind as kind_named
 
-Piece = tuple[str, float]
+TierMessage = tuple[str, float]
 """A message by tier of its link and samples."""
 
 
@@ -42,8 +42,8 @@ def bytes_read(layer: Layer, values: Mapping[str, TensorSpec], samples: int) -> 
 class BoundaryMessages:
     """The messages of one micro-batch: those of each receiver, and of each sender, equal ones once."""
 
-    by_receiver: frozenset[frozenset[Piece]]
-    by_sender: frozenset[frozenset[Piece]]
+    by_receiver: frozenset[frozenset[TierMessage]]
+    by_sender: frozenset[frozenset[TierMessage]]
 
 
 @functools.lru_cache(maxsize=65536)
@@ -59,8 +59,8 @@ def pieces(
     borders = np.union1d(starts, ends)
     first = np.searchsorted(starts, borders[:-1], side="right") - 1
     second = np.searchsorted(ends, borders[:-1], side="right") - 1
-    by_receiver: list[set[Piece]] = [set() for _ in destination]
-    by_sender: list[set[Piece]] = [set() for _ in source]
+    by_receiver: list[set[TierMessage]] = [set() for _ in destination]
+    by_sender: list[set[TierMessage]] = [set() for _ in source]
     for i, j, size in zip(first.tolist(), second.tolist(), np.diff(borders).tolist(), strict=True):
         piece = (between[sources[i]][destinations[j]], size)
         by_receiver[j].add(piece)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.layers.confidence import INTERPOLATED_RANGE, Range, default_range, range_of, weakest
+from planner.costs.layers.features import Features
 from planner.costs.layers.interpolation import (
     QUANTITIES,
     LayerCost,
@@ -23,7 +24,7 @@ from planner.costs.layers.interpolation import (
     measured_alike,
     neighbours,
 )
-from planner.costs.layers.regression import FamilyModels, Features, family_names
+from planner.costs.layers.regression import FamilyModels, FamilyName, family_names
 from planner.costs.layers.roofline import under_a_roof
 from planner.costs.layers.shards import MeasuredParts
 from planner.ir.cluster import INTERPOLATED, Evidence
@@ -35,6 +36,8 @@ from planner.layers import kind as kind_named
 
 Run = tuple[int, int]
 """Layers ``[first, last)`` by index in the graph."""
+IndexSpans = tuple[tuple[int, ...], ...]
+"""Layers by index that are computed again in the backward, each span by itself."""
 
 
 def span(sums: Array, runs: Iterable[Run]) -> float:
@@ -117,11 +120,10 @@ class CostTables:
     def _deferred(self, kind: str) -> tuple[Array, Array]:
         """By layer, as running sums: bytes whatever the number of samples, and bytes a sample."""
         graph = self.profile.graph
-        values = self.profile.graph.values()
         fixed = []
         each = []
-        for layer, later in zip(graph.layers, self.deferring(kind), strict=True):
-            specs = [values[name] for name in layer.inputs] + list(layer.outputs) if later else []
+        for (layer, inputs), later in zip(graph.with_inputs(), self.deferring(kind), strict=True):
+            specs = (*inputs, *layer.outputs) if later else ()
             floats = [spec for spec in specs if spec.is_float]
             fixed.append(float(sum(spec.num_bytes for spec in floats if not spec.has_samples)))
             each.append(sum(spec.num_bytes for spec in floats if spec.has_samples) / graph.samples)
@@ -395,9 +397,6 @@ def running(values: Array) -> Array:
     return np.concatenate(([0.0], np.cumsum(values)))
 
 
-_Name = tuple[object, ...]
-
-
 @dataclass(eq=False)
 class HeldBackRanges:
     """Ranges of interpolated figures on one kind of device, by family, between measured sizes or beyond them.
@@ -416,14 +415,14 @@ class HeldBackRanges:
         return self._range_of(family_names(self.graph, self.graph.layers[index], key)[0], inside)
 
     @once
-    def _range_of(self, family: _Name, inside: bool) -> Range:
+    def _range_of(self, family: FamilyName, inside: bool) -> Range:
         of_all = range_of(self._ratios.get(((), inside), ()), INTERPOLATED_RANGE)
         return range_of(self._ratios.get((family, inside), ()), of_all)
 
     @cached_property
-    def _ratios(self) -> dict[tuple[_Name, bool], list[float]]:
+    def _ratios(self) -> dict[tuple[FamilyName, bool], list[float]]:
         """Measured over predicted of what is held back, by family, () for all, and whether it lies between others."""
-        ratios: dict[tuple[_Name, bool], list[float]] = {}
+        ratios: dict[tuple[FamilyName, bool], list[float]] = {}
         for layer, measured in zip(self.graph.layers, self.by_layer, strict=True):
             for position, one in enumerate(measured):
                 others = (*measured[:position], *measured[position + 1 :])

@@ -1,7 +1,7 @@
 """What nobody measured, from what was: a model for each family of layers, held to the layer's own measurements.
 
     family        layers of one kind, operator and back end that all read, or do not read, the network's inputs alone
-    model         t = c0 + c1 flops + c2 bytes + c3 weights, c >= 0          (features below)
+    model         t = c0 + c1 flops + c2 bytes + c3 weights, c >= 0          (``features``)
                   minimises the sum of ((t - measured) / measured)^2 over all measurements, whole layers and parts
                   (Lawson and Hanson's non-negative least squares), and a ridge (most on c3) makes it unique
     held to       x the mean of measured / model over the layer's own measurements of that family, with weights
@@ -14,44 +14,28 @@ quantity that is zero for most of a family follows the layer's own per byte move
 
 Alone the model missed held-back sizes by 15-25 % (mean absolute error, five networks) and held to their own by 8-15 %;
 shares of whole layers missed parts by 40 %, this by 11-18 % where other parts were measured and by 20-27 % where none
-was (``benchmarks.unseen_shapes`` measures it again).  Ignored: caches, and that a shape may run
-on another back end than its neighbour.
-
-What a layer, or a part of one, does: the features that models of families are made of.
-
-    1            a call
-    flops        multiply-adds, counted as two                         planner.layers: ``forward_flops``
-    bytes        of inputs, outputs and parameters
-    weights      bytes of parameters x samples: back ends that take samples one by one read them as often
-
-Of a whole layer they are straight lines in the number of samples, through the captured number and twice that (exact,
-but for the rounding of sites).  Of a part: flops and outputs by its share of the work, inputs and parameters by the
-boxes that the access relation says, for a part in the middle along dims of space and at the start along others (where
-the profiler cuts parts from).
+was (``benchmarks.unseen_shapes`` measures it again).  Ignored: caches, and that a shape may run on another back end
+than its neighbour.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from math import prod
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.layers.confidence import FAMILY_RANGE, Range, range_of, weakest
+from planner.costs.layers.features import BYTES, FLOPS, Features
 from planner.costs.layers.interpolation import QUANTITIES, Array, LayerCost
-from planner.ir.box import Box, Interval, volume
 from planner.ir.cluster import FAMILY, Evidence
-from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Graph, Layer, TensorSpec
-from planner.ir.lazy import once, once_by
+from planner.ir.graph import Graph, Layer
+from planner.ir.lazy import once
 from planner.ir.profile import Measurement, Profile
-from planner.layers import kind as kind_named
-from planner.layers.sized import SizedLayer
 
-Rows = NDArray[np.int64]
-Name = tuple[object, ...]
+Indices = NDArray[np.int64]
+FamilyName = tuple[object, ...]
 
 LEAST_SHAPES = 3
 _MOST_HELD_BACK = 48
@@ -71,7 +55,7 @@ class FittedModel:
         mostly_zero: by quantity.
     """
 
-    rows: Rows
+    rows: Indices
     coefficients: Array
     mostly_zero: NDArray[np.bool_]
 
@@ -86,9 +70,9 @@ class _Anchors:
         ratios: ``[rows, quantities]``: measured over model.
     """
 
-    rows: Rows
+    rows: Indices
     logs: Array
-    models: Rows
+    models: Indices
     ratios: Array
     own: bool
 
@@ -116,7 +100,7 @@ class FamilyModels:
         self._layers = np.array([index[m.layer] for m in measurements], dtype=np.int64)
         self._evidence = [m.evidence for m in measurements]
         self._names = [family_names(graph, graph.layers[index[m.layer]], m.key) for m in measurements]
-        self._rows_of = dict[Name, list[int]]()
+        self._rows_of = dict[FamilyName, list[int]]()
         for row, names in enumerate(self._names):
             for name in names:
                 self._rows_of.setdefault(name, []).append(row)
@@ -128,11 +112,11 @@ class FamilyModels:
             return ()
         return (LayerCost(tuple(values[0].tolist()), self.evidence(index), *self.bounds(index, int(models[0]))),)
 
-    def values(self, index: int, points: Array) -> tuple[Array, Rows]:
+    def values(self, index: int, points: Array) -> tuple[Array, Indices]:
         """``[points, quantities]`` of layer number ``index``, and which model says each; -1 where none does."""
         anchors = self._anchors_of(index)
         predicted = np.zeros((len(points), len(QUANTITIES)))
-        chosen: Rows = np.full(len(points), -1, dtype=np.int64)
+        chosen: Indices = np.full(len(points), -1, dtype=np.int64)
         if not len(anchors.rows):
             return predicted, chosen
         distance = ((_logs(points)[:, None] - anchors.logs[None]) ** 2).sum(axis=-1)
@@ -184,12 +168,12 @@ class FamilyModels:
                 ratios[k] = _ratio(self._values[rows[k]], self._points[rows[k]] @ self._models[number].coefficients)
         return _Anchors(rows, _logs(self._points[rows]), models, ratios, own)
 
-    def _model(self, names: tuple[Name, ...]) -> int:
+    def _model(self, names: tuple[FamilyName, ...]) -> int:
         """The number of the model of the first of ``names`` with shapes enough."""
         return next((number for number in map(self._number, names) if number >= 0), -1)
 
     @once
-    def _number(self, name: Name) -> int:
+    def _number(self, name: FamilyName) -> int:
         """Of the family's model; -1 if it has too few shapes for one."""
         rows = np.array(self._rows_of[name], dtype=np.int64)
         if len(np.unique(self._points[rows], axis=0)) < LEAST_SHAPES:
@@ -242,14 +226,14 @@ def fitted(points: Array, measured: Array) -> Array:
     return unscaled
 
 
-def _fitted(rows: Rows, points: Array, values: Array) -> FittedModel:
+def _fitted(rows: Indices, points: Array, values: Array) -> FittedModel:
     coefficients = np.stack([fitted(points, values[:, q]) for q in range(len(QUANTITIES))], axis=1)
     mostly_zero = np.array([not column.any() for column in coefficients.T])
     coefficients[BYTES, mostly_zero] = 1.0
     return FittedModel(rows, coefficients, mostly_zero)
 
 
-def family_names(graph: Graph, layer: Layer, key: str) -> tuple[Name, ...]:
+def family_names(graph: Graph, layer: Layer, key: str) -> tuple[FamilyName, ...]:
     """The layer's family on back end ``key``, its operator on all back ends, its kind."""
     first = all(name in graph.inputs for name in layer.inputs)
     operator = str(layer.attributes.get("op", ""))
@@ -264,79 +248,3 @@ def _ratio(measured: Array, model: Array) -> Array:
 def _logs(points: Array) -> Array:
     logs: Array = np.log(points[:, FLOPS : BYTES + 1] + 1.0)
     return logs
-
-
-Point = tuple[float, float, float, float]
-"""(1, flops, bytes, weights)."""
-
-FLOPS = 1
-BYTES = 2
-_SPACE = ("depth", "height", "width")
-
-
-@dataclass(eq=False)
-class Features:
-    """Features of the layers of ``graph``; each is counted once."""
-
-    graph: Graph
-
-    @cached_property
-    def _values(self) -> dict[str, TensorSpec]:
-        return self.graph.values()
-
-    def whole(self, samples: float) -> Array:
-        """(layer, feature) of all layers for ``samples`` samples."""
-        fixed, each = self._line
-        features: Array = fixed + each * samples
-        return features
-
-    @cached_property
-    def _line(self) -> tuple[Array, Array]:
-        captured = self.graph.samples
-        single, double = (
-            np.array([self._whole(layer, size) for layer in self.graph.layers], dtype=np.float64).reshape(-1, 4)
-            for size in (captured, 2 * captured)
-        )
-        each = (double - single) / captured
-        return single - each * captured, each
-
-    @once_by(lambda self, index, samples, part: (self._sized(index, samples).signature, part))
-    def part(self, index: int, samples: int, part: tuple[int, ...]) -> Point:
-        """Of a part of layer number ``index``: extents of its work, without its samples."""
-        sized = self._sized(index, samples)
-        box = canonical_box(sized, part)
-        share = volume(box) / max(1, prod(sized.work.shape))
-        outputs = share * sum(spec.num_bytes for spec in sized.layer.outputs)
-        inputs = _bytes_of(sized.input_boxes(box), sized.inputs)
-        weights = _bytes_of(sized.weight_boxes(box), sized.parameters)
-        flops = float(self.whole(samples)[index, FLOPS])
-        return 1.0, flops * share, inputs + outputs + weights, weights * sized.samples
-
-    @once
-    def _sized(self, index: int, samples: int) -> SizedLayer:
-        return SizedLayer.of(self.graph, self.graph.layers[index], self._values, samples, False)
-
-    def _whole(self, layer: Layer, samples: int) -> Point:
-        captured = self.graph.samples
-        inputs = tuple(self._values[name].at(samples, captured) for name in layer.inputs)
-        outputs = tuple(spec.at(samples, captured) for spec in layer.outputs)
-        flops = kind_named(layer.kind).forward_flops(replace(layer, outputs=outputs), inputs)
-        weights = sum(self.graph.parameters[name].num_bytes for name in layer.parameters)
-        moved = sum(spec.num_bytes for spec in (*inputs, *outputs)) + weights
-        return 1.0, float(flops), float(moved), float(weights * samples)
-
-
-def canonical_box(sized: SizedLayer, part: tuple[int, ...]) -> Box:
-    """The part of the work for all of ``sized.samples``: in the middle along dims of space, at the start elsewhere."""
-    extents = iter(part)
-    box = []
-    for dim, extent in zip(sized.work.dims, sized.work.shape, strict=True):
-        wanted = extent if dim == SAMPLE else next(extents)
-        start = (extent - wanted) // 2 if dim in _SPACE else 0
-        box.append(Interval(start, start + wanted))
-    return tuple(box)
-
-
-def _bytes_of(boxes: tuple[Box, ...], specs: tuple[TensorSpec, ...]) -> float:
-    sizes = (volume(box) * BYTES_PER_ELEMENT[spec.dtype] for box, spec in zip(boxes, specs, strict=True))
-    return float(sum(sizes))

@@ -25,8 +25,8 @@ from dataclasses import dataclass, replace
 from math import log
 
 from planner.costs.layers.confidence import DATASHEET_RANGE
+from planner.costs.layers.features import Features
 from planner.costs.layers.interpolation import LayerCost
-from planner.costs.layers.regression import Features
 from planner.ir.cluster import DATASHEET, Cluster, DeviceSpec
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.extras import extras
@@ -136,9 +136,7 @@ def under_a_roof(
         measured: of the layer on that kind: the nearest one is scaled by the ratio of the roofs, and what it keeps by
             that of the samples; without any, passes take as long as the roof, and all that is read and made is kept.
     """
-    devices = profile.cluster.devices
-    as_kinds = (own for each in devices for name, own in _kinds(each, devices).items() if name == kind)
-    device = next(filter(_is_known, as_kinds), None)
+    device = _known_device(profile, kind)
     layer = profile.graph.layers[index]
     dtype = profile.model.dtype
     if device is None or not device.peak_flop_per_s.get(dtype):
@@ -160,6 +158,13 @@ def under_a_roof(
     share = samples / near.samples
     values = (*(ratio * value for value in _passes(near)), share * near.saved_bytes, share * near.workspace_bytes)
     return (LayerCost(values, DATASHEET, low, high),)
+
+
+def _known_device(profile: Profile, kind: str) -> DeviceSpec | None:
+    """As it is where these are its costs; None where no figures are known."""
+    devices = profile.cluster.devices
+    as_kinds = (own for each in devices for name, own in _kinds(each, devices).items() if name == kind)
+    return next(filter(_is_known, as_kinds), None)
 
 
 def _is_known(device: DeviceSpec) -> bool:

@@ -13,17 +13,11 @@ A shard's kernel may run at another speed than a share of the whole one (a 3-D c
 and 15 ms whole), so that a share is the last resort.  What is not known must not look better than what is: no part is
 cheaper, for its share of the work, than the whole at these samples or the cheapest part that was measured at them; nor
 is its forward alone, or with either backward.
-
-Which parts of layers a planner would consider on up to so many ranks: what is worth measuring.
-
-Every grid of equally fast ranks that :func:`planner.costs.shards.device_mesh.candidate_layouts` offers, for groups of
-2, 4, 8, ... and of divisors of the number of ranks.  Other shares (of unequal devices, with margins, of groups of 3 of
-8) are read between those (``planner.costs.layers.shards``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log, prod
 
@@ -32,98 +26,26 @@ import numpy as np
 from planner.costs.layers.confidence import weakest
 from planner.costs.layers.interpolation import Array, LayerCost, layer_cost, values_of
 from planner.costs.layers.regression import FamilyModels
-from planner.costs.shards.device_mesh import axes_of, candidate_layouts
 from planner.ir.cluster import INTERPOLATED, Evidence
 from planner.ir.errors import MissingMeasurementError
-from planner.ir.extras import extras, required
-from planner.ir.graph import Graph, Layer, TensorSpec
 from planner.ir.lazy import once
-from planner.ir.planner_extra import PlannerExtra
-from planner.ir.problem import TIME_DIMS
-from planner.ir.profile import Measurement, PartShape, Profile
-from planner.layers import check_samples_apart
-from planner.layers.boxes import boxes_of
+from planner.ir.profile import Measurement, Profile
 from planner.layers.shards import Shards
 from planner.layers.sized import SizedLayer
 
-
-def _no_parts(sized: SizedLayer) -> Iterator[tuple[tuple[int, ...], int]]:
-    return iter(())
-
-
-def part_shapes(graph: Graph, sizes: Sequence[int], allow: Collection[str], num_ranks: int) -> tuple[PartShape, ...]:
-    """The distinct parts of layers, by growing number of samples and in the graph's order.
-
-    Layers whose shapes, attributes and operators are alike share an entry.  Whole layers at fewer samples are no parts.
-
-    Args:
-        sizes: micro-batches.
-        allow: families of dims that may be cut (``Problem.allow``).
-
-    Raises:
-        UnsupportedModelError: time may be cut, and the graph cannot be run in parts along it.
-    """
-    values = graph.values()
-    mixing = frozenset(check_samples_apart(graph))
-    axes = axes_of(graph, allow)
-    of_axis: Callable[[SizedLayer], Iterator[tuple[tuple[int, ...], int]]] = _no_parts
-    if TIME_DIMS in allow:
-        of_axis = required(
-            (extra.part_shapes(graph) for extra in extras(PlannerExtra)), "planner", "parts of layers along time"
-        )
-    shapes: dict[PartShape, None] = {}
-    for layers in alike_layers(graph, values, mixing):
-        names = tuple(layer.name for layer in layers)
-        for size in sizes:
-            sized = SizedLayer.of(graph, layers[0], values, size, names[0] in mixing)
-            shapes.update((PartShape(names, samples, part), None) for samples, part in _parts(sized, axes, num_ranks))
-            shapes.update((PartShape(names, size, part, before), None) for part, before in of_axis(sized))
-    order = {layer.name: index for index, layer in enumerate(graph.layers)}
-    return tuple(sorted(shapes, key=lambda shape: (shape.samples, order[shape.layers[0]])))
-
-
-def part_of(sized: SizedLayer, extents: Sequence[int]) -> tuple[int, ...]:
-    """The extents of a part of the work without those of its samples."""
-    apart = sized.samples_dim
-    return tuple(extents if apart is None else (*extents[:apart], *extents[apart + 1 :]))
-
-
-def group_sizes(num_ranks: int) -> tuple[int, ...]:
-    """Powers of 2 up to ``num_ranks`` and its divisors; no group of one."""
-    powers = {1 << k for k in range(1, num_ranks.bit_length())}
-    return tuple(size for size in range(2, num_ranks + 1) if num_ranks % size == 0 or size in powers)
-
-
-def alike_layers(graph: Graph, values: Mapping[str, TensorSpec], mixing: frozenset[str]) -> list[list[Layer]]:
-    """Layers that compute the same: of equal shapes and attributes, and with gradients for the same inputs."""
-    alike: dict[object, list[Layer]] = {}
-    for layer in graph.layers:
-        sized = SizedLayer.of(graph, layer, values, graph.samples, layer.name in mixing)
-        are_inputs = tuple(name in graph.inputs for name in layer.inputs)
-        alike.setdefault((sized.signature, are_inputs), []).append(layer)
-    return list(alike.values())
-
-
-def _parts(sized: SizedLayer, axes: tuple[str, ...], num_ranks: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """(samples, extents) of what ranks do that do not do whole samples."""
-    whole = part_of(sized, sized.work.shape)
-    at = sized.samples_dim
-    rows = 1 if at is None else max(1, sized.work.shape[at] // max(1, sized.samples))
-    for size in group_sizes(num_ranks):
-        for layout in candidate_layouts(sized, (1.0,) * size, axes):
-            for box in boxes_of(layout, sized.work, sized.samples):
-                extents = [int(stop - start) for start, stop in box]
-                part = part_of(sized, extents)
-                if part != whole and 0 not in extents:
-                    yield sized.samples if at is None else extents[at] // rows, part
-
-
-Part = tuple[int, ...]
-_Asked = tuple[int, Part]
+PartExtents = tuple[int, ...]
+"""Of a part of a layer's work, samples apart."""
+_PartKey = tuple[int, PartExtents]
 """(samples, extents)."""
 
 _TOTALS = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 1]], dtype=np.float64)
 """Forward; with the backward in one go; with its halves."""
+
+
+def part_of(sized: SizedLayer, extents: Sequence[int]) -> PartExtents:
+    """The extents of a part of the work without those of its samples."""
+    apart = sized.samples_dim
+    return tuple(extents if apart is None else (*extents[:apart], *extents[apart + 1 :]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +66,7 @@ class MeasuredParts:
 
     def __init__(self, profile: Profile, families: Callable[[str], FamilyModels] | None = None) -> None:
         self.families = families
-        self._modelled = dict[tuple[str, str, int, Part], Array]()
+        self._modelled = dict[tuple[str, str, int, PartExtents], Array]()
         self._parts, self._behind = (dict[tuple[str, str], list[Measurement]]() for _ in range(2))
         self._whole = dict[tuple[str, str, int], Measurement]()
         self._index = {layer.name: number for number, layer in enumerate(profile.graph.layers)}
@@ -162,7 +84,7 @@ class MeasuredParts:
         """Whether any part of ``layer`` was measured on devices of ``kind``."""
         return (kind, layer) in self._parts
 
-    def cost(self, kind: str, layer: str, samples: int, part: Part, whole: Part) -> tuple[LayerCost, ...]:
+    def cost(self, kind: str, layer: str, samples: int, part: PartExtents, whole: PartExtents) -> tuple[LayerCost, ...]:
         """What the part costs, in the order of ``QUANTITIES``; nothing where it is a share of the whole.
 
         Args:
@@ -205,7 +127,7 @@ class MeasuredParts:
                 return (families.evidence(self._index[layer]),)
         return tuple(c.evidence for c in self.cost(kind, layer, samples, part, whole))
 
-    def estimate(self, kind: str, layer: str, asked: _Asked, whole: Part, share: Array) -> Array:
+    def estimate(self, kind: str, layer: str, asked: _PartKey, whole: PartExtents, share: Array) -> Array:
         """What one part costs, in the order of ``QUANTITIES``; ``share`` is its share of the whole layer's cost."""
         estimated = share.copy()
         for measured in self.cost(kind, layer, *asked, whole):
@@ -220,7 +142,7 @@ class MeasuredParts:
         near = min(parts, key=lambda one: abs(log(max(1, one.samples) / max(1, samples))), default=None)
         return () if near is None else tuple(one for one in parts if one.samples == near.samples)
 
-    def _is_modelled(self, kind: str, layer: str, asked: _Asked, whole: Part, over_sites: bool) -> bool:
+    def _is_modelled(self, kind: str, layer: str, asked: _PartKey, whole: PartExtents, over_sites: bool) -> bool:
         """Whether a family is asked: of parts, but those of sites, without measurements of their own to go by."""
         samples, part = asked
         if self.families is None or over_sites or part == whole or not samples or not prod(part):
@@ -228,8 +150,8 @@ class MeasuredParts:
         return not self._of_own_extents(kind, layer, samples, part)
 
     def _by_family(
-        self, kind: str, layer: str, shares: Mapping[_Asked, Array], whole: Part, over_sites: bool
-    ) -> dict[_Asked, Array]:
+        self, kind: str, layer: str, shares: Mapping[_PartKey, Array], whole: PartExtents, over_sites: bool
+    ) -> dict[_PartKey, Array]:
         """Seconds of those that the layer's family says, of parts whose ``shares`` of the whole are given."""
         wanted = [asked for asked in shares if self._is_modelled(kind, layer, asked, whole, over_sites)]
         fresh = [asked for asked in wanted if (kind, layer, *asked) not in self._modelled]
@@ -244,7 +166,7 @@ class MeasuredParts:
         modelled = {asked: self._modelled[kind, layer, *asked] for asked in wanted}
         return {asked: seconds for asked, seconds in modelled.items() if len(seconds)}
 
-    def _least(self, kind: str, layer: str, samples: int, part: Part, share: Array) -> Array:
+    def _least(self, kind: str, layer: str, samples: int, part: PartExtents, share: Array) -> Array:
         """By total: the least that is known to do as much of the layer at ``samples`` samples."""
         candidates = [share]
         for one in self._parts.get((kind, layer), ()):
@@ -253,7 +175,7 @@ class MeasuredParts:
         least: Array = (np.array(candidates) @ _TOTALS.T).min(axis=0)
         return least
 
-    def _of_own_extents(self, kind: str, layer: str, samples: int, part: Part) -> tuple[LayerCost, ...]:
+    def _of_own_extents(self, kind: str, layer: str, samples: int, part: PartExtents) -> tuple[LayerCost, ...]:
         """Measured at these extents, at these samples or at others to read between."""
         alike = [one for one in self._parts.get((kind, layer), ()) if one.part == part]
         if not alike:
@@ -264,7 +186,9 @@ class MeasuredParts:
             return ()
 
     @once
-    def _read(self, kind: str, layer: str, samples: int, part: Part, whole: Part) -> tuple[LayerCost, ...]:
+    def _read(
+        self, kind: str, layer: str, samples: int, part: PartExtents, whole: PartExtents
+    ) -> tuple[LayerCost, ...]:
         own = self._of_own_extents(kind, layer, samples, part)
         if own:
             return own
@@ -288,11 +212,11 @@ def _over_sites(shards: Shards) -> bool:
     return any(spec.has_sites for spec in (*sized.inputs, *sized.layer.outputs))
 
 
-def _places(shards: Shards, members: list[int], whole: Part) -> dict[_Asked, tuple[list[int], list[int]]]:
+def _places(shards: Shards, members: list[int], whole: PartExtents) -> dict[_PartKey, tuple[list[int], list[int]]]:
     """Where (options, members) so many samples of a part are done; whole ones and empty ones are left out."""
     work = shards.done[:, members]
     extents = work[..., 1] - work[..., 0]
-    by_part: dict[_Asked, tuple[list[int], list[int]]] = {}
+    by_part: dict[_PartKey, tuple[list[int], list[int]]] = {}
     for option, (row, samples) in enumerate(zip(extents.tolist(), shards.samples[:, members].tolist(), strict=True)):
         for member, extent, number in zip(members, row, samples, strict=True):
             asked = number, part_of(shards.sized, extent)
@@ -310,7 +234,7 @@ def _no_less(seconds: Array, least: Array) -> Array:
     return seconds * factor
 
 
-def _cut(part: Part, whole: Part) -> tuple[bool, ...]:
+def _cut(part: PartExtents, whole: PartExtents) -> tuple[bool, ...]:
     """Which dims are cut."""
     return tuple(extent != of_all for extent, of_all in zip(part, whole, strict=True))
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from planner.costs.layers.cost_table import Flags, Run
 from planner.costs.memory.action_peaks import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -30,7 +30,6 @@ from planner.costs.memory.action_peaks import (
 from planner.costs.memory.levels import (
     Indices,
     LayerParts,
-    Run,
     Running,
     layers_in,
 )
@@ -41,13 +40,13 @@ from planner.costs.stages.gradient_overlap import Bucket, buckets_of_parts
 from planner.costs.stages.placement import StagePlacement
 from planner.ir.plan import Size, samples_in
 
-Part = tuple[int, int, Size]
+RankPart = tuple[int, int, Size]
 """A rank, a stage, and what micro-batches of one cost are."""
 
 
 def activation_of(
     costs: StageCosts,
-    part: Part,
+    part: RankPart,
     sent_bytes: int,
     output_gradients: Received,
     received: Received,
@@ -63,23 +62,13 @@ def activation_of(
         buckets: in which its gradients are summed behind the last backward (:func:`buckets_behind`).
     """
     stage = _RankStage(costs, part)
-    placed = stage.placed
     cost = stage.cost
-    copies = _copies(buckets)
     if cost is not None and cost.unrecorded_bytes is not None:
         most = round(float(cost.unrecorded_bytes[stage.member]))
         return {**plain_peaks(0, 0, 0, 0), "forward alone": most + received.assembled}, sent_bytes
     senders = tuple(sorted(run for number in received.senders for run in costs.stages[number].runs))
-    if cost is not None:
-        held = stage.held(output_gradients, senders, copies)
-    else:
-        slices = (placed.zero, len(placed.ranks), placed.tied) if costs.trains and placed.zero > 1 else ()
-        sums_behind = placed.sums_behind and placed.tied
-        of_stage = placed.runs, stage.kind, stage.samples, stage.made_bytes, slices, placed.recomputed
-        key = (*of_stage, output_gradients.sizes, senders, sums_behind)
-        memo: dict[tuple[object, ...], HeldInStage] = costs.cost_model.levels.known
-        held = memo[key] if key in memo else memo.setdefault(key, stage.held(output_gradients, senders, copies))
-    recomputes = placed.recompute and cost is None
+    held = stage.held_once(output_gradients, senders, _copies(buckets))
+    recomputes = stage.placed.recompute and cost is None
     peaks, last = (recomputed(each) if recomputes else each for each in (held.peaks, held.last or held.peaks))
     left = min(received.whole, received.left(held.inputs_left))
     sizes = {
@@ -102,7 +91,7 @@ class _RankStage:
         in_slices: whether a rank keeps its slices of them alone.
     """
 
-    def __init__(self, costs: StageCosts, part: Part) -> None:
+    def __init__(self, costs: StageCosts, part: RankPart) -> None:
         rank, number, size = part
         self.costs = costs
         self.levels = costs.cost_model.levels
@@ -114,6 +103,17 @@ class _RankStage:
         self.samples = 0.0 if self.cost is not None else self.placed.samples[samples_in(size)][self.member]
         self.made_bytes = 0 if costs.bytes_beside(rank) else self.placed.parameter_bytes
         self.in_slices = self.cost is None and costs.trains and self.placed.zero > 1 and self.made_bytes > 0
+
+    def held_once(self, output_gradients: Received, senders: tuple[Run, ...], copies: Mapping[int, int]) -> HeldInStage:
+        """As :meth:`held`, which is asked once for stages alike."""
+        placed = self.placed
+        if self.cost is not None:
+            return self.held(output_gradients, senders, copies)
+        slices = (placed.zero, len(placed.ranks), placed.tied) if self.costs.trains and placed.zero > 1 else ()
+        of_stage = placed.runs, self.kind, self.samples, self.made_bytes, slices, placed.recomputed
+        key = (*of_stage, output_gradients.sizes, senders, placed.sums_behind and placed.tied)
+        memo: dict[tuple[object, ...], HeldInStage] = self.levels.known
+        return memo[key] if key in memo else memo.setdefault(key, self.held(output_gradients, senders, copies))
 
     def held(self, output_gradients: Received, senders: Sequence[Run], copies: Mapping[int, int]) -> HeldInStage:
         """What it holds.
@@ -208,7 +208,7 @@ class _RankStage:
             deferred_weights,
         )
 
-    def _puts_off(self, order: Indices) -> NDArray[np.bool_]:
+    def _puts_off(self, order: Indices) -> Flags:
         """By layer with a layout of its own, whether its weight gradients wait until ranks wait for statistics."""
         rows = self.cost.by_layer if self.cost is not None else None
         if rows is None or not rows.puts_off or self.placed.recomputed:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.costs.layers.cost_table import Flags, IndexSpans, Run
 from planner.costs.memory.action_peaks import (
     INPUTS_KEPT,
     INPUTS_SAVED,
@@ -31,16 +32,12 @@ from planner.layers.data_movement import copied_at
 from planner.layers.recomputed import running_order
 
 Indices = NDArray[np.int64]
-Run = tuple[int, int]
-"""Layers ``[first, last)`` by index in the graph."""
-Spans = tuple[tuple[int, ...], ...]
-"""Layers by index that are computed again in the backward, each span by itself."""
 RESHAPE = "reshape"
 CONCAT = "concat"
 _ALL = 0.99
 """Who saves so much of a tensor has saved it: sizes between those that were measured are on a line."""
 
-Pairs = tuple[Indices, Indices, Array]
+LayerPairs = tuple[Indices, Indices, Array]
 """Layers by index, other layers, and bytes of each two."""
 
 
@@ -158,7 +155,7 @@ class LevelTables:
         received = np.where(stays | (every > 0), parts.received, 0.0)
         return levels, np.maximum(received, beyond), np.where(copied, 0.0, first * read)
 
-    def running(self, layers: Indices, spans: Spans) -> Running:
+    def running(self, layers: Indices, spans: IndexSpans) -> Running:
         """The order in which a stage runs its layers: a span as one (``planner.layers.recomputed``)."""
         if not spans:
             return Running(layers, np.zeros(len(layers), dtype=bool), ())
@@ -168,7 +165,7 @@ class LevelTables:
         recomputed = [layer for span in spans for layer in span]
         return Running(np.array(order, dtype=np.int64), np.isin(order, recomputed), tuple(sorted(bounds)))
 
-    def kept(self, order: Indices, spans: Spans, levels: Array | None, parts: Array) -> KeptForBackward:
+    def kept(self, order: Indices, spans: IndexSpans, levels: Array | None, parts: Array) -> KeptForBackward:
         """Of layers in spans, what stays from the forward on; of others 0.
 
         That is what the spans read of the stage's other layers and none of these saves; what other stages made lies
@@ -242,7 +239,7 @@ class LevelTables:
             columns[:, mine] = whole[:, mine] * parts.share[mine]
         return ValueGradients(*columns)
 
-    def _flow(self, pairs: Pairs, left_from: Pairs, layers: Indices) -> Array:
+    def _flow(self, pairs: LayerPairs, left_from: LayerPairs, layers: Indices) -> Array:
         """The fields of :class:`ValueGradients`, one below the other, of whole layers."""
         inside = frozenset(layers.tolist())
         (makers, lasts, sizes), copied = self._with_copies(pairs, inside)
@@ -266,7 +263,7 @@ class LevelTables:
         )
         return np.array([column[layers] for column in of_layers])
 
-    def _left_outside(self, left_from: Pairs, layers: Indices, copied: Collection[int]) -> Array:
+    def _left_outside(self, left_from: LayerPairs, layers: Indices, copied: Collection[int]) -> Array:
         """By layer of the graph, what others made of what is left for its weight gradients, if it is given no copy."""
         readers, makers, sizes = left_from
         is_outside = ~np.isin(makers, layers) & ~np.isin(readers, list(copied))
@@ -274,7 +271,7 @@ class LevelTables:
         np.add.at(left, readers[is_outside], sizes[is_outside])
         return left
 
-    def _with_copies(self, pairs: Pairs, inside: frozenset[int]) -> tuple[Pairs, frozenset[int]]:
+    def _with_copies(self, pairs: LayerPairs, inside: frozenset[int]) -> tuple[LayerPairs, frozenset[int]]:
         """``pairs`` as a stage of layers ``inside`` has them, and those of its layers that are given copies.
 
         From the copy on a gradient that came from outside is one that the stage makes.
@@ -336,7 +333,7 @@ class LevelTables:
         table = [[[float(getattr(one, what)) for one in row] for what in LEVEL_NAMES] for row in rows]
         return _Measured(np.array(sizes), np.array(table), rows)
 
-    def pairs_at(self, what: str, kind: str, samples: float) -> Pairs:
+    def pairs_at(self, what: str, kind: str, samples: float) -> LayerPairs:
         """Of what a layer's levels have by name: ``inputs_left``, what weight gradients need of others' values.
 
         (reader, maker, bytes); of ``gradients_left_from`` of the gradients of values; ``gradients_made``.
@@ -400,7 +397,7 @@ class Running:
     """
 
     order: Indices
-    within: NDArray[np.bool_]
+    within: Flags
     bounds: tuple[tuple[int, int], ...]
 
 

@@ -22,7 +22,7 @@ from planner.costs.stages.action_costs import StageCosts
 from planner.ir.program import receive_window
 from planner.ir.schedule import ADDS_GRADIENTS, Op
 
-_Key = tuple[int, int]
+_StageBatch = tuple[int, int]
 """A stage, and one of its micro-batches."""
 
 
@@ -146,9 +146,9 @@ class _Row:
         self.receives = list[tuple[int, int, Sequence[int]]]()
         self.sends = list[tuple[int, int]]()
         self.sums, self.updates = (list[tuple[int, int]]() for _ in range(2))
-        self.prepares = list[tuple[int, _Key]]()
-        self.computes = list[tuple[int, Op, _Key]]()
-        self.slots = dict[_Key, int]()
+        self.prepares = list[tuple[int, _StageBatch]]()
+        self.computes = list[tuple[int, Op, _StageBatch]]()
+        self.slots = dict[_StageBatch, int]()
         self.end = self._read()
         self.moments = moments_of(self.computes)
         self.accumulations = list(self._accumulations())
@@ -193,7 +193,7 @@ class _Row:
             start += 2
         return start
 
-    def _accumulations(self) -> Iterator[tuple[int, _Key | None, dict[str, int]]]:
+    def _accumulations(self) -> Iterator[tuple[int, _StageBatch | None, dict[str, int]]]:
         """The gradients of each stage from one update to the next: from the first backward that makes them.
 
         With the first I, where there is one: it makes those gradients that cannot be deferred.  Behind the last update

@@ -131,23 +131,13 @@ class Holders:
             parts: among how many members the optimiser's state is divided, and what else ``zero`` says.
         """
         kind, limit_bytes, sizes = member
-        cost_model = self.cost_model
         cuts = self.cuts
-        graph = cost_model.tables.graph
-        full, rest = (cost_model.tables.at(kind, size) for size in sizes)
-        factor = state_factor(cost_model, self.trains, parts, zero)
+        graph = self.cost_model.tables.graph
+        factor = state_factor(self.cost_model, self.trains, parts, zero)
         resident = cuts.sums(factor * np.diff(graph.parameter_bytes) + np.diff(graph.own_buffer_bytes))
         keeps = self.trains and recompute is not True
-        by_layer = cost_model.levels.at(kind, sizes[0]) is not None
-        dropped = recompute if isinstance(recompute, tuple) else ()
-        once = cuts.sums(np.diff(full.saved_bytes - of_those(full.saved_bytes, dropped)))
-        key = (kind, sizes[0], recompute)
-        workspace = full.workspace_bytes
-        if key not in self.workspaces:
-            # Where levels of layers are known, the hungriest may run when others have let go: nothing is sure.
-            self.workspaces[key] = cuts.largest(np.zeros_like(workspace) if by_layer else workspace)
-            if recompute is True and self.trains:
-                self.workspaces[key] = self.workspaces[key] + (once[None, :] - once[:, None])
+        by_layer = self.cost_model.levels.at(kind, sizes[0]) is not None
+        once = self._saved(kind, sizes[0], recompute)
         nothing = np.zeros_like(once)
         adds = by_layer and self.trains
         gradients = cuts.sums(np.diff(graph.parameter_bytes)) / divided(What.GRADIENTS, zero, parts)
@@ -155,13 +145,29 @@ class Holders:
         return Holder(
             resident,
             once if keeps else nothing,
-            cuts.sums(np.diff(rest.saved_bytes - of_those(rest.saved_bytes, dropped))) if keeps else nothing,
-            self.workspaces[key],
+            self._saved(kind, sizes[1], recompute) if keeps else nothing,
+            self._workspace(kind, sizes[0], recompute, once, by_layer),
             limit_bytes,
             gradients if adds else None,
             once if adds else None,
             *(None if comes is None else comes * size for size in sizes),
         )
+
+    def _saved(self, kind: str, samples: float, recompute: RecomputeMask) -> Array:
+        """Before each cut, what layers save, but those whose activations are computed again alone."""
+        saved = self.cost_model.tables.at(kind, samples).saved_bytes
+        return self.cuts.sums(np.diff(saved - of_those(saved, recompute if isinstance(recompute, tuple) else ())))
+
+    def _workspace(self, kind: str, samples: float, recompute: RecomputeMask, once: Array, by_layer: bool) -> Array:
+        """As of :class:`Holder`; ``once``: what is saved before each cut, ``by_layer``: whether levels are known."""
+        key = (kind, samples, recompute)
+        if key not in self.workspaces:
+            workspace = self.cost_model.tables.at(kind, samples).workspace_bytes
+            # Where levels of layers are known, the hungriest may run when others have let go: nothing is sure.
+            self.workspaces[key] = self.cuts.largest(np.zeros_like(workspace) if by_layer else workspace)
+            if recompute is True and self.trains:
+                self.workspaces[key] = self.workspaces[key] + (once[None, :] - once[:, None])
+        return self.workspaces[key]
 
 
 def state_factor(cost_model: CostModel, trains: bool, parts: int = 1, zero: int = 1) -> float:

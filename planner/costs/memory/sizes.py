@@ -8,7 +8,7 @@ from functools import cached_property
 
 from planner.costs.communication.links import shares_memory
 from planner.costs.layers.cost_table import Run, layers_of
-from planner.costs.memory.activations import Part, activation_of, buckets_behind, kept_gradients
+from planner.costs.memory.activations import RankPart, activation_of, buckets_behind, kept_gradients
 from planner.costs.memory.messages import CoalescedMessage, Received, answers, buffer_bytes, joined, sums_standing
 from planner.costs.memory.table import SizeKey, What
 from planner.costs.simulator.program import CompiledProgram
@@ -76,23 +76,12 @@ class Sizes:
 
     def _by_activation_slot(
         self, carried: Sequence[CoalescedMessage], is_block: Sequence[bool]
-    ) -> tuple[list[dict[str, int]], dict[Part, float]]:
+    ) -> tuple[list[dict[str, int]], dict[RankPart, float]]:
         """By activation slot; and by rank, stage and size, the share of what is sent that nothing else keeps."""
-        alone = Counter[Part]()
-        received: dict[tuple[bool, Part], dict[int, dict[int, tuple[int, int, bool]]]] = {}
-        for transfer, num_bytes, how, block in zip(
-            self.compiled.transfers, self.payloads, carried, is_block, strict=True
-        ):
-            src, dst, microbatch = transfer.route
-            size = self.costs.micro_batches[microbatch]
-            reader, maker = (dst, src) if transfer.forward else (src, dst)
-            senders = received.setdefault((transfer.forward, (transfer.dst, reader, size)), {}).setdefault(maker, {})
-            senders[transfer.src] = num_bytes, how.framed, block
-            if transfer.forward and not block:
-                alone[transfer.src, src, size] += num_bytes - sum(how)
+        received, alone = self._messages(carried, is_block)
         sizes = self.costs.micro_batches
         parts = [(slot.rank, slot.stage, sizes[slot.microbatch]) for slot in self.compiled.activations]
-        by_part = dict[Part, tuple[dict[str, int], int]]()
+        by_part = dict[RankPart, tuple[dict[str, int], int]]()
         for part in dict.fromkeys(parts):
             inputs, gradients = (
                 Received.of({maker: [*own.values()] for maker, own in received.get((forward, part), {}).items()})
@@ -102,8 +91,25 @@ class Sizes:
         unsaved = {part: own / alone[part] if alone[part] else 0.0 for part, (_, own) in by_part.items()}
         return [by_part[part][0] for part in parts], unsaved
 
+    def _messages(
+        self, carried: Sequence[CoalescedMessage], is_block: Sequence[bool]
+    ) -> tuple[dict[tuple[bool, RankPart], dict[int, dict[int, tuple[int, int, bool]]]], Counter[RankPart]]:
+        """What parts are sent, as of :meth:`Received.of` by way, stage and rank of the sender; what they send alone."""
+        alone = Counter[RankPart]()
+        received: dict[tuple[bool, RankPart], dict[int, dict[int, tuple[int, int, bool]]]] = {}
+        slots = zip(self.compiled.transfers, self.payloads, carried, is_block, strict=True)
+        for transfer, num_bytes, how, block in slots:
+            src, dst, microbatch = transfer.route
+            size = self.costs.micro_batches[microbatch]
+            reader, maker = (dst, src) if transfer.forward else (src, dst)
+            senders = received.setdefault((transfer.forward, (transfer.dst, reader, size)), {}).setdefault(maker, {})
+            senders[transfer.src] = num_bytes, how.framed, block
+            if transfer.forward and not block:
+                alone[transfer.src, src, size] += num_bytes - sum(how)
+        return received, alone
+
     def _by_transfer_slot(
-        self, carried: Sequence[CoalescedMessage], is_block: Sequence[bool], unsaved: Mapping[Part, float]
+        self, carried: Sequence[CoalescedMessage], is_block: Sequence[bool], unsaved: Mapping[RankPart, float]
     ) -> dict[str, list[int]]:
         """Of messages: where they are received, there from the announcement on, and where they were sent, unframed."""
         buffer = list[int]()

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.costs.communication.collectives import Array, norm_s, partial_sum_s
+from planner.costs.communication.collectives import norm_s, partial_sum_s
+from planner.costs.communication.tables import Array
 from planner.costs.cost_model import CostModel
 from planner.ir.cluster import GRADIENT_SUMS, STANDING_BYTES, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT

@@ -13,4 +13,7 @@ Besides:
     breakdown   Where the time of a step goes on each rank, from a predicted timeline or a measured one by the same
                 rules
     next_step   What ranks prepare of the next step while this one runs, and how much of it is left when their rows end
+    replay      A simulated step once more with other durations, many at a time: every time is a vector, an entry a draw
+    traffic     What messages and sums of gradients share: network cards, and the cores of the ranks that they move
+                between
 """

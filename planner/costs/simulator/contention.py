@@ -1,7 +1,7 @@
 """A step of a program whose messages share network cards, or slow down the computing of their ranks.
 
 What happens is as in :mod:`planner.costs.simulator.events`, but how fast messages, sums of gradients and computing go
-changes with what else is under way (:mod:`planner.costs.simulator.prices`), so that everything is done in the order of
+changes with what else is under way (:mod:`planner.costs.simulator.traffic`), so that everything is done in the order of
 time.  Between two events all speeds are constant.  A flow's end, and that of a computation, is an event at the time
 that its speed now gives; when the speed changes what is left is counted and a new event takes the old one's place,
 which is known by its time when it comes up and is passed over.  Which speeds a flow's start or end changes depends on
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf
 
-from planner.costs.simulator.prices import FlowSpeeds, Neighbours, NetworkTraffic, SlotPrices
+from planner.costs.simulator.prices import SlotPrices
 from planner.costs.simulator.program import (
     PREPARE_STEP,
     PREPARED_STEP,
@@ -31,6 +31,7 @@ from planner.costs.simulator.program import (
     Step,
 )
 from planner.costs.simulator.rows import NOBODY, ProgramRows
+from planner.costs.simulator.traffic import FlowSpeeds, Neighbours, NetworkTraffic
 from planner.costs.timeline import Trace
 from planner.passes.events import NOT_YET
 

@@ -13,7 +13,7 @@ What must precede what comes from ``dependencies``, checked when the program was
 
 :func:`execute` runs a program whose messages share nothing but their channels;
 :mod:`planner.costs.simulator.contention` one whose messages share network cards or slow the computing of their ranks
-(:mod:`planner.costs.simulator.prices`, which says what is ignored).  Where every channel has a wire of its own the
+(:mod:`planner.costs.simulator.traffic`, which says what is ignored).  Where every channel has a wire of its own the
 first is a lower bound of the second: both take every row's steps, and every wire's messages, in the same order, each
 step begins when those before it are over, and no step or message of the second takes less than it does in the first; so
 by induction over that order nothing ends earlier. (Where directions share a wire their order depends on times: the
@@ -246,11 +246,10 @@ class _UnsharedRows(ProgramRows):
                     now = stop
                 if one_by_one:
                     break
-            moved = index > position[rank]
             clock[rank] = now
-            position[rank] = index
-            if one_by_one and moved and index < len(row):
+            if one_by_one and position[rank] < index < len(row):
                 self.wake(rank, now)
+            position[rank] = index
 
     def _send(self, now: float, numbers: tuple[int, ...]) -> float:
         """Sends messages, one call after another from ``now`` on; when the last call is over."""

@@ -12,9 +12,9 @@ from typing import Generic, TypeVar
 
 from planner.ir.errors import IllegalProgramError
 from planner.ir.plan import Size
-from planner.ir.program import Part, Program, Route, sent_by
+from planner.ir.program import Part, Program, Route, num_joined, sent_by
 from planner.ir.schedule import ADDS_GRADIENTS, COMPUTE, MESSAGE, SEND, Action, Op, format_grid
-from planner.passes.lowering import Numbering
+from planner.passes.numbering import Numbering
 from planner.passes.versions import versions_kept
 
 COMPUTE_STEP, SEND_STEP, RECEIVE_STEP, REDUCE_STEP, PREPARE_STEP, PREPARED_STEP, TIED_STEP = range(7)
@@ -53,6 +53,18 @@ class TransferSlot:
     src: int
     dst: int
     before: tuple[int, ...] = ()
+
+    def bytes_ahead(self, size: int, sizes: Sequence[int]) -> int | None:
+        """Bytes of the message that a transfer of ``size`` bytes joins; None: it begins one.
+
+        Args:
+            sizes: by transfer slot.
+        """
+        if not self.before:
+            return None
+        before = [sizes[each] for each in self.before]
+        count = num_joined([*before, size])
+        return sum(before[-count:]) if count else None
 
     def parts(self, program: Program) -> tuple[Part, ...]:
         """What such a message carries."""

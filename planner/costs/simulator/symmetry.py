@@ -33,7 +33,7 @@ from planner.ir.cluster import Cluster
 from planner.ir.program import Message, Program, Route
 from planner.ir.timeline import MemorySample, Span, Timeline
 
-Item = TypeVar("Item")
+T = TypeVar("T")
 Routes = Mapping[Route, tuple[Message, ...]]
 
 
@@ -71,7 +71,7 @@ class Symmetry:
                 of_route[id(route)] = tuple(one for one in route if one.src in kept)
         return {key: of_route[id(route)] for key, route in messages.items()}
 
-    def spread(self, by_rank: Sequence[Item]) -> tuple[Item, ...]:
+    def spread(self, by_rank: Sequence[T]) -> tuple[T, ...]:
         """What is of ranks of the first slice, for all ranks; of ranks without a stage as it is."""
         return tuple(by_rank[self.stands_for.get(rank, rank)] for rank in range(len(by_rank)))
 

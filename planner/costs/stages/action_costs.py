@@ -100,8 +100,7 @@ class StageCosts:
         stage = self.stages[action.stage]
         size = self.micro_batches[action.microbatch]
         member = stage.ranks.index(rank)
-        rows = samples_in(size)
-        samples = stage.samples[rows][member] if stage.samples else rows
+        samples = stage.samples_of(member, samples_in(size))
         of = self.kind(rank), samples, len(stage.ranks) > 1, stage.recompute_mask
         slowed = self.cost_model.slowed(*of)
         if slowed is None:
@@ -165,8 +164,7 @@ class StageCosts:
         if not preparations.is_beside(kind):
             before_s = self._before_s(kind) if self._is_first(rank, action) else 0.0
             return before_s + preparations.seconds(kind, layers, samples, shared=self._is_shared)
-        own = stage.samples[samples][stage.ranks.index(rank)] if stage.samples else samples
-        return preparations.seconds(kind, layers, own)
+        return preparations.seconds(kind, layers, stage.samples_of(stage.ranks.index(rank), samples))
 
     @once
     def _before_s(self, kind: str) -> float:
@@ -225,8 +223,7 @@ class StageCosts:
     def prepared_bytes(self, stage: int, member: int, microbatch: int) -> int:
         """What the stage's rank number ``member`` holds of prepared inputs (kernel maps) of a micro-batch."""
         placed = self.stages[stage]
-        rows = samples_in(self.micro_batches[microbatch])
-        samples = placed.samples[rows][member] if placed.samples else rows
+        samples = placed.samples_of(member, samples_in(self.micro_batches[microbatch]))
         return self.cost_model.preparations.num_bytes(layers_of(placed.runs), samples, len(placed.ranks))
 
     def before_program_bytes(self) -> int:
@@ -257,7 +254,7 @@ class StageCosts:
     def table(self, stage: int, member: int, microbatch: int) -> SizeTable:
         """Costs of all layers on the stage's rank number ``member`` at its share of the micro-batch."""
         placed = self.stages[stage]
-        samples = placed.samples[samples_in(self.micro_batches[microbatch])][member]
+        samples = placed.samples_of(member, samples_in(self.micro_batches[microbatch]))
         return self.cost_model.tables.at(self.kind(placed.ranks[member]), samples)
 
     def evidence(self) -> Evidence:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from planner.costs.candidate import candidate_of
@@ -16,9 +16,12 @@ from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.placement import StagePlacement
 from planner.ir.cluster import AROUND, GRADIENT_SUMS, MEASURED, NORMALISATION, PARTIAL_SUMS, PIECES
 from planner.ir.plan import AxisPart, Decision
-from planner.ir.profile import PartShape
+from planner.ir.profile import PartShape, Profile
 from planner.ir.schedule import Op
 from planner.layers import takes_statistics
+
+_PartOnKind = tuple[str, str, int, tuple[int, ...]]
+"""(device kind, layer, samples, part); no part where the layer is whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,38 +53,48 @@ def unmeasured(cost_model: CostModel, decisions: Iterable[Decision]) -> dict[str
     Raises:
         MissingMeasurementError: nothing says what a layer costs.
     """
-    measured = {
+    profile = cost_model.profile
+    planned = [(each, Pricing(cost_model).stages(candidate_of(profile.graph, each))) for each in decisions]
+    placed = [(decision, stage) for decision, stages in planned for stage in stages]
+    used = dict.fromkeys(use for decision, stage in placed for use in _uses(cost_model, decision, stage))
+    measured = _measured(profile)
+    missing = [use for use in used if use not in measured]
+    waiting = {kind for _, stages in planned if len(stages) > 1 for kind in _processors(cost_model, stages)}
+    waiting -= profile.action_overhead_s.keys()
+    collectives = {table.operation for table in profile.cluster.collectives}
+    exchanging = {
+        (kind, operation)
+        for decision, stage in placed
+        for operation in _exchanges(cost_model, decision, stage) - collectives
+        for kind in _processors(cost_model, [stage])
+    }
+    kinds = dict.fromkeys((*(kind for kind, *_ in missing), *sorted(waiting | {kind for kind, _ in exchanging})))
+    return {
+        kind: Unmeasured(
+            *_missing_on(kind, missing),
+            kind in waiting,
+            tuple(operation for operation in AROUND if (kind, operation) in exchanging),
+        )
+        for kind in kinds
+    }
+
+
+def _measured(profile: Profile) -> set[_PartOnKind]:
+    return {
         (kind, one.layer, one.samples, one.part)
-        for by_kind in (cost_model.profile.measurements, cost_model.profile.parts)
+        for by_kind in (profile.measurements, profile.parts)
         for kind, measurements in by_kind.items()
         for one in measurements
         if one.evidence == MEASURED
     }
-    wanted: dict[tuple[str, str, int, tuple[int, ...]], None] = {}
-    waiting: set[str] = set()
-    exchanging: dict[str, set[str]] = {}
-    collectives = {table.operation for table in cost_model.profile.cluster.collectives}
-    for decision in decisions:
-        candidate = candidate_of(cost_model.profile.graph, decision)
-        stages = Pricing(cost_model).stages(candidate)
-        waiting |= _processors(cost_model, stages) if len(stages) > 1 else set()
-        for stage in stages:
-            unknown = _exchanges(cost_model, decision, stage) - collectives
-            for kind in _processors(cost_model, [stage]) if unknown else ():
-                exchanging.setdefault(kind, set()).update(unknown)
-            wanted.update(dict.fromkeys(_uses(cost_model, decision, stage)))
-    missing = [each for each in wanted if each not in measured]
-    waiting -= cost_model.profile.action_overhead_s.keys()
-    unmeasured_of = {}
-    for kind in dict.fromkeys((*(kind for kind, *_ in missing), *sorted(waiting | exchanging.keys()))):
-        sizes = sorted({samples for other, _, samples, part in missing if other == kind and not part})
-        shapes = [
-            PartShape((layer,), samples, part) for other, layer, samples, part in missing if other == kind if part
-        ]
-        shapes.sort(key=lambda shape: shape.samples)
-        around = tuple(each for each in AROUND if each in exchanging.get(kind, ()))
-        unmeasured_of[kind] = Unmeasured(tuple(sizes), tuple(shapes), kind in waiting, around)
-    return unmeasured_of
+
+
+def _missing_on(kind: str, missing: Sequence[_PartOnKind]) -> tuple[tuple[int, ...], tuple[PartShape, ...]]:
+    """The sizes and shapes on a kind of device, as of :class:`Unmeasured`."""
+    mine = [each[1:] for each in missing if each[0] == kind]
+    sizes = sorted({samples for _, samples, part in mine if not part})
+    shapes = [PartShape((layer,), samples, part) for layer, samples, part in mine if part]
+    return tuple(sizes), tuple(sorted(shapes, key=lambda shape: shape.samples))
 
 
 def _processors(cost_model: CostModel, stages: Iterable[StagePlacement]) -> set[str]:
@@ -110,10 +123,8 @@ def _exchanges(cost_model: CostModel, decision: Decision, stage: StagePlacement)
     return exchanges
 
 
-def _uses(
-    cost_model: CostModel, decision: Decision, stage: StagePlacement
-) -> Iterable[tuple[str, str, int, tuple[int, ...]]]:
-    """(device kind, layer, samples, part) of what the ranks of a stage do; no part where it is whole."""
+def _uses(cost_model: CostModel, decision: Decision, stage: StagePlacement) -> Iterable[_PartOnKind]:
+    """What the ranks of a stage do."""
     layers = cost_model.profile.graph.layers
     for samples in stage.samples.values():
         for rank, number in zip(stage.ranks, samples, strict=True):

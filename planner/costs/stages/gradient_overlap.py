@@ -20,12 +20,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.costs.communication.collectives import Array
 from planner.costs.communication.links import NetworkPrices
+from planner.costs.communication.tables import Array
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph
 from planner.ir.profile import Profile
 from planner.ir.program import BUCKET_BYTES, in_buckets
-from planner.layers.boxes import Boxes, equal_ranks, volumes
+from planner.layers.boxes import BoxArray, equal_ranks, volumes
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def buckets(graph: Graph, layers: Sequence[int], apart: frozenset[str] = frozens
 def buckets_of_parts(
     graph: Graph,
     layers: Sequence[int],
-    weights: Sequence[Sequence[Boxes]],
+    weights: Sequence[Sequence[BoxArray]],
     member: int,
     apart: frozenset[str] = frozenset(),
 ) -> tuple[Bucket, ...]:
@@ -195,7 +195,7 @@ def least_bytes_on_cards(
     """What the sum of a stage's gradients on several hosts puts on the network card of each at least; elementwise.
 
     It moves its bytes evenly in the time that a sum of all takes alone, as long as its ranks wait for it
-    (``costs.simulator.prices``).
+    (``costs.simulator.traffic``).
 
     Args:
         least_s: by :func:`least_reduction_s`, of which updated parameters that are gathered are no part.

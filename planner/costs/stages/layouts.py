@@ -235,18 +235,15 @@ class LayoutPrices:
     def cost_of_part(self, index: int, shards: Shards) -> Array:
         """``[6, options, ranks]``: seconds and bytes of each part, as measured or from the cost of whole samples."""
         costs = np.zeros((6, *shards.share.shape))
-        for member, rank in enumerate(self.ranks):
+        kinds = [self.cost_model.main_kind(rank) for rank in self.ranks]
+        for member, kind in enumerate(kinds):
             for samples in np.unique(shards.samples[:, member]).tolist():
                 rows = shards.samples[:, member] == samples
-                whole = self.cost_model.tables.columns(self.cost_model.main_kind(rank), samples)[:, index]
+                whole = self.cost_model.tables.columns(kind, samples)[:, index]
                 costs[:, rows, member] = whole[:, None] * shards.share[rows, member]
-        self.parts.put_in(
-            costs, self.layers[index].name, [self.cost_model.main_kind(rank) for rank in self.ranks], shards
-        )
-        for member, rank in enumerate(self.ranks):
-            costs[:SAVED, :, member] *= self.cost_model.added(self.cost_model.main_kind(rank), len(self.ranks) > 1)[
-                :, None
-            ]
+        self.parts.put_in(costs, self.layers[index].name, kinds, shards)
+        for member, kind in enumerate(kinds):
+            costs[:SAVED, :, member] *= self.cost_model.added(kind, len(kinds) > 1)[:, None]
         return costs
 
     @once

@@ -65,6 +65,10 @@ class StagePlacement:
     laid_out: Mapping[Size, StageCost] = field(default_factory=dict)
     recomputed: tuple[tuple[int, ...], ...] = ()
 
+    def samples_of(self, member: int, rows: int) -> float:
+        """Samples that a member has of a micro-batch of ``rows``; where layers have layouts of their own all."""
+        return self.samples[rows][member] if self.samples else rows
+
     @property
     def recompute_mask(self) -> RecomputeMask:
         """Which of its layers are computed again."""

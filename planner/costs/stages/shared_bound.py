@@ -22,25 +22,21 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.costs.cost_model import CostModel
-from planner.costs.layers.cost_table import Array
+from planner.costs.layers.cost_table import Array, Flags
 from planner.costs.memory.memory_bound import Cuts, Numbers
 from planner.costs.stages.stage_bound import BoundedStages, StageBound
 from planner.costs.stages.stage_sums import LeastPasses, RecomputeMask
 from planner.ir.lazy import once
 
-Line = tuple[Array, Array]
-"""A base and a slope a sample, at each cut: no number of samples takes less."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Times:
-    """What something takes by samples: (samples - 1, cut), running sums; and lines that lie below."""
+    """What something takes by samples: (samples - 1, cut), running sums; and lines below, each a base and a slope."""
 
     sums: Array
-    lines: tuple[Line, Line]
+    lines: tuple[tuple[Array, Array], tuple[Array, Array]]
 
     @classmethod
     def of(cls, by_layer: Array, cuts: Cuts) -> Times:
@@ -242,7 +238,7 @@ class SharedBound:
     times: GroupTimes
     all_times: GroupTimes
     num_full: int
-    inside: NDArray[np.bool_]
+    inside: Flags
     upper_s: float
 
     def stage(self, first: Numbers, last: Numbers, num_microbatches: int) -> BoundedStages:

@@ -24,7 +24,7 @@ from planner.costs.stages.layouts import FORWARD, LayerTable, LayoutPrices
 from planner.costs.stages.stage_sums import PassTimes, with_recompute
 from planner.ir.cluster import INTERPOLATED, Evidence
 from planner.layers import is_convolution
-from planner.layers.boxes import Boxes
+from planner.layers.boxes import BoxArray
 
 Array = NDArray[np.float64]
 
@@ -55,7 +55,7 @@ class LayerBytes:
     samples: NDArray[np.int64]
     share: Array
     read_share: Array
-    weights: tuple[tuple[Boxes, ...], ...] = ()
+    weights: tuple[tuple[BoxArray, ...], ...] = ()
     puts_off: tuple[bool, ...] = ()
     meets: NDArray[np.bool_] | None = None
 

@@ -30,7 +30,7 @@ _PLACE = {op: place for place, op in enumerate(PASSES)}
 RecomputeMask = bool | tuple[int, ...]
 """Which layers' activations are computed again: those of all, of none, or of these by index in the graph."""
 
-Figures = TypeVar("Figures", float, Array)
+T = TypeVar("T", float, Array)
 
 
 def least_backward_s(whole_s: ArrayLike, input_s: ArrayLike, weight_s: ArrayLike, splits: bool) -> Array:
@@ -144,6 +144,6 @@ def of_those(sums: Array, recompute: RecomputeMask) -> Array:
     return running(counted)
 
 
-def with_recompute(backward: Figures, backward_input: Figures, repeated: Figures) -> tuple[Figures, Figures]:
+def with_recompute(backward: T, backward_input: T, repeated: T) -> tuple[T, T]:
     """B and I where what takes ``repeated`` is computed once more before them."""
     return backward + repeated, backward_input + repeated

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.costs.communication.collectives import Array, call_s, group_links, partial_sum_s, transfer_s
+from planner.costs.communication.collectives import call_s, group_links, partial_sum_s
+from planner.costs.communication.tables import Array, transfer_s
 from planner.ir.cluster import PARTIAL_SUMS, SITES, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph
 from planner.ir.profile import Profile, SiteHalo

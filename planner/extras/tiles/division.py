@@ -8,13 +8,12 @@ from itertools import product
 
 import numpy as np
 
-from planner.ir.box import Box, Interval, hull, volume, whole
+from planner.ir.box import Box, Boxes, Interval, hull, volume, whole
 from planner.ir.graph import Graph, TensorSpec, output_of, producer, value_name
 from planner.ir.plan import Block, Placement
 from planner.layers import kind
-from planner.layers.boxes import Boxes as Arrays
-from planner.layers.boxes import as_boxes
-from planner.layers.division import Boxes, Division, LayerDivision, read_by
+from planner.layers.boxes import BoxArray, as_boxes
+from planner.layers.division import Division, LayerDivision, read_by
 from planner.layers.receptive_field import read_back
 from planner.layers.shards import Shards
 from planner.layers.sized import SizedLayer
@@ -183,7 +182,7 @@ def _tiled(plain: LayerDivision, tiles: Sequence[Sequence[Mapping[str, Box]]], g
     return Shards(sized, options, done, done, made, made, sized.read(done)[0], weights, ((),) * len(tiles))
 
 
-def _for_each(boxes: tuple[Boxes, ...], num_tiles: int) -> tuple[Arrays, ...]:
+def _for_each(boxes: tuple[Boxes, ...], num_tiles: int) -> tuple[BoxArray, ...]:
     """The same boxes by rank for every tile."""
     return tuple(np.array([as_boxes(each)] * num_tiles) for each in boxes)
 

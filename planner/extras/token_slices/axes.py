@@ -26,14 +26,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
-from planner.ir.box import Box, Interval, Transfer, whole
+from planner.ir.box import Box, Boxes, Interval, Transfer, whole
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, producer, value_name
 from planner.ir.layout import cut_points
 from planner.ir.lazy import once
 from planner.ir.plan import AxisPart, Decision, Placement, Size, samples_in
 from planner.layers import kind
-from planner.layers.division import Boxes, Division, LayerDivision
+from planner.layers.division import Division, LayerDivision
 
 TIME = "time"
 """The dim of graph inputs that holds the tokens of a sequence."""

@@ -24,7 +24,8 @@ from planner.costs.cost_model import CostModel
 from planner.costs.layers.confidence import weakest
 from planner.costs.layers.cost_table import Array
 from planner.costs.layers.interpolation import values_of
-from planner.costs.layers.shards import alike_layers, part_of
+from planner.costs.layers.part_shapes import alike_layers
+from planner.costs.layers.shards import part_of
 from planner.costs.stages.stage_cost import LayerBytes, StageCost
 from planner.costs.stages.stage_sums import with_recompute
 from planner.extras.token_slices.axes import SlicedDivision, TokenAxes
@@ -201,7 +202,7 @@ class SlicePrices:
 
 
 def part_shapes(graph: Graph) -> Callable[[SizedLayer], Iterator[tuple[tuple[int, ...], int]]]:
-    """Of each layer, the slices that are worth measuring (:func:`planner.costs.layers.shards.part_shapes`).
+    """Of each layer, the slices that are worth measuring (:func:`planner.costs.layers.part_shapes.part_shapes`).
 
     Raises:
         UnsupportedModelError: the network cannot be run in token slices.

@@ -28,9 +28,9 @@ from math import inf
 
 import numpy as np
 
-from planner.costs.communication.collectives import transfer_s
 from planner.costs.communication.links import fastest
 from planner.costs.communication.stage_transfers import least_link
+from planner.costs.communication.tables import transfer_s
 from planner.costs.layers.cost_table import Array
 from planner.solvers.best_first.capacity import Capacity
 from planner.solvers.best_first.counts_columns import Columns, ColumnStages, CutPlaces

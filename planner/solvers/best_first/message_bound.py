@@ -10,17 +10,17 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.communication.collectives import transfer_s
 from planner.costs.communication.links import fastest
 from planner.costs.communication.stage_transfers import (
     BoundaryMessages,
-    Piece,
+    TierMessage,
     across_hosts,
     least_link,
     least_links,
     pieces,
     without_time,
 )
+from planner.costs.communication.tables import transfer_s
 from planner.costs.layers.cost_table import Array
 from planner.ir.cluster import Link
 from planner.ir.lazy import once, once_by
@@ -32,7 +32,7 @@ from planner.solvers.candidates.feasibility import may_stream
 _ORDER_S = 3e-5  # of messages between members in one order
 _POOL_S = 2e-6  # for each pool
 
-PiecesOfOne = frozenset[Piece]
+PiecesOfOne = frozenset[TierMessage]
 """Messages of one member; equal ones once."""
 
 OnCards = frozenset[tuple[float, float]]

@@ -18,7 +18,7 @@ from itertools import chain
 import numpy as np
 
 from planner.costs.candidate import Recomputes, recompute_mask
-from planner.costs.communication.collectives import transfer_s
+from planner.costs.communication.tables import transfer_s
 from planner.costs.layers.cost_table import Array
 from planner.costs.stages.shared_bound import SharedBound
 from planner.ir.errors import MissingMeasurementError

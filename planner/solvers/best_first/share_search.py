@@ -22,7 +22,7 @@ from itertools import pairwise
 import numpy as np
 
 from planner.costs.candidate import Candidate
-from planner.costs.communication.collectives import transfer_s
+from planner.costs.communication.tables import transfer_s
 from planner.costs.layers.cost_table import Array
 from planner.solvers.best_first.graph_cuts import Flags, Handed, Numbers
 from planner.solvers.best_first.leaf_bound import Edges, Leaf, Order, schedule_order

@@ -18,7 +18,7 @@ The bound.  What a pipeline takes at least is a fold over its stages, from the l
                                                                                               ``recurrence``
 
 Network cards.  No card ever carries more than r bytes a second, the most of what cards can and of what any message or
-sum does alone (``NetworkPrices.most_card_bytes_per_s``), however flows share it (``costs.simulator.prices``).  So what
+sum does alone (``NetworkPrices.most_card_bytes_per_s``), however flows share it (``costs.simulator.traffic``).  So what
 begins at t or later is on a card until t + its bytes / r at least:
     C_s is also the bytes of all M messages on the fullest card / r.  The first begins after an F of s, and behind the
         last of them, whichever it is, come an F of s + 1, its B and the gradient         ``HandoverBounds._on_cards``

@@ -17,9 +17,10 @@ from planner.costs.pricing import Pricing
 from planner.costs.simulator.events import run
 from planner.costs.simulator.prices import SlotPrices, prices_of, transfer_bytes
 from planner.costs.simulator.program import CompiledProgram, compile_program
+from planner.costs.simulator.replay import replayed
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.timeline import Trace
-from planner.costs.uncertainty import MODEL, Deciles, deciles, replayed
+from planner.costs.uncertainty import MODEL, Deciles, deciles
 from planner.ir.plan import Decision
 from planner.ir.profile import (
     ONE_DEVICE,

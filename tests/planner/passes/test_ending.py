@@ -13,7 +13,7 @@ from planner.ir.schedule import COMPUTE, RECEIVE, SEND, Action, Op, Pipeline, St
 from planner.passes import lower, validate
 from planner.passes.ending import TOGETHER, stuck
 from planner.passes.events import in_order
-from planner.passes.lowering import Numbering
+from planner.passes.numbering import Numbering
 from planner.schedules import names, schedule, traits
 from tests.planner.random_programs import random_pipeline, random_program
 from tests.planner.schedules.simulated import chain, dag, lowered

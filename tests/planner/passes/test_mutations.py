@@ -15,7 +15,7 @@ from planner.ir.program import Program
 from planner.ir.schedule import ADDS_GRADIENTS, COMPUTE, MESSAGE, RECEIVE, SEND, Action, Op
 from planner.passes import validate
 from planner.passes.ending import stuck
-from planner.passes.lowering import Numbering
+from planner.passes.numbering import Numbering
 from planner.schedules import names
 from tests.planner.passes.requirements import requirements
 from tests.planner.random_programs import random_program

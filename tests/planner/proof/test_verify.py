@@ -45,7 +45,7 @@ from tests.planner.solvers.instances import (
 )
 
 AGAIN = {"nothing": Recomputes.NOTHING, "all": Recomputes.ALL, "cores": Recomputes.CORES}
-MOST_TOKENS, MOST_TOKENS_OF_PRICES = 5000, 6800
+MOST_TOKENS, MOST_TOKENS_OF_PRICES = 5350, 7000
 
 
 def normalised_problem(seed: int) -> Problem:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.costs.simulator.events import execute
@@ -13,7 +13,6 @@ from planner.ir.box import Interval
 from planner.ir.program import Message, Part, Program
 from planner.ir.schedule import ADDS_GRADIENTS, COMPUTE, MESSAGE, Action, Edge, Op, Pipeline, Schedule, StageGraph
 from planner.passes import lower
-from planner.passes.versions import Rows
 from planner.schedules import positions, schedule
 
 Seconds = Callable[[Action], float]
@@ -99,7 +98,7 @@ def uniform(forward: float, backward_input: float, backward_weight: float) -> Se
     return lambda action: lasts.get(action.op, 0.0)
 
 
-def peaks(rows: Rows, kept: Sequence[float]) -> tuple[float, ...]:
+def peaks(rows: Iterable[Iterable[Action]], kept: Sequence[float]) -> tuple[float, ...]:
     """The most that each row keeps at once, all its stages together.
 
     Args:

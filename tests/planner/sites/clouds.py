@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.sites.keys import pack
-from planner.sites.partition import BlockWork
+from planner.sites.work import BlockWork
 
 
 def blocks(*samples: list[float], step: int = 1) -> BlockWork:

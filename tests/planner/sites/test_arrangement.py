@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from benchmarks.site_balance import cut, imbalance, rank_work
 from planner.ir.errors import UsageError
 from planner.sites.arrangement import arrange, cut_places, halo_sites, longest_first, sample_order
+from planner.sites.bisection import bisection
 from planner.sites.keys import Ints, pack, samples_of, unpack
-from planner.sites.partition import BlockWork, best_stretches, bisection, bottleneck
+from planner.sites.partition import best_stretches, bottleneck
+from planner.sites.work import BlockWork
 from tests.planner.sites.clouds import blocks
 
 WORKS = st.lists(st.lists(st.sampled_from([0.0, 0.1, 1.0, 3.0, 40.0]), max_size=5), min_size=1, max_size=4)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from planner.ir.errors import UsageError
 from planner.sites.keys import BLOCK, HALF, block_keys, pack, unpack
-from planner.sites.partition import SiteLevel, SiteLoad, block_work
+from planner.sites.work import SiteLevel, SiteLoad, block_work
 
 AXIS = st.integers(-HALF, HALF - 1)
 BEYOND = st.integers(-2 * HALF, 2 * HALF)

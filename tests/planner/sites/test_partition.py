@@ -11,8 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from planner.sites.bisection import bisection
 from planner.sites.keys import Ints, pack, unpack
-from planner.sites.partition import Stretch, balanced_cuts, best_stretches, bisection, bottleneck
+from planner.sites.partition import Stretch, balanced_cuts, best_stretches, bottleneck
 
 
 def prefix_of(work: list[int]) -> Ints:

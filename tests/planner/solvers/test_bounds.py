@@ -16,8 +16,8 @@ from scipy.optimize import linprog
 from benchmarks.chains import chain_profile
 from benchmarks.scale import scale_profile
 from planner.costs.candidate import Candidate
-from planner.costs.communication.collectives import transfer_s
 from planner.costs.communication.stage_transfers import least_link
+from planner.costs.communication.tables import transfer_s
 from planner.costs.cost_model import CostModel
 from planner.costs.memory.memory_bound import fewest_kept, kept_by
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Link

@@ -13,8 +13,8 @@ from cuda_ops.memory import available, meter_of
 from planner.costs.memory.action_peaks import ActionPeaks, RunningLayers, action_peaks
 from planner.ir.profile import LEVEL_NAMES, ModelSource
 from planner.sites.arrangement import arrange, halo_sites
-from planner.sites.partition import SiteLevel
 from planner.sites.prices import NeighbourPairs, network_work, prices
+from planner.sites.work import SiteLevel
 from profiler import CapturedModule
 from profiler.capture.sizes import NUM_SAMPLES
 from profiler.measure import preparing

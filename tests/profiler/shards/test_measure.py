@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from cuda_ops import device_description
 from cuda_ops.dense.conv_kernels import onednn_convolution
 from planner.costs.layers.interpolation import layer_cost
-from planner.costs.layers.shards import part_shapes
+from planner.costs.layers.part_shapes import part_shapes
 from planner.ir.cluster import Cluster, DeviceSpec
 from planner.ir.errors import MissingDeviceError, StaleFileError
 from planner.ir.graph import Graph

@@ -20,7 +20,8 @@ from benchmarks.site_balance import Ownership, cut, morton, random_blocks
 from cuda_ops.sparse.geometry import BuiltGeometry, KernelMap, MapSpec, Route, Segments, geometry_of, stride_of
 from cuda_ops.sparse.local import LocalMap, Owned, local_map, local_segments
 from planner.sites.arrangement import arrange
-from planner.sites.partition import SiteLevel, SiteLoad, bisection, block_work
+from planner.sites.bisection import bisection
+from planner.sites.work import SiteLevel, SiteLoad, block_work
 from runtime.sparse.rules import SharedSites
 from runtime.spatial.exchange import PeerGroup
 from runtime.stage.modes import MicrobatchShard

@@ -8,15 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.costs.communication.collectives import (
-    collective_s,
-    least_collective_s,
-    memory_factor,
-    norm_s,
-    read_delays,
-    transfer_s,
-)
+from planner.costs.communication.collectives import collective_s, least_collective_s, memory_factor, norm_s
 from planner.costs.communication.links import NetworkPrices, transport_of, without_pairs
+from planner.costs.communication.tables import read_delays, transfer_s
 from planner.ir.cluster import (
     ACROSS_HOSTS,
     ALL_REDUCE,

@@ -11,8 +11,9 @@ import pytest
 from benchmarks.chains import chain_profile
 from planner.costs.layers import cost_table
 from planner.costs.layers.cost_table import CostTables, runs_of
+from planner.costs.layers.features import Features
 from planner.costs.layers.interpolation import QUANTITIES, layer_cost, measured_alike
-from planner.costs.layers.regression import FamilyModels, Features, fitted
+from planner.costs.layers.regression import FamilyModels, fitted
 from planner.ir.cluster import DATASHEET, INTERPOLATED, MEASURED
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.profile import Measurement, Profile

@@ -11,7 +11,8 @@ import pytest
 
 from planner.costs.cost_model import CostModel
 from planner.costs.layers.interpolation import QUANTITIES
-from planner.costs.layers.shards import MeasuredParts, group_sizes, part_of, part_shapes
+from planner.costs.layers.part_shapes import group_sizes, part_shapes
+from planner.costs.layers.shards import MeasuredParts, part_of
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import FORWARD, LayoutPrices
 from planner.ir.cluster import DATASHEET, INTERPOLATED, MEASURED

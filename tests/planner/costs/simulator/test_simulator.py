@@ -20,16 +20,10 @@ from planner.costs.sentences import most_messages_s
 from planner.costs.simulator.breakdown import Parts, breakdown, mean_parts
 from planner.costs.simulator.contention import execute_shared
 from planner.costs.simulator.events import execute, least_left_s, least_s, run, step_unless_longer
-from planner.costs.simulator.prices import (
-    FlowSpeeds,
-    NetworkFlow,
-    NetworkTraffic,
-    SlotPrices,
-    prices_of,
-    transfer_bytes,
-)
+from planner.costs.simulator.prices import SlotPrices, prices_of, transfer_bytes
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.simulator.symmetry import Symmetry, slices
+from planner.costs.simulator.traffic import FlowSpeeds, NetworkFlow, NetworkTraffic
 from planner.costs.stages.action_costs import StageCosts
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.errors import IllegalProgramError

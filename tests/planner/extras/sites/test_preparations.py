@@ -18,9 +18,9 @@ from planner.costs.pricing import Pricing
 from planner.costs.simulator.events import run
 from planner.costs.simulator.prices import prices_of, transfer_bytes
 from planner.costs.simulator.program import compile_program
+from planner.costs.simulator.replay import replayed
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.input_pipeline import TURN_S, TURN_SHARE
-from planner.costs.uncertainty import replayed
 from planner.extras.sites.preparations import SitePreparations
 from planner.ir.codec import dumps, loads
 from planner.ir.graph import is_sites
