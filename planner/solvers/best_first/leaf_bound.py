@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from math import comb
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +23,10 @@ from planner.ir.schedule import Edge, Op, Pipeline, StageGraph
 from planner.passes.events import in_order
 from planner.schedules import max_in_flight, traits
 from planner.schedules import schedule as schedule_named
-from planner.solvers.best_first.graph_cuts import Handed, Numbers
+from planner.solvers.best_first.graph_cuts import Flags, Handed, Numbers
+from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.prefixes import Expansion, Frontier, PipelinePrefix
+from planner.solvers.best_first.priced_groups import PricedGroup
 from planner.solvers.budget import note
 
 CAPS = (1, 2, 3, 4, 6)
@@ -79,49 +82,32 @@ class Leaves:
         expansions: the pipelines are complete children (by position) of these.
         num_counted: micro-batches that take time, the first ones.
         bound: of the search so far.
-        heads, backs: (stage, 2, pipeline): of the fastest and of the slowest member.
-        adds: what a B that finds gradients takes longer.
-        tails: reduction and update.
-        there, back: messages, by edge.
-        max_in_flight: the most micro-batches that memory lets each stage keep.
-        cards: seconds that a sum of gradients, by stage, and a message and its gradient, by edge, keep network cards
-            busy: (flow, card, pipeline), the cards of a host out and in; None where there is one host.
+        cards: of a sum of gradients, by stage, then of a message and its gradient, by edge; the cards of a host out and
+            in; None where there is one host.
     """
 
     edges: Edges
     expansions: tuple[tuple[Expansion, Numbers], ...]
     num_counted: int
-    bound: Array
-    heads: Array
-    backs: Array
-    adds: Array
-    tails: Array
-    there: Array
-    back: Array
-    max_in_flight: Numbers
-    cards: Array | None = None
+    bound: Array  # [pipelines] seconds
+    heads: Array  # [stages, 2, pipelines] seconds of an F of the fastest and of the slowest member
+    backs: Array  # [stages, 2, pipelines] seconds of a B likewise
+    adds: Array  # [stages, pipelines] seconds that a B takes longer that finds gradients
+    tails: Array  # [stages, pipelines] seconds of reduction and update
+    there: Array  # [edges, pipelines] seconds of a message
+    back: Array  # [edges, pipelines] seconds of its gradient
+    max_in_flight: Numbers  # [stages, pipelines] micro-batches that memory lets each stage keep
+    cards: Array | None = None  # [flows, cards, pipelines] seconds that network cards are busy
 
     @classmethod
     def of(cls, frontier: Frontier, children: Sequence[tuple[Expansion, Numbers]]) -> list[Leaves]:
         """The complete children (by position) of prefixes."""
         note(_CHILDREN_S * len(children))
-        alike: dict[tuple[int, Edges], list[tuple[Expansion, Numbers, tuple[Array, ...]]]] = {}
+        alike: dict[tuple[int, Edges], list[Leaves]] = {}
         for expansion, positions in children:
-            chain = (*expansion.parent.cuts, frontier.suffixes.prices.cuts.last)
-            handed = frontier.suffixes.prices.cuts.handed(chain)
-            trains = frontier.suffixes.prices.freedom.trains
-            edges = tuple((one.source, one.destination, one.has_gradient and trains) for one in handed)
-            arrays = _arrays(frontier, expansion, positions, handed)
-            alike.setdefault((len(chain) - 1, edges), []).append((expansion, positions, arrays))
-        return [
-            cls(
-                edges,
-                tuple((expansion, positions) for expansion, positions, _ in members),
-                frontier.suffixes.prices.num_counted,
-                *(np.concatenate(column, axis=-1) for column in zip(*(arrays for *_, arrays in members), strict=True)),
-            )
-            for (_, edges), members in alike.items()
-        ]
+            own = _leaves(frontier, expansion, positions)
+            alike.setdefault((len(own.heads), own.edges), []).append(own)
+        return list(map(_joined, alike.values()))
 
     def __len__(self) -> int:
         return len(self.bound)
@@ -170,40 +156,12 @@ class Leaves:
         upper_s: float = np.inf,
     ) -> Array:
         """Of the pipelines ``numbers``, under a schedule with these windows; of those from ``upper_s`` on no more."""
-        num_stages = len(self.heads)
-        order = schedule_order(schedule, num_stages, num_microbatches, self.edges, windows)
+        order = schedule_order(schedule, len(self.heads), num_microbatches, self.edges, windows)
         if order is None:
             return np.asarray(self.bound[numbers])
         note(len(order) * (_TURN_S + _PIPELINE_S * len(numbers)))
-        columns = self.heads, self.backs, self.adds, self.there, self.back
-        heads, backs, adds, there, back = (list(each[..., numbers]) for each in columns)
-        into = [[e for e, edge in enumerate(self.edges) if edge[1] == s] for s in range(num_stages)]
-        out_of = [[e for e, edge in enumerate(self.edges) if edge[0] == s] for s in range(num_stages)]
-        returning = [[e for e in out_of[s] if self.edges[e][2]] for s in range(num_stages)]
-        clock = [np.zeros((2, len(numbers)))] * num_stages  # an array that is in a list is never written to again
-        wire_there, wire_back = ([np.zeros(len(numbers))] * len(self.edges) for _ in range(2))
-        arrived: dict[tuple[bool, int, int], Array] = {}
         busy = None if self.cards is None else CardLoads(self.cards[..., numbers])
-        first = [True] * num_stages
-        accumulates = [bool(each.any()) for each in adds]
-        for forward, stage, microbatch in order:
-            now = clock[stage]
-            for edge in into[stage] if forward else returning[stage]:
-                now = np.maximum(now, arrived.pop((forward, edge, microbatch)))
-            counts = microbatch < self.num_counted
-            if counts:
-                now = now + (heads if forward else backs)[stage]
-            if counts and not forward and not first[stage] and accumulates[stage]:
-                now += adds[stage]
-            first[stage] &= forward
-            clock[stage] = now
-            wire, seconds = (wire_there, there) if forward else (wire_back, back)
-            for edge in out_of[stage] if forward else into[stage]:
-                if busy is not None and counts:
-                    busy.take(num_stages + 2 * edge + (not forward), now[0])
-                arrival = np.maximum(wire[edge], now[0])
-                arrived[forward, edge, microbatch] = wire[edge] = arrival + seconds[edge] if counts else arrival
-        done = np.array(clock).max(axis=1)
+        done = self._replayed(order, numbers, busy)
         end = (done + self.tails[:, numbers]).max(axis=0)
         if busy is not None:
             for stage, now in enumerate(done):
@@ -211,6 +169,42 @@ class Leaves:
             places = np.flatnonzero(end < upper_s)
             end[places] = np.maximum(end[places], busy.until(places))
         return np.asarray(np.maximum(self.bound[numbers], end))
+
+    def _replayed(self, order: Order, numbers: Numbers, busy: CardLoads | None) -> Array:
+        """When the last F or B of each stage is over, ``[stages, pipelines]``; what passes cards is put into ``busy``."""
+        forwards, backwards = self._passes(numbers)
+        num_stages = len(self.heads)
+        clock = [np.zeros((2, len(numbers)))] * num_stages  # an array that is in a list is never written to again
+        adds = list(self.adds[..., numbers])
+        accumulates = [bool(each.any()) for each in adds]
+        has_gradients = [False] * num_stages
+        for forward, stage, microbatch in order:
+            passes = forwards if forward else backwards
+            counts = microbatch < self.num_counted
+            now = passes.begin(stage, microbatch, clock[stage])
+            if counts:
+                now = now + passes.seconds[stage]
+                if has_gradients[stage] and not forward and accumulates[stage]:
+                    now += adds[stage]
+                if busy is not None:
+                    for edge in passes.sent[stage]:
+                        busy.take(num_stages + 2 * edge + (not forward), now[0])
+            has_gradients[stage] |= not forward
+            clock[stage] = now
+            passes.send(stage, microbatch, now[0], counts)
+        return np.array(clock).max(axis=1)
+
+    def _passes(self, numbers: Numbers) -> tuple[_Passes, _Passes]:
+        """All F, and all B, of the pipelines ``numbers``."""
+        stages = range(len(self.heads))
+        into = [[e for e, edge in enumerate(self.edges) if edge[1] == s] for s in stages]
+        out_of = [[e for e, edge in enumerate(self.edges) if edge[0] == s] for s in stages]
+        returning = [[e for e in own if self.edges[e][2]] for own in out_of]
+        heads, backs, there, back = (
+            list(each[..., numbers]) for each in (self.heads, self.backs, self.there, self.back)
+        )
+        free_s = [np.zeros(len(numbers))] * len(self.edges)
+        return _Passes(heads, into, out_of, there, free_s), _Passes(backs, returning, into, back, [*free_s])
 
     def _windows(self, schedule: str, num_microbatches: int) -> Iterator[tuple[tuple[int, ...], Numbers]]:
         """The windows to try under a schedule, and the pipelines to try them on."""
@@ -230,6 +224,37 @@ class Leaves:
                 allowing_by_windows.setdefault(windows, []).extend(numbers.tolist())
         for windows, allowing in allowing_by_windows.items():
             yield windows, np.unique(allowing)
+
+
+@dataclass(slots=True, eq=False)
+class _Passes:
+    """All F, or all B, of some pipelines, as they are replayed.
+
+    Attributes:
+        awaited: the edges over which a stage waits for messages; ``sent``: over which it sends.
+        arrived: when what nobody has waited for yet is there, by edge and micro-batch.
+    """
+
+    seconds: list[Array]  # [stages][2, pipelines] of the fastest and of the slowest member
+    awaited: list[list[int]]  # [stages]
+    sent: list[list[int]]  # [stages]
+    message_s: list[Array]  # [edges][pipelines]
+    free_s: list[Array]  # [edges][pipelines] when the channel has carried all messages so far
+    arrived: dict[tuple[int, int], Array] = field(default_factory=dict)
+
+    def begin(self, stage: int, microbatch: int, clock: Array) -> Array:
+        """When it may begin, at ``clock`` or behind all that it waits for."""
+        for edge in self.awaited[stage]:
+            clock = np.maximum(clock, self.arrived.pop((edge, microbatch)))
+        return clock
+
+    def send(self, stage: int, microbatch: int, sent_s: Array, takes_time: bool) -> None:
+        """Sends what it makes."""
+        for edge in self.sent[stage]:
+            arrival = np.maximum(self.free_s[edge], sent_s)
+            if takes_time:
+                arrival += self.message_s[edge]
+            self.arrived[edge, microbatch] = self.free_s[edge] = arrival
 
 
 class CardLoads:
@@ -312,44 +337,76 @@ def schedule_order(
     return tuple((action.op is Op.FORWARD, action.stage, action.microbatch or 0) for action in order)
 
 
-def _arrays(
-    frontier: Frontier, expansion: Expansion, positions: Numbers, handed: tuple[Handed, ...]
-) -> tuple[Array, ...]:
+Members = list[tuple[PricedGroup, Flags | slice]]
+"""The groups that a stage has, and in which pipelines."""
+
+
+def _leaves(frontier: Frontier, expansion: Expansion, positions: Numbers) -> Leaves:
+    """The complete children of a prefix."""
+    suffixes = frontier.suffixes
+    prices = suffixes.prices
+    parent = expansion.parent
     table = expansion.table
     rows = expansion.row[positions]
-    parent = expansion.parent
-    count = len(rows)
-    last = len(parent.choices)
 
     def by_stage(name: str) -> Array:
-        before = [np.full(count, getattr(t.stage, name)[row]) for t, row in parent.rows]
+        before = [np.full(len(rows), getattr(t.stage, name)[row]) for t, row in parent.rows]
         return np.array([*before, getattr(table.stage, name)[rows]])
 
-    groups = frontier.stage_groups(parent)
-    links = frontier.suffixes.links
+    choice = table.choice[rows]
     ends = frontier.next_groups(parent, table)
-    sums = by_stage("card")
-    messages = np.zeros((2, len(handed), count))
-    cards = np.zeros((last + 1 + 2 * len(handed), 2 * len(links.hosts) if links.has_cards else 0, count))
-    choices = [(ends[choice], table.choice[rows] == choice) for choice in np.unique(table.choice[rows])]
+    stages: list[Members] = [[(group, slice(None))] for group in frontier.stage_groups(parent)]
+    stages.append([(ends[number], choice == number) for number in np.unique(choice)])
+    handed = prices.cuts.handed((*parent.cuts, prices.cuts.last))
+    messages = np.zeros((2, len(handed), len(rows)))
     for number, one in enumerate(handed):
-        for group, mine in choices if one.destination == last else [(groups[one.destination], slice(None))]:
-            messages[:, number, mine] = np.array(links.handed(groups[one.source], group, one))[:, None]
-            if links.has_cards:
-                both = np.array(links.on_cards(groups[one.source], group, one))
-                cards[last + 1 + 2 * number :][:2, :, mine] = both[..., None]
-    for stage in range(last + 1 if links.has_cards else 0):
-        for group, mine in choices if stage == last else [(groups[stage], slice(None))]:
-            for host in {links.hosts[pool] for pool in group.orders[0]}:
-                cards[stage, 2 * host : 2 * host + 2, mine] = sums[stage, mine]
-    return (
-        expansion.bound_s[positions],
-        np.stack([by_stage("head"), by_stage("slow_head")], axis=1),
-        np.stack([by_stage("back"), by_stage("slow_back")], axis=1),
-        by_stage("adds"),
-        by_stage("tail"),
-        messages[0],
-        messages[1],
-        by_stage("window"),
-        cards,
+        ((source, _),) = stages[one.source]
+        for group, mine in stages[one.destination]:
+            messages[:, number, mine] = np.array(suffixes.links.handed(source, group, one))[:, None]
+    return Leaves(
+        edges=tuple((one.source, one.destination, one.has_gradient and prices.freedom.trains) for one in handed),
+        expansions=((expansion, positions),),
+        num_counted=prices.num_counted,
+        bound=expansion.bound_s[positions],
+        heads=np.stack([by_stage("head"), by_stage("slow_head")], axis=1),
+        backs=np.stack([by_stage("back"), by_stage("slow_back")], axis=1),
+        adds=by_stage("adds"),
+        tails=by_stage("tail"),
+        there=messages[0],
+        back=messages[1],
+        max_in_flight=by_stage("window"),
+        cards=cards_of(suffixes.links, stages, handed, by_stage("card")),
     )
+
+
+def _joined(alike: Sequence[Leaves]) -> Leaves:
+    """All of them together."""
+    columns = {column.name: [getattr(own, column.name) for own in alike] for column in fields(Leaves)[3:]}
+    joined: dict[str, Any] = {
+        name: np.concatenate(own, axis=-1) for name, own in columns.items() if own[0] is not None
+    }
+    expansions = tuple(members for own in alike for members in own.expansions)
+    return replace(alike[0], expansions=expansions, **joined)
+
+
+def cards_of(
+    links: HandoverBounds, stages: Sequence[Members], handed: Sequence[Handed], sums_s: Array
+) -> Array | None:
+    """``Leaves.cards`` of pipelines.
+
+    Args:
+        sums_s: ``[stages, pipelines]`` that a stage's sum of gradients keeps a card of each of its hosts busy.
+    """
+    if not links.has_cards:
+        return None
+    cards = np.zeros((len(stages) + 2 * len(handed), 2 * len(links.hosts), sums_s.shape[1]))
+    for own, sum_s, groups in zip(cards, sums_s, stages, strict=False):
+        for group, mine in groups:
+            for host in {links.hosts[pool] for pool in group.orders[0]}:
+                own[2 * host : 2 * host + 2, mine] = sum_s[mine]
+    for number, one in enumerate(handed):
+        ((source, _),) = stages[one.source]
+        for group, mine in stages[one.destination]:
+            both = np.array(links.on_cards(source, group, one))
+            cards[len(stages) + 2 * number :][:2, :, mine] = both[..., None]
+    return cards

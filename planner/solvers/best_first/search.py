@@ -21,7 +21,7 @@ from planner.solvers.best_first.device_groups import DeviceStates
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.incumbents import Replicas, replica_candidate
 from planner.solvers.best_first.leaf_bound import Leaf, Leaves
-from planner.solvers.best_first.message_bound import HandoverBounds
+from planner.solvers.best_first.message_bound import handovers_of
 from planner.solvers.best_first.prefixes import Expansion, Frontier, PipelinePrefix
 from planner.solvers.best_first.priced_groups import GroupPrices
 from planner.solvers.best_first.repair import made_to_fit
@@ -98,7 +98,7 @@ class BatchSpace:
             every = AnyShares.of(self.prices, upper_s)
             return Suffixes(every, self.devices, MeanHandovers(every), upper_s, budget)
         budget.spend(_BEGIN_S)
-        return Suffixes(self.prices, self.devices, HandoverBounds(self.prices), upper_s, budget)
+        return Suffixes(self.prices, self.devices, handovers_of(self.prices), upper_s, budget)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,7 +19,7 @@ from planner.solvers.best_first.graph_cuts import GraphCuts, cuts_of, may_part_f
 from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, strategies
 from planner.solvers.best_first.leaf_bound import CAPS
 from planner.solvers.best_first.like_stages import LikeStages
-from planner.solvers.best_first.message_bound import HandoverBounds
+from planner.solvers.best_first.message_bound import handovers_of
 from planner.solvers.best_first.prefixes import Frontier
 from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
 from planner.solvers.best_first.repair import Repair
@@ -220,7 +220,7 @@ def spaces(evaluator: Evaluator) -> Iterator[Frontier]:
     devices = _devices(freedom)
     for prices in priced(evaluator, cuts):
         if _has_groups(prices, devices):
-            yield Frontier(Suffixes(prices, devices, HandoverBounds(prices)))
+            yield Frontier(Suffixes(prices, devices, handovers_of(prices)))
 
 
 def all_families(evaluator: Evaluator) -> Iterator[PipelineFamilies]:
