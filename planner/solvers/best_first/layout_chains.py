@@ -79,7 +79,7 @@ Free = tuple[int, ...]
 """Devices that are left, by sort of pool."""
 
 
-Placed = tuple[int, int, tuple[int, ...], GroupTable]
+PlacedStage = tuple[int, int, tuple[int, ...], GroupTable]
 """A stage: first layer, last layer + 1, ranks, and the table of ranks like these."""
 
 Host = tuple[int, int]
@@ -96,7 +96,7 @@ class LayoutChain:
     """
 
     bound_s: float
-    stages: tuple[Placed, ...]
+    stages: tuple[PlacedStage, ...]
     laid_out: frozenset[int] = frozenset()
     folded: tuple[tuple[int, int, int, int], ...] = ()
 
@@ -323,10 +323,10 @@ class Chains:
                 if table is not None:
                     yield sort, count, table, (*free[:sort], left - count, *free[sort + 1 :])
 
-    def _unfolded(self, prefix: _Prefix) -> tuple[Placed, ...]:
+    def _unfolded(self, prefix: _Prefix) -> tuple[PlacedStage, ...]:
         """The stages on ranks, the largest groups first, each in the first pool with room; empty if one finds none."""
         unused = {sort: [pool.ranks for pool in like] for sort, like in enumerate(self.pools)}
-        placed: dict[int, Placed] = {}
+        placed: dict[int, PlacedStage] = {}
         for first, last, sort, count in sorted(prefix.stages, key=lambda stage: -stage[3]):
             number = next((k for k, ranks in enumerate(unused[sort]) if len(ranks) >= count), None)
             table = self.tables[sort, count]
@@ -628,7 +628,7 @@ class OrderedPipelines:
             return LayoutChain(np.inf, ())
         num = self.problem.global_batch // self.size
         last = len(self.positions) - 1
-        stages: list[Placed] = []
+        stages: list[PlacedStage] = []
         at = 0
         slowest_s = 0.0
         while at < last:

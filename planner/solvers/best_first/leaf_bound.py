@@ -67,10 +67,10 @@ class Leaf:
         return self.leaves.prefix(self.number)
 
 
-Edges = tuple[tuple[int, int, bool], ...]
+StageEdges = tuple[tuple[int, int, bool], ...]
 """Which stage hands something to which, and whether a gradient comes back."""
 
-Order = tuple[tuple[bool, int, int], ...]
+ActionOrder = tuple[tuple[bool, int, int], ...]
 """(forward?, stage, micro-batch)."""
 
 
@@ -86,7 +86,7 @@ class Leaves:
             in; None where there is one host.
     """
 
-    edges: Edges
+    edges: StageEdges
     expansions: tuple[tuple[Expansion, Numbers], ...]
     num_counted: int
     bound: Array  # [pipelines] seconds
@@ -103,7 +103,7 @@ class Leaves:
     def of(cls, frontier: Frontier, children: Sequence[tuple[Expansion, Numbers]]) -> list[Leaves]:
         """The complete children (by position) of prefixes."""
         note(_CHILDREN_S * len(children))
-        alike: dict[tuple[int, Edges], list[Leaves]] = {}
+        alike: dict[tuple[int, StageEdges], list[Leaves]] = {}
         for expansion, positions in children:
             own = _leaves(frontier, expansion, positions)
             alike.setdefault((len(own.heads), own.edges), []).append(own)
@@ -170,7 +170,7 @@ class Leaves:
             end[places] = np.maximum(end[places], busy.until(places))
         return np.asarray(np.maximum(self.bound[numbers], end))
 
-    def _replayed(self, order: Order, numbers: Numbers, busy: CardLoads | None) -> Array:
+    def _replayed(self, order: ActionOrder, numbers: Numbers, busy: CardLoads | None) -> Array:
         """When the last F or B of each stage is over, ``[stages, pipelines]``; what passes cards is put into ``busy``."""
         forwards, backwards = self._passes(numbers)
         num_stages = len(self.heads)
@@ -194,7 +194,7 @@ class Leaves:
             passes.send(stage, microbatch, now[0], counts)
         return np.array(clock).max(axis=1)
 
-    def _passes(self, numbers: Numbers) -> tuple[_Passes, _Passes]:
+    def _passes(self, numbers: Numbers) -> tuple[_ReplayedPasses, _ReplayedPasses]:
         """All F, and all B, of the pipelines ``numbers``."""
         stages = range(len(self.heads))
         into = [[e for e, edge in enumerate(self.edges) if edge[1] == s] for s in stages]
@@ -204,7 +204,7 @@ class Leaves:
             list(each[..., numbers]) for each in (self.heads, self.backs, self.there, self.back)
         )
         free_s = [np.zeros(len(numbers))] * len(self.edges)
-        return _Passes(heads, into, out_of, there, free_s), _Passes(backs, returning, into, back, [*free_s])
+        return _ReplayedPasses(heads, into, out_of, there, free_s), _ReplayedPasses(backs, returning, into, back, [*free_s])
 
     def _windows(self, schedule: str, num_microbatches: int) -> Iterator[tuple[tuple[int, ...], Numbers]]:
         """The windows to try under a schedule, and the pipelines to try them on."""
@@ -227,7 +227,7 @@ class Leaves:
 
 
 @dataclass(slots=True, eq=False)
-class _Passes:
+class _ReplayedPasses:
     """All F, or all B, of some pipelines, as they are replayed.
 
     Attributes:
@@ -323,8 +323,8 @@ def _windows_within(
 
 @functools.lru_cache(maxsize=4096)
 def schedule_order(
-    schedule: str, num_stages: int, num_microbatches: int, edges: Edges, windows: tuple[int, ...]
-) -> Order | None:
+    schedule: str, num_stages: int, num_microbatches: int, edges: StageEdges, windows: tuple[int, ...]
+) -> ActionOrder | None:
     """An order in which all can run; None if backwards are split."""
     graph = StageGraph(num_stages, num_microbatches, tuple(Edge(s, t, (), gradient) for s, t, gradient in edges))
     pipeline = Pipeline(graph, windows=windows)
@@ -337,7 +337,7 @@ def schedule_order(
     return tuple((action.op is Op.FORWARD, action.stage, action.microbatch or 0) for action in order)
 
 
-Members = list[tuple[PricedGroup, Flags | slice]]
+GroupsOfStage = list[tuple[PricedGroup, Flags | slice]]
 """The groups that a stage has, and in which pipelines."""
 
 
@@ -355,7 +355,7 @@ def _leaves(frontier: Frontier, expansion: Expansion, positions: Numbers) -> Lea
 
     choice = table.choice[rows]
     ends = frontier.next_groups(parent, table)
-    stages: list[Members] = [[(group, slice(None))] for group in frontier.stage_groups(parent)]
+    stages: list[GroupsOfStage] = [[(group, slice(None))] for group in frontier.stage_groups(parent)]
     stages.append([(ends[number], choice == number) for number in np.unique(choice)])
     handed = prices.cuts.handed((*parent.cuts, prices.cuts.last))
     messages = np.zeros((2, len(handed), len(rows)))
@@ -390,7 +390,7 @@ def _joined(alike: Sequence[Leaves]) -> Leaves:
 
 
 def cards_of(
-    links: HandoverBounds, stages: Sequence[Members], handed: Sequence[Handed], sums_s: Array
+    links: HandoverBounds, stages: Sequence[GroupsOfStage], handed: Sequence[Handed], sums_s: Array
 ) -> Array | None:
     """``Leaves.cards`` of pipelines.
 

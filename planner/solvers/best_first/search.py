@@ -125,7 +125,7 @@ class Simulate:
 Start = Evaluation | BatchSpace | Replicas | virtual_pipelines.PipelineFamilies
 """What a search starts from."""
 
-Item = BatchSpace | Frontier | Siblings | Simulate | OpenShares | Replicas | virtual_pipelines.Item
+QueueItem = BatchSpace | Frontier | Siblings | Simulate | OpenShares | Replicas | virtual_pipelines.VirtualItem
 
 
 @dataclass(slots=True, eq=False)
@@ -151,7 +151,7 @@ class BestFirstSearch:
     num_candidates: int = field(init=False, default=0)
     by_num_stages: dict[int, Evaluation] = field(init=False, default_factory=dict)
     unreplicated: Evaluation | None = field(init=False, default=None)
-    _heap: list[tuple[float, int, Item, int]] = field(init=False, default_factory=list)
+    _heap: list[tuple[float, int, QueueItem, int]] = field(init=False, default_factory=list)
     _leaves: dict[Frontier, list[tuple[Expansion, Numbers]]] = field(init=False, default_factory=dict)
     _num_leaves: int = field(init=False, default=0)
     _least_leaf_s: float = field(init=False, default=float("inf"))
@@ -191,7 +191,7 @@ class BestFirstSearch:
     def outcome(self, status: str) -> Outcome:
         """What is known now."""
         unopened = [
-            bound_s for bound_s, _, item, _ in self._heap if isinstance(item, BatchSpace | virtual_pipelines.Item)
+            bound_s for bound_s, _, item, _ in self._heap if isinstance(item, BatchSpace | virtual_pipelines.VirtualItem)
         ]
         root_s = min(self.root_s, self.upper_s, *unopened) if unopened else min(self.root_s, self.upper_s)
         so_far = self.num_candidates, self.by_num_stages, self.unreplicated
@@ -288,7 +288,7 @@ class BestFirstSearch:
         elif isinstance(item, Replicas):
             for schedule in self.evaluator.schedules:
                 self._evaluate(replica_candidate(self.evaluator.problem, item, schedule), bound_s)
-        elif isinstance(item, virtual_pipelines.Item | OpenShares):
+        elif isinstance(item, virtual_pipelines.VirtualItem | OpenShares):
             for after in item.advance(self.evaluator, self.upper_s):
                 if isinstance(after, Candidate):
                     with suppress(MissingMeasurementError, IllegalProgramError):
@@ -418,7 +418,7 @@ class BestFirstSearch:
             return True
         return not self._num_leaves and (not self._heap or self._heap[0][0] >= self.upper_s)
 
-    def _push(self, bound_s: float, item: Item, position: int = 0) -> None:
+    def _push(self, bound_s: float, item: QueueItem, position: int = 0) -> None:
         if bound_s < self.upper_s:
             self._pushed += 1
             heappush(self._heap, (bound_s, self._pushed, item, position))

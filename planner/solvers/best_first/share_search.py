@@ -25,7 +25,7 @@ from planner.costs.candidate import Candidate
 from planner.costs.communication.collectives import transfer_s
 from planner.costs.layers.cost_table import Array
 from planner.solvers.best_first.graph_cuts import Flags, Handed, Numbers
-from planner.solvers.best_first.leaf_bound import Edges, Leaf, Order, schedule_order
+from planner.solvers.best_first.leaf_bound import StageEdges, Leaf, ActionOrder, schedule_order
 from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.prefixes import Frontier
 from planner.solvers.best_first.priced_groups import PricedGroup
@@ -42,7 +42,7 @@ _MOST_BOXES = 20_000
 _ROUNDS = 3
 """Of making the box of all shares smaller."""
 
-Boxes = tuple[Numbers, Numbers]
+ShareBoxes = tuple[Numbers, Numbers]
 """The least and the most samples of each member: (member, box)."""
 
 
@@ -58,7 +58,7 @@ class OpenShares:
 
     candidate: Candidate
     clocks: MemberClocks
-    boxes: Boxes
+    boxes: ShareBoxes
     bounds: Array
     stands_for_all: bool
 
@@ -224,7 +224,7 @@ class _Wires:
         return sent, arrived
 
 
-def _kept(order: Order | None, num_stages: int) -> list[int]:
+def _kept(order: ActionOrder | None, num_stages: int) -> list[int]:
     """The most micro-batches that each stage keeps at a time; one where the order is not known."""
     now = [0] * num_stages
     most = [1] * num_stages
@@ -244,10 +244,10 @@ class MemberClocks:
     """
 
     stages: list[_Members]
-    edges: Edges
+    edges: StageEdges
     messages: list[_Messages]
     size: int
-    order: Order | None
+    order: ActionOrder | None
     splits: bool
 
     @classmethod
@@ -278,7 +278,7 @@ class MemberClocks:
         """About how many a box takes."""
         return len(self.order or ()) * sum(len(s.pools) for s in self.stages) * max(len(s.pools) for s in self.stages)
 
-    def all_shares(self, upper_s: float) -> Boxes:
+    def all_shares(self, upper_s: float) -> ShareBoxes:
         """One box with all shares that may take less than ``upper_s``; none if there are none."""
         least, most = (np.concatenate(each) for each in zip(*((s.least, s.most) for s in self.stages), strict=True))
         boxes = self._tightened(least[:, None], most[:, None])
@@ -308,7 +308,7 @@ class MemberClocks:
                 after[destination] = max(after[destination], back_s)
         return list(zip(before, after, strict=True))
 
-    def halves(self, least: Numbers, most: Numbers) -> Boxes:
+    def halves(self, least: Numbers, most: Numbers) -> ShareBoxes:
         """Each box as two, cut where the times of a member differ most; those that hold shares."""
         ends = [[self._taken(stage, end[stage.own]) for end in (least, most)] for stage in self.stages]
         spread = np.concatenate([more[0] + more[1] - less[0] - less[1] for less, more in ends])
@@ -321,7 +321,7 @@ class MemberClocks:
         upper[widest, every] = middle + 1
         return self._tightened(np.hstack([least, upper]), np.hstack([lower, most]))
 
-    def _tightened(self, least: Numbers, most: Numbers) -> Boxes:
+    def _tightened(self, least: Numbers, most: Numbers) -> ShareBoxes:
         """The boxes without what is not a share of all samples; those that are not empty."""
         least = least.copy()
         most = most.copy()
@@ -369,7 +369,7 @@ class MemberClocks:
             wires.append((there, _Wires.of(*turned, least[self.stages[source].own])))
         return wires
 
-    def _borders(self, least: Numbers, most: Numbers) -> Boxes:
+    def _borders(self, least: Numbers, most: Numbers) -> ShareBoxes:
         """The first and the last place where samples of a member may begin, and those of the last may end."""
         nothing = np.zeros((1, least.shape[1]), dtype=np.int64)
         low, high = (np.vstack([nothing, each.cumsum(axis=0)]) for each in (least, most))

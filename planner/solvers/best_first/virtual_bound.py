@@ -2,7 +2,7 @@
 
 Where the order of actions is the same whatever stages last, a step is no shorter than the longest path through it: from
 an action to the next one of its position, or over a message to the stage that waits for it.  A path is a sum over
-stages: so often an F, a B, a message of each (``Times``).  So is what holds under any order, where D_r sums over the
+stages: so often an F, a B, a message of each (``Occurrences``).  So is what holds under any order, where D_r sums over the
 stages before the first one of position r,
 
     step >= D_r (f + c) + sum over the stages of r of (w + update)
@@ -61,7 +61,7 @@ its update, and reduction and update; the message behind it, there and back."""
 
 _UNITS = np.eye(RETURN + 1)
 
-Times = Array
+Occurrences = Array
 """How often each of these counts: (stage, of ``F`` to ``RETURN``)."""
 
 Seconds = Array
@@ -101,7 +101,7 @@ class FixedOrder:
 
     actions: tuple[tuple[tuple[int, ...], int, int, int, int], ...]
     last: tuple[int, ...]
-    closings: Times
+    closings: Occurrences
 
     def steps_s(self, seconds: Seconds) -> Array:
         """Of many pipelines, by their last index."""
@@ -109,13 +109,13 @@ class FixedOrder:
         closed = np.array([ends[number] for number in self.last]) + np.tensordot(self.closings, seconds, 2)
         return np.asarray(closed.max(axis=0))
 
-    def longest(self, seconds: Seconds) -> Times:
+    def longest(self, seconds: Seconds) -> Occurrences:
         """The longest path of one pipeline."""
         ends = self._ends(seconds, max)
         closed = np.array([ends[number] for number in self.last]) + np.tensordot(self.closings, seconds, 2)
         which = int(closed.argmax())
         number = self.last[which]
-        times: Times = self.closings[which].copy()
+        times: Occurrences = self.closings[which].copy()
         messages = seconds[:, THERE:].ravel().tolist()
         while number >= 0:
             lasts, stage, before, needed, message = self.actions[number]
@@ -248,7 +248,7 @@ class Tables:
             return self
         visited = [self.seconds(np.array([cuts]))[..., 0]]
         sums = [self._longest(visited[0])]
-        means: list[tuple[float, Times]] = []
+        means: list[tuple[float, Occurrences]] = []
         players = _Players()
         best_s = 0.0
         least_s = np.inf  # no mean has a larger bound
@@ -276,22 +276,22 @@ class Tables:
         self.behind = np.array([self._behind(times) for times in self.sums])
         return self
 
-    def _longest(self, seconds: Seconds) -> Times:
+    def _longest(self, seconds: Seconds) -> Occurrences:
         """The largest sum of one pipeline."""
-        always: Times = self.always[int(np.tensordot(self.always, seconds, 2).argmax())]
+        always: Occurrences = self.always[int(np.tensordot(self.always, seconds, 2).argmax())]
         if self.order is None:
             return always
         self.num_numbers += int(len(self.order.actions) * _ACTION_S / NUMBER_S)
         path = self.order.longest(seconds)
         return path if (path * seconds).sum() > (always * seconds).sum() else always
 
-    def _cost(self, times: Times, stage: int) -> Array:
+    def _cost(self, times: Occurrences, stage: int) -> Array:
         """What a sum counts of a stage, by first and last cut."""
         spans = self.spans[stage]
         cost = np.tensordot(times[stage, :THERE], spans.seconds, 1) + times[stage, THERE:] @ self.messages[stage]
         return np.where(spans.possible, cost, np.inf)
 
-    def _behind(self, times: Times) -> Array:
+    def _behind(self, times: Occurrences) -> Array:
         """The least of a sum from each stage on, by the cut where it begins."""
         self.num_numbers += 4 * len(self.spans) * self.spans[0].possible.size
         behind = np.full((len(self.spans) + 1, len(self.spans[0].possible)), np.inf)
@@ -300,7 +300,7 @@ class Tables:
             behind[stage] = (self._cost(times, stage) + behind[stage + 1]).min(axis=1)
         return behind
 
-    def _shortest(self, times: Times, behind: Array) -> Numbers:
+    def _shortest(self, times: Occurrences, behind: Array) -> Numbers:
         """The cuts of the pipeline of which a sum is least."""
         cuts = [0]
         for stage in range(len(self.spans)):

@@ -309,7 +309,7 @@ def good_pipelines(every: Sequence[PipelineFamilies], evaluator: Evaluator, uppe
                 yield after
 
 
-Item = PipelineFamilies | Family | Branch
+VirtualItem = PipelineFamilies | Family | Branch
 """What waits in the queue of the search."""
 
 

@@ -84,7 +84,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Trial:
+class _PricedCandidate:
     """A candidate that is looked at, with its prices.
 
     Attributes:
@@ -249,7 +249,7 @@ class Evaluator:
             simulated = self._looking_ahead(trial, simulated)
         return self._as_fast_as_asked(simulated) if simulated.step_s <= known_s else simulated
 
-    def _trial(self, candidate: Candidate, known_s: float) -> _Trial:
+    def _trial(self, candidate: Candidate, known_s: float) -> _PricedCandidate:
         """The candidate, priced; raises as :meth:`evaluate`."""
         always = self.cost_model.preparations.look_ahead
         if candidate.prepares_next_step is not always:
@@ -259,21 +259,21 @@ class Evaluator:
         devices = self.problem.profile.cluster.devices
         prepares = candidate.trains and candidate.prepares_ahead and program.compiled.num_prepared > 0
         on_cores = prepares and all(is_core(devices[rank]) for rank, row in enumerate(grid) if row)
-        return _Trial(candidate, program, program.prices(), known_s, may_look_ahead=on_cores and not always)
+        return _PricedCandidate(candidate, program, program.prices(), known_s, may_look_ahead=on_cores and not always)
 
-    def _lower_bound_s(self, trial: _Trial) -> float:
+    def _lower_bound_s(self, trial: _PricedCandidate) -> float:
         """The candidate takes no less; if that is cheap to say, no more either."""
         if trial.is_cheap:
             self.num_simulated += 1
             return run(trial.program.compiled, trial.prices).step_s
         return least_s(trial.program.compiled, trial.prices) if trial.most_s < float("inf") else 0.0
 
-    def _step_s(self, trial: _Trial) -> float:
+    def _step_s(self, trial: _PricedCandidate) -> float:
         """What the candidate takes, or a lower bound of it that is more than is of interest."""
         self.num_simulated += 1
         return step_unless_longer(trial.program.compiled, trial.prices, trial.most_s)
 
-    def _looking_ahead(self, trial: _Trial, in_step: Evaluation) -> Evaluation:
+    def _looking_ahead(self, trial: _PricedCandidate, in_step: Evaluation) -> Evaluation:
         """That of the same candidate with the next step's inputs prepared during this one, if that is worth it."""
         ahead = replace(trial.program, costs=replace(trial.program.costs, prepares_next_step=True))
         memories = ahead.memories()

@@ -94,15 +94,15 @@ class HandoverTable:
         return len(self.cut)
 
 
-Table = TypeVar("Table", SpanTable, HandoverTable)
+AnyTable = TypeVar("AnyTable", SpanTable, HandoverTable)
 
 
-def only(table: Table, keep: Flags) -> Table:
+def only(table: AnyTable, keep: Flags) -> AnyTable:
     """The entries that ``keep`` picks."""
     return replace(table, **{column.name: getattr(table, column.name)[keep] for column in fields(table)})
 
 
-def scaled(table: Table, unit_s: float) -> Table:
+def scaled(table: AnyTable, unit_s: float) -> AnyTable:
     """The same with times in a unit."""
     times = (column.name for column in fields(table) if column.name.endswith("_s"))
     return replace(table, **{name: getattr(table, name) / unit_s for name in times})

@@ -22,9 +22,9 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.solvers.layouts.factor_graph import Array, Assignment, Edge, LabelledGraph
+from planner.solvers.layouts.factor_graph import Array, Labelling, NodePair, LabelledGraph
 
-Places = NDArray[np.intp]
+IndexArray = NDArray[np.intp]
 _SCALE = 1e3
 
 
@@ -38,7 +38,7 @@ class IntegerAnswer:
         num_nodes: of its tree.
     """
 
-    best: Assignment | None
+    best: Labelling | None
     bound: float
     num_nodes: int = 0
 
@@ -53,9 +53,9 @@ class MilpColumns:
         workspace: by resource; empty if no node takes any.
     """
 
-    nodes: tuple[Places, ...]
-    edges: dict[Edge, Places]
-    workspace: Places
+    nodes: tuple[IndexArray, ...]
+    edges: dict[NodePair, IndexArray]
+    workspace: IndexArray
     count: int
 
     @classmethod
@@ -77,8 +77,8 @@ class MilpColumns:
 class MilpRows:
     """``lower <= sum of value x column <= upper``: coefficients with their row (from 0) and column, limits by row."""
 
-    row: Places
-    column: Places
+    row: IndexArray
+    column: IndexArray
     value: Array
     lower: Array
     upper: Array

@@ -27,7 +27,7 @@ import numpy as np
 
 from planner.ir.plan import PROVEN, TIME_LIMIT, WITHIN_GAP
 from planner.solvers.budget import NUMBER_S, Budget, part_of_current
-from planner.solvers.layouts.factor_graph import ROUNDING, Array, Assignment, Kept, LabelledGraph
+from planner.solvers.layouts.factor_graph import ROUNDING, Array, Labelling, Kept, LabelledGraph
 from planner.solvers.layouts.milp import solve_integer
 from planner.solvers.layouts.variable_elimination import Elimination, EliminationOrder, eliminate, order_of
 
@@ -57,7 +57,7 @@ class CertifiedAssignment:
         status: ``proven``, ``within gap``, ``time limit`` or ``infeasible``.
     """
 
-    assignment: Assignment | None
+    assignment: Labelling | None
     cost: float
     bound: float
     status: str
@@ -102,7 +102,7 @@ class _AssignmentSearch:
     graph: LabelledGraph
     budget: Budget
     gap: float
-    best: Assignment | None = None
+    best: Labelling | None = None
     cost: float = float("inf")
     bound: float = float("-inf")
 
@@ -113,7 +113,7 @@ class _AssignmentSearch:
             return bool(np.isposinf(self.bound))
         return self.cost <= self.bound + abs(self.bound) * self.gap + ROUNDING * abs(self.cost)
 
-    def offer(self, assignment: Assignment) -> None:
+    def offer(self, assignment: Labelling) -> None:
         """Takes ``assignment`` if it fits and costs less."""
         cost = self.graph.cost(assignment)
         if cost < self.cost and self.graph.fits(assignment):
@@ -170,7 +170,7 @@ def _num_pairs(graph: LabelledGraph, options: Sequence[int]) -> int:
 
 def lagrangian(
     graph: LabelledGraph, order: EliminationOrder, free: Elimination, within: Budget
-) -> tuple[float, tuple[Array, ...], tuple[Assignment, ...]]:
+) -> tuple[float, tuple[Array, ...], tuple[Labelling, ...]]:
     """A bound of what fits, infinity if nothing does; by node a bound of what takes each option; assignments met.
 
     With b what the budget leaves beside the least workspace, by cutting planes (Kelley 1960),
@@ -194,7 +194,7 @@ def lagrangian(
     best = free.cost
     at_best = free
     prices = np.zeros(len(unit))
-    met: dict[Assignment, tuple[float, Array]] = {}
+    met: dict[Labelling, tuple[float, Array]] = {}
     asked = free
     for _ in range(_ROUNDS):
         if asked.assignment in met or within.is_over:
