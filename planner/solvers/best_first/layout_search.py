@@ -46,8 +46,10 @@ from planner.schedules import traits
 from planner.solvers.best_first.bound import least_work_s
 from planner.solvers.best_first.continued import HALO_ROWS, continued_searches
 from planner.solvers.best_first.graph_cuts import GraphCuts
+from planner.solvers.best_first.layer_links import links_of
 from planner.solvers.best_first.layout_bound import GroupTable, TableMaker, open_options
-from planner.solvers.best_first.layout_chains import Chains, LayoutChain, OrderedPipelines, doubled, links_of
+from planner.solvers.best_first.layout_chains import Chains, LayoutChain
+from planner.solvers.best_first.ordered_pipelines import OrderedPipelines, doubled
 from planner.solvers.best_first.search import Outcome
 from planner.solvers.budget import Budget, OutOfTimeError, made_within
 from planner.solvers.candidates.candidate import DevicePool, ends_of_hosts, micro_batches, pools, with_options

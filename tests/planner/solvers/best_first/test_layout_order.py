@@ -12,7 +12,7 @@ import pytest
 from planner.costs.cost_model import CostModel
 from planner.ir.problem import Problem
 from planner.solvers.best_first.layout_bound import GroupTable, TableMaker
-from planner.solvers.best_first.layout_chains import OrderedPipelines
+from planner.solvers.best_first.ordered_pipelines import OrderedPipelines
 from planner.solvers.budget import Budget
 from planner.solvers.candidates.candidate import pools
 from planner.solvers.candidates.constraints import Constraints
