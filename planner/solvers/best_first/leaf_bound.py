@@ -161,7 +161,9 @@ class Leaves:
             return np.asarray(self.bound[numbers])
         note(len(order) * (_TURN_S + _PIPELINE_S * len(numbers)))
         busy = None if self.cards is None else CardLoads(self.cards[..., numbers])
-        done = self._replayed(order, numbers, busy)
+        adds = [own if bool(own.any()) else None for own in self.adds[..., numbers]]
+        clock = [np.zeros((2, len(numbers)))] * len(self.heads)
+        done = np.array(replay(order, self._passes(numbers, busy), clock, adds, self.num_counted)).max(axis=1)
         end = (done + self.tails[:, numbers]).max(axis=0)
         if busy is not None:
             for stage, now in enumerate(done):
@@ -170,41 +172,15 @@ class Leaves:
             end[places] = np.maximum(end[places], busy.until(places))
         return np.asarray(np.maximum(self.bound[numbers], end))
 
-    def _replayed(self, order: ActionOrder, numbers: Numbers, busy: CardLoads | None) -> Array:
-        """When the last F or B of each stage is over, ``[stages, pipelines]``; what passes cards is put into ``busy``."""
-        forwards, backwards = self._passes(numbers)
-        num_stages = len(self.heads)
-        clock = [np.zeros((2, len(numbers)))] * num_stages  # an array that is in a list is never written to again
-        adds = list(self.adds[..., numbers])
-        accumulates = [bool(each.any()) for each in adds]
-        has_gradients = [False] * num_stages
-        for forward, stage, microbatch in order:
-            passes = forwards if forward else backwards
-            counts = microbatch < self.num_counted
-            now = passes.begin(stage, microbatch, clock[stage])
-            if counts:
-                now = now + passes.seconds[stage]
-                if has_gradients[stage] and not forward and accumulates[stage]:
-                    now += adds[stage]
-                if busy is not None:
-                    for edge in passes.sent[stage]:
-                        busy.take(num_stages + 2 * edge + (not forward), now[0])
-            has_gradients[stage] |= not forward
-            clock[stage] = now
-            passes.send(stage, microbatch, now[0], counts)
-        return np.array(clock).max(axis=1)
-
-    def _passes(self, numbers: Numbers) -> tuple[_ReplayedPasses, _ReplayedPasses]:
+    def _passes(self, numbers: Numbers, busy: CardLoads | None) -> tuple[_ChannelPasses, _ChannelPasses]:
         """All F, and all B, of the pipelines ``numbers``."""
-        stages = range(len(self.heads))
-        into = [[e for e, edge in enumerate(self.edges) if edge[1] == s] for s in stages]
-        out_of = [[e for e, edge in enumerate(self.edges) if edge[0] == s] for s in stages]
-        returning = [[e for e in own if self.edges[e][2]] for own in out_of]
-        heads, backs, there, back = (
-            list(each[..., numbers]) for each in (self.heads, self.backs, self.there, self.back)
-        )
+        num_stages = len(self.heads)
+        of_forwards, of_backwards = channels_of(self.edges, num_stages)
+        columns = (self.heads, self.there, self.backs, self.back)
+        heads, there, backs, back = (list(column[..., numbers]) for column in columns)
         free_s = [np.zeros(len(numbers))] * len(self.edges)
-        return _ReplayedPasses(heads, into, out_of, there, free_s), _ReplayedPasses(backs, returning, into, back, [*free_s])
+        forwards = _ChannelPasses(heads, *of_forwards, [*free_s], there, num_stages, busy)
+        return forwards, _ChannelPasses(backs, *of_backwards, free_s, back, num_stages + 1, busy)
 
     def _windows(self, schedule: str, num_microbatches: int) -> Iterator[tuple[tuple[int, ...], Numbers]]:
         """The windows to try under a schedule, and the pipelines to try them on."""
@@ -226,34 +202,96 @@ class Leaves:
             yield windows, np.unique(allowing)
 
 
+Channels = tuple[list[list[int]], list[list[int]]]
+"""By stage the edges over which its F, or its B, wait for messages, and those over which they send."""
+
+
+def channels_of(edges: StageEdges, num_stages: int) -> tuple[Channels, Channels]:
+    """Of F, and of B."""
+    into = [[number for number, edge in enumerate(edges) if edge[1] == stage] for stage in range(num_stages)]
+    out_of = [[number for number, edge in enumerate(edges) if edge[0] == stage] for stage in range(num_stages)]
+    sent, awaited = ([[n for n in own if edges[n][2]] for own in by_stage] for by_stage in (into, out_of))
+    return (into, out_of), (awaited, sent)
+
+
 @dataclass(slots=True, eq=False)
-class _ReplayedPasses:
+class Passes:
     """All F, or all B, of some pipelines, as they are replayed.
 
     Attributes:
-        awaited: the edges over which a stage waits for messages; ``sent``: over which it sends.
+        awaited, sent: ``Channels``.
         arrived: when what nobody has waited for yet is there, by edge and micro-batch.
     """
 
-    seconds: list[Array]  # [stages][2, pipelines] of the fastest and of the slowest member
-    awaited: list[list[int]]  # [stages]
-    sent: list[list[int]]  # [stages]
-    message_s: list[Array]  # [edges][pipelines]
-    free_s: list[Array]  # [edges][pipelines] when the channel has carried all messages so far
-    arrived: dict[tuple[int, int], Array] = field(default_factory=dict)
+    seconds: list[Array]  # [stages][members, pipelines]
+    awaited: list[list[int]]
+    sent: list[list[int]]
+    free_s: list[Array]  # [edges][..., pipelines] when the channel has carried all messages so far
+    arrived: dict[tuple[int, int], Array] = field(init=False, default_factory=dict)
 
     def begin(self, stage: int, microbatch: int, clock: Array) -> Array:
-        """When it may begin, at ``clock`` or behind all that it waits for."""
+        """When it may begin: at ``clock``, and behind all that it waits for."""
         for edge in self.awaited[stage]:
             clock = np.maximum(clock, self.arrived.pop((edge, microbatch)))
         return clock
 
-    def send(self, stage: int, microbatch: int, sent_s: Array, takes_time: bool) -> None:
+    def send(self, stage: int, microbatch: int, now: Array, takes_time: bool) -> None:
         """Sends what it makes."""
+        raise NotImplementedError
+
+
+def replay(
+    order: ActionOrder,
+    passes: tuple[Passes, Passes],
+    clock: list[Array],
+    adds: Sequence[Array | float | None],
+    num_counted: int,
+) -> list[Array]:
+    """When the last F or B of each stage is over.
+
+    Args:
+        passes: F and B.
+        clock: ``[stages][members, pipelines]``, at first; an array in it is never written to.
+        adds: by stage, what a B takes longer that finds gradients; None: nothing.
+        num_counted: micro-batches that take time, the first ones.
+    """
+    has_gradients = [False] * len(clock)
+    for forward, stage, microbatch in order:
+        own = passes[not forward]
+        now = own.begin(stage, microbatch, clock[stage])
+        takes_time = microbatch < num_counted
+        if takes_time:
+            now = now + own.seconds[stage]
+            more = adds[stage]
+            if more is not None and has_gradients[stage] and not forward:
+                now += more
+        has_gradients[stage] |= not forward
+        clock[stage] = now
+        own.send(stage, microbatch, now, takes_time)
+    return clock
+
+
+@dataclass(slots=True, eq=False)
+class _ChannelPasses(Passes):
+    """Those of the fastest and of the slowest member, of which the first one sends.
+
+    Attributes:
+        first_flow: number of that of the first edge; of each other edge it is two more than of the one before.
+        busy: network cards; None where there is one host.
+    """
+
+    message_s: list[Array]  # [edges][pipelines]
+    first_flow: int
+    busy: CardLoads | None
+
+    def send(self, stage: int, microbatch: int, now: Array, takes_time: bool) -> None:
+        """Over channels that carry one message after another."""
         for edge in self.sent[stage]:
-            arrival = np.maximum(self.free_s[edge], sent_s)
+            arrival = np.maximum(self.free_s[edge], now[0])
             if takes_time:
                 arrival += self.message_s[edge]
+                if self.busy is not None:
+                    self.busy.take(self.first_flow + 2 * edge, now[0])
             self.arrived[edge, microbatch] = self.free_s[edge] = arrival
 
 

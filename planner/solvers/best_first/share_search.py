@@ -25,7 +25,7 @@ from planner.costs.candidate import Candidate
 from planner.costs.communication.collectives import transfer_s
 from planner.costs.layers.cost_table import Array
 from planner.solvers.best_first.graph_cuts import Flags, Handed, Numbers
-from planner.solvers.best_first.leaf_bound import StageEdges, Leaf, ActionOrder, schedule_order
+from planner.solvers.best_first.leaf_bound import ActionOrder, Leaf, Passes, StageEdges, channels_of, replay, schedule_order
 from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.prefixes import Frontier
 from planner.solvers.best_first.priced_groups import PricedGroup
@@ -224,6 +224,18 @@ class _Wires:
         return sent, arrived
 
 
+@dataclass(slots=True, eq=False)
+class _WirePasses(Passes):
+    """Those of all members, each of which sends."""
+
+    wires: list[_Wires]  # [edges]
+
+    def send(self, stage: int, microbatch: int, now: Array, takes_time: bool) -> None:
+        """Over a wire from each member to each."""
+        for edge in self.sent[stage]:
+            self.free_s[edge], self.arrived[edge, microbatch] = self.wires[edge].arrivals(self.free_s[edge], now)
+
+
 def _kept(order: ActionOrder | None, num_stages: int) -> list[int]:
     """The most micro-batches that each stage keeps at a time; one where the order is not known."""
     now = [0] * num_stages
@@ -342,8 +354,24 @@ class MemberClocks:
         alone = [works.max(axis=0) + stage.tail for stage, (_, _, works) in zip(self.stages, seconds, strict=True)]
         bounds: Array = np.maximum.reduce(alone)
         if self.order is not None:
-            np.maximum(bounds, self._last_s(seconds, self._wires(least, most)), out=bounds)
+            clock = self._replayed(self.order, seconds, self._wires(least, most))
+            ends = [now.max(axis=0) + stage.tail for now, stage in zip(clock, self.stages, strict=True)]
+            np.maximum(bounds, np.maximum.reduce(ends), out=bounds)
         return bounds
+
+    def _replayed(
+        self, order: ActionOrder, seconds: list[tuple[Array, Array, Array]], wires: list[tuple[_Wires, _Wires]]
+    ) -> list[Array]:
+        """``[stages][members, boxes]``: when the last F or B is over."""
+        of_forwards, of_backwards = channels_of(self.edges, len(self.stages))
+        heads, backs, _ = map(list, zip(*seconds, strict=True))
+        there, back = map(list, zip(*wires, strict=True)) if wires else ([], [])
+        free_s = [np.zeros(1) for _ in wires]
+        forwards = _WirePasses(heads, *of_forwards, [*free_s], there)
+        backwards = _WirePasses(backs, *of_backwards, free_s, back)
+        clock = [np.zeros(own.shape) for own in heads]
+        adds = [stage.adds or None for stage in self.stages]
+        return replay(order, (forwards, backwards), clock, adds, len(order))
 
     def _taken(self, stage: _Members, least: Numbers) -> tuple[Array, Array, Array]:
         """By member and box: its F, B and all that it does."""
@@ -374,31 +402,3 @@ class MemberClocks:
         nothing = np.zeros((1, least.shape[1]), dtype=np.int64)
         low, high = (np.vstack([nothing, each.cumsum(axis=0)]) for each in (least, most))
         return np.maximum(low, self.size - (high[-1] - high)), np.minimum(high, self.size - (low[-1] - low))
-
-    def _last_s(self, seconds: list[tuple[Array, Array, Array]], wires: list[tuple[_Wires, _Wires]]) -> Array:
-        """By box, when all is over."""
-        num_stages = len(self.stages)
-        every = list(enumerate(self.edges))
-        into = [[number for number, edge in every if edge[1] == s] for s in range(num_stages)]
-        out_of = [[number for number, edge in every if edge[0] == s] for s in range(num_stages)]
-        returning = [[[n for n in edges if self.edges[n][2]] for edges in way] for way in (into, out_of)]
-        waits = (returning[1], into)  # by direction, back and there
-        sends = (returning[0], out_of)
-        clock = [np.zeros(heads.shape) for heads, _, _ in seconds]
-        free: list[list[Array]] = [[np.zeros(1) for _ in wires] for _ in range(2)]
-        arrived: dict[tuple[bool, int, int], Array] = {}
-        has_gradients = [False] * num_stages
-        for forward, stage, microbatch in self.order or ():
-            now = clock[stage]
-            for number in waits[forward][stage]:
-                now = np.maximum(now, arrived.pop((forward, number, microbatch)))
-            now = now + seconds[stage][0 if forward else 1]
-            if not forward and has_gradients[stage] and self.stages[stage].adds:
-                now += self.stages[stage].adds
-            has_gradients[stage] |= not forward
-            clock[stage] = now
-            for number in sends[forward][stage]:
-                wire = wires[number][0 if forward else 1]
-                free[forward][number], arrived[forward, number, microbatch] = wire.arrivals(free[forward][number], now)
-        ends = [now.max(axis=0) + stage.tail for now, stage in zip(clock, self.stages, strict=True)]
-        return np.asarray(np.maximum.reduce(ends))

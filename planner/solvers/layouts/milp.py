@@ -22,7 +22,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.solvers.layouts.factor_graph import Array, Labelling, NodePair, LabelledGraph
+from planner.solvers.layouts.factor_graph import Array, LabelledGraph, Labelling, NodePair
 
 IndexArray = NDArray[np.intp]
 _SCALE = 1e3

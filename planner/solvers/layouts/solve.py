@@ -27,7 +27,7 @@ import numpy as np
 
 from planner.ir.plan import PROVEN, TIME_LIMIT, WITHIN_GAP
 from planner.solvers.budget import NUMBER_S, Budget, part_of_current
-from planner.solvers.layouts.factor_graph import ROUNDING, Array, Labelling, Kept, LabelledGraph
+from planner.solvers.layouts.factor_graph import ROUNDING, Array, Kept, LabelledGraph, Labelling
 from planner.solvers.layouts.milp import solve_integer
 from planner.solvers.layouts.variable_elimination import Elimination, EliminationOrder, eliminate, order_of
 

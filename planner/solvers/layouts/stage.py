@@ -37,7 +37,7 @@ from planner.ir.errors import MissingMeasurementError
 from planner.ir.problem import ALWAYS, NEVER
 from planner.layers.sized import REPLICA
 from planner.solvers.budget import MOST_BYTES, Budget
-from planner.solvers.layouts.factor_graph import Array, NodePair, LabelledGraph
+from planner.solvers.layouts.factor_graph import Array, LabelledGraph, NodePair
 from planner.solvers.layouts.solve import CertifiedAssignment, minimise
 
 WHOLE = "whole"

@@ -34,7 +34,7 @@ from math import prod
 import numpy as np
 
 from planner.solvers.budget import NUMBER_S, Budget
-from planner.solvers.layouts.factor_graph import Array, Labelling, NodePair, LabelledGraph
+from planner.solvers.layouts.factor_graph import Array, LabelledGraph, Labelling, NodePair
 
 LARGEST_TABLE = 30_000_000
 """Entries; a graph that needs more is not eliminated."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from planner.solvers.layouts.factor_graph import Labelling, LabelledGraph
+from planner.solvers.layouts.factor_graph import LabelledGraph, Labelling
 
 
 def random_graph(
