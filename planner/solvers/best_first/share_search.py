@@ -364,14 +364,12 @@ class MemberClocks:
     ) -> list[Array]:
         """``[stages][members, boxes]``: when the last F or B is over."""
         of_forwards, of_backwards = channels_of(self.edges, len(self.stages))
-        heads, backs, _ = map(list, zip(*seconds, strict=True))
-        there, back = map(list, zip(*wires, strict=True)) if wires else ([], [])
         free_s = [np.zeros(1) for _ in wires]
-        forwards = _WirePasses(heads, *of_forwards, [*free_s], there)
-        backwards = _WirePasses(backs, *of_backwards, free_s, back)
-        clock = [np.zeros(own.shape) for own in heads]
+        forwards = _WirePasses([own for own, _, _ in seconds], *of_forwards, [*free_s], [there for there, _ in wires])
+        backwards = _WirePasses([own for _, own, _ in seconds], *of_backwards, free_s, [back for _, back in wires])
+        clock = [np.zeros(heads.shape) for heads, _, _ in seconds]
         adds = [stage.adds or None for stage in self.stages]
-        return replay(order, (forwards, backwards), clock, adds, len(order))
+        return replay(order, (forwards, backwards), clock, adds, num_counted=len(order))  # it has no others
 
     def _taken(self, stage: _Members, least: Numbers) -> tuple[Array, Array, Array]:
         """By member and box: its F, B and all that it does."""
