@@ -320,11 +320,30 @@ def _through(instance: SpanInstance, chain: Chain) -> tuple[Array, Array, float]
     """The least of a pipeline that has each span, that has each hand-over, and of all."""
     spans = instance.spans
     handovers = instance.handovers
-    end = instance.cuts.last
-    begun, ended, begins, linked, unlinked = np.full((5, end + 1, len(instance.groups)), np.inf)  # by cut and group
     wire_s = np.maximum.reduce([np.zeros(len(handovers)), *(seconds for seconds, _ in chain.wires)])
+    begun, ended = _before(instance, chain)
+    behind = _behind(instance, chain, wire_s)
+    start = begun[spans.first, spans.group]
+    at = (spans.last, spans.group)
+    follows = np.where(chain.linked, start + chain.pass_s + behind.linked[at], behind.unlinked[at])
+    by_span = np.maximum(start + chain.end_s, np.where(spans.last == instance.cuts.last, 0.0, follows))
+    done = ended[handovers.cut, handovers.source]
+    after = behind.begins[handovers.cut, handovers.destination]
+    with np.errstate(invalid="ignore"):  # no way there, with no way on
+        over_s = done + chain.message_s + np.maximum(after, wire_s)
+    return by_span, np.where(np.isneginf(done), after, over_s), float(behind.begins[0].min(initial=np.inf))
+
+
+def _before(instance: SpanInstance, chain: Chain) -> tuple[Array, Array]:
+    """``[cuts, groups]``: the least before a stage that begins there, and with one that ends there.
+
+    The latter is minus infinity where the stage need not be read.
+    """
+    spans = instance.spans
+    handovers = instance.handovers
+    begun, ended = np.full((2, instance.cuts.last + 1, len(instance.groups)), np.inf)
     begun[0] = 0.0
-    for cut in range(1, end):  # the least before; -inf where a stage that ended need not be read
+    for cut in range(1, instance.cuts.last):
         here = np.flatnonzero(spans.last == cut)
         over = np.flatnonzero(handovers.cut == cut)
         passed = begun[spans.first[here], spans.group[here]] + chain.pass_s[here]
@@ -332,23 +351,32 @@ def _through(instance: SpanInstance, chain: Chain) -> tuple[Array, Array, float]
         np.minimum.at(ended[cut], spans.group[here], passed)
         arrived = np.maximum(ended[cut, handovers.source[over]] + chain.message_s[over], 0.0)
         np.minimum.at(begun[cut], handovers.destination[over], arrived)
-    for cut in range(end - 1, -1, -1):  # the least behind
+    return begun, ended
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _LeastBehind:
+    """The least that pipelines take from a cut on."""
+
+    begins: Array  # [cuts, groups] of the first stage there
+    linked: Array  # [cuts, groups] of the stage before, which is read: with the message to the first one
+    unlinked: Array  # [cuts, groups] of the stage before, which need not be read
+
+
+def _behind(instance: SpanInstance, chain: Chain, wire_s: Array) -> _LeastBehind:
+    spans = instance.spans
+    handovers = instance.handovers
+    end = instance.cuts.last
+    behind = _LeastBehind(*np.full((3, end + 1, len(instance.groups)), np.inf))
+    for cut in range(end - 1, -1, -1):
         here = np.flatnonzero(spans.first == cut)
         over = np.flatnonzero(handovers.cut == cut)
         at = spans.last[here], spans.group[here]
-        follows = np.where(chain.linked[here], chain.pass_s[here] + linked[at], unlinked[at])
+        follows = np.where(chain.linked[here], chain.pass_s[here] + behind.linked[at], behind.unlinked[at])
         follows = np.where(spans.last[here] == end, 0.0, follows)
-        np.minimum.at(begins[cut], spans.group[here], np.maximum(chain.end_s[here], follows))
-        after = begins[cut, handovers.destination[over]]
+        np.minimum.at(behind.begins[cut], spans.group[here], np.maximum(chain.end_s[here], follows))
+        after = behind.begins[cut, handovers.destination[over]]
         waited = chain.message_s[over] + np.maximum(after, wire_s[over])
-        np.minimum.at(linked[cut], handovers.source[over], waited)
-        np.minimum.at(unlinked[cut], handovers.source[over], after)
-    at = (spans.last, spans.group)
-    start = begun[spans.first, spans.group]
-    follows = np.where(chain.linked, start + chain.pass_s + linked[at], unlinked[at])
-    by_span = np.maximum(start + chain.end_s, np.where(spans.last == end, 0.0, follows))
-    done = ended[handovers.cut, handovers.source]
-    after = begins[handovers.cut, handovers.destination]
-    with np.errstate(invalid="ignore"):  # no way there, with no way on
-        over_s = done + chain.message_s + np.maximum(after, wire_s)
-    return by_span, np.where(np.isneginf(done), after, over_s), float(begins[0].min(initial=np.inf))
+        np.minimum.at(behind.linked[cut], handovers.source[over], waited)
+        np.minimum.at(behind.unlinked[cut], handovers.source[over], after)
+    return behind
