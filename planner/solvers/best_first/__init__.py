@@ -26,4 +26,5 @@ Besides:
                         order of their schedule
     virtual_pipelines   Pipelines of several stages a position (interleaved, ZB-V, hanayo, greedy, chimera), in the
                         queue of the search
+    virtual_stages      What stages of these take, and messages between them
 """

@@ -34,7 +34,8 @@ from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.like_stages import balanced_places
 from planner.solvers.best_first.message_bound import handovers_of
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
-from planner.solvers.best_first.virtual_bound import StagePrices, Tables
+from planner.solvers.best_first.virtual_bound import Tables
+from planner.solvers.best_first.virtual_stages import StagePrices
 from planner.solvers.candidates.candidate import DevicePool
 from planner.solvers.candidates.choose import better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
