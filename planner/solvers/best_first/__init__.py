@@ -13,10 +13,12 @@ Besides:
     capacity            What devices of unlike kinds can do together: no step is shorter
     chunked             Pipelines of several stages a position beside those of one, where no schedule is named
     continued           Searches that go on where this one ended, among plans that are not in its space; extras add them
+    followers           Layers that cost nothing and stay with another one, so that there are fewer places to cut
     layer_links         What is known of messages between two layers, whatever the layouts of these
     layout_chains       Pipelines of stretches of layers on groups of ranks, whatever their layouts: by their bounds,
                         the least first
-    ordered_pipelines   Such pipelines to begin with, whose stages follow one another along the hosts
+    layout_plans        From stages to plans with layouts
+    ordered_pipelines   Pipelines of stretches of layers to begin with, whose stages follow one another along the hosts
     policy              Shares of its work, for each of these
     repair              A few neighbouring stages of the best plan solved again, for searches that have no proof in
                         time; and samples moved where memory is too small for them

@@ -3,12 +3,12 @@
 An ideal is a set of layers that holds, with a layer, all it reads from; the stages of a pipeline are the differences of
 a growing chain of ideals.  All ideals are looked at while there are at most ``MANY_IDEALS``; else the prefixes of the
 graph's own order of layers.  Left out are, of larger networks, ideals that part a layer from one that it stays with for
-nothing (``_followers``), and, where no schedule allows it, those that part layers which share a parameter.
+nothing (``followers``), and, where no schedule allows it, those that part layers which share a parameter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from planner.costs.communication.stage_transfers import bytes_read
 from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array, running
-from planner.ir.graph import Graph, bits_of, producer, value_name
+from planner.ir.graph import Graph, bits_of, producer
 from planner.ir.problem import Problem
 from planner.layers.boundary import without_gradient
+from planner.solvers.best_first.followers import followers
 
 Flags = NDArray[np.bool_]
 Numbers = NDArray[np.int64]
@@ -208,7 +209,7 @@ def cuts_of(
     reads = _reads(graph)
     blocks = _blocks(len(graph.layers), {})
     if not parts_free or _all_ideals(reads, blocks, most) is None:
-        blocks = _blocks(len(graph.layers), _followers(graph, _free_layers(cost_model)))
+        blocks = _blocks(len(graph.layers), followers(cost_model))
     ties = [] if parts_ties else [sum(1 << layer for layer in layers) for layers in graph.tied_layers().values()]
     ideals = _all_ideals(reads, blocks, most)
     complete = ideals is not None
@@ -461,86 +462,3 @@ def _largest_between(members: Array, by_layer: Array) -> Array:
         pieces = np.triu(np.broadcast_to(of_piece, (count - 1, count - 1)))
         np.maximum.accumulate(pieces, axis=1, out=largest[:-1, 1:])
     return largest
-
-
-def _followers(graph: Graph, free: Sequence[bool]) -> dict[int, int]:
-    """Layers that cost nothing and stay with another one: (the one that stays, with which).
-
-    A layer stays with the one it reads from if it reads only what that makes for it alone, and hands on no more bytes;
-    and with its only reader, or its first one that all others come behind, if it reads no more bytes than it hands on;
-    of gradients likewise.  Cutting between the two moves no work and sends no less.
-    """
-    flow = _ValueFlow.of(graph)
-    followed = ((layer, flow.followed_by(layer)) for layer in range(len(graph.layers) - 1) if free[layer])
-    return {layer: other for layer, other in followed if other is not None}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _ValueFlow:
-    """What layers hand to one another, by layer.
-
-    Attributes:
-        makers: of the values of other layers that it reads.
-        readers: of its values, once for each of them.
-        behind: all that depend on it, as a bit set.
-        read_bytes, handed_bytes: of these values, and of their gradients.
-    """
-
-    makers: list[list[int]]
-    readers: list[list[int]]
-    behind: list[int]
-    read_bytes: list[Array]  # [layers][there and back]
-    handed_bytes: list[Array]  # [layers][there and back]
-
-    @classmethod
-    def of(cls, graph: Graph) -> _ValueFlow:
-        """The graph's."""
-        index = {layer.name: position for position, layer in enumerate(graph.layers)}
-        silent = without_gradient(graph)
-        both_ways = {
-            value: np.array([1, spec.is_float and value not in silent]) * spec.num_bytes
-            for value, spec in graph.values().items()
-        }
-        readers: list[list[int]] = [[] for _ in graph.layers]
-        sources = [list(dict.fromkeys(v for v in layer.inputs if producer(v) in index)) for layer in graph.layers]
-        outputs = [[value_name(layer.name, number) for number in range(len(layer.outputs))] for layer in graph.layers]
-        for position, values in enumerate(sources):
-            for value in values:
-                readers[index[producer(value)]].append(position)
-        return cls(
-            [[index[producer(value)] for value in values] for values in sources],
-            readers,
-            _behind(readers),
-            *([sum((both_ways[v] for v in own), np.zeros(2)) for own in values] for values in (sources, outputs)),
-        )
-
-    def followed_by(self, layer: int) -> int | None:
-        """The layer that this one stays with, as it costs nothing; None if there is none."""
-        read = self.read_bytes[layer]
-        handed = self.handed_bytes[layer]
-        makers = self.makers[layer]
-        if len(makers) == 1 and self.readers[makers[0]] == [layer] and (handed <= read).all():
-            return makers[0]
-        readers = dict.fromkeys(self.readers[layer])
-        first = next((r for r in readers if all(o == r or self.behind[r] >> o & 1 for o in readers)), None)
-        is_cheap = not makers or (len(readers) == 1 and bool((read <= handed).all()))
-        return first if is_cheap else None
-
-
-def _behind(readers: Sequence[Sequence[int]]) -> list[int]:
-    """By layer, all that depend on it, as a bit set."""
-    followers = [0] * len(readers)
-    for layer in range(len(readers) - 1, -1, -1):
-        for reader in readers[layer]:
-            followers[layer] |= followers[reader] | 1 << reader
-    return followers
-
-
-def _free_layers(cost_model: CostModel) -> list[bool]:
-    measured: dict[str, bool] = {layer.name: not layer.parameters for layer in cost_model.profile.graph.layers}
-    for measurements in cost_model.profile.measurements.values():
-        for m in measurements:
-            costs = (m.forward_s, m.backward_s, m.backward_input_s, m.backward_weight_s, m.saved_bytes)
-            if any(costs) or m.workspace_bytes:
-                measured[m.layer] = False
-    return list(measured.values())
