@@ -343,7 +343,7 @@ def _contents(
         ideal = _packed(members[cut])
         behind = [layer for layer in np.flatnonzero(members[cut] == 0).tolist() if reads[layer] & ideal]
         readers = sorted(behind, key=lambda layer: -sizes[layer])
-        content[cut, ends], sorts = _sorts(members[np.ix_(ends, readers)] > 0, readers, most)
+        content[cut, ends], sorts = _sorts(members[ends[:, None], readers] > 0, readers, most)
         slots[cut, : len(sorts)] = 0
         held |= {(cut, sort): own for sort, own in enumerate(sorts)}
     used = slots >= 0

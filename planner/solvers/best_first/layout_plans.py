@@ -1,4 +1,4 @@
-"""From stages to plans with layouts: each layer gets the layout that is best for its stage, and the plan is simulated."""
+"""From stages to plans: each layer gets the layout that is best for its stage, and the plan is simulated."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from math import comb
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.costs.layers.cost_table import Array
 from planner.ir.schedule import Edge, Op, Pipeline, StageGraph
@@ -387,7 +388,7 @@ def _leaves(frontier: Frontier, expansion: Expansion, positions: Numbers) -> Lea
     table = expansion.table
     rows = expansion.row[positions]
 
-    def by_stage(name: str) -> Array:
+    def by_stage(name: str) -> NDArray[Any]:
         before = [np.full(len(rows), getattr(t.stage, name)[row]) for t, row in parent.rows]
         return np.array([*before, getattr(table.stage, name)[rows]])
 
@@ -420,9 +421,7 @@ def _leaves(frontier: Frontier, expansion: Expansion, positions: Numbers) -> Lea
 def _joined(alike: Sequence[Leaves]) -> Leaves:
     """All of them together."""
     columns = {column.name: [getattr(own, column.name) for own in alike] for column in fields(Leaves)[3:]}
-    joined: dict[str, Any] = {
-        name: np.concatenate(own, axis=-1) for name, own in columns.items() if own[0] is not None
-    }
+    joined: dict[str, Any] = {name: np.concatenate(own, axis=-1) for name, own in columns.items() if own[0] is not None}
     expansions = tuple(members for own in alike for members in own.expansions)
     return replace(alike[0], expansions=expansions, **joined)
 

@@ -31,7 +31,6 @@ from planner.solvers.budget import check_time
 from planner.solvers.candidates.candidate import DevicePool
 
 
-
 def doubled(most: int) -> list[int]:
     """1, 2, 4, ... and ``most``."""
     return sorted({*(1 << power for power in range(most.bit_length())), most})

@@ -191,7 +191,9 @@ class BestFirstSearch:
     def outcome(self, status: str) -> Outcome:
         """What is known now."""
         unopened = [
-            bound_s for bound_s, _, item, _ in self._heap if isinstance(item, BatchSpace | virtual_pipelines.VirtualItem)
+            bound_s
+            for bound_s, _, item, _ in self._heap
+            if isinstance(item, BatchSpace | virtual_pipelines.VirtualItem)
         ]
         root_s = min(self.root_s, self.upper_s, *unopened) if unopened else min(self.root_s, self.upper_s)
         so_far = self.num_candidates, self.by_num_stages, self.unreplicated

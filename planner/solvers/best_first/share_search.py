@@ -25,7 +25,15 @@ from planner.costs.candidate import Candidate
 from planner.costs.communication.collectives import transfer_s
 from planner.costs.layers.cost_table import Array
 from planner.solvers.best_first.graph_cuts import Flags, Handed, Numbers
-from planner.solvers.best_first.leaf_bound import ActionOrder, Leaf, Passes, StageEdges, channels_of, replay, schedule_order
+from planner.solvers.best_first.leaf_bound import (
+    ActionOrder,
+    Leaf,
+    Passes,
+    StageEdges,
+    channels_of,
+    replay,
+    schedule_order,
+)
 from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.prefixes import Frontier
 from planner.solvers.best_first.priced_groups import PricedGroup

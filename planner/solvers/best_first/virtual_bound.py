@@ -2,8 +2,8 @@
 
 Where the order of actions is the same whatever stages last, a step is no shorter than the longest path through it: from
 an action to the next one of its position, or over a message to the stage that waits for it.  A path is a sum over
-stages: so often an F, a B, a message of each (``Occurrences``).  So is what holds under any order, where D_r sums over the
-stages before the first one of position r,
+stages: so often an F, a B, a message of each (``Occurrences``).  So is what holds under any order, where D_r sums over
+the stages before the first one of position r,
 
     step >= D_r (f + c) + sum over the stages of r of (w + update)
     step >= D_r (f + b + 2 c) + sum over the stages of r of (w without W, which may come later)

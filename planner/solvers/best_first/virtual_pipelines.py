@@ -32,7 +32,7 @@ from planner.schedules import positions, traits
 from planner.solvers.best_first.device_groups import Counts, DeviceStates, at_pools, first_ranks
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.like_stages import balanced_places
-from planner.solvers.best_first.message_bound import handovers_of
+from planner.solvers.best_first.message_bound import HandoverBounds, handovers_of
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.best_first.virtual_bound import Tables
 from planner.solvers.best_first.virtual_stages import StagePrices
@@ -331,7 +331,8 @@ def families(every: Iterable[GroupPrices], devices: DeviceStates, names: Sequenc
         work_s = float(prices.capacity_s().min(axis=0).sum())
         bound_s = work_s / len(prices.problem.ranks) if np.isfinite(work_s) else 0.0
         for mirrored, own in formed.items():
-            stage_prices = StagePrices(prices, handovers_of(prices), mirrored)
+            links = HandoverBounds(prices) if mirrored else handovers_of(prices)  # pairs of ranks come in both orders
+            stage_prices = StagePrices(prices, links, mirrored)
             for name in names:
                 if traits(name).bidirectional is mirrored:
                     yield PipelineFamilies(bound_s, stage_prices, name, own.groups)

@@ -93,7 +93,10 @@ class StageLayouts:
 
 
 def best_layouts(
-    prices: LayoutPrices, question: Question, within: Budget | None = None, options: Sequence[LayerOptions] | None = None
+    prices: LayoutPrices,
+    question: Question,
+    within: Budget | None = None,
+    options: Sequence[LayerOptions] | None = None,
 ) -> StageLayouts:
     """The options of least ``StageCost.step_s`` within the memory.
 
@@ -294,7 +297,11 @@ class PricedOptions:
 
     @classmethod
     def of(
-        cls, prices: LayoutPrices, layers: tuple[int, ...], options: Sequence[LayerOptions], within: Budget | None = None
+        cls,
+        prices: LayoutPrices,
+        layers: tuple[int, ...],
+        options: Sequence[LayerOptions],
+        within: Budget | None = None,
     ) -> PricedOptions:
         """All that the options of ``layers`` cost.
 
@@ -394,7 +401,9 @@ def _edge_cost(question: Question, forward: Array, backward: Array) -> Array:
     return cost
 
 
-def _node_memory(prices: LayoutPrices, question: Question, table: LayerTable, at: IndexArray, recompute: Flags) -> Array:
+def _node_memory(
+    prices: LayoutPrices, question: Question, table: LayerTable, at: IndexArray, recompute: Flags
+) -> Array:
     """``[options, ranks]``."""
     resident = table.parameter_bytes * (2.0 + _state(prices))
     held = np.where(recompute, 1.0, float(question.in_flight))[:, None] * table.saved_bytes[at]
