@@ -230,12 +230,6 @@ class Passes:
     free_s: list[Array]  # [edges][..., pipelines] when the channel has carried all messages so far
     arrived: dict[tuple[int, int], Array] = field(init=False, default_factory=dict)
 
-    def begin(self, stage: int, microbatch: int, clock: Array) -> Array:
-        """When it may begin: at ``clock``, and behind all that it waits for."""
-        for edge in self.awaited[stage]:
-            clock = np.maximum(clock, self.arrived.pop((edge, microbatch)))
-        return clock
-
     def send(self, stage: int, microbatch: int, now: Array, takes_time: bool) -> None:
         """Sends what it makes."""
         raise NotImplementedError
@@ -259,7 +253,9 @@ def replay(
     has_gradients = [False] * len(clock)
     for forward, stage, microbatch in order:
         own = passes[not forward]
-        now = own.begin(stage, microbatch, clock[stage])
+        now = clock[stage]
+        for edge in own.awaited[stage]:
+            now = np.maximum(now, own.arrived.pop((edge, microbatch)))
         takes_time = microbatch < num_counted
         if takes_time:
             now = now + own.seconds[stage]
