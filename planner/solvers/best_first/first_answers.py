@@ -40,7 +40,7 @@ from planner.schedules import max_in_flight, traits
 from planner.solvers.best_first import policy
 from planner.solvers.best_first.device_groups import Counts
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
-from planner.solvers.best_first.leaf_bound import CAPS, Leaves, cards_of, windows_of
+from planner.solvers.best_first.leaf_bound import CAPS, Leaves, cards_of, edges_of, messages_of, stages_of, windows_of
 from planner.solvers.best_first.like_stages import LikeStages, balanced_places, placed
 from planner.solvers.best_first.message_bound import HandoverBound
 from planner.solvers.best_first.priced_groups import PricedGroup
@@ -438,27 +438,19 @@ def _replayed(pipeline: CutPipeline) -> CutPipeline:
     """The same with what ``leaf_bound`` says of it, if that is more."""
     prices = pipeline.space.prices
     links = pipeline.space.links
-    groups = pipeline.groups
+    whole = (pipeline.groups, pipeline.cuts)
     handed = prices.cuts.handed(pipeline.cuts)
-    stages = [
-        group.stage(*np.array(ends)[:, None]) for group, ends in zip(groups, pairwise(pipeline.cuts), strict=True)
-    ]
-    messages_s = [links.alone_s(groups[one.source], groups[one.destination], one) for one in handed]
-    there, back = np.array(messages_s).reshape(-1, 2).T
-    cards = cards_of(links, [[(group, slice(None))] for group in groups], handed, np.array([s.card for s in stages]))
+    edges = edges_of(handed, prices.freedom.trains)
+    stages = stages_of([whole])
+    cards = cards_of(links, [[(group, slice(None))] for group in pipeline.groups], handed, stages.card)
     leaves = Leaves(
-        edges=tuple((h.source, h.destination, h.has_gradient and prices.freedom.trains) for h in handed),
-        expansions=(),
-        bound=np.array([pipeline.step_s]),
-        heads=np.array([(stage.head, stage.slow_head) for stage in stages]),
-        backs=np.array([(stage.back, stage.slow_back) for stage in stages]),
-        adds=np.array([stage.adds for stage in stages]),
-        tails=np.array([stage.tail for stage in stages]),
-        there=there[:, None],
-        back=back[:, None],
-        max_in_flight=np.array([stage.window for stage in stages]),
-        num_counted=prices.num_counted,
-        cards=None if cards is None else np.unique(cards, axis=1),
+        edges,
+        (),
+        prices.num_counted,
+        np.array([pipeline.step_s]),
+        stages,
+        messages_of(links, [whole], [handed], edges),
+        None if cards is None else np.unique(cards, axis=1),
     )
     bound_s = leaves.bounds(pipeline.schedule, pipeline.windows, len(prices.micro_batches), np.arange(1))
     return replace(pipeline, step_s=float(bound_s[0]))

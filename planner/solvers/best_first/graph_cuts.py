@@ -357,7 +357,7 @@ def _sorts(holds: Flags, readers: list[int], most: int) -> tuple[Numbers, list[l
     Args:
         holds: ``[stages, readers]``.
     """
-    known: list[int] = []
+    kept: list[int] = []
     sorts = np.zeros((1, 0), dtype=bool)
     which = np.zeros(len(holds), dtype=np.int64)
     for reader, is_held in zip(readers, holds.T, strict=True):
@@ -365,8 +365,8 @@ def _sorts(holds: Flags, readers: list[int], most: int) -> tuple[Numbers, list[l
         if len(pairs) <= most:
             which = sort_of.reshape(-1)
             sorts = np.column_stack([sorts[pairs // 2], pairs % 2 > 0])
-            known.append(reader)
-    return which, [[reader for reader, flag in zip(known, row, strict=True) if flag] for row in sorts]
+            kept.append(reader)
+    return which, [[reader for reader, flag in zip(kept, row, strict=True) if flag] for row in sorts]
 
 
 def _forbid_disorder(cuts: GraphCuts) -> None:

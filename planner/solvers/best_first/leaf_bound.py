@@ -10,9 +10,9 @@ action serves all pipelines of as many stages.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import islice
+from itertools import islice, pairwise
 from math import comb
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.layers.cost_table import Array
+from planner.costs.stages.stage_bound import BoundedStages
 from planner.ir.schedule import Edge, Op, Pipeline, StageGraph
 from planner.passes.events import in_order
 from planner.schedules import max_in_flight, traits
@@ -91,13 +92,8 @@ class Leaves:
     expansions: tuple[tuple[Expansion, Numbers], ...]
     num_counted: int
     bound: Array  # [pipelines] seconds
-    heads: Array  # [stages, 2, pipelines] seconds of an F of the fastest and of the slowest member
-    backs: Array  # [stages, 2, pipelines] seconds of a B likewise
-    adds: Array  # [stages, pipelines] seconds that a B takes longer that finds gradients
-    tails: Array  # [stages, pipelines] seconds of reduction and update
-    there: Array  # [edges, pipelines] seconds of a message
-    back: Array  # [edges, pipelines] seconds of its gradient
-    max_in_flight: Numbers  # [stages, pipelines] micro-batches that memory lets each stage keep
+    stages: BoundedStages  # [stages, pipelines]
+    messages_s: Array  # [there and back, edges, pipelines]
     cards: Array | None = None  # [flows, cards, pipelines] seconds that network cards are busy
 
     @classmethod
@@ -107,11 +103,16 @@ class Leaves:
         alike: dict[tuple[int, StageEdges], list[Leaves]] = {}
         for expansion, positions in children:
             own = _leaves(frontier, expansion, positions)
-            alike.setdefault((len(own.heads), own.edges), []).append(own)
+            alike.setdefault((own.num_stages, own.edges), []).append(own)
         return list(map(_joined, alike.values()))
 
     def __len__(self) -> int:
         return len(self.bound)
+
+    @property
+    def num_stages(self) -> int:
+        """Of each pipeline."""
+        return len(self.stages.head)
 
     def prefix(self, number: int) -> PipelinePrefix:
         """The pipeline number ``number``."""
@@ -139,7 +140,7 @@ class Leaves:
 
     def _windows_of(self, schedules: Collection[str], num_microbatches: int) -> set[tuple[int, ...]]:
         """The windows of schedules that have fixed ones, where each stage reads from the one before."""
-        num_stages = len(self.heads)
+        num_stages = self.num_stages
         if not all((s, s + 1, True) in self.edges for s in range(num_stages - 1)):
             return set()
         chain = Pipeline(StageGraph.chain(num_stages, num_microbatches))
@@ -157,15 +158,15 @@ class Leaves:
         upper_s: float = np.inf,
     ) -> Array:
         """Of the pipelines ``numbers``, under a schedule with these windows; of those from ``upper_s`` on no more."""
-        order = schedule_order(schedule, len(self.heads), num_microbatches, self.edges, windows)
+        order = schedule_order(schedule, self.num_stages, num_microbatches, self.edges, windows)
         if order is None:
             return np.asarray(self.bound[numbers])
         note(len(order) * (_TURN_S + _PIPELINE_S * len(numbers)))
         busy = None if self.cards is None else CardLoads(self.cards[..., numbers])
-        adds = [own if bool(own.any()) else None for own in self.adds[..., numbers]]
-        clock = [np.zeros((2, len(numbers)))] * len(self.heads)
+        adds = [own if bool(own.any()) else None for own in self.stages.adds[:, numbers]]
+        clock = [np.zeros((2, len(numbers)))] * self.num_stages
         done = np.array(replay(order, self._passes(numbers, busy), clock, adds, self.num_counted)).max(axis=1)
-        end = (done + self.tails[:, numbers]).max(axis=0)
+        end = (done + self.stages.tail[:, numbers]).max(axis=0)
         if busy is not None:
             for stage, now in enumerate(done):
                 busy.take(stage, now)
@@ -175,13 +176,16 @@ class Leaves:
 
     def _passes(self, numbers: Numbers, busy: CardLoads | None) -> tuple[_ChannelPasses, _ChannelPasses]:
         """All F, and all B, of the pipelines ``numbers``."""
-        num_stages = len(self.heads)
-        of_forwards, of_backwards = channels_of(self.edges, num_stages)
-        columns = (self.heads, self.there, self.backs, self.back)
-        heads, there, backs, back = (list(column[..., numbers]) for column in columns)
+        stages = self.stages
+        heads, backs = (
+            list(np.stack([fastest[:, numbers], slowest[:, numbers]], axis=1))
+            for fastest, slowest in ((stages.head, stages.slow_head), (stages.back, stages.slow_back))
+        )
+        there, back = map(list, self.messages_s[..., numbers])
+        of_forwards, of_backwards = channels_of(self.edges, self.num_stages)
         free_s = [np.zeros(len(numbers))] * len(self.edges)
-        forwards = _ChannelPasses(heads, *of_forwards, [*free_s], there, num_stages, busy)
-        return forwards, _ChannelPasses(backs, *of_backwards, free_s, back, num_stages + 1, busy)
+        forwards = _ChannelPasses(heads, *of_forwards, [*free_s], there, self.num_stages, busy)
+        return forwards, _ChannelPasses(backs, *of_backwards, free_s, back, self.num_stages + 1, busy)
 
     def _windows(self, schedule: str, num_microbatches: int) -> Iterator[tuple[tuple[int, ...], Numbers]]:
         """The windows to try under a schedule, and the pipelines to try them on."""
@@ -189,7 +193,7 @@ class Leaves:
         if not traits(schedule).windowed:
             yield (), every
             return
-        held = self.max_in_flight.copy()
+        held = self.stages.window.copy()
         falls = not traits(schedule).splits_backward
         returning = tuple((source, reader) for source, reader, returns in self.edges if returns)
         for source, reader in returning if falls else ():
@@ -376,6 +380,11 @@ GroupsOfStage = list[tuple[PricedGroup, Flags | slice]]
 """The groups that a stage has, and in which pipelines."""
 
 
+def edges_of(handed: Iterable[Handed], trains: bool) -> StageEdges:
+    """What is handed, as edges."""
+    return tuple((one.source, one.destination, one.has_gradient and trains) for one in handed)
+
+
 def _leaves(frontier: Frontier, expansion: Expansion, positions: Numbers) -> Leaves:
     """The complete children of a prefix."""
     suffixes = frontier.suffixes
@@ -388,38 +397,71 @@ def _leaves(frontier: Frontier, expansion: Expansion, positions: Numbers) -> Lea
         before = [np.full(len(rows), getattr(t.stage, name)[row]) for t, row in parent.rows]
         return np.array([*before, getattr(table.stage, name)[rows]])
 
+    stages = BoundedStages(*(by_stage(column.name) for column in fields(BoundedStages)))
     choice = table.choice[rows]
     ends = frontier.next_groups(parent, table)
-    stages: list[GroupsOfStage] = [[(group, slice(None))] for group in frontier.stage_groups(parent)]
-    stages.append([(ends[number], choice == number) for number in np.unique(choice)])
+    groups: list[GroupsOfStage] = [[(group, slice(None))] for group in frontier.stage_groups(parent)]
+    groups.append([(ends[number], choice == number) for number in np.unique(choice)])
     handed = prices.cuts.handed((*parent.cuts, prices.cuts.last))
-    messages = np.zeros((2, len(handed), len(rows)))
+    messages_s = np.zeros((2, len(handed), len(rows)))
     for number, one in enumerate(handed):
-        ((source, _),) = stages[one.source]
-        for group, mine in stages[one.destination]:
-            messages[:, number, mine] = np.array(suffixes.links.handed(source, group, one))[:, None]
-    return Leaves(
-        edges=tuple((one.source, one.destination, one.has_gradient and prices.freedom.trains) for one in handed),
-        expansions=((expansion, positions),),
-        num_counted=prices.num_counted,
-        bound=expansion.bound_s[positions],
-        heads=np.stack([by_stage("head"), by_stage("slow_head")], axis=1),
-        backs=np.stack([by_stage("back"), by_stage("slow_back")], axis=1),
-        adds=by_stage("adds"),
-        tails=by_stage("tail"),
-        there=messages[0],
-        back=messages[1],
-        max_in_flight=by_stage("window"),
-        cards=cards_of(suffixes.links, stages, handed, by_stage("card")),
-    )
+        ((source, _),) = groups[one.source]
+        for group, mine in groups[one.destination]:
+            messages_s[:, number, mine] = np.array(suffixes.links.handed(source, group, one))[:, None]
+    edges = edges_of(handed, prices.freedom.trains)
+    cards = cards_of(suffixes.links, groups, handed, stages.card)
+    bound = expansion.bound_s[positions]
+    return Leaves(edges, ((expansion, positions),), prices.num_counted, bound, stages, messages_s, cards)
 
 
 def _joined(alike: Sequence[Leaves]) -> Leaves:
     """All of them together."""
-    columns = {column.name: [getattr(own, column.name) for own in alike] for column in fields(Leaves)[3:]}
-    joined: dict[str, Any] = {name: np.concatenate(own, axis=-1) for name, own in columns.items() if own[0] is not None}
-    expansions = tuple(members for own in alike for members in own.expansions)
-    return replace(alike[0], expansions=expansions, **joined)
+    columns = ([getattr(own.stages, column.name) for own in alike] for column in fields(BoundedStages))
+    cards = [own.cards for own in alike if own.cards is not None]
+    return replace(
+        alike[0],
+        expansions=tuple(members for own in alike for members in own.expansions),
+        bound=np.concatenate([own.bound for own in alike]),
+        stages=BoundedStages(*(np.concatenate(column, axis=-1) for column in columns)),
+        messages_s=np.concatenate([own.messages_s for own in alike], axis=-1),
+        cards=np.concatenate(cards, axis=-1) if cards else None,
+    )
+
+
+Whole = tuple[tuple[PricedGroup, ...], tuple[int, ...]]
+"""The groups of a pipeline, and the cuts between which they are stages."""
+
+
+def stages_of(pipelines: Sequence[Whole]) -> BoundedStages:
+    """``[stages, pipelines]``: what stages take, those that are priced alike all at once."""
+    places: dict[object, list[tuple[int, int, int, int]]] = {}
+    group_of: dict[object, PricedGroup] = {}
+    for number, (groups, cuts) in enumerate(pipelines):
+        for stage, (group, ends) in enumerate(zip(groups, pairwise(cuts), strict=True)):
+            group_of[group.alike] = group
+            places.setdefault(group.alike, []).append((stage, number, *ends))
+    shape = len(pipelines[0][0]), len(pipelines)
+    columns: dict[str, Any] = {column.name: np.zeros(shape) for column in fields(BoundedStages)}
+    columns["window"] = np.zeros(shape, dtype=np.int64)
+    for key, own in places.items():
+        stage_of, number_of, first, last = np.array(own).T
+        priced = group_of[key].stage(first, last)
+        for name, column in columns.items():
+            column[stage_of, number_of] = getattr(priced, name)
+    return BoundedStages(**columns)
+
+
+def messages_of(
+    links: HandoverBounds, pipelines: Sequence[Whole], handed: Sequence[Sequence[Handed]], edges: StageEdges
+) -> Array:
+    """``[there and back, edges, pipelines]``: what messages take, by what is handed on in each pipeline."""
+    place_of = {edge[:2]: place for place, edge in enumerate(edges)}
+    messages_s = np.zeros((2, len(edges), len(pipelines)))
+    for number, ((groups, _), own) in enumerate(zip(pipelines, handed, strict=True)):
+        for one in own:
+            alone_s = links.alone_s(groups[one.source], groups[one.destination], one)
+            messages_s[:, place_of[one.source, one.destination], number] = alone_s
+    return messages_s
 
 
 def cards_of(

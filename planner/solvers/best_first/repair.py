@@ -21,10 +21,9 @@ size, whether there is a proof or not                                           
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise, permutations
-from typing import Any
+from itertools import chain, pairwise, permutations
 
 import numpy as np
 
@@ -36,7 +35,7 @@ from planner.ir.lazy import once, once_by
 from planner.ir.problem import Problem
 from planner.solvers.best_first.device_groups import Counts
 from planner.solvers.best_first.graph_cuts import Flags, Handed, Numbers
-from planner.solvers.best_first.leaf_bound import Leaves, StageEdges, windows_of
+from planner.solvers.best_first.leaf_bound import Leaves, edges_of, messages_of, stages_of, windows_of
 from planner.solvers.best_first.like_stages import Places, balanced_places, placed
 from planner.solvers.best_first.message_bound import handovers_of
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
@@ -214,9 +213,10 @@ class Repair:
         alike: dict[object, list[int]] = {}
         handed = [solution.prices.cuts.handed(solution.cuts) for solution in solutions]
         for number, one in enumerate(solutions):
-            edges = {_edge(one, each) for each in handed[number]}
-            chain = {(stage, stage + 1, one.prices.freedom.trains) for stage in range(len(one.groups) - 1)}
-            sort = len(one.groups) if edges >= chain else frozenset(edges)
+            trains = one.prices.freedom.trains
+            edges = set(edges_of(handed[number], trains))
+            is_chain = edges.issuperset((stage, stage + 1, trains) for stage in range(len(one.groups) - 1))
+            sort = len(one.groups) if is_chain else frozenset(edges)
             alike.setdefault((id(one.prices), sort, one.schedule, one.windows), []).append(number)
         steps_s = [np.inf] * len(solutions)
         for numbers in alike.values():
@@ -229,58 +229,18 @@ class Repair:
 def _together_s(alike: list[SolvedPipeline], handed: list[tuple[Handed, ...]], within: Budget) -> Array:
     """The steps of pipelines of as many stages under one schedule, of which one order is that of all."""
     first = alike[0]
-    count = len(first.prices.micro_batches)
+    prices = first.prices
+    count = len(prices.micro_batches)
     within.spend(2 * (_TURN_S + _TURN_OF_ROW_S * len(alike)) * len(first.groups) * count + _ROW_S * len(alike))
-    edges = tuple(sorted({_edge(first, one) for each in handed for one in each}))
-    there, back = _messages_s(alike, handed, edges)
-    stages = _stages(alike)
-    leaves = Leaves(
-        edges=edges,
-        expansions=(),
-        bound=np.zeros(len(alike)),
-        heads=np.stack([stages.head, stages.slow_head], axis=1),
-        backs=np.stack([stages.back, stages.slow_back], axis=1),
-        adds=stages.adds,
-        tails=np.maximum(stages.tail, _sums_s(alike, stages.card)),
-        there=there,
-        back=back,
-        max_in_flight=stages.window,
-        num_counted=first.prices.num_counted,
-    )
+    edges = tuple(sorted(set(edges_of(chain.from_iterable(handed), prices.freedom.trains))))
+    pipelines = [(solution.groups, solution.cuts) for solution in alike]
+    stages = stages_of(pipelines)
+    ended = replace(stages, tail=np.maximum(stages.tail, _sums_s(alike, stages.card)))
+    messages_s = messages_of(handovers_of(prices), pipelines, handed, edges)
+    leaves = Leaves(edges, (), prices.num_counted, np.zeros(len(alike)), ended, messages_s)
     steps_s = leaves.bounds(first.schedule, first.windows, count, np.arange(len(alike)))
     least = np.array(first.windows or (1,))[:, None]
     return np.where((stages.window >= least).all(axis=0), steps_s, np.inf)
-
-
-def _stages(alike: list[SolvedPipeline]) -> BoundedStages:
-    """``[stages, pipelines]``: what stages take, those that are priced alike all at once."""
-    places: dict[object, list[tuple[int, int, int, int]]] = {}
-    group_of: dict[object, PricedGroup] = {}
-    for row, solution in enumerate(alike):
-        for stage, (group, ends) in enumerate(zip(solution.groups, pairwise(solution.cuts), strict=True)):
-            group_of[group.alike] = group
-            places.setdefault(group.alike, []).append((stage, row, *ends))
-    shape = len(alike[0].groups), len(alike)
-    columns: dict[str, Any] = {column.name: np.zeros(shape) for column in fields(BoundedStages)}
-    columns["window"] = np.zeros(shape, dtype=np.int64)
-    for key, own in places.items():
-        stage_of, row_of, first, last = np.array(own).T
-        priced = group_of[key].stage(first, last)
-        for name, column in columns.items():
-            column[stage_of, row_of] = getattr(priced, name)
-    return BoundedStages(**columns)
-
-
-def _messages_s(alike: list[SolvedPipeline], handed: list[tuple[Handed, ...]], edges: StageEdges) -> Array:
-    """``[there and back, edges, pipelines]``: what messages take."""
-    number = {edge[:2]: place for place, edge in enumerate(edges)}
-    messages_s = np.zeros((2, len(edges), len(alike)))
-    links = handovers_of(alike[0].prices)
-    for row, (solution, each) in enumerate(zip(alike, handed, strict=True)):
-        for one in each:
-            ends = solution.groups[one.source], solution.groups[one.destination]
-            messages_s[:, number[one.source, one.destination], row] = links.alone_s(*ends, one)
-    return messages_s
 
 
 def _sums_s(alike: list[SolvedPipeline], card_s: Array) -> Array:
@@ -297,10 +257,6 @@ def _sums_s(alike: list[SolvedPipeline], card_s: Array) -> Array:
 
 def _key(flags: Flags) -> bytes:
     return np.packbits(flags).tobytes()
-
-
-def _edge(solution: SolvedPipeline, handed: Handed) -> tuple[int, int, bool]:
-    return handed.source, handed.destination, handed.has_gradient and solution.prices.freedom.trains
 
 
 def _versions(now: SolvedPipeline) -> Iterator[SolvedPipeline]:

@@ -219,24 +219,29 @@ def span_tables(prices: GroupPrices, groups: Sequence[Sequence[PricedGroup]]) ->
     Args:
         groups: each with its ways to recompute.
     """
-    cuts = prices.cuts
-    links = HandoverBounds(prices)
     behind = StagesBehind.of(prices.cuts)
+    handovers, more = _handovers(prices, behind, [group for group, *_ in groups])
+    spans = [_spans(prices, behind, group, number, more[number]) for number, of in enumerate(groups) for group in of]
+    joined = (np.concatenate([getattr(table, column.name) for table in spans]) for column in fields(SpanTable))
+    return SpanTable(*joined), handovers
+
+
+def _handovers(prices: GroupPrices, behind: StagesBehind, groups: Sequence[PricedGroup]) -> tuple[HandoverTable, Array]:
+    """Every hand-over between two groups, and by group and cuts what messages of its stages take beyond that."""
+    links = HandoverBounds(prices)
     least_s = Memo(behind.handover_s)
-    inner = np.arange(1, cuts.last)
-    more = np.full((len(groups), 4, *cuts.inside.shape), np.inf)
+    inner = np.arange(1, prices.cuts.last)
+    more = np.full((len(groups), 4, *prices.cuts.inside.shape), np.inf)
     rows = [np.zeros((7, 0))]
-    for (i, (source, *_)), (j, (destination, *_)) in product(enumerate(groups), repeat=2):
+    for (i, source), (j, destination) in product(enumerate(groups), repeat=2):
         counts = zip(source.counts, destination.counts, prices.pools, strict=True)
         if all(one + other <= len(pool.ranks) for one, other, pool in counts):
             least, beyond = least_s[links.between(source, destination)]
             np.minimum(more[i], beyond, out=more[i])
             rows.append(np.vstack([inner, np.full((2, len(inner)), [[i], [j]]), least[:, inner]]))
     more[np.isinf(more)] = 0.0  # no group can run beside it
-    spans = [_spans(prices, behind, group, number, more[number]) for number, of in enumerate(groups) for group in of]
-    joined = (np.concatenate([getattr(table, column.name) for table in spans]) for column in fields(SpanTable))
-    handovers = np.concatenate(rows, axis=1)
-    return SpanTable(*joined), HandoverTable(*handovers[:3].astype(np.int64), *handovers[3:])
+    columns = np.concatenate(rows, axis=1)
+    return HandoverTable(*columns[:3].astype(np.int64), *columns[3:]), more
 
 
 def _spans(prices: GroupPrices, behind: StagesBehind, group: PricedGroup, number: int, more: Array) -> SpanTable:
