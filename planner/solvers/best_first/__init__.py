@@ -18,7 +18,6 @@ Besides:
     layout_chains       Pipelines of stretches of layers on groups of ranks, whatever their layouts: by their bounds,
                         the least first
     layout_plans        From stages to plans with layouts
-    ordered_pipelines   Pipelines of stretches of layers to begin with, whose stages follow one another along the hosts
     policy              Shares of its work, for each of these
     repair              A few neighbouring stages of the best plan solved again, for searches that have no proof in
                         time; and samples moved where memory is too small for them

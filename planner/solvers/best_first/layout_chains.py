@@ -47,7 +47,7 @@ _EVERY = np.array(True)
 _ONE_ROUND = np.array(1)
 """No window is known: memory is ignored."""
 
-ENTRY_S = 1.5 * NUMBER_S
+_ENTRY_S = 1.5 * NUMBER_S
 """Of a pair of places to cut, for each group of devices."""
 
 Free = tuple[int, ...]
@@ -266,7 +266,7 @@ class Chains:
     def _following(self, prefix: _Prefix, groups: list[FreeGroup]) -> _Following:
         """The stages that may come behind ``prefix`` on these groups."""
         stops = np.array(self.positions[self.positions.index(prefix.at) + 1 :])
-        self.budget.spend(ENTRY_S * len(groups) * len(stops))
+        self.budget.spend(_ENTRY_S * len(groups) * len(stops))
         tables_s = [
             table_s
             for _, _, table, _ in groups

@@ -4,8 +4,8 @@ What the search over samples found goes on in two ways.  The stages of its best 
 layers (``layouts.stage``, exact for a stage alone).  And pipelines of stretches of layers are built by the least that
 stages take under any layouts (``layout_bound``, ``layout_chains``), the one of least bound first, given the layouts of
 least time, and simulated; those that do not fit get layouts for the memory there is.  Where there are several pools
-pipelines on one host, one stage on all ranks, pipelines along the hosts (``OrderedPipelines``) and plans for fewer
-devices (2, 4, ... hosts, or any number of few) come before, from the tables of all, so that more are not worse.
+pipelines on one host, one stage on all ranks and plans for fewer devices (2, 4, ... hosts, or any number of few) come
+before, from the tables of all, so that more are not worse.
 
 Tables are rough at first (``TableMaker.rough``), and a group's options are priced when a pipeline that may be better
 has it.  Where the search over samples has shown that its plans are no better, pipelines of these alone are passed over:
@@ -41,9 +41,8 @@ from planner.solvers.best_first.layer_links import links_of
 from planner.solvers.best_first.layout_bound import GroupTable, TableMaker
 from planner.solvers.best_first.layout_chains import Chains, LayoutChain
 from planner.solvers.best_first.layout_plans import LayoutPlans
-from planner.solvers.best_first.ordered_pipelines import OrderedPipelines, doubled
 from planner.solvers.best_first.search import Outcome
-from planner.solvers.budget import Budget, OutOfTimeError, made_within
+from planner.solvers.budget import Budget, OutOfTimeError
 from planner.solvers.candidates.candidate import DevicePool, ends_of_hosts, pools
 from planner.solvers.candidates.choose import ROUNDING, better
 from planner.solvers.candidates.constraints import Constraints
@@ -59,11 +58,7 @@ _SHARE_OF_REFINED = 0.5
 """Of what is left, for some of the hosts, and for layouts of what the search over samples found."""
 
 _SHARE_OF_ONE_STAGE = 0.4
-_SHARE_IN_ORDER = 0.6
-"""Of what is left where there are several pools: for one stage on all ranks, and for pipelines along the hosts."""
-
-MOST_IN_ORDER = 8
-"""Pipelines along the hosts that are simulated for each number of ranks."""
+"""Of what is left where there are several pools."""
 
 MOST_COUNTS = 16
 """Of so many devices every smaller number is looked at, so that more are not worse."""
@@ -157,7 +152,6 @@ class _LayoutSearch:
                 whole = self._look_at_one_stage(problem.ranks, works)
                 for size, work_s in sorted(works.items(), key=lambda item: item[1]):
                     bounds[size] = max(work_s, min(whole[size], self._least_of_chains(size, work_s)))
-                self._look_in_order(works)
                 self._look_at_hosts(works)
             self._refine()
             waiting = sorted(bounds.items(), key=lambda item: item[1])
@@ -195,7 +189,7 @@ class _LayoutSearch:
         And for 4, 2 and 1 of its ranks, if not all of its pipelines could be looked at, which are theirs too.
         """
         num_ranks = len(self.evaluator.problem.ranks)
-        for count in reversed(doubled((*ends_of_hosts(self.evaluator.problem), num_ranks)[0])):
+        for count in reversed(_doubled((*ends_of_hosts(self.evaluator.problem), num_ranks)[0])):
             if count < num_ranks and self._look_at_first(count, works, MOST_CHAINS):
                 return
 
@@ -203,7 +197,7 @@ class _LayoutSearch:
         """Plans for the first 2, 4, ... hosts, as if there were no others; of few devices for any more than a host."""
         ranks = self.evaluator.problem.ranks
         ends = (*ends_of_hosts(self.evaluator.problem), len(ranks))
-        counts: Iterable[int] = (ends[number - 1] for number in doubled(len(ends))[1:-1])
+        counts: Iterable[int] = (ends[number - 1] for number in _doubled(len(ends))[1:-1])
         if len(ranks) <= MOST_COUNTS:
             counts = range(ends[0] + 1, len(ranks))
         flags = self.is_cut_short, self.is_restricted
@@ -287,34 +281,6 @@ class _LayoutSearch:
         if chain.bound_s < self.upper_s:
             self._simulate(maker.size, chain)
         return self._unless_restricted(chain.bound_s, [table])
-
-    def _look_in_order(self, works: Mapping[int, float]) -> None:
-        """Pipelines along the hosts: those of least estimate, whatever the size of the micro-batch."""
-        problem = self.evaluator.problem
-        within = self.budget.part(_SHARE_IN_ORDER * self.budget.left_s)
-
-        pipelines: dict[int, list[tuple[int, LayoutChain]]] = {}  # by ranks that they may use
-        with suppress(OutOfTimeError):
-            more = (len(problem.ranks) - 1) / problem.global_batch
-            for size in sorted(works, key=lambda size: works[size] * (1 + more * size)):  # as stages of one rank
-                maker = self._maker(size, within)
-                tables = {
-                    (sort, count): self._table(maker, sort, count)
-                    for sort, like in enumerate(self._sorts)
-                    for count in doubled(len(like[0].ranks))
-                }
-                ordered = OrderedPipelines(problem, self._sorts, tables, self._positions, size)
-                for each in made_within(within, ordered.by_pace()):
-                    if each is not None:
-                        pipelines.setdefault(each[0], []).append((size, each[1]))
-                self.evaluator.layouts.forget_options()
-        for _, own in sorted(pipelines.items()):
-            own.sort(key=lambda pipeline: pipeline[1].bound_s)
-            for size, pipeline in own[:MOST_IN_ORDER]:
-                if self._is_late():
-                    return
-                if pipeline.bound_s < self.upper_s:
-                    self._simulate(size, pipeline)
 
     def _least_of_chains(self, size: int, work_s: float) -> float:
         """No chain of one size of the micro-batch is faster; ``work_s`` where there is no time to know."""
@@ -458,3 +424,8 @@ class _LayoutSearch:
             return replace(outcome, status=TIME_LIMIT if self.is_cut_short else PROVEN)
         ended = TIME_LIMIT if self.is_cut_short else self.outcome.status
         return replace(outcome, status=status_of(ended, self.best.step_s, bound_s, self.evaluator.problem.gap))
+
+
+def _doubled(most: int) -> list[int]:
+    """1, 2, 4, ... and ``most``."""
+    return sorted({*(1 << power for power in range(most.bit_length())), most})
