@@ -154,11 +154,10 @@ class _LayoutSearch:
                     bounds[size] = max(work_s, min(whole[size], self._least_of_chains(size, work_s)))
                 self._look_at_hosts(works)
             self._refine()
-            waiting = sorted(bounds.items(), key=lambda item: item[1])
-            for number, (size, known_s) in enumerate(waiting, 1):
-                is_last = not any(known_s < other_s < self.upper_s for _, other_s in waiting[number:])
+            for size, work_s in sorted(works.items(), key=lambda item: item[1]):
+                is_last = not any(work_s < other_s < self.upper_s for other_s in works.values())
                 own = self.budget.part(self.budget.left_s / (1 if is_last else 2))
-                bounds[size] = max(known_s, min(whole[size], self._bound_of_size(size, known_s, own)))
+                bounds[size] = max(bounds[size], min(whole[size], self._bound_of_size(size, work_s, own)))
                 self.evaluator.layouts.forget_options()
             if self.is_cut_short and not has_pools:
                 self._look_at_a_host(works)
@@ -300,19 +299,15 @@ class _LayoutSearch:
     def _bound_of(self, chains: Chains) -> float:
         return min(self._unless_restricted(chains.bound_s(), chains.tables.values()), self._wanted_s)
 
-    def _bound_of_size(self, size: int, known_s: float, within: Budget) -> float:
-        """Looks at the chains of one size of the micro-batch, unless ``known_s`` says that none is of interest.
-
-        Returns:
-            None of them is faster.
-        """
-        if known_s >= self.upper_s or self._is_late():
-            return known_s
+    def _bound_of_size(self, size: int, work_s: float, within: Budget) -> float:
+        """Looks at the chains of one size of the micro-batch: none is faster than what is returned."""
+        if work_s >= self.upper_s or self._is_late():
+            return work_s
         try:
             return min(self._look_at(self._maker(size, within)), self._wanted_s)
         except OutOfTimeError:
             self.is_cut_short = True
-            return known_s
+            return work_s
 
     def _unless_restricted(self, bound_s: float, tables: Iterable[GroupTable | None]) -> float:
         """0 where layers have options that were not looked at."""
