@@ -84,11 +84,6 @@ class GroupTable:
         """``[first, last]``."""
         return np.asarray(self.least_s[0])
 
-    @property
-    def once_s(self) -> Array:
-        """``[first, last]``."""
-        return np.asarray(self.least_s[1])
-
     def layouts(self, first: int, last: int, by_samples_s: float | None = None) -> dict[int, ShardingSpec]:
         """The layouts of least ``step_s``, by layer; empty where samples alone are as good.
 
