@@ -220,7 +220,7 @@ def channels_of(edges: StageEdges, num_stages: int) -> tuple[Channels, Channels]
 
 
 @dataclass(slots=True, eq=False)
-class Passes:
+class ReplayedPasses:
     """All F, or all B, of some pipelines, as they are replayed.
 
     Attributes:
@@ -241,7 +241,7 @@ class Passes:
 
 def replay(
     order: ActionOrder,
-    passes: tuple[Passes, Passes],
+    passes: tuple[ReplayedPasses, ReplayedPasses],
     clock: list[Array],
     adds: Sequence[Array | float | None],
     num_counted: int,
@@ -273,7 +273,7 @@ def replay(
 
 
 @dataclass(slots=True, eq=False)
-class _ChannelPasses(Passes):
+class _ChannelPasses(ReplayedPasses):
     """Those of the fastest and of the slowest member, of which the first one sends.
 
     Attributes:

@@ -28,7 +28,7 @@ from planner.solvers.best_first.graph_cuts import Flags, Handed, Numbers
 from planner.solvers.best_first.leaf_bound import (
     ActionOrder,
     Leaf,
-    Passes,
+    ReplayedPasses,
     StageEdges,
     channels_of,
     replay,
@@ -233,7 +233,7 @@ class _Wires:
 
 
 @dataclass(slots=True, eq=False)
-class _WirePasses(Passes):
+class _WirePasses(ReplayedPasses):
     """Those of all members, each of which sends."""
 
     wires: list[_Wires]  # [edges]
