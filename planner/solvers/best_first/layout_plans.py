@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
+from math import inf
 
 from planner.costs.candidate import Candidate
 from planner.costs.memory.table import What
@@ -70,7 +71,7 @@ class LayoutPlans:
         choices += list(by_stage.values())
         best: Evaluation | None = None
         for options in choices:
-            evaluation = self._evaluated(candidate, options, best.step_s if best is not None else float("inf"))
+            evaluation = self._evaluated(candidate, options, best.step_s if best is not None else inf)
             if evaluation is not None and evaluation.fits and (best is None or evaluation.step_s < best.step_s):
                 best = evaluation
         return best
@@ -81,7 +82,7 @@ class LayoutPlans:
         last = pipeline.stages[-1][1]
         batches = micro_batches(problem, size)
         options = _joined(
-            table.layouts(first, stop, float("inf") if first in pipeline.laid_out else None)
+            table.layouts(first, stop, inf if first in pipeline.laid_out else None)
             for first, stop, _, table in pipeline.stages
         )
         groups = tuple(ranks for _, _, ranks, _ in pipeline.stages)
@@ -99,7 +100,7 @@ class LayoutPlans:
                 if evaluation is not None:
                     yield evaluation
 
-    def _evaluated(self, candidate: Candidate, options: Layouts, known_s: float = float("inf")) -> Evaluation | None:
+    def _evaluated(self, candidate: Candidate, options: Layouts, known_s: float = inf) -> Evaluation | None:
         """What the simulator says (``Evaluator.evaluate``); None if it is no plan that is allowed."""
         laid_out = with_options(self.evaluator.layouts, candidate, options)
         with suppress(MissingMeasurementError):

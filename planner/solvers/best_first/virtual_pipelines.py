@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, permutations, product
-from math import prod
+from math import inf, prod
 
 import numpy as np
 
@@ -82,7 +82,7 @@ class PipelineFamilies:
     ) -> Iterator[PipelineFamilies | Family | Branch | Evaluation]:
         """The same with its families in order; then what a few of them stand for, and the others."""
         if self.waiting is None:
-            if upper_s == float("inf"):  # any plan
+            if upper_s == inf:  # any plan
                 simple = (family.simple(evaluator) for family in islice(self.members(), _FEW))
                 yield from islice((evaluation for evaluation in simple if evaluation is not None), 1)
             yield from self._in_order(self._weighed(evaluator, upper_s))
@@ -177,7 +177,7 @@ class Family:
     groups: tuple[PricedGroup, ...]
     where: tuple[int, ...]
 
-    def tables(self, upper_s: float, in_full: bool = True, most_s: float = float("inf")) -> Tables:
+    def tables(self, upper_s: float, in_full: bool = True, most_s: float = inf) -> Tables:
         """What its pipelines cost at least (:meth:`Tables.bounded`)."""
         return Tables.of(self.stage_prices, self.groups, self.where, self.schedule).bounded(upper_s, in_full, most_s)
 
@@ -215,7 +215,7 @@ class Family:
         fullness = [group.fullness(every[:, None], every[None, :], 1) for group in self.groups]
         cuts = balanced_places([fullness[r] for r in self.where])
         if cuts is None:
-            return float("inf"), None
+            return inf, None
         return ways * max(float(fullness[r][cuts[s], cuts[s + 1]]) for s, r in enumerate(self.where)), cuts
 
     def guess_s(self, evaluator: Evaluator) -> float:
@@ -234,13 +234,11 @@ class Family:
         """The best of a few that are promising; if none of them fits, a simple one."""
         best: Evaluation | None = None
         for cuts in tables.promising(upper_s)[:_PROMISING]:
-            tried = self._simulated(evaluator, cuts.tolist(), float("inf") if best is None else best.step_s)
+            tried = self._simulated(evaluator, cuts.tolist(), inf if best is None else best.step_s)
             best = tried if best is None or (tried is not None and better(best, tried) is tried) else best
         return best or self.simple(evaluator)
 
-    def _simulated(
-        self, evaluator: Evaluator, cuts: Sequence[int] | None, known_s: float = float("inf")
-    ) -> Evaluation | None:
+    def _simulated(self, evaluator: Evaluator, cuts: Sequence[int] | None, known_s: float = inf) -> Evaluation | None:
         """The pipeline, simulated; None if it does not fit, cannot be priced, or there is no time."""
         candidate = self.candidate(cuts) if cuts is not None else None
         if candidate is None or evaluator.unmet(candidate) or not evaluator.has_time_for(candidate):

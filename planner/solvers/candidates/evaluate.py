@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 from itertools import starmap
+from math import inf
 
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import CostModel
@@ -106,7 +107,7 @@ class _PricedCandidate:
     @property
     def most_s(self) -> float:
         """A longer step is of no interest; where looking ahead makes it shorter, any is."""
-        return float("inf") if self.may_look_ahead else self.known_s * (1 + _ROUNDING)
+        return inf if self.may_look_ahead else self.known_s * (1 + _ROUNDING)
 
     def rejected(self, bound_s: float) -> Evaluation:
         """Not wanted, since it takes no less."""
@@ -216,7 +217,7 @@ class Evaluator:
         within = within or self.budget
         return within.allows(takes_s + max(0.0, self.answer_s(candidate) - within.reserve_s))
 
-    def evaluate(self, candidate: Candidate, known_s: float = float("inf")) -> Evaluation:
+    def evaluate(self, candidate: Candidate, known_s: float = inf) -> Evaluation:
         """The candidate's step and memory, as ``predict`` would find them.
 
         Where its ranks prepare inputs on their own cores, it is looked at both ways: each step prepared in itself, or
@@ -240,7 +241,7 @@ class Evaluator:
         memories = trial.program.memories()
         excess_rank = self._excess_rank(memories)
         if excess_rank is not None:
-            return Evaluation(trial.candidate, float("inf"), memories, excess_rank)
+            return Evaluation(trial.candidate, inf, memories, excess_rank)
         step_s = bound_s if trial.is_cheap else self._step_s(trial)
         if step_s > trial.most_s:
             return trial.rejected(step_s)
@@ -266,7 +267,7 @@ class Evaluator:
         if trial.is_cheap:
             self.num_simulated += 1
             return run(trial.program.compiled, trial.prices).step_s
-        return least_s(trial.program.compiled, trial.prices) if trial.most_s < float("inf") else 0.0
+        return least_s(trial.program.compiled, trial.prices) if trial.most_s < inf else 0.0
 
     def _step_s(self, trial: _PricedCandidate) -> float:
         """What the candidate takes, or a lower bound of it that is more than is of interest."""
@@ -291,9 +292,9 @@ class Evaluator:
         rate_per_s = self.sustained_per_s(evaluation.candidate)
         if rate_per_s >= self.problem.rate_per_s * (1 - _ROUNDING):
             return evaluation
-        return replace(evaluation, step_s=float("inf"), too_slow_per_s=rate_per_s)
+        return replace(evaluation, step_s=inf, too_slow_per_s=rate_per_s)
 
-    def tried(self, candidate: Candidate, known_s: float = float("inf")) -> Evaluation | None:
+    def tried(self, candidate: Candidate, known_s: float = inf) -> Evaluation | None:
         """As :meth:`evaluate`; None where that raises an error."""
         with suppress(MissingMeasurementError, IllegalProgramError):
             return self.evaluate(candidate, known_s)
@@ -310,7 +311,7 @@ class Evaluator:
     def sustained_per_s(self, candidate: Candidate) -> float:
         """Samples a second of a stream of forward passes, as ``predict`` would find them."""
         period_s = sustained(self.pricing, candidate).period_s
-        return sum(candidate.micro_batches) / period_s if period_s > 0 else float("inf")
+        return sum(candidate.micro_batches) / period_s if period_s > 0 else inf
 
     def excess(self, evaluation: Evaluation) -> float:
         """How many times its limit the fullest rank holds."""

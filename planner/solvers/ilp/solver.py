@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
+from math import inf
 
 from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.cost_model import CostModel
@@ -183,7 +184,7 @@ class Enumeration:
     rejected: dict[str, str] = field(init=False, default_factory=dict)
     _heap: list[tuple[float, int, BatchSplit]] = field(init=False, default_factory=list, repr=False)
     _pushed: int = field(init=False, default=0, repr=False)
-    _current_s: float = field(init=False, default=float("inf"), repr=False)
+    _current_s: float = field(init=False, default=inf, repr=False)
 
     def run(self) -> Enumerated:
         """The best plan, and how far it can be from the best there is."""
@@ -201,7 +202,7 @@ class Enumeration:
 
     def fits_without_rules(self) -> bool:
         """Whether there is a plan once the side constraints are dropped."""
-        problem = replace(self.evaluator.problem, fix=(), forbid=(), gap=float("inf"))
+        problem = replace(self.evaluator.problem, fix=(), forbid=(), gap=inf)
         free = Enumeration(Evaluator(problem, self.evaluator.cost_model), Constraints.of(problem))
         return free.run().best is not None
 
@@ -257,7 +258,7 @@ class Enumeration:
         for in_flight, names in by_flight.items():
             whole = SpanInstance(prices, groups, twins, spans.within(in_flight), handovers, most, rules)
             instance, bound_s = prune(whole, self._upper_s())
-            if bound_s < float("inf"):
+            if bound_s < inf:
                 yield bound_s, BatchSplit(instance, prices.micro_batches, names)
 
     def _note_left_out(self, devices: DeviceStates, cuts: GraphCuts, left_out: str) -> None:
@@ -288,7 +289,7 @@ class Enumeration:
             bound_s, _, way = heappop(self._heap)
             self._current_s = bound_s
             self._step(bound_s, way)
-            self._current_s = float("inf")
+            self._current_s = inf
         if self.best is None:
             return PROVEN
         return status_of(SEARCHED, self.best.step_s, self._bound_s(), self.evaluator.problem.gap)
@@ -298,7 +299,7 @@ class Enumeration:
         program = way.program
         if program is None:
             instance, least_s = prune(way.instance, self._upper_s())
-            if least_s == float("inf"):
+            if least_s == inf:
                 return
             program = SpanProgram(instance, self._upper_s())
             way = replace(way, instance=instance, program=program)
@@ -333,7 +334,7 @@ class Enumeration:
             self.best = better(self.best, evaluation)
 
     def _upper_s(self) -> float:
-        return self.best.step_s if self.best is not None else float("inf")
+        return self.best.step_s if self.best is not None else inf
 
     def _is_done(self, bound_s: float) -> bool:
         if self.best is None:
@@ -346,7 +347,7 @@ class Enumeration:
 
     def _bound_s(self) -> float:
         """No plan is faster than the best known, or than what is in the queue or under way."""
-        waiting_s = self._heap[0][0] if self._heap else float("inf")
+        waiting_s = self._heap[0][0] if self._heap else inf
         return min(self._upper_s(), waiting_s, self._current_s)
 
     def _report(self) -> None:
@@ -354,6 +355,6 @@ class Enumeration:
             return
         best_s = self._upper_s()
         bound_s = self._bound_s()
-        gap = best_s / bound_s - 1 if bound_s > 0 else float("inf")
+        gap = best_s / bound_s - 1 if bound_s > 0 else inf
         elapsed_s = self.evaluator.budget.elapsed_s
         self.progress(SearchProgress(best_s, bound_s, gap, self.evaluator.num_simulated, elapsed_s))

@@ -327,16 +327,16 @@ def _through(instance: SpanInstance, chain: Chain) -> tuple[Array, Array, float]
     handovers = instance.handovers
     wire_s = np.maximum.reduce([np.zeros(len(handovers)), *(seconds for seconds, _ in chain.wires)])
     begun, ended = _before(instance, chain)
-    behind = _behind(instance, chain, wire_s)
+    begins, linked, unlinked = _behind(instance, chain, wire_s)
     start = begun[spans.first, spans.group]
     at = (spans.last, spans.group)
-    follows = np.where(chain.linked, start + chain.pass_s + behind.linked[at], behind.unlinked[at])
+    follows = np.where(chain.linked, start + chain.pass_s + linked[at], unlinked[at])
     by_span = np.maximum(start + chain.end_s, np.where(spans.last == instance.cuts.last, 0.0, follows))
     done = ended[handovers.cut, handovers.source]
-    after = behind.begins[handovers.cut, handovers.destination]
+    after = begins[handovers.cut, handovers.destination]
     with np.errstate(invalid="ignore"):  # no way there, with no way on
         over_s = done + chain.message_s + np.maximum(after, wire_s)
-    return by_span, np.where(np.isneginf(done), after, over_s), float(behind.begins[0].min(initial=np.inf))
+    return by_span, np.where(np.isneginf(done), after, over_s), float(begins[0].min(initial=np.inf))
 
 
 def _before(instance: SpanInstance, chain: Chain) -> tuple[Array, Array]:
@@ -359,29 +359,24 @@ def _before(instance: SpanInstance, chain: Chain) -> tuple[Array, Array]:
     return begun, ended
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _LeastBehind:
-    """The least that pipelines take from a cut on."""
+def _behind(instance: SpanInstance, chain: Chain, wire_s: Array) -> tuple[Array, Array, Array]:
+    """``[cuts, groups]``: the least from a stage on that begins there, and behind one that ends there.
 
-    begins: Array  # [cuts, groups] of the first stage there
-    linked: Array  # [cuts, groups] of the stage before, which is read: with the message to the first one
-    unlinked: Array  # [cuts, groups] of the stage before, which need not be read
-
-
-def _behind(instance: SpanInstance, chain: Chain, wire_s: Array) -> _LeastBehind:
+    The latter with the message to the next stage, which reads from it, and where that need not read.
+    """
     spans = instance.spans
     handovers = instance.handovers
     end = instance.cuts.last
-    behind = _LeastBehind(*np.full((3, end + 1, len(instance.groups)), np.inf))
+    begins, linked, unlinked = np.full((3, end + 1, len(instance.groups)), np.inf)
     for cut in range(end - 1, -1, -1):
         here = np.flatnonzero(spans.first == cut)
         over = np.flatnonzero(handovers.cut == cut)
         at = spans.last[here], spans.group[here]
-        follows = np.where(chain.linked[here], chain.pass_s[here] + behind.linked[at], behind.unlinked[at])
+        follows = np.where(chain.linked[here], chain.pass_s[here] + linked[at], unlinked[at])
         follows = np.where(spans.last[here] == end, 0.0, follows)
-        np.minimum.at(behind.begins[cut], spans.group[here], np.maximum(chain.end_s[here], follows))
-        after = behind.begins[cut, handovers.destination[over]]
+        np.minimum.at(begins[cut], spans.group[here], np.maximum(chain.end_s[here], follows))
+        after = begins[cut, handovers.destination[over]]
         waited = chain.message_s[over] + np.maximum(after, wire_s[over])
-        np.minimum.at(behind.linked[cut], handovers.source[over], waited)
-        np.minimum.at(behind.unlinked[cut], handovers.source[over], after)
-    return behind
+        np.minimum.at(linked[cut], handovers.source[over], waited)
+        np.minimum.at(unlinked[cut], handovers.source[over], after)
+    return begins, linked, unlinked

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 
@@ -103,7 +104,7 @@ class _AssignmentSearch:
     budget: Budget
     gap: float
     best: Labelling | None = None
-    cost: float = float("inf")
+    cost: float = inf
     bound: float = float("-inf")
 
     @property
@@ -129,7 +130,7 @@ class _AssignmentSearch:
             if self.is_done or not self.solve_part(kept, beyond):
                 return
 
-    def solve_part(self, kept: Kept, beyond: float = float("inf")) -> bool:
+    def solve_part(self, kept: Kept, beyond: float = inf) -> bool:
         """Solves the program of the options ``kept``, unless there is no time; all others cost at least ``beyond``."""
         pairs = _num_pairs(self.graph, [len(options) for options in kept])
         if not self.budget.allows(_PAIR_S * pairs):
@@ -213,7 +214,7 @@ def lagrangian(
             at_best = asked
             prices = now
         if best > dearest * (1 + 1e-6):
-            return float("inf"), tuple(np.full(count, np.inf) for count in graph.num_options), ()
+            return inf, tuple(np.full(count, np.inf) for count in graph.num_options), ()
         if -highest.fun <= best + ROUNDING * dearest:
             break
     return (
