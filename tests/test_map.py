@@ -134,7 +134,7 @@ def skipped(files: list[str]) -> Iterator[str]:
     """Files of a reading list that none of those before them refers to, by an import or a text ``module:name``."""
     named = set[str]()
     for number, file in enumerate(files):
-        if number and file.removesuffix(".py").replace("/", ".") not in named:
+        if number and file.removesuffix(".py").removesuffix("/__init__").replace("/", ".") not in named:
             yield file
         for node in ast.walk(ast.parse((HOME / file).read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom):
@@ -143,10 +143,14 @@ def skipped(files: list[str]) -> Iterator[str]:
                 named.add(node.value.partition(":")[0])
 
 
-def test_who_reads_the_files_of_a_run_in_their_order_meets_each_in_one_before() -> None:
+@pytest.mark.parametrize("verb", ["plan", "run"])
+def test_who_reads_the_files_of_a_verb_in_their_order_meets_each_in_one_before(verb: str) -> None:
     page = (HOME / "docs" / "architecture.md").read_text("utf-8")
-    section = page.split("## To follow `halopipe run`, read")[1].split("\n## ")[0]
+    section = page.split(f"## To follow `halopipe {verb}`, read")[1].split("\n## ")[0]
     files = re.findall(r"^\d+\. `([\w/]+\.py)`", section, re.MULTILINE)
     assert len(files) > 10
     assert list(skipped(files)) == []
+
+
+def test_a_file_that_nobody_before_it_refers_to_is_seen() -> None:
     assert list(skipped(["halopipe/launch/run.py", "halopipe/launch/worker.py"])) == ["halopipe/launch/worker.py"]

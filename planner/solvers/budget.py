@@ -23,7 +23,7 @@ from typing import TypeVar
 from planner.ir.extras import extras
 from planner.ir.planner_extra import PlannerExtra
 
-Item = TypeVar("Item")
+Made = TypeVar("Made")
 
 ACTION_S = 1.6e-5
 """Of an action of a program: to lower, compile and simulate it, and what its rank holds then."""
@@ -183,7 +183,7 @@ def under(budget: Budget) -> Iterator[None]:
         _CURRENT.reset(token)
 
 
-def made_within(budget: Budget, items: Iterable[Item]) -> Iterator[Item | None]:
+def made_within(budget: Budget, items: Iterable[Made]) -> Iterator[Made | None]:
     """The items as far as they can be made within ``budget``; then None if some could not."""
     source = iter(items)
     while True:

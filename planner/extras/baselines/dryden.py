@@ -33,7 +33,7 @@ from planner.solvers.candidates.choose import heuristic_plan, infeasible, no_sch
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import as_asked, gives_all_work, micro_batch_sizes, schedule_names
 from planner.solvers.everyday import replicated_plan
-from planner.solvers.layouts.factor_graph import Array, Assignment, LabelledGraph
+from planner.solvers.layouts.factor_graph import Array, LabelledGraph, Labelling
 from planner.solvers.layouts.stage import Question, labelled_graph, most_options, simplest
 from planner.solvers.progress import Progress
 
@@ -103,7 +103,7 @@ def distributions(problem: Problem, cost_model: CostModel, size: int) -> Mapping
     return {index: each[k] for index, each, k in zip(layers, options, picked, strict=True)}
 
 
-def by_shortest_paths(graph: LabelledGraph) -> Assignment:
+def by_shortest_paths(graph: LabelledGraph) -> Labelling:
     """An assignment of ``graph``, budgets ignored; the least cost on chains alone.
 
     A path through the network is a chain of layers, and the cheapest options along it are a shortest path in the graph

@@ -13,8 +13,11 @@ Besides:
     capacity            What devices of unlike kinds can do together: no step is shorter
     chunked             Pipelines of several stages a position beside those of one, where no schedule is named
     continued           Searches that go on where this one ended, among plans that are not in its space; extras add them
+    followers           Layers that cost nothing and stay with another one, so that there are fewer places to cut
+    layer_links         What is known of messages between two layers, whatever the layouts of these
     layout_chains       Pipelines of stretches of layers on groups of ranks, whatever their layouts: by their bounds,
                         the least first
+    layout_plans        From stages to plans with layouts
     policy              Shares of its work, for each of these
     repair              A few neighbouring stages of the best plan solved again, for searches that have no proof in
                         time; and samples moved where memory is too small for them
@@ -24,4 +27,5 @@ Besides:
                         order of their schedule
     virtual_pipelines   Pipelines of several stages a position (interleaved, ZB-V, hanayo, greedy, chimera), in the
                         queue of the search
+    virtual_stages      What stages of these take, and messages between them
 """

@@ -11,6 +11,7 @@ The device time that a step takes at least, however layers are cut: what work ov
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
@@ -22,6 +23,7 @@ from planner.costs.stages.stage_bound import BoundedStages
 from planner.costs.stages.stage_sums import least_backward_s
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.lazy import once, once_by
+from planner.ir.profile import Profile
 from planner.solvers.best_first.device_groups import Counts, DeviceStates, GroupOption
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
 from planner.solvers.best_first.message_bound import HandoverBound, HandoverBounds
@@ -278,18 +280,20 @@ def least_work_s(evaluator: Evaluator, size: int, backward: str) -> Array:
     for kind in {cost_model.kind(rank) for rank in problem.ranks}:
         measured = {m.samples for m in problem.profile.measurements.get(kind, ()) if m.samples < size}
         for samples in sorted({1, size} | measured):
-            try:
+            with suppress(MissingMeasurementError):
                 table = cost_model.tables.at(kind, samples)
-            except MissingMeasurementError:
-                continue
-            seconds = np.diff(table.forward_s)
-            if backward != NONE:
-                whole = np.diff(table.backward_s)
-                of_input = np.diff(table.backward_input_s)
-                seconds += least_backward_s(whole, of_input, np.diff(table.backward_weight_s), backward != WHOLE)
-            least = np.minimum(least, np.maximum(seconds, 0.0) / samples)
+                sums = (table.forward_s, table.backward_s, table.backward_input_s, table.backward_weight_s)
+                seconds = _there_and_back_s(np.diff(np.stack(sums)), backward)
+                least = np.minimum(least, np.maximum(seconds, 0.0) / samples)
         least = np.minimum(least, _least_of_parts(evaluator, size, backward, kind))
     return least * problem.global_batch if np.isfinite(least).all() else np.zeros(layers)
+
+
+def _there_and_back_s(passes: Array, backward: str) -> Array:
+    """The least of F and ``backward``, where F, B, I and W take so long."""
+    forward_s, whole_s, input_s, weight_s = passes
+    back_s = 0.0 if backward == NONE else least_backward_s(whole_s, input_s, weight_s, backward != WHOLE)
+    return np.asarray(forward_s + back_s)
 
 
 def _least_of_parts(evaluator: Evaluator, size: int, backward: str, kind: str) -> Array:
@@ -301,19 +305,21 @@ def _least_of_parts(evaluator: Evaluator, size: int, backward: str, kind: str) -
         return least
     prices = evaluator.layouts.prices(evaluator.problem.ranks, size)
     index = {layer.name: k for k, layer in enumerate(profile.graph.layers)}
-    measured: dict[tuple[str, tuple[int, ...]], set[int]] = {}
-    for one in profile.parts.get(kind, ()):
-        if one.before:
-            continue
-        measured.setdefault((one.layer, one.part), {1, size}).add(one.samples)
-    for (name, part), sizes in measured.items():
+    for (name, part), sizes in _measured_parts(profile, kind, size).items():
         sized = prices.sized(index[name])
         whole = part_of(sized, sized.work.shape)
         share = math.prod(part) / max(1, math.prod(whole))
-        for samples in (count for count in sizes if count <= size):
+        for samples in sizes:
             for estimate in parts.cost(kind, name, samples, part, whole):
-                forward_s, whole_s, input_s, weight_s = estimate.values[:4]
-                back_s = float(least_backward_s(whole_s, input_s, weight_s, backward != WHOLE))
-                seconds = forward_s + (0.0 if backward == NONE else back_s)
+                seconds = float(_there_and_back_s(np.array(estimate.values[:4]), backward))
                 least[index[name]] = min(least[index[name]], seconds / (samples * share))
     return least
+
+
+def _measured_parts(profile: Profile, kind: str, size: int) -> dict[tuple[str, tuple[int, ...]], set[int]]:
+    """By layer and part, numbers of samples to look at: those that were measured, one, and ``size``, the most."""
+    sizes: dict[tuple[str, tuple[int, ...]], set[int]] = {}
+    for one in profile.parts.get(kind, ()):
+        if not one.before:
+            sizes.setdefault((one.layer, one.part), {1, size}).update({one.samples} if one.samples <= size else ())
+    return sizes

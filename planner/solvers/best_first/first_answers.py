@@ -39,12 +39,12 @@ from planner.ir.schedule import Pipeline, StageGraph
 from planner.schedules import max_in_flight, traits
 from planner.solvers.best_first import policy
 from planner.solvers.best_first.device_groups import Counts
-from planner.solvers.best_first.graph_cuts import Numbers
-from planner.solvers.best_first.leaf_bound import CAPS, Leaves, windows_of
+from planner.solvers.best_first.graph_cuts import Flags, Numbers
+from planner.solvers.best_first.leaf_bound import CAPS, Leaves, cards_of, edges_of, messages_of, stages_of, windows_of
 from planner.solvers.best_first.like_stages import LikeStages, balanced_places, placed
 from planner.solvers.best_first.message_bound import HandoverBound
 from planner.solvers.best_first.priced_groups import PricedGroup
-from planner.solvers.best_first.recurrence import across, alone, prepend, rounds_of
+from planner.solvers.best_first.recurrence import Labels, across, alone, prepend, rounds_of
 from planner.solvers.budget import NUMBER_S, Budget
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 
@@ -263,6 +263,15 @@ def pipelines_on(space: LikeStages, stages: Sequence[Counts]) -> Iterator[CutPip
             yield from _Cutting(space, tuple(groups[version] for groups in by_version)).pipelines()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Handed:
+    """What each stage but the last hands to the next one, of many pipelines."""
+
+    column: Numbers  # [boundaries, pipelines] rows of ``HandoverColumns``
+    is_handed: Flags  # [boundaries, pipelines] whether the next stage reads from it
+    returns: Flags  # [boundaries, pipelines] and a gradient comes back
+
+
 @dataclass(frozen=True, eq=False)
 class _Cutting:
     """Groups that follow one another, to be cut; places are numbers of the space's cuts."""
@@ -330,37 +339,48 @@ class _Cutting:
 
     def _steps_s(self, places: Numbers, kept: tuple[int, ...]) -> Array:
         """By row of ``places`` what the recurrence says; infinite where memory does not allow ``kept``."""
-        prices = self.space.prices
-        count = len(prices.micro_batches)
-        at = self.space.cuts[places].T
-        columns = prices.cuts.columns
-        column = prices.cuts.column[prices.cuts.content[at[1:-1], at[2:]], at[:-2], at[1:-1]]
-        is_handed = column >= 0
-        returns = is_handed & columns.has_gradient[column] & prices.freedom.trains
+        handed = self._handed(places)
         every = BoundedStages(*_gathered(self._stages, (places[:, :-1].T, places[:, 1:].T)))
-        messages = _gathered(self._messages, (column,))
-        stages = [BoundedStages(*own) for own in zip(*(getattr(every, one.name) for one in fields(every)), strict=True)]
-        on_last_s = ((kept[-1] or 1) - 1) * np.maximum.accumulate(every.head[::-1])[::-1]  # its F before its first B
-        labels = alone(stages[-1], self._rounds(kept[-1], places), stages[-1].card * self._part_of_hosts[-1])
-        for s in reversed(range(len(stages) - 1)):
-            stage = stages[s]
-            ahead = (kept[s] or count) - 1
-            behind = across(labels, HandoverBound(*(np.where(is_handed[s], one[s], 0.0) for one in messages)))
-            first_s = np.maximum(0.0, behind.trip + on_last_s[s] - ahead * stage.head)
-            last_s = np.maximum(0.0, behind.trip - ahead * stage.back)
-            waits_s = np.where(returns[s], first_s + last_s, 0.0)  # for the first gradient, and behind the last F
-            stage = replace(stage, work=stage.work + waits_s, all_work=stage.all_work + waits_s)
-            card_s = stage.card * self._part_of_hosts[s]
-            labels = prepend(stage, behind, self._rounds(kept[s], places), card_s, is_handed[s], returns[s])
-        outputs, gradients = self._on_cards
-        on_cards_s = outputs.T @ np.where(is_handed, columns.forward_bytes[column], 0.0)
-        on_cards_s += gradients.T @ np.where(returns, columns.backward_bytes[column], 0.0)
-        step_s = np.maximum(labels.free, labels.trip + (count - 1) * on_cards_s.max(axis=0, initial=0.0))
+        labels = self._labels(every, handed, kept)
+        rest = len(self.space.prices.micro_batches) - 1
+        step_s = np.maximum(labels.free, labels.trip + rest * self._on_fullest_card_s(handed))
         return np.where((every.window >= np.array(kept)[:, None]).all(axis=0), step_s, np.inf)
 
-    def _rounds(self, kept: int, places: Numbers) -> Array:
+    def _handed(self, places: Numbers) -> _Handed:
+        """What stages between these places hand to the next ones."""
+        prices = self.space.prices
+        at = self.space.cuts[places].T
+        column = prices.cuts.column[prices.cuts.content[at[1:-1], at[2:]], at[:-2], at[1:-1]]
+        is_handed = column >= 0
+        return _Handed(column, is_handed, is_handed & prices.cuts.columns.has_gradient[column] & prices.freedom.trains)
+
+    def _labels(self, every: BoundedStages, handed: _Handed, kept: tuple[int, ...]) -> Labels:
+        """Those of whole pipelines, whose stages keep so many micro-batches."""
         count = len(self.space.prices.micro_batches)
-        return rounds_of(count, np.full(len(places), kept or count))
+        messages = _gathered(self._messages, (handed.column,))
+        stages = [BoundedStages(*own) for own in zip(*(getattr(every, one.name) for one in fields(every)), strict=True)]
+        rounds = [rounds_of(count, np.full(len(stages[0].head), own or count)) for own in kept]
+        cards_s = [stage.card * part for stage, part in zip(stages, self._part_of_hosts, strict=True)]
+        on_last_s = ((kept[-1] or 1) - 1) * np.maximum.accumulate(every.head[::-1])[::-1]  # its F before its first B
+        labels = alone(stages[-1], rounds[-1], cards_s[-1])
+        for s in reversed(range(len(stages) - 1)):
+            reads = handed.is_handed[s]
+            returns = handed.returns[s]
+            behind = across(labels, HandoverBound(*(np.where(reads, one[s], 0.0) for one in messages)))
+            waits_s = _waits_s(stages[s], behind.trip, on_last_s[s], (kept[s] or count) - 1)
+            waits_s = np.where(returns, waits_s, 0.0)
+            stage = replace(stages[s], work=stages[s].work + waits_s, all_work=stages[s].all_work + waits_s)
+            labels = prepend(stage, behind, rounds[s], cards_s[s], reads, returns)
+        return labels
+
+    def _on_fullest_card_s(self, handed: _Handed) -> Array:
+        """What a micro-batch keeps the network card busy that has most of it."""
+        columns = self.space.prices.cuts.columns
+        outputs, gradients = self._on_cards
+        on_cards_s = outputs.T @ np.where(handed.is_handed, columns.forward_bytes[handed.column], 0.0)
+        on_cards_s += gradients.T @ np.where(handed.returns, columns.backward_bytes[handed.column], 0.0)
+        fullest_s: Array = on_cards_s.max(axis=0, initial=0.0)
+        return fullest_s
 
     @cached_property
     def _stages(self) -> list[BoundedStages]:
@@ -401,38 +421,36 @@ def _gathered(tables: Sequence[Any], at: tuple[Numbers, ...]) -> list[Any]:
     return gathered
 
 
+def _waits_s(stage: BoundedStages, trip_s: Array, on_last_s: Array, ahead: int) -> Array:
+    """How long it waits for its first gradient, and for the last one behind its last F.
+
+    Args:
+        trip_s: of a micro-batch, from the end of its F to the start of its B.
+        on_last_s: of more F, for which the last stage has that of its first B wait.
+        ahead: micro-batches that it keeps beside one.
+    """
+    first_s = np.maximum(0.0, trip_s + on_last_s - ahead * stage.head)
+    last_s = np.maximum(0.0, trip_s - ahead * stage.back)
+    return np.asarray(first_s + last_s)
+
+
 def _replayed(pipeline: CutPipeline) -> CutPipeline:
     """The same with what ``leaf_bound`` says of it, if that is more."""
     prices = pipeline.space.prices
     links = pipeline.space.links
-    groups = pipeline.groups
+    whole = (pipeline.groups, pipeline.cuts)
     handed = prices.cuts.handed(pipeline.cuts)
-    stages = [
-        group.stage(*np.array(ends)[:, None]) for group, ends in zip(groups, pairwise(pipeline.cuts), strict=True)
-    ]
-    messages = np.zeros((2, len(handed), 1))
-    cards = np.zeros((len(groups) + 2 * len(handed), 2 * len(links.hosts), 1))
-    for own_cards, group, stage in zip(cards, groups, stages, strict=False):
-        for host in {links.hosts[pool] for pool in group.orders[0]}:
-            own_cards[2 * host : 2 * host + 2] = stage.card
-    for number, one in enumerate(handed):
-        ends = groups[one.source], groups[one.destination]
-        on_cards = np.array(links.on_cards(*ends, one))
-        cards[len(groups) + 2 * number :][:2, :, 0] = on_cards
-        messages[:, number, 0] = np.maximum(links.handed(*ends, one), on_cards.max(axis=1))
+    edges = edges_of(handed, prices.freedom.trains)
+    stages = stages_of([whole])
+    cards = cards_of(links, [[(group, slice(None))] for group in pipeline.groups], handed, stages.card)
     leaves = Leaves(
-        edges=tuple((h.source, h.destination, h.has_gradient and prices.freedom.trains) for h in handed),
-        expansions=(),
-        bound=np.array([pipeline.step_s]),
-        heads=np.array([(stage.head, stage.slow_head) for stage in stages]),
-        backs=np.array([(stage.back, stage.slow_back) for stage in stages]),
-        adds=np.array([stage.adds for stage in stages]),
-        tails=np.array([stage.tail for stage in stages]),
-        there=messages[0],
-        back=messages[1],
-        max_in_flight=np.array([stage.window for stage in stages]),
-        num_counted=prices.num_counted,
-        cards=np.unique(cards, axis=1) if links.has_cards else None,
+        edges,
+        (),
+        prices.num_counted,
+        np.array([pipeline.step_s]),
+        stages,
+        messages_of(links, [whole], [handed], edges),
+        None if cards is None else np.unique(cards, axis=1),
     )
     bound_s = leaves.bounds(pipeline.schedule, pipeline.windows, len(prices.micro_batches), np.arange(1))
     return replace(pipeline, step_s=float(bound_s[0]))

@@ -3,12 +3,12 @@
 An ideal is a set of layers that holds, with a layer, all it reads from; the stages of a pipeline are the differences of
 a growing chain of ideals.  All ideals are looked at while there are at most ``MANY_IDEALS``; else the prefixes of the
 graph's own order of layers.  Left out are, of larger networks, ideals that part a layer from one that it stays with for
-nothing (``_followers``), and, where no schedule allows it, those that part layers which share a parameter.
+nothing (``followers``), and, where no schedule allows it, those that part layers which share a parameter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from planner.costs.communication.stage_transfers import bytes_read
 from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array, running
-from planner.ir.graph import Graph, bits_of, producer, value_name
+from planner.ir.graph import Graph, bits_of, producer
 from planner.ir.problem import Problem
 from planner.layers.boundary import without_gradient
+from planner.solvers.best_first.followers import followers
 
 Flags = NDArray[np.bool_]
 Numbers = NDArray[np.int64]
@@ -208,7 +209,7 @@ def cuts_of(
     reads = _reads(graph)
     blocks = _blocks(len(graph.layers), {})
     if not parts_free or _all_ideals(reads, blocks, most) is None:
-        blocks = _blocks(len(graph.layers), _followers(graph, _free_layers(cost_model)))
+        blocks = _blocks(len(graph.layers), followers(cost_model))
     ties = [] if parts_ties else [sum(1 << layer for layer in layers) for layers in graph.tied_layers().values()]
     ideals = _all_ideals(reads, blocks, most)
     complete = ideals is not None
@@ -244,12 +245,14 @@ def _cuts(
         inside = np.triu(np.ones((len(kept), len(kept)), dtype=bool), 1)
     read = _read_bytes(graph)
     content, slots, held = _contents(members, inside, read, reads)
-    columns, column = _columns(graph, members, slots, held, read)
+    values = _values(graph, read)
+    columns, column = _columns(values, members, slots, held, read)
     depth = _largest_between(members, _depths(reads))
     edges = _edges(members, reads) if complete else np.zeros((0, 0))
-    values = _values(graph, read)
     cuts = GraphCuts(
-        *(members, inside, content, slots, columns, column, values, depth, edges, num_left_out, complete),
+        *(members, inside, content, slots, columns, column, tuple(values.values()), depth, edges),
+        num_left_out=num_left_out,
+        complete=complete,
         merges_orders=complete and merges_orders,
     )
     if cuts.merges_orders:
@@ -304,7 +307,8 @@ def _read_bytes(graph: Graph) -> list[dict[str, float]]:
     ]
 
 
-def _values(graph: Graph, read: list[dict[str, float]]) -> tuple[LayerValue, ...]:
+def _values(graph: Graph, read: list[dict[str, float]]) -> dict[str, LayerValue]:
+    """By name, what is read by other layers than its maker."""
     index = {layer.name: position for position, layer in enumerate(graph.layers)}
     specs = graph.values()
     readers: dict[str, list[tuple[int, float]]] = {}
@@ -312,10 +316,10 @@ def _values(graph: Graph, read: list[dict[str, float]]) -> tuple[LayerValue, ...
         for value, num_bytes in read_by_layer.items():
             readers.setdefault(value, []).append((layer, num_bytes))
     silent = without_gradient(graph)
-    return tuple(
-        LayerValue(index[producer(value)], tuple(read_by_layer), specs[value].is_float and value not in silent)
+    return {
+        value: LayerValue(index[producer(value)], tuple(read_by_layer), specs[value].is_float and value not in silent)
         for value, read_by_layer in readers.items()
-    )
+    }
 
 
 def _contents(
@@ -329,7 +333,6 @@ def _contents(
         The sort of the stage between two cuts; slots; and by (cut, sort) the readers that it holds.
     """
     count = len(members)
-    ideals = [_packed(member) for member in members]
     most = int(min(MANY_CONTENTS, max(1, MANY_PAIRS // count**2)))
     content = np.zeros((count, count), dtype=np.int64)
     slots = np.full((count, most), -1, dtype=np.int64)
@@ -337,26 +340,33 @@ def _contents(
     sizes = np.array([sum(by_value.values()) for by_value in read])
     for cut in range(count - 1):
         ends = np.flatnonzero(inside[cut])
-        outside = np.flatnonzero(members[cut] == 0).tolist()
-        behind = [layer for layer in outside if reads[layer] & ideals[cut]]
+        ideal = _packed(members[cut])
+        behind = [layer for layer in np.flatnonzero(members[cut] == 0).tolist() if reads[layer] & ideal]
         readers = sorted(behind, key=lambda layer: -sizes[layer])
-        kept: list[int] = []
-        sorts = np.zeros((1, 0), dtype=bool)
-        which = np.zeros(len(ends), dtype=np.int64)
-        for layer in readers:
-            flags = members[ends, layer] > 0
-            pairs = np.unique(2 * which + flags, return_inverse=True)
-            if len(pairs[0]) <= most:
-                which = pairs[1].reshape(-1)
-                sorts = np.column_stack([sorts[pairs[0] // 2], pairs[0] % 2 > 0])
-                kept.append(layer)
-        content[cut, ends] = which
-        for sort, row in enumerate(sorts):
-            slots[cut, sort] = 0
-            held[cut, sort] = [layer for layer, flag in zip(kept, row, strict=True) if flag]
+        content[cut, ends], sorts = _sorts(members[ends[:, None], readers] > 0, readers, most)
+        slots[cut, : len(sorts)] = 0
+        held |= {(cut, sort): own for sort, own in enumerate(sorts)}
     used = slots >= 0
     slots[used] = np.arange(int(used.sum()))
     return content, slots[:, : 1 + int(np.flatnonzero(used.any(axis=0)).max())], held
+
+
+def _sorts(holds: Flags, readers: list[int], most: int) -> tuple[Numbers, list[list[int]]]:
+    """The sort of each stage, by the readers that it holds, at most so many sorts; by sort, those that it is known by.
+
+    Args:
+        holds: ``[stages, readers]``.
+    """
+    kept: list[int] = []
+    sorts = np.zeros((1, 0), dtype=bool)
+    which = np.zeros(len(holds), dtype=np.int64)
+    for reader, is_held in zip(readers, holds.T, strict=True):
+        pairs, sort_of = np.unique(2 * which + is_held, return_inverse=True)
+        if len(pairs) <= most:
+            which = sort_of.reshape(-1)
+            sorts = np.column_stack([sorts[pairs // 2], pairs % 2 > 0])
+            kept.append(reader)
+    return which, [[reader for reader, flag in zip(kept, row, strict=True) if flag] for row in sorts]
 
 
 def _forbid_disorder(cuts: GraphCuts) -> None:
@@ -385,41 +395,46 @@ def _edges(members: Array, reads: list[int]) -> Array:
 
 
 def _columns(
-    graph: Graph,
+    values: Mapping[str, LayerValue],
     members: Array,
     slots: Numbers,
     held: Mapping[tuple[int, int], list[int]],
     read: list[dict[str, float]],
 ) -> tuple[HandoverColumns, Numbers]:
-    values = graph.values()
-    silent = without_gradient(graph)
-    index = {layer.name: position for position, layer in enumerate(graph.layers)}
-    count = len(members)
-    num_sorts = slots.shape[1]
-    column = np.full((num_sorts, count, count), -1, dtype=np.int64)
+    column = np.full((slots.shape[1], len(members), len(members)), -1, dtype=np.int64)
     rows: list[Array] = []
-    total = 0
     for (cut, sort), readers in held.items():
-        if cut == 0:
-            continue
-        needed: dict[str, float] = {}
-        for layer in readers:
-            for value, num_bytes in read[layer].items():
-                needed[value] = max(needed.get(value, 0.0), num_bytes)
-        crossing = [value for value in needed if members[cut, index[producer(value)]]]
-        # linked, has_gradient, bytes forward and backward: summed over the values that the stage before makes
-        answered = {v: values[v].is_float and v not in silent for v in crossing}
-        facts = np.array([(1.0, float(answered[v]), needed[v], needed[v] * answered[v]) for v in crossing])
-        made_before = members[:cut, [index[producer(value)] for value in crossing]] > 0
-        which, patterns = _distinct(made_before)
-        rows += [np.concatenate(([slots[cut, sort]], (~flags) @ facts.reshape(-1, 4))) for flags in patterns]
-        column[sort, :cut, cut] = total + which
-        total += len(patterns)
+        if cut:
+            which, facts = _handed_over(values, members[: cut + 1], [read[layer] for layer in readers])
+            column[sort, :cut, cut] = len(rows) + which
+            rows += [np.concatenate(([slots[cut, sort]], own)) for own in facts]
     table = np.array(rows) if rows else np.zeros((1, 5))
     columns = HandoverColumns(
         table[:, 0].astype(np.int64), table[:, 1] > 0, table[:, 2] > 0, table[:, 3].copy(), table[:, 4].copy()
     )
     return columns, column
+
+
+def _handed_over(
+    values: Mapping[str, LayerValue], before: Array, read: list[dict[str, float]]
+) -> tuple[Numbers, list[Array]]:
+    """What a stage is handed that starts at the last of some cuts: by the cut where the one before starts, a number.
+
+    And by number how many values the stage before makes of what is read, how many have gradients, and bytes there and
+    back.
+
+    Args:
+        before: members of the cuts.
+        read: by reader that it certainly holds, bytes of each value.
+    """
+    needed: dict[str, float] = {}
+    for by_value in read:
+        for value, num_bytes in by_value.items():
+            needed[value] = max(needed.get(value, 0.0), num_bytes)
+    crossing = [(values[value], size) for value, size in needed.items() if before[-1, values[value].maker]]
+    facts = np.array([(1.0, value.has_gradient, size, size * value.has_gradient) for value, size in crossing])
+    which, made_before = _distinct(before[:-1, [value.maker for value, _ in crossing]] > 0)
+    return which, [(~flags) @ facts.reshape(-1, 4) for flags in made_before]
 
 
 def _distinct(flags: Flags) -> tuple[Numbers, Flags]:
@@ -447,60 +462,3 @@ def _largest_between(members: Array, by_layer: Array) -> Array:
         pieces = np.triu(np.broadcast_to(of_piece, (count - 1, count - 1)))
         np.maximum.accumulate(pieces, axis=1, out=largest[:-1, 1:])
     return largest
-
-
-def _followers(graph: Graph, free: Sequence[bool]) -> dict[int, int]:
-    """Layers that cost nothing and stay with another one: (the one that stays, with which).
-
-    A layer stays with the one it reads from if it reads only what that makes for it alone, and hands on no more bytes;
-    and with its only reader, or its first one that all others come behind, if it reads no more bytes than it hands on;
-    of gradients likewise.  Cutting between the two moves no work and sends no less.
-    """
-    index = {layer.name: position for position, layer in enumerate(graph.layers)}
-    values = graph.values()
-    silent = without_gradient(graph)
-    num_bytes = {v: np.array([1, spec.is_float and v not in silent]) * spec.num_bytes for v, spec in values.items()}
-    readers: dict[int, list[int]] = {}
-    made_by: dict[int, set[str]] = {}
-    sources = [dict.fromkeys(value for value in layer.inputs if producer(value) in index) for layer in graph.layers]
-    for position, source in enumerate(sources):
-        for value in source:
-            readers.setdefault(index[producer(value)], []).append(position)
-            made_by.setdefault(index[producer(value)], set()).add(value)
-    behind = _behind(readers, len(graph.layers))
-    stays: dict[int, int] = {}
-    for position, layer in enumerate(graph.layers[:-1]):
-        made = [value for value in dict.fromkeys(layer.inputs) if value not in graph.inputs]
-        if not free[position]:
-            continue
-        handed = sum(num_bytes[value_name(layer.name, output)] for output in range(len(layer.outputs)))
-        read = sum((num_bytes[value] for value in sources[position]), np.zeros(2))
-        leader = index[producer(made[0])] if len(made) == 1 else -1
-        is_alone = leader >= 0 and readers[leader] == [position] and made_by[leader] == {made[0]}
-        if is_alone and (handed <= read).all():
-            stays[position] = leader
-            continue
-        mine = dict.fromkeys(readers.get(position, []))
-        first = next((r for r in mine if all(o == r or behind[r] >> o & 1 for o in mine)), None)
-        if first is not None and (not sources[position] or (len(mine) == 1 and (read <= handed).all())):
-            stays[position] = first
-    return stays
-
-
-def _behind(readers: Mapping[int, list[int]], count: int) -> list[int]:
-    """By layer, all that depend on it, as a bit set."""
-    followers = [0] * count
-    for layer in range(count - 1, -1, -1):
-        for reader in readers.get(layer, ()):
-            followers[layer] |= followers[reader] | 1 << reader
-    return followers
-
-
-def _free_layers(cost_model: CostModel) -> list[bool]:
-    measured: dict[str, bool] = {layer.name: not layer.parameters for layer in cost_model.profile.graph.layers}
-    for measurements in cost_model.profile.measurements.values():
-        for m in measurements:
-            costs = (m.forward_s, m.backward_s, m.backward_input_s, m.backward_weight_s, m.saved_bytes)
-            if any(costs) or m.workspace_bytes:
-                measured[m.layer] = False
-    return list(measured.values())

@@ -39,7 +39,7 @@ from planner.solvers.layouts.stage import (
     INPUT,
     LEAST,
     NONE,
-    Options,
+    LayerOptions,
     PricedOptions,
     Question,
     labelled_graph,
@@ -69,7 +69,7 @@ class GroupTable:
     shares: tuple[int, ...]
     by_samples_s: Array
     laid_out_s: Array
-    options: tuple[Options, ...]
+    options: tuple[LayerOptions, ...]
     graph: LabelledGraph | None
     is_restricted: bool = False
     is_rough: bool = False
@@ -83,11 +83,6 @@ class GroupTable:
     def step_s(self) -> Array:
         """``[first, last]``."""
         return np.asarray(self.least_s[0])
-
-    @property
-    def once_s(self) -> Array:
-        """``[first, last]``."""
-        return np.asarray(self.least_s[1])
 
     def layouts(self, first: int, last: int, by_samples_s: float | None = None) -> dict[int, ShardingSpec]:
         """The layouts of least ``step_s``, by layer; empty where samples alone are as good.
@@ -148,7 +143,7 @@ class TableMaker:
         count = len(self.problem.profile.graph.layers)
         by_samples_s = self._by_samples_if_allowed(ranks)
         laid_out_s = np.full(by_samples_s.shape, np.inf)
-        options: tuple[Options, ...] = ()
+        options: tuple[LayerOptions, ...] = ()
         graph = None
         is_restricted = False
         if len(ranks) > 1:
@@ -248,7 +243,7 @@ class TableMaker:
             return np.ones((count + 1, count + 1), dtype=bool)
         return self.constraints.mask(np.arange(count + 1), ranks, None, ways)
 
-    def _graph(self, priced: PricedOptions, options: tuple[Options, ...]) -> LabelledGraph:
+    def _graph(self, priced: PricedOptions, options: tuple[LayerOptions, ...]) -> LabelledGraph:
         """A step of all layers: full micro-batches, then the rest of the batch at its own price."""
         prices = priced.prices
         layers = priced.layers
@@ -346,7 +341,7 @@ class TableMaker:
 
 def open_options(
     constraints: Constraints, prices: LayoutPrices, question: Question, work_s: float
-) -> tuple[tuple[Options, ...], int]:
+) -> tuple[tuple[LayerOptions, ...], int]:
     """The options of each layer that side constraints allow, the simplest; and how many of a layer there is time for.
 
     Args:

@@ -5,10 +5,9 @@ Stretches are those of ``layout_bound``, each on a group of one pool; the bound 
 and b_s its parts, each by itself (so w_s = M o_s, and o_s is more than f_s + b_s), c_s a message one way, and k_s its
 bytes on a network card, of which M - 1 follow the first.
 
-Who waits for a stage that ends before layer i is the stage with the first reader of layer i - 1
-(``LayerLinks.reader``); what that one does before this layer counts for nothing. Where nobody reads it, nothing is
-behind.  The least labels over all ways to go on, by the ranks of the stage that reads, are a DP from the back;
-pipelines are then built from the front, the one of least bound first.
+Who waits for a stage, and how long messages take at least, is in ``layer_links``.  The least labels over all ways to go
+on, by the ranks of the stage that reads, are a DP from the back; pipelines are then built from the front, the one of
+least bound first.
 
 Stages that follow one another on one host are no larger than it together: beside the ranks of the stage that reads the
 DP tells apart how many ranks there are on its host from it on, without a stage elsewhere between.  One that is before
@@ -18,51 +17,27 @@ byte need not be the slowest rank's, and nothing is known of cards.
 
 Like pools are folded: only how many of their devices are free counts, and a group has as many as one pool at most.  The
 bounds hold for all pipelines, and for some that fit into no pools: these are passed over when they are unfolded.
-
-``OrderedPipelines`` are plans to begin with: those whose stages follow one another along the hosts, on the ranks behind
-those of the stage before, or the first of the next pool.  So neighbours are on one host unless it ends between them:
-where stages are put on any pool with room, as the folded bound may, most messages cross hosts.  With o_s an F and a B
-of stage s, w_s its step, c_s a message behind it one way, over the fewer of the ranks at both ends and on the card, M
-micro-batches,
-
-    minimise    sum over s of (o_s + 2 c_s)  +  (M - 1) x      subject to  w_s / M <= x,  c_s <= x
-
-for a few paces x, by a DP from the back over ranks used and layers.  Of the ranks at the far end of a message the DP
-knows those of the best way on.  Nothing here is a bound: memory, windows and skips over stages are left to the
-simulator.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
-from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.calibration.apply_corrections import corrected_cluster
-from planner.costs.communication.links import NetworkPrices, fastest, without_pairs
-from planner.costs.communication.tables import transfer_s
 from planner.costs.layers.cost_table import Array
-from planner.ir.box import Interval, whole
-from planner.ir.cluster import Link
-from planner.ir.graph import Graph, TensorSpec, producer
 from planner.ir.lazy import once
-from planner.ir.problem import Problem
-from planner.layers.boundary import without_gradient
-from planner.layers.sized import SizedLayer
+from planner.solvers.best_first.layer_links import LayerLinks
 from planner.solvers.best_first.layout_bound import GroupTable
 from planner.solvers.best_first.message_bound import HandoverBound
 from planner.solvers.best_first.recurrence import Labels, LaidOutStages, across, others_of, prepend
-from planner.solvers.budget import NUMBER_S, Budget, OutOfTimeError, check_time
+from planner.solvers.budget import NUMBER_S, Budget, OutOfTimeError
 from planner.solvers.candidates.candidate import DevicePool
-from planner.solvers.candidates.feasibility import may_stream
-from planner.solvers.layouts.stage import NONE
 
 MOST_WAITING = 5_000
 """Stages whose rivals wait at a time, 40 KB each where there are 170 places to cut and 8 ranks in a pool."""
@@ -79,7 +54,7 @@ Free = tuple[int, ...]
 """Devices that are left, by sort of pool."""
 
 
-Placed = tuple[int, int, tuple[int, ...], GroupTable]
+PlacedStage = tuple[int, int, tuple[int, ...], GroupTable]
 """A stage: first layer, last layer + 1, ranks, and the table of ranks like these."""
 
 Host = tuple[int, int]
@@ -96,41 +71,9 @@ class LayoutChain:
     """
 
     bound_s: float
-    stages: tuple[Placed, ...]
+    stages: tuple[PlacedStage, ...]
     laid_out: frozenset[int] = frozenset()
     folded: tuple[tuple[int, int, int, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerLinks:
-    """What is known of messages at each place to cut.
-
-    Attributes:
-        reader: the first layer behind that reads from the layer just before, and answers with gradients; -1: none.
-        num_bytes: what F brings there, at least.
-        ways: 2 where B comes back, else 1.
-        samples: of a micro-batch.
-        within, across: no link is faster; none between two hosts.
-        card_bytes_per_s: no network card carries more.
-        ranks_of_host: the most that a host has.
-    """
-
-    reader: NDArray[np.intp]
-    num_bytes: Array
-    ways: int
-    samples: int
-    within: Link | None
-    across: Link | None
-    card_bytes_per_s: float
-    ranks_of_host: int
-
-    def message_s(self, maker: int, reader: int, on_one_host: bool) -> tuple[Array, Array]:
-        """F's way between groups of so many ranks, by place; and how long all of it is on a network card."""
-        link = self.within if on_one_host else self.across
-        is_even = {self.samples % count for count in (maker, reader)} <= {0, self.samples}
-        each_s = transfer_s(link, self.num_bytes / (maker * reader)) if link else np.zeros_like(self.num_bytes)
-        card_s = self.num_bytes / self.card_bytes_per_s * (is_even and not on_one_host)
-        return np.maximum(each_s, card_s), card_s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,6 +111,25 @@ class _Prefix:
     stages: tuple[tuple[int, int, int, int], ...] = ()
     by_samples: bool = False
     laid_out: int = -1
+
+
+FreeGroup = tuple[int, int, GroupTable, Free]
+"""Ranks that a stage may have: sort of pool, how many, their table, and what is free afterwards."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Following:
+    """Stages that may come behind a prefix: rows are groups of ranks, each with its sorts of stages one after another.
+
+    Attributes:
+        num_sorts: 2 where stages along samples alone are told from others, else 1.
+    """
+
+    num_sorts: int
+    stops: NDArray[np.intp]  # [stops] where they end
+    bound_s: Array  # [rows, stops] no pipeline that begins so is faster
+    back_s: Array  # [rows, stops] of the first micro-batch, until its F there, and its B's way back
+    lead_s: Array  # [rows, stops] until its F there
 
 
 @dataclass(eq=False)
@@ -272,61 +234,86 @@ class Chains:
 
     def _after(self, prefix: _Prefix, upper_s: float) -> Iterator[_Prefix]:
         """``prefix`` and one more stage, by their bounds."""
-        start = self.positions.index(prefix.at)
-        stops = np.array(self.positions[start + 1 :])
         groups = list(self._groups(prefix.free))
         if not groups:
             return
+        following = self._following(prefix, groups)
+        for place in np.argsort(following.bound_s, axis=None, kind="stable"):
+            row, k = divmod(int(place), len(following.stops))
+            if following.bound_s[row, k] >= upper_s:
+                return
+            number, is_laid_out = divmod(row, following.num_sorts)
+            yield self._longer(prefix, groups[number], bool(is_laid_out), following, (row, k))
+
+    def _longer(
+        self, prefix: _Prefix, group: FreeGroup, is_laid_out: bool, following: _Following, at: tuple[int, int]
+    ) -> _Prefix:
+        """``prefix`` and the stage on ``group`` that is at this place."""
+        sort, count, _, rest = group
+        stop = int(following.stops[at[1]])
+        reader = int(self.links.reader[stop])
+        own = _Arrival(stop, count, reader, float(following.back_s[at]), float(following.lead_s[at]))
+        return _Prefix(
+            bound_s=float(following.bound_s[at]),
+            at=stop,
+            free=rest,
+            arrivals=tuple(each for each in (*prefix.arrivals, own) if each.reader >= stop),
+            stages=(*prefix.stages, (prefix.at, stop, sort, count)),
+            by_samples=prefix.by_samples and not is_laid_out,
+            laid_out=prefix.at if is_laid_out else prefix.laid_out,
+        )
+
+    def _following(self, prefix: _Prefix, groups: list[FreeGroup]) -> _Following:
+        """The stages that may come behind ``prefix`` on these groups."""
+        stops = np.array(self.positions[self.positions.index(prefix.at) + 1 :])
         self.budget.spend(_ENTRY_S * len(groups) * len(stops))
-        tables_s = [[table.least_s] for _, _, table, _ in groups]
-        if prefix.by_samples:  # a stage that is not is told from one that is
-            tables_s = [[table.by_samples_s, table.laid_out_s] for _, _, table, _ in groups]
-        kinds = len(tables_s[0])
-        least = np.stack([each[:, prefix.at, stops] for own in tables_s for each in own], axis=1)
-        onward = [self._onward(rest, count, stops) for _, count, _, rest in groups]
-        after = np.stack([np.min(list(each.values()), axis=0) for each in onward for _ in range(kinds)], axis=1)
-        labels = _labels(self._with_stage(least, after))
+        tables_s = [
+            table_s
+            for _, _, table, _ in groups
+            for table_s in ((table.by_samples_s, table.laid_out_s) if prefix.by_samples else (table.least_s,))
+        ]
+        num_sorts = len(tables_s) // len(groups)
+        least = np.stack([table_s[:, prefix.at, stops] for table_s in tables_s], axis=1)
+        onward = [list(self._onward(rest, count, stops).values()) for _, count, _, rest in groups]
+        behind = np.repeat(np.stack([np.min(each, axis=0) for each in onward], axis=1), num_sorts, axis=1)
+        counts = np.repeat([count for _, count, _, _ in groups], num_sorts)
+        bound_s, before_s, lead_s = self._arrived(prefix, counts, stops, _labels(self._with_stage(least, behind)))
+        return _Following(num_sorts, stops, bound_s, before_s + least[1], lead_s + least[2])
+
+    def _arrived(
+        self, prefix: _Prefix, counts: NDArray[np.intp], stops: NDArray[np.intp], labels: Labels
+    ) -> tuple[Array, Array, Array]:
+        """``[rows, stops]``: what pipelines take at least; of it, before the last F and behind its B; before that F.
+
+        Args:
+            counts: of ranks of the stage behind ``prefix``, by row.
+            labels: of it and of what is behind it.
+        """
         bound_s = np.maximum(labels.free, prefix.bound_s)
         before_s = np.zeros(bound_s.shape)
         lead_s = np.zeros(bound_s.shape)
-        readers = np.repeat([count - 1 for _, count, _, _ in groups], kinds)
         for arrival in prefix.arrivals:
-            message_s, card_s = (each[readers, arrival.place, None] for each in self._messages(arrival.maker))
+            message_s, card_s = (each[counts - 1, arrival.place, None] for each in self._messages(arrival.maker))
             reads = stops > arrival.reader
             back_s = np.where(reads, arrival.back_s + self.links.ways * message_s, 0.0)
             before_s = np.maximum(before_s, back_s)
             lead_s = np.maximum(lead_s, np.where(reads, arrival.lead_s + message_s, 0.0))
             bound_s = np.maximum(bound_s, np.where(reads, back_s + (self.num_full - 1) * card_s + labels.trip, 0.0))
         bound_s = np.maximum(bound_s, np.maximum(before_s + labels.end, lead_s + labels.total))
-        before_s += least[1]
-        lead_s += least[2]
-        del least, onward, after, labels  # what waits is much
-        for place in np.argsort(bound_s, axis=None, kind="stable"):
-            row, k = divmod(int(place), len(stops))
-            if bound_s[row, k] >= upper_s:
-                return
-            g, is_laid_out = divmod(row, kinds)
-            sort, count, _, rest = groups[g]
-            stop = int(stops[k])
-            stages = (*prefix.stages, (prefix.at, stop, sort, count))
-            own = _Arrival(stop, count, int(self.links.reader[stop]), float(before_s[row, k]), float(lead_s[row, k]))
-            arrivals = tuple(each for each in (*prefix.arrivals, own) if each.reader >= stop)
-            by_samples = prefix.by_samples and not is_laid_out
-            laid_out = prefix.at if is_laid_out else prefix.laid_out
-            yield _Prefix(float(bound_s[row, k]), stop, rest, arrivals, stages, by_samples, laid_out)
+        return bound_s, before_s, lead_s
 
-    def _groups(self, free: Free) -> Iterator[tuple[int, int, GroupTable, Free]]:
-        """(sort of pool, number of ranks, their table, what is free afterwards)."""
+    def _groups(self, free: Free) -> Iterator[FreeGroup]:
+        """Groups of like ranks that are free."""
         for sort, left in enumerate(free):
             for count in range(1, min(left, len(self.pools[sort][0].ranks)) + 1):
                 table = self.tables[sort, count]
                 if table is not None:
                     yield sort, count, table, (*free[:sort], left - count, *free[sort + 1 :])
 
-    def _unfolded(self, prefix: _Prefix) -> tuple[Placed, ...]:
+    def _unfolded(self, prefix: _Prefix) -> tuple[PlacedStage, ...]:
         """The stages on ranks, the largest groups first, each in the first pool with room; empty if one finds none."""
         unused = {sort: [pool.ranks for pool in like] for sort, like in enumerate(self.pools)}
-        placed: dict[int, Placed] = {}
+        placed: dict[int, PlacedStage] = {}
         for first, last, sort, count in sorted(prefix.stages, key=lambda stage: -stage[3]):
             number = next((k for k, ranks in enumerate(unused[sort]) if len(ranks) >= count), None)
             table = self.tables[sort, count]
@@ -443,234 +430,3 @@ def _labels(stacked: Array) -> Labels:
 def _stacked(labels: Labels) -> Array:
     """The other way round."""
     return np.stack([labels.end, labels.total, labels.trip, labels.free])
-
-
-def links_of(problem: Problem, samples: int, backward: str) -> LayerLinks:
-    """What is known of messages at each place between two layers, for micro-batches of ``samples``.
-
-    Nothing where gradients do not come back: then the stage before need not wait for the end of the stage behind.
-
-    Args:
-        backward: ``Question.backward``.
-    """
-    graph = problem.profile.graph
-    count = len(graph.layers)
-    values = graph.values()
-    silent = without_gradient(graph)
-    names = {layer.name: index for index, layer in enumerate(graph.layers)}
-    reader = np.full(count + 1, -1)
-    num_bytes = np.zeros(count + 1)
-    reader[0] = 0
-    for index in reversed(range(count)):
-        for value in graph.layers[index].inputs:
-            answers = backward == NONE or (values[value].is_float and value not in silent)
-            at = names.get(producer(value), -1) + 1
-            if at and answers:
-                is_same_reader = reader[at] == index
-                size = _bytes_read(graph, index, value, values, samples)
-                reader[at] = index
-                num_bytes[at] = max(size, num_bytes[at] if is_same_reader else 0.0)
-    if may_stream(problem):
-        num_bytes[:] = 0.0
-    cluster = without_pairs(corrected_cluster(problem.profile))
-    tiers = [tier.name for tier in cluster.nested_tiers]
-    inside = tiers[: tiers.index(cluster.host_tier) + 1]
-    hosts = Counter(cluster.devices[rank].host for rank in problem.ranks)
-    across = [link for name, link in cluster.links.items() if name not in inside]
-    return LayerLinks(
-        reader,
-        num_bytes,
-        1 if backward == NONE else 2,
-        samples,
-        fastest(list(cluster.links.values())) if cluster.links else None,
-        fastest(across) if across else None,
-        NetworkPrices(corrected_cluster(problem.profile)).most_card_bytes_per_s,
-        max(hosts.values()),
-    )
-
-
-_READ_IN_ORDER = ("pointwise", "conv", "transposed_conv", "pool", "batch_norm", "global_pool", "concat")
-"""Kinds whose windows all have one size and follow one another at one stride."""
-
-
-def _bytes_read(graph: Graph, at: int, value: str, values: Mapping[str, TensorSpec], samples: int) -> float:
-    """What is certainly read of the value, whatever the parts; of other kinds of layers a byte."""
-    layer = graph.layers[at]
-    if layer.kind not in _READ_IN_ORDER:
-        return 1.0
-    sized = SizedLayer.of(graph, layer, values, samples, False)
-    position = layer.inputs.index(value)
-    box = whole(sized.work.shape)
-    read = [interval.stop - interval.start for interval in sized.input_boxes(box)[position]]
-    for dim, extent in enumerate(sized.work.shape):
-        if extent > 1:
-            parts = ((*box[:dim], Interval(k, k + 1), *box[dim + 1 :]) for k in range(2))
-            first, second = (sized.input_boxes(part)[position] for part in parts)
-            for axis, (one, other) in enumerate(zip(first, second, strict=True)):
-                if other.start > one.stop:  # windows are apart: what lies between is not read
-                    read[axis] = min(read[axis], (extent - 1) * (other.stop - other.start))
-    spec = sized.inputs[position]
-    return max(1.0, spec.num_bytes * prod(read) / max(1, prod(spec.shape)))
-
-
-def doubled(most: int) -> list[int]:
-    """1, 2, 4, ... and ``most``."""
-    return sorted({*(1 << power for power in range(most.bit_length())), most})
-
-
-_PARTS = (0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 96)
-"""Paces that are tried: the least F and B of all layers, in so many parts."""
-
-
-@dataclass(eq=False)
-class OrderedPipelines:
-    """Pipelines along the hosts for one size of the micro-batch.
-
-    Attributes:
-        pools: of each sort, those that are alike.
-        tables: by sort of pool and number of ranks; what is not there no stage is made of.
-        positions: where the layers may be cut, both ends included.
-        size: of the micro-batch.
-        crossing_bytes: at each place to cut, of all that is made before it and read behind.
-    """
-
-    problem: Problem
-    pools: tuple[tuple[DevicePool, ...], ...]
-    tables: Mapping[tuple[int, int], GroupTable | None]
-    positions: tuple[int, ...]
-    size: int
-    crossing_bytes: Array = field(init=False)
-    _ranks: tuple[int, ...] = field(init=False)
-    _sort_of: tuple[int, ...] = field(init=False)
-    _ends: tuple[int, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        pools = sorted((pool.ranks, sort) for sort, like in enumerate(self.pools) for pool in like)
-        self._ranks = tuple(rank for ranks, _ in pools for rank in ranks)
-        self._sort_of = tuple(sort for ranks, sort in pools for _ in ranks)
-        ends = itertools.accumulate(len(ranks) for ranks, _ in pools)
-        self._ends = tuple(end for end, (ranks, _) in zip(ends, pools, strict=True) for _ in ranks)
-        self.crossing_bytes = _crossing_bytes(self.problem, self.size)[list(self.positions)]
-
-    def by_pace(self) -> Iterator[tuple[int, LayoutChain]]:
-        """The best of each pace, the slowest first, on the last 1, 2, 4, ... pools and on all; each once.
-
-        With the number of ranks that it may use; the estimate stands for the bound.
-
-        Raises:
-            OutOfTimeError: the budget that this runs under is over.
-        """
-        once_s = min((float(table.once_s[0, -1]) for table in self.tables.values() if table is not None), default=0.0)
-        made = set[object]()
-        num_groups = sum((self._sort_of[start], count) in self.tables for start, count in self._groups())
-        begins = sorted({0, *self._ends} - {len(self._ranks)}, reverse=True)
-        begins = [begins[number - 1] for number in doubled(len(begins))]
-        for parts in _PARTS:
-            check_time(_ENTRY_S * num_groups * len(self.positions) ** 2)
-            for begin, pipeline in zip(begins, self._least(once_s / parts, begins), strict=True):
-                shape = begin, tuple((first, ranks) for first, _, ranks, _ in pipeline.stages)
-                if pipeline.stages and shape not in made:
-                    made.add(shape)
-                    if len(pipeline.stages) <= (self.problem.max_stages or len(pipeline.stages)):
-                        yield len(self._ranks) - begin, pipeline
-
-    def _groups(self) -> Iterator[tuple[int, int]]:
-        """(ranks used before, ranks), the last first."""
-        for start in reversed(range(len(self._ranks))):
-            for count in range(1, self._ends[start] - start + 1):
-                yield start, count
-
-    def _least(self, pace_s: float, begins: Sequence[int]) -> list[LayoutChain]:
-        """Those of least estimate at a pace on the ranks from each begin on; without stages where there is none."""
-        positions = np.array(self.positions)
-        num = self.problem.global_batch // self.size
-        last = len(positions) - 1
-        places = np.arange(len(positions))
-        trip_s = np.full((len(self._ranks), len(places)), np.inf)  # [ranks used, place]: from there on
-        first_count = np.zeros(trip_s.shape, dtype=np.intp)
-        choices: dict[int, tuple[NDArray[np.intp], NDArray[np.intp]]] = {}
-        for start, own in itertools.groupby(self._groups(), key=lambda group: group[0]):
-            stop_at, start_at = np.zeros((2, len(places)), dtype=np.intp)
-            for _, count in own:
-                table = self.tables.get((self._sort_of[start], count))
-                if table is None:
-                    continue
-                least = np.ix_(positions, positions)
-                is_slow = (table.step_s[least] > num * pace_s) | (places[None, :] <= places[:, None])
-                once_s = np.where(is_slow, np.inf, table.once_s[least])
-                for after in self._starts(start + count):
-                    onward_s = np.where(places == last, 0.0, np.inf)
-                    if after < len(self._ranks):
-                        few = np.minimum(count, np.maximum(first_count[after], 1))
-                        message_s = self._message_s(start + count - 1, after, count)[few - 1, places]
-                        way_s = np.where(message_s > pace_s, np.inf, 2 * message_s + trip_s[after])
-                        onward_s = np.where(places == last, 0.0, way_s)
-                    each_s = once_s + onward_s
-                    stops = each_s.argmin(axis=1)
-                    each_s = each_s[places, stops]
-                    is_less = each_s < trip_s[start]
-                    trip_s[start, is_less] = each_s[is_less]
-                    first_count[start, is_less] = count
-                    stop_at[is_less] = stops[is_less]
-                    start_at[is_less] = after
-            choices[start] = stop_at, start_at
-        return [self._read(begin, trip_s[begin, 0], first_count, choices) for begin in begins]
-
-    def _read(
-        self,
-        start: int,
-        trip_s: float,
-        first_count: NDArray[np.intp],
-        choices: Mapping[int, tuple[NDArray[np.intp], NDArray[np.intp]]],
-    ) -> LayoutChain:
-        """The pipeline that begins on rank ``start``, by the DP's choices."""
-        if not np.isfinite(trip_s):
-            return LayoutChain(np.inf, ())
-        num = self.problem.global_batch // self.size
-        last = len(self.positions) - 1
-        stages: list[Placed] = []
-        at = 0
-        slowest_s = 0.0
-        while at < last:
-            count = int(first_count[start, at])
-            stop = int(choices[start][0][at])
-            table = self.tables.get((self._sort_of[start], count))
-            assert table is not None, "choices are among tables"
-            begin = self.positions[at]
-            end = self.positions[stop]
-            slowest_s = max(slowest_s, float(table.step_s[begin, end]) / num)
-            stages.append((begin, end, self._ranks[start : start + count], table))
-            start = int(choices[start][1][at])
-            at = stop
-        return LayoutChain(float(trip_s) + (num - 1) * slowest_s, tuple(stages))
-
-    def _starts(self, end: int) -> tuple[int, ...]:
-        """Where the stage behind one that ends before ``end`` may begin."""
-        if end == len(self._ranks):
-            return (end,)
-        following = self._ends[end]
-        return (end,) if end == self._ends[end - 1] or following == len(self._ranks) else (end, following)
-
-    @once
-    def _message_s(self, src: int, dst: int, most: int) -> Array:
-        """``[ranks - 1, places]``: one way between neighbours, over up to ``most`` ranks."""
-        cluster = self.problem.profile.cluster
-        ends = (self._ranks[src], self._ranks[dst])
-        shares = self.crossing_bytes[None, :] / np.arange(1, most + 1)[:, None]
-        hosts = [cluster.devices[rank].host for rank in ends]
-        card_bytes_per_s = cluster.nic_bytes_per_s(hosts[0]) if hosts[0] != hosts[1] else None
-        card_s = self.crossing_bytes / card_bytes_per_s if card_bytes_per_s else 0.0
-        return np.maximum(transfer_s(cluster.link(*ends), shares), card_s)
-
-
-def _crossing_bytes(problem: Problem, samples: int) -> Array:
-    """``[places]``: bytes of all values that layers before a place make and layers behind it read."""
-    graph = problem.profile.graph
-    values = graph.values()
-    made = {layer.name: index + 1 for index, layer in enumerate(graph.layers)}
-    last_read = {value: index for index, layer in enumerate(graph.layers) for value in layer.inputs}
-    crossing = np.zeros(len(graph.layers) + 1)
-    for value, reader in last_read.items():
-        if producer(value) in made:
-            crossing[made[producer(value)] : reader + 1] += values[value].at(samples, graph.samples).num_bytes
-    return crossing

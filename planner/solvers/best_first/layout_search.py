@@ -4,8 +4,8 @@ What the search over samples found goes on in two ways.  The stages of its best 
 layers (``layouts.stage``, exact for a stage alone).  And pipelines of stretches of layers are built by the least that
 stages take under any layouts (``layout_bound``, ``layout_chains``), the one of least bound first, given the layouts of
 least time, and simulated; those that do not fit get layouts for the memory there is.  Where there are several pools
-pipelines on one host, one stage on all ranks, pipelines along the hosts (``OrderedPipelines``) and plans for fewer
-devices (2, 4, ... hosts, or any number of few) come before, from the tables of all, so that more are not worse.
+pipelines on one host, one stage on all ranks and plans for fewer devices (2, 4, ... hosts, or any number of few) come
+before, from the tables of all, so that more are not worse.
 
 Tables are rough at first (``TableMaker.rough``), and a group's options are priced when a pipeline that may be better
 has it.  Where the search over samples has shown that its plans are no better, pipelines of these alone are passed over:
@@ -21,56 +21,33 @@ step is the least of
 
 so that a plan is proven only where its step meets it: one stage on alike ranks does, several stages rarely.
 
-From stages to plans: each layer of a stage gets the layout that is best for the stage, and the plan is simulated.
+How stages become plans is in ``layout_plans``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain
 
-from planner.costs.candidate import Candidate
-from planner.costs.memory.table import What
-from planner.costs.pricing import program_of
-from planner.costs.shards.sharding_spec import ShardingSpec
-from planner.ir.errors import MissingMeasurementError
 from planner.ir.lazy import once_by
 from planner.ir.plan import ANY_SETS_LAID_OUT, PROVEN, STOPPED, TIME_LIMIT, Rejected, status_of
-from planner.ir.problem import ALWAYS, CHANNEL_DIMS, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, Problem
+from planner.ir.problem import CHANNEL_DIMS, SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.layers import over_sites
-from planner.layers.recomputed import cores_by_index
-from planner.passes import in_flight
-from planner.schedules import traits
 from planner.solvers.best_first.bound import least_work_s
 from planner.solvers.best_first.continued import HALO_ROWS, continued_searches
 from planner.solvers.best_first.graph_cuts import GraphCuts
-from planner.solvers.best_first.layout_bound import GroupTable, TableMaker, open_options
-from planner.solvers.best_first.layout_chains import Chains, LayoutChain, OrderedPipelines, doubled, links_of
+from planner.solvers.best_first.layer_links import links_of
+from planner.solvers.best_first.layout_bound import GroupTable, TableMaker
+from planner.solvers.best_first.layout_chains import Chains, LayoutChain
+from planner.solvers.best_first.layout_plans import LayoutPlans
 from planner.solvers.best_first.search import Outcome
-from planner.solvers.budget import Budget, OutOfTimeError, made_within
-from planner.solvers.candidates.candidate import DevicePool, ends_of_hosts, micro_batches, pools, with_options
+from planner.solvers.budget import Budget, OutOfTimeError
+from planner.solvers.candidates.candidate import DevicePool, ends_of_hosts, pools
 from planner.solvers.candidates.choose import ROUNDING, better
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.feasibility import (
-    cut_positions,
-    gives_all_work,
-    joins_all_ranks,
-    micro_batch_sizes,
-    mixing_layers,
-    recompute_choices,
-    schedule_names,
-    uncut,
-)
-from planner.solvers.layouts.stage import (
-    LEAST,
-    NONE,
-    WHOLE,
-    Question,
-    best_layouts,
-)
+from planner.solvers.candidates.feasibility import cut_positions, micro_batch_sizes, uncut
 
 _SHARE_OF_TABLES = 0.25
 _MOST_OF_TABLES = 0.6
@@ -81,11 +58,7 @@ _SHARE_OF_REFINED = 0.5
 """Of what is left, for some of the hosts, and for layouts of what the search over samples found."""
 
 _SHARE_OF_ONE_STAGE = 0.4
-_SHARE_IN_ORDER = 0.6
-"""Of what is left where there are several pools: for one stage on all ranks, and for pipelines along the hosts."""
-
-MOST_IN_ORDER = 8
-"""Pipelines along the hosts that are simulated for each number of ranks."""
+"""Of what is left where there are several pools."""
 
 MOST_COUNTS = 16
 """Of so many devices every smaller number is looked at, so that more are not worse."""
@@ -179,11 +152,10 @@ class _LayoutSearch:
                 whole = self._look_at_one_stage(problem.ranks, works)
                 for size, work_s in sorted(works.items(), key=lambda item: item[1]):
                     bounds[size] = max(work_s, min(whole[size], self._least_of_chains(size, work_s)))
-                self._look_in_order(works)
                 self._look_at_hosts(works)
             self._refine()
             for size, work_s in sorted(works.items(), key=lambda item: item[1]):
-                is_last = not any(work_s < other < self.upper_s for other in works.values())
+                is_last = not any(work_s < other_s < self.upper_s for other_s in works.values())
                 own = self.budget.part(self.budget.left_s / (1 if is_last else 2))
                 bounds[size] = max(bounds[size], min(whole[size], self._bound_of_size(size, work_s, own)))
                 self.evaluator.layouts.forget_options()
@@ -216,7 +188,7 @@ class _LayoutSearch:
         And for 4, 2 and 1 of its ranks, if not all of its pipelines could be looked at, which are theirs too.
         """
         num_ranks = len(self.evaluator.problem.ranks)
-        for count in reversed(doubled((*ends_of_hosts(self.evaluator.problem), num_ranks)[0])):
+        for count in reversed(_doubled((*ends_of_hosts(self.evaluator.problem), num_ranks)[0])):
             if count < num_ranks and self._look_at_first(count, works, MOST_CHAINS):
                 return
 
@@ -224,7 +196,7 @@ class _LayoutSearch:
         """Plans for the first 2, 4, ... hosts, as if there were no others; of few devices for any more than a host."""
         ranks = self.evaluator.problem.ranks
         ends = (*ends_of_hosts(self.evaluator.problem), len(ranks))
-        counts: Iterable[int] = (ends[number - 1] for number in doubled(len(ends))[1:-1])
+        counts: Iterable[int] = (ends[number - 1] for number in _doubled(len(ends))[1:-1])
         if len(ranks) <= MOST_COUNTS:
             counts = range(ends[0] + 1, len(ranks))
         flags = self.is_cut_short, self.is_restricted
@@ -308,34 +280,6 @@ class _LayoutSearch:
         if chain.bound_s < self.upper_s:
             self._simulate(maker.size, chain)
         return self._unless_restricted(chain.bound_s, [table])
-
-    def _look_in_order(self, works: Mapping[int, float]) -> None:
-        """Pipelines along the hosts: those of least estimate, whatever the size of the micro-batch."""
-        problem = self.evaluator.problem
-        within = self.budget.part(_SHARE_IN_ORDER * self.budget.left_s)
-
-        pipelines: dict[int, list[tuple[int, LayoutChain]]] = {}  # by ranks that they may use
-        with suppress(OutOfTimeError):
-            more = (len(problem.ranks) - 1) / problem.global_batch
-            for size in sorted(works, key=lambda size: works[size] * (1 + more * size)):  # as stages of one rank
-                maker = self._maker(size, within)
-                tables = {
-                    (sort, count): self._table(maker, sort, count)
-                    for sort, like in enumerate(self._sorts)
-                    for count in doubled(len(like[0].ranks))
-                }
-                ordered = OrderedPipelines(problem, self._sorts, tables, self._positions, size)
-                for each in made_within(within, ordered.by_pace()):
-                    if each is not None:
-                        pipelines.setdefault(each[0], []).append((size, each[1]))
-                self.evaluator.layouts.forget_options()
-        for _, own in sorted(pipelines.items()):
-            own.sort(key=lambda pipeline: pipeline[1].bound_s)
-            for size, pipeline in own[:MOST_IN_ORDER]:
-                if self._is_late():
-                    return
-                if pipeline.bound_s < self.upper_s:
-                    self._simulate(size, pipeline)
 
     def _least_of_chains(self, size: int, work_s: float) -> float:
         """No chain of one size of the micro-batch is faster; ``work_s`` where there is no time to know."""
@@ -477,150 +421,6 @@ class _LayoutSearch:
         return replace(outcome, status=status_of(ended, self.best.step_s, bound_s, self.evaluator.problem.gap))
 
 
-_FITTINGS = 4  # attempts at layouts within the memory of a pipeline
-_FITTING_S = 5.0  # of work for the layouts of one stage
-
-Layouts = dict[int, ShardingSpec]
-"""By layer."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LayoutPlans:
-    """Makes and simulates plans with layouts, as far as side constraints allow them.
-
-    Attributes:
-        options_work_s: what the options of one group may take to be priced (``layouts.stage.most_options``).
-    """
-
-    evaluator: Evaluator
-    constraints: Constraints
-    budget: Budget
-    options_work_s: float
-
-    @property
-    def backward(self) -> str:
-        """Which backward passes the schedules that may be used have (``Question.backward``)."""
-        open_traits = [traits(name) for name in schedule_names(self.evaluator.problem)]
-        if not all(one.trains for one in open_traits):
-            return NONE
-        return LEAST if any(one.splits_backward for one in open_traits) else WHOLE
-
-    def refined(self, candidate: Candidate) -> Evaluation | None:
-        """The pipeline with the best layouts for each of its stages, or for some; None if none of these fits."""
-        by_stage = {
-            stage: layouts
-            for stage, group in enumerate(candidate.groups)
-            if len(group) > 1 and (layouts := self._best(candidate, stage))
-        }
-        choices = [_joined(by_stage.values())] if len(by_stage) > 1 else []
-        choices += list(by_stage.values())
-        best: Evaluation | None = None
-        for options in choices:
-            evaluation = self._evaluated(candidate, options, best.step_s if best is not None else float("inf"))
-            if evaluation is not None and evaluation.fits and (best is None or evaluation.step_s < best.step_s):
-                best = evaluation
-        return best
-
-    def of_chain(self, size: int, chain: LayoutChain) -> Iterator[Evaluation]:
-        """The chain under every schedule that has a stage on each position, recomputing or not."""
-        problem = self.evaluator.problem
-        last = chain.stages[-1][1]
-        batches = micro_batches(problem, size)
-        options = _joined(
-            table.layouts(first, stop, _FAR if first in chain.laid_out else None)
-            for first, stop, _, table in chain.stages
-        )
-        groups = tuple(ranks for _, _, ranks, _ in chain.stages)
-        shares = tuple(table.shares for _, _, _, table in chain.stages)
-        bounds = (*(first for first, _, _, _ in chain.stages), last)
-        for schedule in schedule_names(problem):
-            if traits(schedule).stages_per_position > 1:
-                continue
-            for recomputes in recompute_choices(problem):
-                plain = Candidate.chain(bounds, groups, shares, batches, schedule)
-                candidate = replace(plain, recompute=(recomputes,) * len(groups) if recomputes else ())
-                evaluation = self._evaluated(candidate, options)
-                if evaluation is not None and not evaluation.fits:
-                    evaluation = self._fitted(candidate, evaluation)
-                if evaluation is not None:
-                    yield evaluation
-
-    def _evaluated(self, candidate: Candidate, options: Layouts, known_s: float = float("inf")) -> Evaluation | None:
-        """What the simulator says (``Evaluator.evaluate``); None if it is no plan that is allowed."""
-        laid_out = with_options(self.evaluator.layouts, candidate, options)
-        with suppress(MissingMeasurementError):
-            return self.evaluator.evaluate(laid_out, known_s) if self._is_allowed(laid_out) else None
-        return None
-
-    def _is_allowed(self, candidate: Candidate) -> bool:
-        if self.evaluator.unmet(candidate):
-            return False
-        graph = self.evaluator.problem.profile.graph
-        sizes = set(candidate.micro_batches)
-        mixing = mixing_layers(graph)
-        for stage, group in enumerate(candidate.groups):
-            layers = [index for index, number in enumerate(candidate.stage_of) if number == stage]
-            own = {index: option for index in layers if (option := candidate.option_of(index)) is not None}
-            if own and not gives_all_work(self.evaluator.layouts, group, own, sizes):
-                return False
-            if not own and len(group) > 1:
-                shares = [self.evaluator.pricing.samples(candidate.shares[stage], rows) for rows in sizes]
-                if min(map(min, shares)) < 1 or any(graph.layers[index].name in mixing for index in layers):
-                    return False
-        return not candidate.options or joins_all_ranks(graph, candidate)
-
-    def _fitted(self, candidate: Candidate, closest: Evaluation) -> Evaluation | None:
-        """The same stages with layouts within the memory there is, found in a few attempts; None if none fits."""
-        problem = self.evaluator.problem
-        beside = [0] * len(closest.memories)  # bytes of each rank that layouts do not decide about
-        for rank, memory in enumerate(closest.memories):
-            beside[rank] = sum(memory.held[what] for what in (What.BUFFERS, What.RECEIVE_BUFFERS, What.BATCH))
-        for _ in range(_FITTINGS):
-            options: Layouts = {}
-            for stage, group in enumerate(candidate.groups):
-                if len(group) == 1:
-                    continue
-                limit = tuple(max(0, problem.memory_limit_bytes(rank) - beside[rank]) for rank in group)
-                layouts = self._best(candidate, stage, limit)
-                if not layouts:
-                    return None
-                options.update(layouts)
-            evaluated = self._evaluated(candidate, options) if options else None
-            if evaluated is None or evaluated.fits:
-                return evaluated
-            for rank, memory in enumerate(evaluated.memories):
-                beside[rank] += max(0, memory.peak_bytes - problem.memory_limit_bytes(rank))
-        return None
-
-    def _best(self, candidate: Candidate, stage: int, limit_bytes: tuple[int, ...] = ()) -> Layouts:
-        """The best layouts of a stage on its own; empty if there are none, or the profile lacks a size that they need.
-
-        Args:
-            limit_bytes: by rank of its group; empty: what there is.
-        """
-        problem = self.evaluator.problem
-        group = candidate.groups[stage]
-        prices = self.evaluator.layouts.prices(group, max(candidate.micro_batches))
-        layers = tuple(index for index, number in enumerate(candidate.stage_of) if number == stage)
-        rows = program_of(problem.profile.graph, candidate).rows
-        cores = chain.from_iterable(cores_by_index(problem.profile.graph))
-        question = Question(
-            layers,
-            problem.global_batch / max(candidate.micro_batches),
-            in_flight(rows, candidate.num_stages)[stage],
-            limit_bytes or tuple(problem.memory_limit_bytes(rank) for rank in group),
-            ALWAYS if candidate.recomputes(stage) else NEVER,
-            backward=self.backward,
-            recomputed=frozenset(cores) if candidate.recomputes_cores(stage) else frozenset(),
-        )
-        options, _ = open_options(self.constraints, prices, question, self.options_work_s)
-        if not options or not all(options):
-            return {}
-        try:
-            return dict(best_layouts(prices, question, self.budget.part(_FITTING_S), options).chosen)
-        except (MissingMeasurementError, OutOfTimeError):
-            return {}
-
-
-def _joined(parts: Iterable[Layouts]) -> Layouts:
-    return {index: option for part in parts for index, option in part.items()}
+def _doubled(most: int) -> list[int]:
+    """1, 2, 4, ... and ``most``."""
+    return sorted({*(1 << power for power in range(most.bit_length())), most})

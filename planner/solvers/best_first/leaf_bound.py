@@ -10,20 +10,25 @@ action serves all pipelines of as many stages.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import islice, pairwise
 from math import comb
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.costs.layers.cost_table import Array
+from planner.costs.stages.stage_bound import BoundedStages
 from planner.ir.schedule import Edge, Op, Pipeline, StageGraph
 from planner.passes.events import in_order
 from planner.schedules import max_in_flight, traits
 from planner.schedules import schedule as schedule_named
-from planner.solvers.best_first.graph_cuts import Handed, Numbers
+from planner.solvers.best_first.graph_cuts import Flags, Handed, Numbers
+from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.prefixes import Expansion, Frontier, PipelinePrefix
+from planner.solvers.best_first.priced_groups import PricedGroup
 from planner.solvers.budget import note
 
 CAPS = (1, 2, 3, 4, 6)
@@ -64,10 +69,10 @@ class Leaf:
         return self.leaves.prefix(self.number)
 
 
-Edges = tuple[tuple[int, int, bool], ...]
+StageEdges = tuple[tuple[int, int, bool], ...]
 """Which stage hands something to which, and whether a gradient comes back."""
 
-Order = tuple[tuple[bool, int, int], ...]
+ActionOrder = tuple[tuple[bool, int, int], ...]
 """(forward?, stage, micro-batch)."""
 
 
@@ -79,52 +84,35 @@ class Leaves:
         expansions: the pipelines are complete children (by position) of these.
         num_counted: micro-batches that take time, the first ones.
         bound: of the search so far.
-        heads, backs: (stage, 2, pipeline): of the fastest and of the slowest member.
-        adds: what a B that finds gradients takes longer.
-        tails: reduction and update.
-        there, back: messages, by edge.
-        max_in_flight: the most micro-batches that memory lets each stage keep.
-        cards: seconds that a sum of gradients, by stage, and a message and its gradient, by edge, keep network cards
-            busy: (flow, card, pipeline), the cards of a host out and in; None where there is one host.
+        cards: of a sum of gradients, by stage, then of a message and its gradient, by edge; the cards of a host out and
+            in; None where there is one host.
     """
 
-    edges: Edges
+    edges: StageEdges
     expansions: tuple[tuple[Expansion, Numbers], ...]
     num_counted: int
-    bound: Array
-    heads: Array
-    backs: Array
-    adds: Array
-    tails: Array
-    there: Array
-    back: Array
-    max_in_flight: Numbers
-    cards: Array | None = None
+    bound: Array  # [pipelines] seconds
+    stages: BoundedStages  # [stages, pipelines]
+    messages_s: Array  # [there and back, edges, pipelines]
+    cards: Array | None = None  # [flows, cards, pipelines] seconds that network cards are busy
 
     @classmethod
     def of(cls, frontier: Frontier, children: Sequence[tuple[Expansion, Numbers]]) -> list[Leaves]:
         """The complete children (by position) of prefixes."""
         note(_CHILDREN_S * len(children))
-        alike: dict[tuple[int, Edges], list[tuple[Expansion, Numbers, tuple[Array, ...]]]] = {}
+        alike: dict[tuple[int, StageEdges], list[Leaves]] = {}
         for expansion, positions in children:
-            chain = (*expansion.parent.cuts, frontier.suffixes.prices.cuts.last)
-            handed = frontier.suffixes.prices.cuts.handed(chain)
-            trains = frontier.suffixes.prices.freedom.trains
-            edges = tuple((one.source, one.destination, one.has_gradient and trains) for one in handed)
-            arrays = _arrays(frontier, expansion, positions, handed)
-            alike.setdefault((len(chain) - 1, edges), []).append((expansion, positions, arrays))
-        return [
-            cls(
-                edges,
-                tuple((expansion, positions) for expansion, positions, _ in members),
-                frontier.suffixes.prices.num_counted,
-                *(np.concatenate(column, axis=-1) for column in zip(*(arrays for *_, arrays in members), strict=True)),
-            )
-            for (_, edges), members in alike.items()
-        ]
+            own = _leaves(frontier, expansion, positions)
+            alike.setdefault((own.num_stages, own.edges), []).append(own)
+        return list(map(_joined, alike.values()))
 
     def __len__(self) -> int:
         return len(self.bound)
+
+    @property
+    def num_stages(self) -> int:
+        """Of each pipeline."""
+        return len(self.stages.head)
 
     def prefix(self, number: int) -> PipelinePrefix:
         """The pipeline number ``number``."""
@@ -152,7 +140,7 @@ class Leaves:
 
     def _windows_of(self, schedules: Collection[str], num_microbatches: int) -> set[tuple[int, ...]]:
         """The windows of schedules that have fixed ones, where each stage reads from the one before."""
-        num_stages = len(self.heads)
+        num_stages = self.num_stages
         if not all((s, s + 1, True) in self.edges for s in range(num_stages - 1)):
             return set()
         chain = Pipeline(StageGraph.chain(num_stages, num_microbatches))
@@ -170,41 +158,15 @@ class Leaves:
         upper_s: float = np.inf,
     ) -> Array:
         """Of the pipelines ``numbers``, under a schedule with these windows; of those from ``upper_s`` on no more."""
-        num_stages = len(self.heads)
-        order = schedule_order(schedule, num_stages, num_microbatches, self.edges, windows)
+        order = schedule_order(schedule, self.num_stages, num_microbatches, self.edges, windows)
         if order is None:
             return np.asarray(self.bound[numbers])
         note(len(order) * (_TURN_S + _PIPELINE_S * len(numbers)))
-        columns = self.heads, self.backs, self.adds, self.there, self.back
-        heads, backs, adds, there, back = (list(each[..., numbers]) for each in columns)
-        into = [[e for e, edge in enumerate(self.edges) if edge[1] == s] for s in range(num_stages)]
-        out_of = [[e for e, edge in enumerate(self.edges) if edge[0] == s] for s in range(num_stages)]
-        returning = [[e for e in out_of[s] if self.edges[e][2]] for s in range(num_stages)]
-        clock = [np.zeros((2, len(numbers)))] * num_stages  # an array that is in a list is never written to again
-        wire_there, wire_back = ([np.zeros(len(numbers))] * len(self.edges) for _ in range(2))
-        arrived: dict[tuple[bool, int, int], Array] = {}
         busy = None if self.cards is None else CardLoads(self.cards[..., numbers])
-        first = [True] * num_stages
-        accumulates = [bool(each.any()) for each in adds]
-        for forward, stage, microbatch in order:
-            now = clock[stage]
-            for edge in into[stage] if forward else returning[stage]:
-                now = np.maximum(now, arrived.pop((forward, edge, microbatch)))
-            counts = microbatch < self.num_counted
-            if counts:
-                now = now + (heads if forward else backs)[stage]
-            if counts and not forward and not first[stage] and accumulates[stage]:
-                now += adds[stage]
-            first[stage] &= forward
-            clock[stage] = now
-            wire, seconds = (wire_there, there) if forward else (wire_back, back)
-            for edge in out_of[stage] if forward else into[stage]:
-                if busy is not None and counts:
-                    busy.take(num_stages + 2 * edge + (not forward), now[0])
-                arrival = np.maximum(wire[edge], now[0])
-                arrived[forward, edge, microbatch] = wire[edge] = arrival + seconds[edge] if counts else arrival
-        done = np.array(clock).max(axis=1)
-        end = (done + self.tails[:, numbers]).max(axis=0)
+        adds = [own if bool(own.any()) else None for own in self.stages.adds[:, numbers]]
+        clock = [np.zeros((2, len(numbers)))] * self.num_stages
+        done = np.array(replay(order, self._passes(numbers, busy), clock, adds, self.num_counted)).max(axis=1)
+        end = (done + self.stages.tail[:, numbers]).max(axis=0)
         if busy is not None:
             for stage, now in enumerate(done):
                 busy.take(stage, now)
@@ -212,13 +174,26 @@ class Leaves:
             end[places] = np.maximum(end[places], busy.until(places))
         return np.asarray(np.maximum(self.bound[numbers], end))
 
+    def _passes(self, numbers: Numbers, busy: CardLoads | None) -> tuple[_ChannelPasses, _ChannelPasses]:
+        """All F, and all B, of the pipelines ``numbers``."""
+        stages = self.stages
+        heads, backs = (
+            list(np.stack([fastest[:, numbers], slowest[:, numbers]], axis=1))
+            for fastest, slowest in ((stages.head, stages.slow_head), (stages.back, stages.slow_back))
+        )
+        there, back = map(list, self.messages_s[..., numbers])
+        of_forwards, of_backwards = channels_of(self.edges, self.num_stages)
+        free_s = [np.zeros(len(numbers))] * len(self.edges)
+        forwards = _ChannelPasses(heads, *of_forwards, [*free_s], there, self.num_stages, busy)
+        return forwards, _ChannelPasses(backs, *of_backwards, free_s, back, self.num_stages + 1, busy)
+
     def _windows(self, schedule: str, num_microbatches: int) -> Iterator[tuple[tuple[int, ...], Numbers]]:
         """The windows to try under a schedule, and the pipelines to try them on."""
         every = np.arange(len(self))
         if not traits(schedule).windowed:
             yield (), every
             return
-        held = self.max_in_flight.copy()
+        held = self.stages.window.copy()
         falls = not traits(schedule).splits_backward
         returning = tuple((source, reader) for source, reader, returns in self.edges if returns)
         for source, reader in returning if falls else ():
@@ -230,6 +205,95 @@ class Leaves:
                 allowing_by_windows.setdefault(windows, []).extend(numbers.tolist())
         for windows, allowing in allowing_by_windows.items():
             yield windows, np.unique(allowing)
+
+
+Channels = tuple[list[list[int]], list[list[int]]]
+"""By stage the edges over which its F, or its B, wait for messages, and those over which they send."""
+
+
+def channels_of(edges: StageEdges, num_stages: int) -> tuple[Channels, Channels]:
+    """Of F, and of B."""
+    into = [[number for number, edge in enumerate(edges) if edge[1] == stage] for stage in range(num_stages)]
+    out_of = [[number for number, edge in enumerate(edges) if edge[0] == stage] for stage in range(num_stages)]
+    sent, awaited = ([[n for n in own if edges[n][2]] for own in by_stage] for by_stage in (into, out_of))
+    return (into, out_of), (awaited, sent)
+
+
+@dataclass(slots=True, eq=False)
+class ReplayedPasses:
+    """All F, or all B, of some pipelines, as they are replayed.
+
+    Attributes:
+        awaited, sent: ``Channels``.
+        arrived: when what nobody has waited for yet is there, by edge and micro-batch.
+    """
+
+    seconds: list[Array]  # [stages][members, pipelines]
+    awaited: list[list[int]]
+    sent: list[list[int]]
+    free_s: list[Array]  # [edges][..., pipelines] when the channel has carried all messages so far
+    arrived: dict[tuple[int, int], Array] = field(init=False, default_factory=dict)
+
+    def send(self, stage: int, microbatch: int, now: Array, takes_time: bool) -> None:
+        """Sends what it makes."""
+        raise NotImplementedError
+
+
+def replay(
+    order: ActionOrder,
+    passes: tuple[ReplayedPasses, ReplayedPasses],
+    clock: list[Array],
+    adds: Sequence[Array | float | None],
+    num_counted: int,
+) -> list[Array]:
+    """When the last F or B of each stage is over.
+
+    Args:
+        passes: F and B.
+        clock: ``[stages][members, pipelines]``, at first; an array in it is never written to.
+        adds: by stage, what a B takes longer that finds gradients; None: nothing.
+        num_counted: micro-batches that take time, the first ones.
+    """
+    has_gradients = [False] * len(clock)
+    for forward, stage, microbatch in order:
+        own = passes[not forward]
+        now = clock[stage]
+        for edge in own.awaited[stage]:
+            now = np.maximum(now, own.arrived.pop((edge, microbatch)))
+        takes_time = microbatch < num_counted
+        if takes_time:
+            now = now + own.seconds[stage]
+            more = adds[stage]
+            if more is not None and has_gradients[stage] and not forward:
+                now += more
+        has_gradients[stage] |= not forward
+        clock[stage] = now
+        own.send(stage, microbatch, now, takes_time)
+    return clock
+
+
+@dataclass(slots=True, eq=False)
+class _ChannelPasses(ReplayedPasses):
+    """Those of the fastest and of the slowest member, of which the first one sends.
+
+    Attributes:
+        first_flow: number of that of the first edge; of each other edge it is two more than of the one before.
+        busy: network cards; None where there is one host.
+    """
+
+    message_s: list[Array]  # [edges][pipelines]
+    first_flow: int
+    busy: CardLoads | None
+
+    def send(self, stage: int, microbatch: int, now: Array, takes_time: bool) -> None:
+        """Over channels that carry one message after another."""
+        for edge in self.sent[stage]:
+            arrival = np.maximum(self.free_s[edge], now[0])
+            if takes_time:
+                arrival += self.message_s[edge]
+                if self.busy is not None:
+                    self.busy.take(self.first_flow + 2 * edge, now[0])
+            self.arrived[edge, microbatch] = self.free_s[edge] = arrival
 
 
 class CardLoads:
@@ -298,8 +362,8 @@ def _windows_within(
 
 @functools.lru_cache(maxsize=4096)
 def schedule_order(
-    schedule: str, num_stages: int, num_microbatches: int, edges: Edges, windows: tuple[int, ...]
-) -> Order | None:
+    schedule: str, num_stages: int, num_microbatches: int, edges: StageEdges, windows: tuple[int, ...]
+) -> ActionOrder | None:
     """An order in which all can run; None if backwards are split."""
     graph = StageGraph(num_stages, num_microbatches, tuple(Edge(s, t, (), gradient) for s, t, gradient in edges))
     pipeline = Pipeline(graph, windows=windows)
@@ -312,44 +376,112 @@ def schedule_order(
     return tuple((action.op is Op.FORWARD, action.stage, action.microbatch or 0) for action in order)
 
 
-def _arrays(
-    frontier: Frontier, expansion: Expansion, positions: Numbers, handed: tuple[Handed, ...]
-) -> tuple[Array, ...]:
+GroupsOfStage = list[tuple[PricedGroup, Flags | slice]]
+"""The groups that a stage has, and in which pipelines."""
+
+
+def edges_of(handed: Iterable[Handed], trains: bool) -> StageEdges:
+    """What is handed, as edges."""
+    return tuple((one.source, one.destination, one.has_gradient and trains) for one in handed)
+
+
+def _leaves(frontier: Frontier, expansion: Expansion, positions: Numbers) -> Leaves:
+    """The complete children of a prefix."""
+    suffixes = frontier.suffixes
+    prices = suffixes.prices
+    parent = expansion.parent
     table = expansion.table
     rows = expansion.row[positions]
-    parent = expansion.parent
-    count = len(rows)
-    last = len(parent.choices)
 
-    def by_stage(name: str) -> Array:
-        before = [np.full(count, getattr(t.stage, name)[row]) for t, row in parent.rows]
+    def by_stage(name: str) -> NDArray[Any]:
+        before = [np.full(len(rows), getattr(t.stage, name)[row]) for t, row in parent.rows]
         return np.array([*before, getattr(table.stage, name)[rows]])
 
-    groups = frontier.stage_groups(parent)
-    links = frontier.suffixes.links
+    stages = BoundedStages(*(by_stage(column.name) for column in fields(BoundedStages)))
+    choice = table.choice[rows]
     ends = frontier.next_groups(parent, table)
-    sums = by_stage("card")
-    messages = np.zeros((2, len(handed), count))
-    cards = np.zeros((last + 1 + 2 * len(handed), 2 * len(links.hosts) if links.has_cards else 0, count))
-    choices = [(ends[choice], table.choice[rows] == choice) for choice in np.unique(table.choice[rows])]
+    groups: list[GroupsOfStage] = [[(group, slice(None))] for group in frontier.stage_groups(parent)]
+    groups.append([(ends[number], choice == number) for number in np.unique(choice)])
+    handed = prices.cuts.handed((*parent.cuts, prices.cuts.last))
+    messages_s = np.zeros((2, len(handed), len(rows)))
     for number, one in enumerate(handed):
-        for group, mine in choices if one.destination == last else [(groups[one.destination], slice(None))]:
-            messages[:, number, mine] = np.array(links.handed(groups[one.source], group, one))[:, None]
-            if links.has_cards:
-                both = np.array(links.on_cards(groups[one.source], group, one))
-                cards[last + 1 + 2 * number :][:2, :, mine] = both[..., None]
-    for stage in range(last + 1 if links.has_cards else 0):
-        for group, mine in choices if stage == last else [(groups[stage], slice(None))]:
-            for host in {links.hosts[pool] for pool in group.orders[0]}:
-                cards[stage, 2 * host : 2 * host + 2, mine] = sums[stage, mine]
-    return (
-        expansion.bound_s[positions],
-        np.stack([by_stage("head"), by_stage("slow_head")], axis=1),
-        np.stack([by_stage("back"), by_stage("slow_back")], axis=1),
-        by_stage("adds"),
-        by_stage("tail"),
-        messages[0],
-        messages[1],
-        by_stage("window"),
-        cards,
+        ((source, _),) = groups[one.source]
+        for group, mine in groups[one.destination]:
+            messages_s[:, number, mine] = np.array(suffixes.links.handed(source, group, one))[:, None]
+    edges = edges_of(handed, prices.freedom.trains)
+    cards = cards_of(suffixes.links, groups, handed, stages.card)
+    bound = expansion.bound_s[positions]
+    return Leaves(edges, ((expansion, positions),), prices.num_counted, bound, stages, messages_s, cards)
+
+
+def _joined(alike: Sequence[Leaves]) -> Leaves:
+    """All of them together."""
+    columns = ([getattr(own.stages, column.name) for own in alike] for column in fields(BoundedStages))
+    cards = [own.cards for own in alike if own.cards is not None]
+    return replace(
+        alike[0],
+        expansions=tuple(members for own in alike for members in own.expansions),
+        bound=np.concatenate([own.bound for own in alike]),
+        stages=BoundedStages(*(np.concatenate(column, axis=-1) for column in columns)),
+        messages_s=np.concatenate([own.messages_s for own in alike], axis=-1),
+        cards=np.concatenate(cards, axis=-1) if cards else None,
     )
+
+
+Whole = tuple[tuple[PricedGroup, ...], tuple[int, ...]]
+"""The groups of a pipeline, and the cuts between which they are stages."""
+
+
+def stages_of(pipelines: Sequence[Whole]) -> BoundedStages:
+    """``[stages, pipelines]``: what stages take, those that are priced alike all at once."""
+    places: dict[object, list[tuple[int, int, int, int]]] = {}
+    group_of: dict[object, PricedGroup] = {}
+    for number, (groups, cuts) in enumerate(pipelines):
+        for stage, (group, ends) in enumerate(zip(groups, pairwise(cuts), strict=True)):
+            group_of[group.alike] = group
+            places.setdefault(group.alike, []).append((stage, number, *ends))
+    shape = len(pipelines[0][0]), len(pipelines)
+    columns: dict[str, Any] = {column.name: np.zeros(shape) for column in fields(BoundedStages)}
+    columns["window"] = np.zeros(shape, dtype=np.int64)
+    for key, own in places.items():
+        stage_of, number_of, first, last = np.array(own).T
+        priced = group_of[key].stage(first, last)
+        for name, column in columns.items():
+            column[stage_of, number_of] = getattr(priced, name)
+    return BoundedStages(**columns)
+
+
+def messages_of(
+    links: HandoverBounds, pipelines: Sequence[Whole], handed: Sequence[Sequence[Handed]], edges: StageEdges
+) -> Array:
+    """``[there and back, edges, pipelines]``: what messages take, by what is handed on in each pipeline."""
+    place_of = {edge[:2]: place for place, edge in enumerate(edges)}
+    messages_s = np.zeros((2, len(edges), len(pipelines)))
+    for number, ((groups, _), own) in enumerate(zip(pipelines, handed, strict=True)):
+        for one in own:
+            alone_s = links.alone_s(groups[one.source], groups[one.destination], one)
+            messages_s[:, place_of[one.source, one.destination], number] = alone_s
+    return messages_s
+
+
+def cards_of(
+    links: HandoverBounds, stages: Sequence[GroupsOfStage], handed: Sequence[Handed], sums_s: Array
+) -> Array | None:
+    """``Leaves.cards`` of pipelines.
+
+    Args:
+        sums_s: ``[stages, pipelines]`` that a stage's sum of gradients keeps a card of each of its hosts busy.
+    """
+    if not links.has_cards:
+        return None
+    cards = np.zeros((len(stages) + 2 * len(handed), 2 * len(links.hosts), sums_s.shape[1]))
+    for own, sum_s, groups in zip(cards, sums_s, stages, strict=False):
+        for group, mine in groups:
+            for host in {links.hosts[pool] for pool in group.orders[0]}:
+                own[2 * host : 2 * host + 2, mine] = sum_s[mine]
+    for number, one in enumerate(handed):
+        ((source, _),) = stages[one.source]
+        for group, mine in stages[one.destination]:
+            both = np.array(links.on_cards(source, group, one))
+            cards[len(stages) + 2 * number :][:2, :, mine] = both[..., None]
+    return cards

@@ -31,7 +31,7 @@ from planner.costs.stages.stage_bound import BoundedStages
 from planner.ir.lazy import once_by
 from planner.solvers.best_first.device_groups import Counts
 from planner.solvers.best_first.graph_cuts import Handed, Numbers
-from planner.solvers.best_first.message_bound import HandoverBound, HandoverBounds
+from planner.solvers.best_first.message_bound import HandoverBound, HandoverBounds, handovers_of
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import NUMBER_S, Budget
 from planner.solvers.candidates.candidate import DevicePool
@@ -144,7 +144,7 @@ class LikeStages:
     chain: Numbers = field(init=False)
 
     def __post_init__(self) -> None:
-        self.links = HandoverBounds(self.prices)
+        self.links = handovers_of(self.prices)
         self.cuts = np.array(self.prices.cuts.chain(self._work_s, MOST_CUTS))
         places = np.linspace(0, len(self.cuts) - 1, min(MOST_PLACES, len(self.cuts)))
         self.chain = self.cuts[np.round(places).astype(np.int64)]

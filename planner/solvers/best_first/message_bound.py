@@ -137,6 +137,11 @@ class HandoverBounds:
         seconds = self._passing(source, destination) / self._card_bytes_per_s
         return seconds.ravel() * handed.forward_bytes, seconds[:, ::-1].ravel() * handed.backward_bytes
 
+    def alone_s(self, source: PricedGroup, destination: PricedGroup, handed: Handed) -> Array:
+        """As :meth:`handed`, or as long as the fullest network card is busy with it, if that is longer."""
+        on_cards_s = [seconds.max() for seconds in self.on_cards(source, destination, handed)]
+        return np.maximum(self.handed(source, destination, handed), on_cards_s)
+
     @once_by(lambda _, source, destination: (source.counts, source.shares, destination.counts, destination.shares))
     def _passing(self, source: PricedGroup, destination: PricedGroup) -> Array:
         """Samples of a micro-batch that leave each host, and that reach it: the least of all micro-batches."""
@@ -258,3 +263,9 @@ class HandoverBounds:
         columns = self.prices.cuts.columns
         per_sample = columns.forward_bytes if forward else columns.backward_bytes
         return transfer_s(self._links[link], per_sample * samples)
+
+
+@once
+def handovers_of(prices: GroupPrices) -> HandoverBounds:
+    """Hand-overs between its groups, the same for all who ask."""
+    return HandoverBounds(prices)

@@ -22,6 +22,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from math import inf
 
 import numpy as np
 
@@ -207,7 +208,7 @@ class Leanest:
 
 def _any_plan(problem: Problem, within: Budget) -> Outcome:
     """What a search for any plan ends with: over samples, then over layouts."""
-    evaluator, outcome = first_fit(replace(problem, gap=float("inf")), within)
+    evaluator, outcome = first_fit(replace(problem, gap=inf), within)
     if outcome.best is None:
         outcome = with_layouts(evaluator, outcome, within)
     return outcome
@@ -372,13 +373,13 @@ def highest_rate(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
     budget = part_of_current(problem.time_limit_s)
     within = budget.part(_SHARE_OF_WORK * budget.limit_s)
     best_per_s = 0.0
-    refused_per_s = float("inf")
+    refused_per_s = inf
     reached_per_s, _ = _sustaining(asked, 0.0, budget)
     if reached_per_s is None:
         return asked, ()
     best_per_s = reached_per_s
     while refused_per_s > best_per_s * (1 + _PRECISION) and not within.is_over:
-        wanted = best_per_s * _FASTER if refused_per_s == float("inf") else (best_per_s + refused_per_s) / 2
+        wanted = best_per_s * _FASTER if refused_per_s == inf else (best_per_s + refused_per_s) / 2
         reached_per_s, is_certain = _sustaining(asked, wanted, within)
         if reached_per_s is not None:
             best_per_s = reached_per_s
@@ -388,7 +389,7 @@ def highest_rate(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
             break
     sure = (
         f"no plan sustains more than {refused_per_s:.5g} samples/s"
-        if refused_per_s < float("inf")
+        if refused_per_s < inf
         else "no bound was found in time"
     )
     if problem.rate_per_s > best_per_s:

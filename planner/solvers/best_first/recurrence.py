@@ -57,7 +57,7 @@ class LaidOutStages:
     tail: float = 0.0
 
 
-Stage = BoundedStages | ColumnStages | LaidOutStages
+AnyStages = BoundedStages | ColumnStages | LaidOutStages
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +85,7 @@ def rounds_of(num_microbatches: int, window: Numbers) -> Array:
     return np.asarray(-(-num_microbatches // np.maximum(window, 1)))
 
 
-def alone(stage: Stage, rounds: Array, card_s: Array | float) -> Labels:
+def alone(stage: AnyStages, rounds: Array, card_s: Array | float) -> Labels:
     """The last stage of a pipeline.
 
     Args:
@@ -119,7 +119,7 @@ def others_of(num_microbatches: int, forward_s: Array, backward_s: Array) -> Arr
 
 
 def prepend(
-    stage: Stage,
+    stage: AnyStages,
     behind: Labels,
     rounds: Array,
     card_s: Array | float,
@@ -168,7 +168,7 @@ class Before:
     sums: Array
 
 
-def joined(before: Before, stage: Stage, labels: Labels, rounds: Array) -> Array:
+def joined(before: Before, stage: AnyStages, labels: Labels, rounds: Array) -> Array:
     """What pipelines take whose stages are ``before``, a stage, and those behind it with it: ``labels``.
 
     Args:

@@ -2,8 +2,8 @@
 
 Given      a pipeline that was simulated; each of these changes a part of it and leaves the rest as it is
 Windows    one to three neighbouring stages: their devices, and idle ones, as stages, as many, one fewer or one more,
-           those first where few change hands                                                           ``_divisions``
-           between them cuts by a dynamic programme: the least largest work and tail of a stage      ``_solved_again``
+           those first where few change hands                                                   ``_Window._divisions``
+           between them cuts by a dynamic programme: the least largest work and tail of a stage     ``_Window.solved``
 Versions   a stage computes its activations again, or no longer                                           ``_versions``
 Replay     the step of each of these, many at once (``leaf_bound``); for what messages take longer that share network
            cards, as much is added as the simulator last did to the same stages with other cuts           ``_replayed``
@@ -22,7 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, permutations
+from functools import cached_property
+from itertools import chain, pairwise, permutations
 
 import numpy as np
 
@@ -30,15 +31,16 @@ from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.layers.cost_table import Array
 from planner.costs.shards.device_mesh import proportional
 from planner.costs.stages.stage_bound import BoundedStages
-from planner.ir.lazy import once
+from planner.ir.lazy import once, once_by
 from planner.ir.problem import Problem
 from planner.solvers.best_first.device_groups import Counts
 from planner.solvers.best_first.graph_cuts import Flags, Handed, Numbers
-from planner.solvers.best_first.leaf_bound import Leaves, windows_of
+from planner.solvers.best_first.leaf_bound import Leaves, edges_of, messages_of, stages_of, windows_of
 from planner.solvers.best_first.like_stages import Places, balanced_places, placed
-from planner.solvers.best_first.message_bound import HandoverBounds
+from planner.solvers.best_first.message_bound import handovers_of
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import CALL_S, NUMBER_S, Budget
+from planner.solvers.candidates.candidate import DevicePool
 from planner.solvers.candidates.choose import ROUNDING
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import stages_usable
@@ -177,45 +179,10 @@ class Repair:
         """Pipelines that differ in one of the ways above, from few to many."""
         windows = _windows(now)
         for most in _DIVISIONS:
-            solved = (self._solved_again(now, *ends, most, within) for ends in windows if not within.ends(CALL_S))
+            solved = (_Window(now, *ends, within).solved(most) for ends in windows if not within.ends(CALL_S))
             yield [now, *(solution for some in solved for solution in some)]
             if most == 1:
                 yield list(_versions(now))
-
-    def _solved_again(
-        self, now: SolvedPipeline, first: int, last: int, most: int, within: Budget
-    ) -> Iterator[SolvedPipeline]:
-        """With other stages in place of those from ``first`` to before ``last``, of each division the best cuts."""
-        prices = now.prices
-        own = now.groups[first:last]
-        inside = prices.cuts.inside
-        begin = now.cuts[first]
-        end = now.cuts[last]
-        between = np.array([begin, *np.flatnonzero(inside[begin] & inside[:, end]), end])
-        spread = np.linspace(0, len(between) - 1, min(_PLACES, len(between)))
-        places = between[np.round(spread).astype(np.int64)]
-        costs: dict[object, Array] = {}
-
-        def cost(group: PricedGroup) -> Array:
-            """Work and tail of its stages, by first and last place; infinite where there is none."""
-            if group.alike not in costs:
-                within.spend(NUMBER_S * _NUMBERS_OF_A_STAGE * len(places) ** 2)
-                ends = places[:, None], places[None, :]
-                stage = group.stage(*ends)
-                possible = inside[ends] & (stage.window > 0)
-                costs[group.alike] = np.where(possible, stage.all_work + stage.tail, np.inf)
-            return costs[group.alike]
-
-        for counts in _divisions(now, first, last, most):
-            versions = [own[stage * len(own) // len(counts)].version[:2] for stage in range(len(counts))]
-            choices = [prices.quickest(each).get(version) for each, version in zip(counts, versions, strict=True)]
-            groups = tuple(group for group in choices if group is not None)
-            at = balanced_places([cost(group) for group in groups]) if len(groups) == len(choices) else None
-            if at is not None:
-                every = (*now.groups[:first], *groups, *now.groups[last:])
-                cuts = (*now.cuts[:first], *places[at].tolist(), *now.cuts[last + 1 :])
-                solution = replace(now, groups=every, cuts=cuts)
-                yield solution if len(groups) == len(own) else solution.kept_again()
 
     def _recut(self, solutions: list[SolvedPipeline], within: Budget) -> list[SolvedPipeline]:
         """The same, each with its cuts moved as long as the replay gets shorter."""
@@ -246,76 +213,50 @@ class Repair:
         alike: dict[object, list[int]] = {}
         handed = [solution.prices.cuts.handed(solution.cuts) for solution in solutions]
         for number, one in enumerate(solutions):
-            edges = {_edge(one, each) for each in handed[number]}
-            chain = {(stage, stage + 1, one.prices.freedom.trains) for stage in range(len(one.groups) - 1)}
-            sort = len(one.groups) if edges >= chain else frozenset(edges)
+            trains = one.prices.freedom.trains
+            edges = set(edges_of(handed[number], trains))
+            is_chain = edges.issuperset((stage, stage + 1, trains) for stage in range(len(one.groups) - 1))
+            sort = len(one.groups) if is_chain else frozenset(edges)
             alike.setdefault((id(one.prices), sort, one.schedule, one.windows), []).append(number)
         steps_s = [np.inf] * len(solutions)
         for numbers in alike.values():
             together = [solutions[number] for number in numbers], [handed[number] for number in numbers]
-            for number, step_s in zip(numbers, self._together_s(*together, within).tolist(), strict=True):
+            for number, step_s in zip(numbers, _together_s(*together, within).tolist(), strict=True):
                 steps_s[number] = step_s
         return steps_s
 
-    def _together_s(self, alike: list[SolvedPipeline], handed: list[tuple[Handed, ...]], within: Budget) -> Array:
-        """The steps of pipelines of as many stages under one schedule, of which one order is that of all."""
-        first = alike[0]
-        links = self._links(first.prices)
-        num_stages = len(first.groups)
-        count = len(first.prices.micro_batches)
-        within.spend(2 * (_TURN_S + _TURN_OF_ROW_S * len(alike)) * num_stages * count + _ROW_S * len(alike))
-        edges = tuple(sorted({_edge(first, one) for each in handed for one in each}))
-        number = {edge[:2]: place for place, edge in enumerate(edges)}
-        messages = np.zeros((2, len(edges), len(alike)))
-        members: dict[object, list[tuple[PricedGroup, int, int, int, int]]] = {}
-        for row, solution in enumerate(alike):
-            for stage, (group, ends) in enumerate(zip(solution.groups, pairwise(solution.cuts), strict=True)):
-                members.setdefault(group.alike, []).append((group, stage, row, *ends))
-            for one in handed[row]:
-                ends_of = solution.groups[one.source], solution.groups[one.destination]
-                on_cards = [seconds.max() for seconds in links.on_cards(*ends_of, one)]
-                both = np.maximum(links.handed(*ends_of, one), on_cards)
-                messages[:, number[one.source, one.destination], row] = both
-        names = "head", "slow_head", "back", "slow_back", "adds", "tail", "card", "window"
-        of_stages = {name: np.zeros((num_stages, len(alike))) for name in names}
-        for rows in members.values():
-            stage_of, row_of, begins, ends_at = np.array([row[1:] for row in rows]).T
-            priced = rows[0][0].stage(begins, ends_at)
-            for name, values in of_stages.items():
-                values[stage_of, row_of] = getattr(priced, name)
-        for row, solution in enumerate(alike):  # sums of stages that share hosts come one after another
-            hosts = [{links.hosts[pool] for pool in group.orders[0]} for group in solution.groups]
-            for stage in range(1, num_stages):
-                is_beside = hosts[stage] == hosts[stage - 1]
-                of_stages["card"][stage, row] += of_stages["card"][stage - 1, row] if is_beside else 0.0
-        leaves = Leaves(
-            edges=edges,
-            expansions=(),
-            bound=np.zeros(len(alike)),
-            heads=np.stack([of_stages["head"], of_stages["slow_head"]], axis=1),
-            backs=np.stack([of_stages["back"], of_stages["slow_back"]], axis=1),
-            adds=of_stages["adds"],
-            tails=np.maximum(of_stages["tail"], of_stages["card"]),
-            there=messages[0],
-            back=messages[1],
-            max_in_flight=of_stages["window"].astype(np.int64),
-            num_counted=first.prices.num_counted,
-        )
-        steps_s = leaves.bounds(first.schedule, first.windows, count, np.arange(len(alike)))
-        least = np.array(first.windows or (1,))[:, None]
-        return np.where((of_stages["window"] >= least).all(axis=0), steps_s, np.inf)
 
-    @once
-    def _links(self, prices: GroupPrices) -> HandoverBounds:
-        return HandoverBounds(prices)
+def _together_s(alike: list[SolvedPipeline], handed: list[tuple[Handed, ...]], within: Budget) -> Array:
+    """The steps of pipelines of as many stages under one schedule, of which one order is that of all."""
+    first = alike[0]
+    prices = first.prices
+    count = len(prices.micro_batches)
+    within.spend(2 * (_TURN_S + _TURN_OF_ROW_S * len(alike)) * len(first.groups) * count + _ROW_S * len(alike))
+    edges = tuple(sorted(set(edges_of(chain.from_iterable(handed), prices.freedom.trains))))
+    pipelines = [(solution.groups, solution.cuts) for solution in alike]
+    stages = stages_of(pipelines)
+    ended = replace(stages, tail=np.maximum(stages.tail, _sums_s(alike, stages.card)))
+    messages_s = messages_of(handovers_of(prices), pipelines, handed, edges)
+    leaves = Leaves(edges, (), prices.num_counted, np.zeros(len(alike)), ended, messages_s)
+    steps_s = leaves.bounds(first.schedule, first.windows, count, np.arange(len(alike)))
+    least = np.array(first.windows or (1,))[:, None]
+    return np.where((stages.window >= least).all(axis=0), steps_s, np.inf)
+
+
+def _sums_s(alike: list[SolvedPipeline], card_s: Array) -> Array:
+    """``[stages, pipelines]``: until cards have carried sums of gradients: those of stages that share hosts in turn."""
+    hosts_of = handovers_of(alike[0].prices).hosts
+    sums_s = card_s.copy()
+    for row, solution in enumerate(alike):
+        hosts = [{hosts_of[pool] for pool in group.orders[0]} for group in solution.groups]
+        for stage in range(1, len(hosts)):
+            if hosts[stage] == hosts[stage - 1]:
+                sums_s[stage, row] += sums_s[stage - 1, row]
+    return sums_s
 
 
 def _key(flags: Flags) -> bytes:
     return np.packbits(flags).tobytes()
-
-
-def _edge(solution: SolvedPipeline, handed: Handed) -> tuple[int, int, bool]:
-    return handed.source, handed.destination, handed.has_gradient and solution.prices.freedom.trains
 
 
 def _versions(now: SolvedPipeline) -> Iterator[SolvedPipeline]:
@@ -333,39 +274,105 @@ def _windows(now: SolvedPipeline) -> list[tuple[int, int]]:
     return sorted(spans, key=lambda span: float(work_s[slice(*span)].mean() - work_s[slice(*span)].max()))
 
 
-def _divisions(now: SolvedPipeline, first: int, last: int, most: int) -> list[tuple[Counts, ...]]:
-    """How devices of the stages from ``first`` to before ``last``, and idle ones, may be stages: by pool, of each.
+@dataclass(frozen=True, eq=False)
+class _Window:
+    """Neighbouring stages of a pipeline, to be solved again: those from ``first`` to before ``last``."""
 
-    As they are and in other orders, then on other hosts, then those where the fewest change hands.
-    """
-    own = [group.counts for group in now.groups[first:last]]
-    divisions = dict.fromkeys(permutations(own))
-    if len(divisions) >= most:
+    now: SolvedPipeline
+    first: int
+    last: int
+    within: Budget
+
+    def solved(self, most: int) -> Iterator[SolvedPipeline]:
+        """The pipeline with other stages in place of these, of each division the best cuts."""
+        now = self.now
+        for counts in self._divisions(most):
+            groups = self._groups(counts)
+            at = balanced_places(list(map(self._cost, groups))) if groups else None
+            if at is not None:
+                every = (*now.groups[: self.first], *groups, *now.groups[self.last :])
+                cuts = (*now.cuts[: self.first], *self._places[at].tolist(), *now.cuts[self.last + 1 :])
+                solution = replace(now, groups=every, cuts=cuts)
+                yield solution if len(groups) == len(self._own) else solution.kept_again()
+
+    @property
+    def _own(self) -> tuple[PricedGroup, ...]:
+        return self.now.groups[self.first : self.last]
+
+    @cached_property
+    def _places(self) -> Numbers:
+        """Cuts that its stages may have, its ends included; some of them, spread evenly, where there are many."""
+        inside = self.now.prices.cuts.inside
+        begin = self.now.cuts[self.first]
+        end = self.now.cuts[self.last]
+        between = np.array([begin, *np.flatnonzero(inside[begin] & inside[:, end]), end])
+        spread = np.linspace(0, len(between) - 1, min(_PLACES, len(between)))
+        return between[np.round(spread).astype(np.int64)]
+
+    @once_by(lambda _, group: group.alike)
+    def _cost(self, group: PricedGroup) -> Array:
+        """Work and tail of its stages, by first and last place; infinite where there is none."""
+        self.within.spend(NUMBER_S * _NUMBERS_OF_A_STAGE * len(self._places) ** 2)
+        ends = self._places[:, None], self._places[None, :]
+        stage = group.stage(*ends)
+        possible = self.now.prices.cuts.inside[ends] & (stage.window > 0)
+        return np.where(possible, stage.all_work + stage.tail, np.inf)
+
+    def _groups(self, division: tuple[Counts, ...]) -> tuple[PricedGroup, ...]:
+        """Stages on these devices, which recompute what those before them did; empty if one cannot be priced."""
+        own = self._own
+        versions = [own[stage * len(own) // len(division)].version[:2] for stage in range(len(division))]
+        quickest = map(self.now.prices.quickest, division)
+        groups = [each.get(version) for each, version in zip(quickest, versions, strict=True)]
+        return tuple(group for group in groups if group is not None) if all(groups) else ()
+
+    def _divisions(self, most: int) -> list[tuple[Counts, ...]]:
+        """How its devices, and idle ones, may be stages: by pool, of each.
+
+        As they are and in other orders, then on other hosts, then those where the fewest change hands.
+        """
+        divisions = dict.fromkeys(permutations(group.counts for group in self._own))
+        if len(divisions) < most:
+            pools = self._open_pools
+            for division in self._regrouped(pools, most):
+                by_pool = placed([Places(tuple(devices)) for devices in division], pools)
+                divisions |= {} if by_pool is None else {by_pool: None}
         return list(divisions)[:most]
-    pools = now.prices.pools
-    kinds = list(now.prices.devices_by_kind())
-    others = (*now.groups[:first], *now.groups[last:])
-    used = np.sum([(0,) * len(pools), *(group.counts for group in others)], axis=0).tolist()
-    free = [replace(pool, ranks=pool.ranks[count:]) for pool, count in zip(pools, used, strict=True)]
-    of_kind = np.array([[pool.kind == kind for kind in kinds] for pool in pools], dtype=np.int64)
-    before = np.array(own) @ of_kind
-    limits = np.array([len(pool.ranks) for pool in free]) @ of_kind
-    sizes = _sizes(before, limits, max(len(pool.ranks) for pool in pools))
-    sizes = sizes[sizes.sum(axis=1) <= (now.prices.micro_batches[0] if now.prices.freedom.may_replicate else 1)]
-    changed = list[tuple[float, list[list[int]]]]()
-    for number in range(max(1, len(own) - 1), len(own) + 2):
-        stages = sizes[np.indices((len(sizes),) * number).reshape(number, -1).T]
-        total = stages.sum(axis=1)
-        stages = stages[(total <= limits).all(axis=1) & (total.sum(axis=1) >= before.sum())]
-        at = np.arange(1, number + 1) * len(own) / number
-        so_far = [np.interp(at, np.arange(len(own) + 1), np.cumsum([0, *each])) for each in before.T]
-        moved = np.abs(np.cumsum(stages, axis=1) - np.stack(so_far, axis=1)).sum(axis=(1, 2))
-        few = np.argsort(moved, kind="stable")[:most]
-        changed += zip(moved[few].tolist(), stages[few].tolist(), strict=True)
-    for _, division in sorted(changed, key=lambda one: one[0])[:most]:
-        by_pool = placed([Places(tuple(size)) for size in division], free)
-        divisions |= {} if by_pool is None else {by_pool: None}
-    return list(divisions)[:most]
+
+    @property
+    def _open_pools(self) -> list[DevicePool]:
+        """What no other stage has of each pool."""
+        pools = self.now.prices.pools
+        others = (*self.now.groups[: self.first], *self.now.groups[self.last :])
+        used = np.sum([(0,) * len(pools), *(group.counts for group in others)], axis=0).tolist()
+        return [replace(pool, ranks=pool.ranks[count:]) for pool, count in zip(pools, used, strict=True)]
+
+    def _regrouped(self, pools: list[DevicePool], most: int) -> list[list[list[int]]]:
+        """Divisions of as many stages, one fewer or one more: of each by kind, those first where few change hands."""
+        prices = self.now.prices
+        kinds = list(prices.devices_by_kind())
+        of_kind = np.array([[pool.kind == kind for kind in kinds] for pool in pools], dtype=np.int64)
+        before = np.array([group.counts for group in self._own]) @ of_kind
+        limits = np.array([len(pool.ranks) for pool in pools]) @ of_kind
+        sizes = _sizes(before, limits, max(len(pool.ranks) for pool in prices.pools))
+        sizes = sizes[sizes.sum(axis=1) <= (prices.micro_batches[0] if prices.freedom.may_replicate else 1)]
+        changed = list[tuple[float, list[list[int]]]]()
+        for number in range(max(1, len(before) - 1), len(before) + 2):
+            stages = sizes[np.indices((len(sizes),) * number).reshape(number, -1).T]
+            total = stages.sum(axis=1)
+            stages = stages[(total <= limits).all(axis=1) & (total.sum(axis=1) >= before.sum())]
+            moved = _moved_devices(before, stages)
+            few = np.argsort(moved, kind="stable")[:most]
+            changed += zip(moved[few].tolist(), stages[few].tolist(), strict=True)
+        return [division for _, division in sorted(changed, key=lambda one: one[0])[:most]]
+
+
+def _moved_devices(before: Numbers, divisions: Numbers) -> Array:
+    """How many change hands, about, where stages with devices ``before`` (by kind) become those of each division."""
+    at = np.arange(1, divisions.shape[1] + 1) * len(before) / divisions.shape[1]
+    so_far = [np.interp(at, np.arange(len(before) + 1), np.cumsum([0, *each])) for each in before.T]
+    moved: Array = np.abs(np.cumsum(divisions, axis=1) - np.stack(so_far, axis=1)).sum(axis=(1, 2))
+    return moved
 
 
 def _sizes(own: Numbers, limits: Numbers, host: int) -> Numbers:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
+from math import inf
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from planner.solvers.best_first.device_groups import DeviceStates
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.incumbents import Replicas, replica_candidate
 from planner.solvers.best_first.leaf_bound import Leaf, Leaves
-from planner.solvers.best_first.message_bound import HandoverBounds
+from planner.solvers.best_first.message_bound import handovers_of
 from planner.solvers.best_first.prefixes import Expansion, Frontier, PipelinePrefix
 from planner.solvers.best_first.priced_groups import GroupPrices
 from planner.solvers.best_first.repair import made_to_fit
@@ -98,7 +99,7 @@ class BatchSpace:
             every = AnyShares.of(self.prices, upper_s)
             return Suffixes(every, self.devices, MeanHandovers(every), upper_s, budget)
         budget.spend(_BEGIN_S)
-        return Suffixes(self.prices, self.devices, HandoverBounds(self.prices), upper_s, budget)
+        return Suffixes(self.prices, self.devices, handovers_of(self.prices), upper_s, budget)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,7 +126,7 @@ class Simulate:
 Start = Evaluation | BatchSpace | Replicas | virtual_pipelines.PipelineFamilies
 """What a search starts from."""
 
-Item = BatchSpace | Frontier | Siblings | Simulate | OpenShares | Replicas | virtual_pipelines.Item
+QueueItem = BatchSpace | Frontier | Siblings | Simulate | OpenShares | Replicas | virtual_pipelines.VirtualItem
 
 
 @dataclass(slots=True, eq=False)
@@ -147,15 +148,15 @@ class BestFirstSearch:
     improved: Callable[[Evaluation, Budget], Evaluation] | None = None
     known_s: Callable[[], float] = lambda: 0.0
     best: Evaluation | None = field(init=False, default=None)
-    root_s: float = field(init=False, default=float("inf"))
+    root_s: float = field(init=False, default=inf)
     num_candidates: int = field(init=False, default=0)
     by_num_stages: dict[int, Evaluation] = field(init=False, default_factory=dict)
     unreplicated: Evaluation | None = field(init=False, default=None)
-    _heap: list[tuple[float, int, Item, int]] = field(init=False, default_factory=list)
+    _heap: list[tuple[float, int, QueueItem, int]] = field(init=False, default_factory=list)
     _leaves: dict[Frontier, list[tuple[Expansion, Numbers]]] = field(init=False, default_factory=dict)
     _num_leaves: int = field(init=False, default=0)
-    _least_leaf_s: float = field(init=False, default=float("inf"))
-    _passed_over_s: float = field(init=False, default=float("inf"))  # least bound of what there was no time for
+    _least_leaf_s: float = field(init=False, default=inf)
+    _passed_over_s: float = field(init=False, default=inf)  # least bound of what there was no time for
     _enough_leaves: int = field(init=False, default=_FEW_LEAVES)
     _pushed: int = field(init=False, default=0)
     _budget: Budget = field(init=False)
@@ -191,7 +192,9 @@ class BestFirstSearch:
     def outcome(self, status: str) -> Outcome:
         """What is known now."""
         unopened = [
-            bound_s for bound_s, _, item, _ in self._heap if isinstance(item, BatchSpace | virtual_pipelines.Item)
+            bound_s
+            for bound_s, _, item, _ in self._heap
+            if isinstance(item, BatchSpace | virtual_pipelines.VirtualItem)
         ]
         root_s = min(self.root_s, self.upper_s, *unopened) if unopened else min(self.root_s, self.upper_s)
         so_far = self.num_candidates, self.by_num_stages, self.unreplicated
@@ -201,7 +204,7 @@ class BestFirstSearch:
     def upper_s(self) -> float:
         """Plans from here on are of no interest."""
         if self.best is None:
-            return float("inf")
+            return inf
         return self.best.step_s / (1 + self.evaluator.problem.gap) * (1 - ROUNDING)
 
     @property
@@ -265,7 +268,7 @@ class BestFirstSearch:
         self.num_candidates += 1
         self._budget.spend(CALL_S)
         if isinstance(item, BatchSpace):
-            until_near_s = float("inf") if self.improved is None else self._until_s(policy.NEAR_AFTER)
+            until_near_s = inf if self.improved is None else self._until_s(policy.NEAR_AFTER)
             suffixes = item.suffixes(self.upper_s, self._budget.part(until_near_s, self.answer_s))
             try:
                 with under(self._budget):
@@ -288,7 +291,7 @@ class BestFirstSearch:
         elif isinstance(item, Replicas):
             for schedule in self.evaluator.schedules:
                 self._evaluate(replica_candidate(self.evaluator.problem, item, schedule), bound_s)
-        elif isinstance(item, virtual_pipelines.Item | OpenShares):
+        elif isinstance(item, virtual_pipelines.VirtualItem | OpenShares):
             for after in item.advance(self.evaluator, self.upper_s):
                 if isinstance(after, Candidate):
                     with suppress(MissingMeasurementError, IllegalProgramError):
@@ -341,7 +344,7 @@ class BestFirstSearch:
         rivals = [self.by_num_stages.get(candidate.num_stages)]
         if _is_unreplicated(candidate):
             rivals.append(self.unreplicated)
-        known_s = max(float("inf") if rival is None else rival.step_s for rival in rivals)
+        known_s = max(inf if rival is None else rival.step_s for rival in rivals)
         self.take(made_to_fit(self.evaluator, candidate, self.evaluator.evaluate(candidate, known_s)))
 
     def _open(self, frontier: Frontier, prefix: PipelinePrefix) -> None:
@@ -383,7 +386,7 @@ class BestFirstSearch:
         """Whether it is time to look at complete pipelines: many, or nothing else to do before."""
         if not self._num_leaves:
             return False
-        first_s = self._heap[0][0] if self._heap else float("inf")
+        first_s = self._heap[0][0] if self._heap else inf
         return self._num_leaves >= self._enough_leaves or first_s >= self.upper_s
 
     def _look_at_leaves(self) -> None:
@@ -391,7 +394,7 @@ class BestFirstSearch:
         waiting = self._leaves
         self._leaves = {}
         self._num_leaves = 0
-        self._least_leaf_s = float("inf")
+        self._least_leaf_s = inf
         self._enough_leaves = min(_MANY_LEAVES, 2 * self._enough_leaves)
         for frontier, children in waiting.items():
             self.num_candidates += sum(len(positions) for _, positions in children)
@@ -418,17 +421,17 @@ class BestFirstSearch:
             return True
         return not self._num_leaves and (not self._heap or self._heap[0][0] >= self.upper_s)
 
-    def _push(self, bound_s: float, item: Item, position: int = 0) -> None:
+    def _push(self, bound_s: float, item: QueueItem, position: int = 0) -> None:
         if bound_s < self.upper_s:
             self._pushed += 1
             heappush(self._heap, (bound_s, self._pushed, item, position))
 
     def _bound_s(self) -> float:
         """No plan is faster than what is known, or than what waits can still become."""
-        known_s = self.best.step_s if self.best is not None else float("inf")
+        known_s = self.best.step_s if self.best is not None else inf
         if self.evaluator.problem.gap:
             known_s /= 1 + self.evaluator.problem.gap  # what was this close was not looked at
-        return min(known_s, self._heap[0][0] if self._heap else float("inf"), self._least_leaf_s, self._passed_over_s)
+        return min(known_s, self._heap[0][0] if self._heap else inf, self._least_leaf_s, self._passed_over_s)
 
     def _report(self, bound_s: float) -> None:
         """Tells how far it is: when there is a plan for the first time, and every now and then."""
@@ -438,14 +441,14 @@ class BestFirstSearch:
             return
         self._reported_s = now_s
         self._has_told = self.best is not None
-        best_s = float("inf")
+        best_s = inf
         num_stages = 0
         num_devices = 0
         if self.best is not None:
             best_s = self.best.step_s
             num_stages = self.best.candidate.num_stages
             num_devices = len(self.best.candidate.used_ranks)
-        gap = best_s / bound_s - 1 if bound_s > 0 else float("inf")
+        gap = best_s / bound_s - 1 if bound_s > 0 else inf
         num_simulated = self.evaluator.num_simulated
         self.progress(SearchProgress(best_s, bound_s, gap, num_simulated, now_s, num_stages, num_devices))
 

@@ -25,7 +25,15 @@ from planner.costs.candidate import Candidate
 from planner.costs.communication.tables import transfer_s
 from planner.costs.layers.cost_table import Array
 from planner.solvers.best_first.graph_cuts import Flags, Handed, Numbers
-from planner.solvers.best_first.leaf_bound import Edges, Leaf, Order, schedule_order
+from planner.solvers.best_first.leaf_bound import (
+    ActionOrder,
+    Leaf,
+    ReplayedPasses,
+    StageEdges,
+    channels_of,
+    replay,
+    schedule_order,
+)
 from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.prefixes import Frontier
 from planner.solvers.best_first.priced_groups import PricedGroup
@@ -42,7 +50,7 @@ _MOST_BOXES = 20_000
 _ROUNDS = 3
 """Of making the box of all shares smaller."""
 
-Boxes = tuple[Numbers, Numbers]
+ShareBoxes = tuple[Numbers, Numbers]
 """The least and the most samples of each member: (member, box)."""
 
 
@@ -58,7 +66,7 @@ class OpenShares:
 
     candidate: Candidate
     clocks: MemberClocks
-    boxes: Boxes
+    boxes: ShareBoxes
     bounds: Array
     stands_for_all: bool
 
@@ -224,7 +232,19 @@ class _Wires:
         return sent, arrived
 
 
-def _kept(order: Order | None, num_stages: int) -> list[int]:
+@dataclass(slots=True, eq=False)
+class _WirePasses(ReplayedPasses):
+    """Those of all members, each of which sends."""
+
+    wires: list[_Wires]  # [edges]
+
+    def send(self, stage: int, microbatch: int, now: Array, takes_time: bool) -> None:
+        """Over a wire from each member to each."""
+        for edge in self.sent[stage]:
+            self.free_s[edge], self.arrived[edge, microbatch] = self.wires[edge].arrivals(self.free_s[edge], now)
+
+
+def _kept(order: ActionOrder | None, num_stages: int) -> list[int]:
     """The most micro-batches that each stage keeps at a time; one where the order is not known."""
     now = [0] * num_stages
     most = [1] * num_stages
@@ -244,10 +264,10 @@ class MemberClocks:
     """
 
     stages: list[_Members]
-    edges: Edges
+    edges: StageEdges
     messages: list[_Messages]
     size: int
-    order: Order | None
+    order: ActionOrder | None
     splits: bool
 
     @classmethod
@@ -278,7 +298,7 @@ class MemberClocks:
         """About how many a box takes."""
         return len(self.order or ()) * sum(len(s.pools) for s in self.stages) * max(len(s.pools) for s in self.stages)
 
-    def all_shares(self, upper_s: float) -> Boxes:
+    def all_shares(self, upper_s: float) -> ShareBoxes:
         """One box with all shares that may take less than ``upper_s``; none if there are none."""
         least, most = (np.concatenate(each) for each in zip(*((s.least, s.most) for s in self.stages), strict=True))
         boxes = self._tightened(least[:, None], most[:, None])
@@ -308,7 +328,7 @@ class MemberClocks:
                 after[destination] = max(after[destination], back_s)
         return list(zip(before, after, strict=True))
 
-    def halves(self, least: Numbers, most: Numbers) -> Boxes:
+    def halves(self, least: Numbers, most: Numbers) -> ShareBoxes:
         """Each box as two, cut where the times of a member differ most; those that hold shares."""
         ends = [[self._taken(stage, end[stage.own]) for end in (least, most)] for stage in self.stages]
         spread = np.concatenate([more[0] + more[1] - less[0] - less[1] for less, more in ends])
@@ -321,7 +341,7 @@ class MemberClocks:
         upper[widest, every] = middle + 1
         return self._tightened(np.hstack([least, upper]), np.hstack([lower, most]))
 
-    def _tightened(self, least: Numbers, most: Numbers) -> Boxes:
+    def _tightened(self, least: Numbers, most: Numbers) -> ShareBoxes:
         """The boxes without what is not a share of all samples; those that are not empty."""
         least = least.copy()
         most = most.copy()
@@ -342,8 +362,22 @@ class MemberClocks:
         alone = [works.max(axis=0) + stage.tail for stage, (_, _, works) in zip(self.stages, seconds, strict=True)]
         bounds: Array = np.maximum.reduce(alone)
         if self.order is not None:
-            np.maximum(bounds, self._last_s(seconds, self._wires(least, most)), out=bounds)
+            clock = self._replayed(self.order, seconds, self._wires(least, most))
+            ends = [now.max(axis=0) + stage.tail for now, stage in zip(clock, self.stages, strict=True)]
+            np.maximum(bounds, np.maximum.reduce(ends), out=bounds)
         return bounds
+
+    def _replayed(
+        self, order: ActionOrder, seconds: list[tuple[Array, Array, Array]], wires: list[tuple[_Wires, _Wires]]
+    ) -> list[Array]:
+        """``[stages][members, boxes]``: when the last F or B is over."""
+        of_forwards, of_backwards = channels_of(self.edges, len(self.stages))
+        free_s = [np.zeros(1) for _ in wires]
+        forwards = _WirePasses([own for own, _, _ in seconds], *of_forwards, [*free_s], [there for there, _ in wires])
+        backwards = _WirePasses([own for _, own, _ in seconds], *of_backwards, free_s, [back for _, back in wires])
+        clock = [np.zeros(heads.shape) for heads, _, _ in seconds]
+        adds = [stage.adds or None for stage in self.stages]
+        return replay(order, (forwards, backwards), clock, adds, num_counted=len(order))  # it has no others
 
     def _taken(self, stage: _Members, least: Numbers) -> tuple[Array, Array, Array]:
         """By member and box: its F, B and all that it does."""
@@ -369,36 +403,8 @@ class MemberClocks:
             wires.append((there, _Wires.of(*turned, least[self.stages[source].own])))
         return wires
 
-    def _borders(self, least: Numbers, most: Numbers) -> Boxes:
+    def _borders(self, least: Numbers, most: Numbers) -> ShareBoxes:
         """The first and the last place where samples of a member may begin, and those of the last may end."""
         nothing = np.zeros((1, least.shape[1]), dtype=np.int64)
         low, high = (np.vstack([nothing, each.cumsum(axis=0)]) for each in (least, most))
         return np.maximum(low, self.size - (high[-1] - high)), np.minimum(high, self.size - (low[-1] - low))
-
-    def _last_s(self, seconds: list[tuple[Array, Array, Array]], wires: list[tuple[_Wires, _Wires]]) -> Array:
-        """By box, when all is over."""
-        num_stages = len(self.stages)
-        every = list(enumerate(self.edges))
-        into = [[number for number, edge in every if edge[1] == s] for s in range(num_stages)]
-        out_of = [[number for number, edge in every if edge[0] == s] for s in range(num_stages)]
-        returning = [[[n for n in edges if self.edges[n][2]] for edges in way] for way in (into, out_of)]
-        waits = (returning[1], into)  # by direction, back and there
-        sends = (returning[0], out_of)
-        clock = [np.zeros(heads.shape) for heads, _, _ in seconds]
-        free: list[list[Array]] = [[np.zeros(1) for _ in wires] for _ in range(2)]
-        arrived: dict[tuple[bool, int, int], Array] = {}
-        has_gradients = [False] * num_stages
-        for forward, stage, microbatch in self.order or ():
-            now = clock[stage]
-            for number in waits[forward][stage]:
-                now = np.maximum(now, arrived.pop((forward, number, microbatch)))
-            now = now + seconds[stage][0 if forward else 1]
-            if not forward and has_gradients[stage] and self.stages[stage].adds:
-                now += self.stages[stage].adds
-            has_gradients[stage] |= not forward
-            clock[stage] = now
-            for number in sends[forward][stage]:
-                wire = wires[number][0 if forward else 1]
-                free[forward][number], arrived[forward, number, microbatch] = wire.arrivals(free[forward][number], now)
-        ends = [now.max(axis=0) + stage.tail for now, stage in zip(clock, self.stages, strict=True)]
-        return np.asarray(np.maximum.reduce(ends))

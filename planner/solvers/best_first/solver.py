@@ -59,6 +59,7 @@ Not in the space: windows other than those of ``leaf_bound.windows_to_try``, on 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from planner.costs.cost_model import CostModel
@@ -74,10 +75,10 @@ from planner.solvers.best_first.layout_search import beyond_samples, left_out, w
 from planner.solvers.best_first.objectives import highest_rate, is_stream, least_memory, no_plan_fits
 from planner.solvers.best_first.search import BestFirstSearch, Outcome
 from planner.solvers.best_first.warm_start import SearchStart
-from planner.solvers.budget import part_of_current
+from planner.solvers.budget import Budget, part_of_current
 from planner.solvers.candidates.candidate import plan_of
 from planner.solvers.candidates.choose import alternatives, out_of_time, without_ties, written
-from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.progress import Progress
 
 METHOD = "best-first search under a suffix DP's bound, every candidate simulated"
@@ -93,82 +94,118 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         MissingMeasurementError: the profile says nothing about any size that may be used.
         UnsupportedModelError: the network cannot be run by what is asked for.
     """
-    certainty: tuple[str, ...] = ()
-    limited = problem
     budget = part_of_current(problem.time_limit_s)
-    if problem.objective == MEMORY:
-        limited, certainty = least_memory(problem)
-    elif is_stream(problem):
-        limited, certainty = highest_rate(problem)
+    limited, certainty = _limited(problem)
     cost_model = CostModel(problem.profile)
-    if TIME_DIMS in problem.allow:
-        cutting = (extra for extra in extras(PlannerExtra) if TIME_DIMS in extra.allows)
-        required(cutting, "planner", f"--allow {TIME_DIMS}")  # what is asked for is not left out in silence
-    for continued in continued_searches(problem):
-        continued.require(problem, cost_model)
-    half = beyond_samples(limited) or any(continued.takes_half for continued in continued_searches(limited))
-    limit_s = limited.time_limit_s
-    # Half of the work; and half of the time too, where what is counted of it takes twice as long.
-    evaluator = Evaluator(
-        limited, cost_model, within=budget.part(limit_s / 2, reserve_s=limit_s / 4) if half else budget
-    )
+    _require_searches(problem, cost_model)
+    evaluator = Evaluator(limited, cost_model, within=_part_over_samples(limited, budget))
     start = SearchStart(evaluator)
-    whole = evaluator.budget
-    until_s = budget.elapsed_s + policy.SEARCH * whole.clock_s
-    within = whole.part(policy.SEARCH * whole.left_s, until_s=until_s)
-    search = BestFirstSearch(evaluator, progress, within=within, improved=start.improved, known_s=start.known_s)
-    outcome = search.run(start.items())
-    if outcome.best is not None and outcome.status == TIME_LIMIT:
-        left = whole.part(reserve_s=search.answer_s)
-        outcome = replace(outcome, best=start.improved(outcome.best, left))
+    over_samples = _searched(start, progress)
     if problem.objective == THROUGHPUT:
-        outcome = with_chunks(evaluator, outcome, start)
-    first = outcome
+        over_samples = with_chunks(evaluator, over_samples, start)
     evaluator.budget = budget
-    outcome = with_layouts(evaluator, outcome, budget)
+    outcome = with_layouts(evaluator, over_samples, budget)
     for continued in continued_searches(limited):
         outcome = continued.outcome(evaluator, outcome, budget)
-    if outcome.best is None:
-        raise _nothing_found(evaluator, outcome)
-    plans = [*(choice.best for choice in start.choices.values()), first.best, first.unreplicated]
-    plans += [*first.by_num_stages.values(), *outcome.by_num_stages.values()]
-    incumbents = [evaluation for evaluation in plans if evaluation is not None]
-    budget.reserve(evaluator.answer_s(outcome.best.candidate))
-    chosen, tie = without_ties(evaluator, outcome.best, incumbents)
-    decision, predicted = written(problem, evaluator.pricing, chosen.candidate)
-    budget.spend(evaluator.forecast_s(chosen.candidate))
-    budget.reserve(evaluator.writing_s)
-    step_s = tie.step_s if tie is not None else predicted.prediction.step_s
-    bound_s = min(outcome.bound_s, start.least_work_s, step_s)
-    proof = Search(
-        method=METHOD,
-        solver="best-first",
-        status=status_of(outcome.status, step_s, bound_s, problem.gap),
-        bound_s=bound_s,
-        gap=step_s / bound_s - 1 if bound_s > 0 else 0.0,
-        num_simulated=evaluator.num_simulated,
-        num_candidates=outcome.num_candidates,
-        bounds_s={
-            "frontier of the search": bound_s,
-            "suffix DP": min(outcome.root_s, bound_s),
-            **({_whole(start): min(start.whole_s, bound_s)} if not beyond_samples(limited) else {}),
-            "work over capacity": min(start.capacity_s, bound_s),
-        },
-        binding=certainty + binding(decision.stages, predicted),
-        rejected=(*start.rejected, *left_out(limited, start.cuts), *outcome.rejected),
-        tie=tie,
-    )
-    fastest = outcome.best if tie is not None else None
-    others = alternatives(evaluator, chosen, start.choices, outcome.by_num_stages, fastest)
-    plan = plan_of(problem, decision, predicted.prediction, proof, others)
+    plan = _written(problem, start, over_samples, outcome, certainty)
     for continued in continued_searches(problem):
         plan = continued.plan(evaluator, plan)
     return plan
 
 
-def _whole(start: SearchStart) -> str:
-    """What the bound counts that knows counts of devices alone."""
-    return "every group of devices" + " of one kind" * (not start.mixes_kinds)
+def _limited(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
+    """The problem whose fastest plan is the best one by the objective, and in words how sure that is."""
+    if problem.objective == MEMORY:
+        return least_memory(problem)
+    return highest_rate(problem) if is_stream(problem) else (problem, ())
+
+
+def _require_searches(problem: Problem, cost_model: CostModel) -> None:
+    """Raises an error where what is asked for is in no search, so that it is not left out in silence."""
+    if TIME_DIMS in problem.allow:
+        cutting = (extra for extra in extras(PlannerExtra) if TIME_DIMS in extra.allows)
+        required(cutting, "planner", f"--allow {TIME_DIMS}")
+    for continued in continued_searches(problem):
+        continued.require(problem, cost_model)
+
+
+def _part_over_samples(limited: Problem, budget: Budget) -> Budget:
+    """What the search over samples may spend: half of the work where others follow.
+
+    And half of the time too, where what is counted of it takes twice as long.
+    """
+    limit_s = limited.time_limit_s
+    others_follow = beyond_samples(limited) or any(continued.takes_half for continued in continued_searches(limited))
+    return budget.part(limit_s / 2, reserve_s=limit_s / 4) if others_follow else budget
+
+
+def _searched(start: SearchStart, progress: Progress | None) -> Outcome:
+    """What the search over samples ends with: without a proof, with what is near its best plan."""
+    whole = start.evaluator.budget
+    until_s = whole.elapsed_s + policy.SEARCH * whole.clock_s
+    within = whole.part(policy.SEARCH * whole.left_s, until_s=until_s)
+    search = BestFirstSearch(start.evaluator, progress, within=within, improved=start.improved, known_s=start.known_s)
+    outcome = search.run(start.items())
+    if outcome.best is None or outcome.status != TIME_LIMIT:
+        return outcome
+    return replace(outcome, best=start.improved(outcome.best, whole.part(reserve_s=search.answer_s)))
+
+
+def _written(
+    problem: Problem, start: SearchStart, over_samples: Outcome, outcome: Outcome, certainty: tuple[str, ...]
+) -> Plan:
+    """The plan that is taken of those that were found, with its proof and what else there is.
+
+    Args:
+        over_samples: what the search had where layers are cut along samples alone.
+        certainty: how sure it is that the limit of the objective is the least, in words.
+
+    Raises:
+        HalopipeError: there is none.
+    """
+    evaluator = start.evaluator
+    if outcome.best is None:
+        raise _nothing_found(evaluator, outcome)
+    evaluator.budget.reserve(evaluator.answer_s(outcome.best.candidate))
+    chosen, tie = without_ties(evaluator, outcome.best, _incumbents(start, over_samples, outcome))
+    decision, predicted = written(problem, evaluator.pricing, chosen.candidate)
+    evaluator.budget.spend(evaluator.forecast_s(chosen.candidate))
+    evaluator.budget.reserve(evaluator.writing_s)
+    fastest_s = tie.step_s if tie is not None else predicted.prediction.step_s
+    limits = certainty + binding(decision.stages, predicted)
+    proof = replace(_proof(start, outcome, fastest_s), binding=limits, tie=tie)
+    fastest = outcome.best if tie is not None else None
+    others = alternatives(evaluator, chosen, start.choices, outcome.by_num_stages, fastest)
+    return plan_of(problem, decision, predicted.prediction, proof, others)
+
+
+def _incumbents(start: SearchStart, over_samples: Outcome, outcome: Outcome) -> Iterator[Evaluation]:
+    """Plans that were found on the way."""
+    plans = [*(choice.best for choice in start.choices.values()), over_samples.best, over_samples.unreplicated]
+    plans += [*over_samples.by_num_stages.values(), *outcome.by_num_stages.values()]
+    yield from (evaluation for evaluation in plans if evaluation is not None)
+
+
+def _proof(start: SearchStart, outcome: Outcome, step_s: float) -> Search:
+    """What is known of how far a plan of ``step_s`` can be from the best."""
+    problem = start.evaluator.problem
+    bound_s = min(outcome.bound_s, start.least_work_s, step_s)
+    bounds_s = {"frontier of the search": bound_s, "suffix DP": min(outcome.root_s, bound_s)}
+    if not beyond_samples(problem):  # what the bound counts that knows counts of devices alone
+        groups = "every group of devices" + " of one kind" * (not start.mixes_kinds)
+        bounds_s[groups] = min(start.whole_s, bound_s)
+    bounds_s["work over capacity"] = min(start.capacity_s, bound_s)
+    return Search(
+        method=METHOD,
+        solver="best-first",
+        status=status_of(outcome.status, step_s, bound_s, problem.gap),
+        bound_s=bound_s,
+        gap=step_s / bound_s - 1 if bound_s > 0 else 0.0,
+        num_simulated=start.evaluator.num_simulated,
+        num_candidates=outcome.num_candidates,
+        bounds_s=bounds_s,
+        rejected=(*start.rejected, *left_out(problem, start.cuts), *outcome.rejected),
+    )
 
 
 def _nothing_found(evaluator: Evaluator, outcome: Outcome) -> Exception:

@@ -2,8 +2,8 @@
 
 Where the order of actions is the same whatever stages last, a step is no shorter than the longest path through it: from
 an action to the next one of its position, or over a message to the stage that waits for it.  A path is a sum over
-stages: so often an F, a B, a message of each (``Times``).  So is what holds under any order, where D_r sums over the
-stages before the first one of position r,
+stages: so often an F, a B, a message of each (``Occurrences``).  So is what holds under any order, where D_r sums over
+the stages before the first one of position r,
 
     step >= D_r (f + c) + sum over the stages of r of (w + update)
     step >= D_r (f + b + 2 c) + sum over the stages of r of (w without W, which may come later)
@@ -28,25 +28,36 @@ from typing import Any
 import numpy as np
 
 from planner.costs.layers.cost_table import Array
-from planner.costs.memory.memory_bound import LeastMemory
-from planner.costs.stages.stage_bound import BoundedStages, Spread
 from planner.ir.schedule import ADDS_GRADIENTS, Op, Pipeline, StageGraph
 from planner.passes.events import in_order
 from planner.schedules import schedule as schedule_named
 from planner.schedules import traits
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
 from planner.solvers.best_first.like_stages import balanced_places
-from planner.solvers.best_first.message_bound import HandoverBounds
-from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
+from planner.solvers.best_first.priced_groups import PricedGroup
+from planner.solvers.best_first.virtual_stages import (
+    ADDS,
+    B_LAST,
+    F_LAST,
+    PATH,
+    RETURN,
+    TAIL,
+    THERE,
+    UPDATE,
+    WHOLE,
+    B,
+    F,
+    GroupSpans,
+    StagePrices,
+    W,
+)
 from planner.solvers.budget import NUMBER_S
 
-_KEPT = 24  # groups whose stages are kept
 _ROUNDS = 24  # of the game at most
 _MEANS = 6  # of the game that are kept, beside all sums
 _TURNS = 100  # of both players in one round
 _LEAST = 1e-12  # of what they regret
 _NEAR = 1e-3  # of the bound: answers that gain less end the game
-_ROUNDING = 1e-9
 _BEAM = 64  # prefixes of equal length that are followed to the end at first
 _FEW = 4  # of these, those whose cuts are moved
 _NUMBERS_AT_ONCE = 20_000  # of a table, for the prefixes that are looked at together
@@ -54,38 +65,13 @@ _ROUND_S = 1e-3  # of work: a round, beside its tables
 _ACTION_S = 1e-6  # an action of an order, for the longest path
 _MANY_ACTIONS = 10_000  # of an order; longer ones are not followed
 
-F, B, F_LAST, B_LAST, ADDS, W, WHOLE, PATH, UPDATE, TAIL, THERE, RETURN = range(12)
-"""What a stage takes: its shortest F and B (or I), and those of the last micro-batch, which may be smaller; what a B
-or W takes longer that finds gradients; its shortest W; all that a rank does of it in a step, and the same without W;
-its update, and reduction and update; the message behind it, there and back."""
-
 _UNITS = np.eye(RETURN + 1)
 
-Times = Array
+Occurrences = Array
 """How often each of these counts: (stage, of ``F`` to ``RETURN``)."""
 
 Seconds = Array
 """What each of these takes: (stage, of ``F`` to ``RETURN``), and one for each of many pipelines behind."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GroupSpans:
-    """Stages of a group, by first and last cut.
-
-    Attributes:
-        possible: where there is one.
-        seconds: of ``F`` to ``TAIL``; 0 where there is none.
-        resident: bytes that members hold of it throughout, by member; None where memory cannot matter.
-    """
-
-    possible: Flags
-    seconds: Array
-    resident: Array | None
-
-    @property
-    def whole(self) -> Array:
-        """All that a rank does of it in a step; infinite where there is none."""
-        return np.where(self.possible, self.seconds[WHOLE], np.inf)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,7 +87,7 @@ class FixedOrder:
 
     actions: tuple[tuple[tuple[int, ...], int, int, int, int], ...]
     last: tuple[int, ...]
-    closings: Times
+    closings: Occurrences
 
     def steps_s(self, seconds: Seconds) -> Array:
         """Of many pipelines, by their last index."""
@@ -109,13 +95,13 @@ class FixedOrder:
         closed = np.array([ends[number] for number in self.last]) + np.tensordot(self.closings, seconds, 2)
         return np.asarray(closed.max(axis=0))
 
-    def longest(self, seconds: Seconds) -> Times:
+    def longest(self, seconds: Seconds) -> Occurrences:
         """The longest path of one pipeline."""
         ends = self._ends(seconds, max)
         closed = np.array([ends[number] for number in self.last]) + np.tensordot(self.closings, seconds, 2)
         which = int(closed.argmax())
         number = self.last[which]
-        times: Times = self.closings[which].copy()
+        times: Occurrences = self.closings[which].copy()
         messages = seconds[:, THERE:].ravel().tolist()
         while number >= 0:
             lasts, stage, before, needed, message = self.actions[number]
@@ -248,7 +234,7 @@ class Tables:
             return self
         visited = [self.seconds(np.array([cuts]))[..., 0]]
         sums = [self._longest(visited[0])]
-        means: list[tuple[float, Times]] = []
+        means: list[tuple[float, Occurrences]] = []
         players = _Players()
         best_s = 0.0
         least_s = np.inf  # no mean has a larger bound
@@ -276,22 +262,22 @@ class Tables:
         self.behind = np.array([self._behind(times) for times in self.sums])
         return self
 
-    def _longest(self, seconds: Seconds) -> Times:
+    def _longest(self, seconds: Seconds) -> Occurrences:
         """The largest sum of one pipeline."""
-        always: Times = self.always[int(np.tensordot(self.always, seconds, 2).argmax())]
+        always: Occurrences = self.always[int(np.tensordot(self.always, seconds, 2).argmax())]
         if self.order is None:
             return always
         self.num_numbers += int(len(self.order.actions) * _ACTION_S / NUMBER_S)
         path = self.order.longest(seconds)
         return path if (path * seconds).sum() > (always * seconds).sum() else always
 
-    def _cost(self, times: Times, stage: int) -> Array:
+    def _cost(self, times: Occurrences, stage: int) -> Array:
         """What a sum counts of a stage, by first and last cut."""
         spans = self.spans[stage]
         cost = np.tensordot(times[stage, :THERE], spans.seconds, 1) + times[stage, THERE:] @ self.messages[stage]
         return np.where(spans.possible, cost, np.inf)
 
-    def _behind(self, times: Times) -> Array:
+    def _behind(self, times: Occurrences) -> Array:
         """The least of a sum from each stage on, by the cut where it begins."""
         self.num_numbers += 4 * len(self.spans) * self.spans[0].possible.size
         behind = np.full((len(self.spans) + 1, len(self.spans[0].possible)), np.inf)
@@ -300,7 +286,7 @@ class Tables:
             behind[stage] = (self._cost(times, stage) + behind[stage + 1]).min(axis=1)
         return behind
 
-    def _shortest(self, times: Times, behind: Array) -> Numbers:
+    def _shortest(self, times: Occurrences, behind: Array) -> Numbers:
         """The cuts of the pipeline of which a sum is least."""
         cuts = [0]
         for stage in range(len(self.spans)):
@@ -458,110 +444,6 @@ class _Players:
             for_cuts = np.maximum(for_cuts + price @ of_cuts - price, _LEAST)
         self.regrets = [for_sums, for_cuts]
         return all_sums / all_sums.sum(), all_cuts / all_cuts.sum()
-
-
-@dataclass(slots=True, eq=False)
-class StagePrices:
-    """Stages and messages of one way to cut the batch.
-
-    Attributes:
-        mirrored: whether a position is two ranks that have its stages in opposite orders.
-        is_linked: whether every stage certainly reads from the one before, and gets a gradient back.
-    """
-
-    prices: GroupPrices
-    links: HandoverBounds
-    mirrored: bool
-    is_linked: bool = field(init=False)
-    _rows: list[Numbers] = field(init=False, repr=False)
-    _spans: dict[object, tuple[PricedGroup, GroupSpans]] = field(init=False, default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        cuts = self.prices.cuts
-        every = [np.unique(cuts.column[:, :cut, cut]) for cut in range(1, cuts.last)]
-        self._rows = [rows[rows >= 0] for rows in every]
-        linked = cuts.columns.linked & cuts.columns.has_gradient
-        self.is_linked = all(bool(len(rows) and linked[rows].all()) for rows in self._rows)
-
-    def spans(self, group: PricedGroup) -> GroupSpans:
-        """The stages of a group, the same for those that are priced alike; kept while few others are asked for."""
-        if group.alike not in self._spans:
-            if len(self._spans) >= _KEPT:
-                self._spans.clear()
-            self._spans[group.alike] = group, self._worked_out(group)
-        return self._spans[group.alike][1]
-
-    def _worked_out(self, group: PricedGroup) -> GroupSpans:
-        cuts = self.prices.cuts
-        prices = group.prices
-        count = len(self.prices.micro_batches)
-        every = np.arange(cuts.last + 1)
-        first = every[:, None]
-        last = every[None, :]
-        stage = group.stage(first, last)
-        possible = cuts.inside & (stage.window > 0)
-        whole = stage.all_work
-        paths = stage.work
-        late = (whole - paths - (count - 1) * stage.adds) / count
-        if not (prices.is_even and len(prices.all_works.sums) == 1):
-            late = np.zeros_like(whole)  # of whom, and of which micro-batch, is not known
-        if self.mirrored or not _is_one_slowest(prices.all_works, cuts.inside):
-            whole = whole - prices.all_works.most(first, last) + _mean_of(prices.all_works, first, last)
-            paths = paths - prices.works.most(first, last) + _mean_of(prices.works, first, last)
-        update = prices.updates.least(first, last) * (prices.parted is None)
-        late = np.maximum(late, 0.0)
-        numbers = *self._passes(group, stage), stage.adds, late, whole, paths, update, stage.tail
-        seconds = np.array([np.where(possible, number, 0.0) for number in numbers])
-        return GroupSpans(possible, seconds, _resident(prices.memory))
-
-    def _passes(self, group: PricedGroup, stage: BoundedStages) -> tuple[Array, ...]:
-        """The shortest F and B of a full micro-batch and of the last one: the least of all where members differ."""
-        prices = group.prices
-        micro_batches = self.prices.micro_batches
-        kinds = {prices.cost_model.kind(rank) for rank in group.ranks}
-        samples = [set(group.samples[rows]) for rows in (micro_batches[0], micro_batches[-1])]
-        if len(prices.passes_s) != 2 or len(kinds) > 1 or any(len(own) > 1 for own in samples):
-            return (stage.head, stage.back) * 2
-        exchanges = prices.exchange_forward_s, prices.exchange_backward_s
-        columns = (own + exchange for turn in prices.passes_s for own, exchange in zip(turn, exchanges, strict=True))
-        return tuple(column[None, :] - column[:, None] for column in columns)
-
-    def messages(self, source: PricedGroup, destination: PricedGroup) -> tuple[Array, Array]:
-        """There and back between stages of two groups, at least, by cut; nothing on the same ranks."""
-        count = self.prices.cuts.last + 1
-        there = np.zeros(count)
-        back = np.zeros(count)
-        if self.is_linked and source is not destination:
-            link = self.links.between(source, destination)
-            for cut, rows in enumerate(self._rows, 1):
-                there[cut] = link.there[rows].min()
-                back[cut] = link.back[rows].min()
-        return there, back
-
-
-def _is_one_slowest(works: Spread, inside: Flags) -> bool:
-    """Whether the same member is the slowest in every stage, so that the most of a sum is the sum of the most."""
-    first, last = np.nonzero(inside)
-    most = works.most(first, last)
-    return any(bool((row[last] - row[first] >= most * (1 - _ROUNDING)).all()) for row in works.sums)
-
-
-def _mean_of(works: Spread, first: Numbers, last: Numbers) -> Array:
-    """The mean of members, which no sum over stages of the slowest is below."""
-    return np.asarray(np.mean([row[last] - row[first] for row in works.sums], axis=0))
-
-
-def _resident(memory: LeastMemory | None) -> Array | None:
-    """By holder, first and last cut: bytes of a stage that are there whatever other stages of the rank do."""
-    if memory is None:
-        return None
-    by_holder = []
-    for holder in memory.holders:
-        resident = holder.resident[None, :] - holder.resident[:, None]
-        if holder.gradients is not None and holder.once is not None:
-            resident = resident - np.maximum(holder.gradients[None, :] - holder.gradients[:, None], 0.0)
-        by_holder.append(resident)
-    return np.array(by_holder)
 
 
 def _limits(group: PricedGroup, num_microbatches: int, num_stages: int) -> Array:

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, permutations, product
-from math import prod
+from math import inf, prod
 
 import numpy as np
 
@@ -32,9 +32,10 @@ from planner.schedules import positions, traits
 from planner.solvers.best_first.device_groups import Counts, DeviceStates, at_pools, first_ranks
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.like_stages import balanced_places
-from planner.solvers.best_first.message_bound import HandoverBounds
+from planner.solvers.best_first.message_bound import HandoverBounds, handovers_of
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
-from planner.solvers.best_first.virtual_bound import StagePrices, Tables
+from planner.solvers.best_first.virtual_bound import Tables
+from planner.solvers.best_first.virtual_stages import StagePrices
 from planner.solvers.candidates.candidate import DevicePool
 from planner.solvers.candidates.choose import better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -81,7 +82,7 @@ class PipelineFamilies:
     ) -> Iterator[PipelineFamilies | Family | Branch | Evaluation]:
         """The same with its families in order; then what a few of them stand for, and the others."""
         if self.waiting is None:
-            if upper_s == float("inf"):  # any plan
+            if upper_s == inf:  # any plan
                 simple = (family.simple(evaluator) for family in islice(self.members(), _FEW))
                 yield from islice((evaluation for evaluation in simple if evaluation is not None), 1)
             yield from self._in_order(self._weighed(evaluator, upper_s))
@@ -176,7 +177,7 @@ class Family:
     groups: tuple[PricedGroup, ...]
     where: tuple[int, ...]
 
-    def tables(self, upper_s: float, in_full: bool = True, most_s: float = float("inf")) -> Tables:
+    def tables(self, upper_s: float, in_full: bool = True, most_s: float = inf) -> Tables:
         """What its pipelines cost at least (:meth:`Tables.bounded`)."""
         return Tables.of(self.stage_prices, self.groups, self.where, self.schedule).bounded(upper_s, in_full, most_s)
 
@@ -214,7 +215,7 @@ class Family:
         fullness = [group.fullness(every[:, None], every[None, :], 1) for group in self.groups]
         cuts = balanced_places([fullness[r] for r in self.where])
         if cuts is None:
-            return float("inf"), None
+            return inf, None
         return ways * max(float(fullness[r][cuts[s], cuts[s + 1]]) for s, r in enumerate(self.where)), cuts
 
     def guess_s(self, evaluator: Evaluator) -> float:
@@ -233,13 +234,11 @@ class Family:
         """The best of a few that are promising; if none of them fits, a simple one."""
         best: Evaluation | None = None
         for cuts in tables.promising(upper_s)[:_PROMISING]:
-            tried = self._simulated(evaluator, cuts.tolist(), float("inf") if best is None else best.step_s)
+            tried = self._simulated(evaluator, cuts.tolist(), inf if best is None else best.step_s)
             best = tried if best is None or (tried is not None and better(best, tried) is tried) else best
         return best or self.simple(evaluator)
 
-    def _simulated(
-        self, evaluator: Evaluator, cuts: Sequence[int] | None, known_s: float = float("inf")
-    ) -> Evaluation | None:
+    def _simulated(self, evaluator: Evaluator, cuts: Sequence[int] | None, known_s: float = inf) -> Evaluation | None:
         """The pipeline, simulated; None if it does not fit, cannot be priced, or there is no time."""
         candidate = self.candidate(cuts) if cuts is not None else None
         if candidate is None or evaluator.unmet(candidate) or not evaluator.has_time_for(candidate):
@@ -309,7 +308,7 @@ def good_pipelines(every: Sequence[PipelineFamilies], evaluator: Evaluator, uppe
                 yield after
 
 
-Item = PipelineFamilies | Family | Branch
+VirtualItem = PipelineFamilies | Family | Branch
 """What waits in the queue of the search."""
 
 
@@ -330,7 +329,8 @@ def families(every: Iterable[GroupPrices], devices: DeviceStates, names: Sequenc
         work_s = float(prices.capacity_s().min(axis=0).sum())
         bound_s = work_s / len(prices.problem.ranks) if np.isfinite(work_s) else 0.0
         for mirrored, own in formed.items():
-            stage_prices = StagePrices(prices, HandoverBounds(prices), mirrored)
+            links = HandoverBounds(prices) if mirrored else handovers_of(prices)  # pairs of ranks come in both orders
+            stage_prices = StagePrices(prices, links, mirrored)
             for name in names:
                 if traits(name).bidirectional is mirrored:
                     yield PipelineFamilies(bound_s, stage_prices, name, own.groups)

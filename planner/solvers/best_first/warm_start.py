@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from planner.costs.cost_model import CostModel
 from planner.ir.plan import Rejected
@@ -19,7 +20,7 @@ from planner.solvers.best_first.graph_cuts import GraphCuts, cuts_of, may_part_f
 from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, strategies
 from planner.solvers.best_first.leaf_bound import CAPS
 from planner.solvers.best_first.like_stages import LikeStages
-from planner.solvers.best_first.message_bound import HandoverBounds
+from planner.solvers.best_first.message_bound import handovers_of
 from planner.solvers.best_first.prefixes import Frontier
 from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
 from planner.solvers.best_first.repair import Repair
@@ -61,7 +62,7 @@ class SearchStart:
     capacity_s: float = field(init=False, default=0.0)
     whole_s: float = field(init=False, default=0.0)
     mixes_kinds: bool = field(init=False, default=True)
-    least_work_s: float = field(init=False, default=float("inf"))
+    least_work_s: float = field(init=False, default=inf)
     best: Evaluation | None = field(init=False, default=None)
     _repair: Repair | None = field(init=False, default=None)
     _answers: FirstAnswers = field(init=False)
@@ -87,14 +88,12 @@ class SearchStart:
         spaces = self._bounded(spaces)
         self.whole_s = min((space.bound_s for space in spaces), default=0.0)
         if freedom.schedules:
-            known_s = float("inf") if self.best is None else self.best.step_s
-            yield from self._noted(self._answers.others(known_s))
+            yield from self._noted(self._answers.others(self._best_s))
         yield from self._noted(self._strategies())
         if freedom.virtual:
             self.rejected += not_searched(devices, freedom.virtual, problem.recompute)
             every = tuple(families([space.prices for space in spaces], devices, freedom.virtual))
-            known_s = float("inf") if self.best is None else self.best.step_s
-            yield from self._noted(good_pipelines(every, self.evaluator, known_s))
+            yield from self._noted(good_pipelines(every, self.evaluator, self._best_s))
             yield from every
         groups = [option.group for option in devices.options(devices.all_unused)]
         for space in spaces:
@@ -121,6 +120,11 @@ class SearchStart:
         """What they leave out, and why."""
         if self.devices is not None:
             yield from not_searched(self.devices, names, self.evaluator.problem.recompute)
+
+    @property
+    def _best_s(self) -> float:
+        """The step of the best plan so far."""
+        return inf if self.best is None else self.best.step_s
 
     def known_s(self) -> float:
         """No plan is faster, as far as is known."""
@@ -171,11 +175,10 @@ class SearchStart:
         if len(self.evaluator.problem.ranks) <= _FEW_RANKS:  # the DP knows more as soon
             return spaces
         within = self.evaluator.budget.part(policy.BOUNDS * self.evaluator.budget.left_s)
-        known_s = float("inf") if self.best is None else self.best.step_s
         bounds = [space.bound_s for space in spaces]
         ways = [(space.prices, _capacity(space.prices)) for space in spaces]
         self.mixes_kinds = all(space.devices.mixes_kinds or len(space.prices.devices_by_kind()) < 2 for space in spaces)
-        for better_bounds in made_within(within, rising_bounds(ways, known_s, self.mixes_kinds)):
+        for better_bounds in made_within(within, rising_bounds(ways, self._best_s, self.mixes_kinds)):
             bounds = bounds if better_bounds is None else list(better_bounds)
         return [replace(space, bound_s=bound_s) for space, bound_s in zip(spaces, bounds, strict=True)]
 
@@ -220,7 +223,7 @@ def spaces(evaluator: Evaluator) -> Iterator[Frontier]:
     devices = _devices(freedom)
     for prices in priced(evaluator, cuts):
         if _has_groups(prices, devices):
-            yield Frontier(Suffixes(prices, devices, HandoverBounds(prices)))
+            yield Frontier(Suffixes(prices, devices, handovers_of(prices)))
 
 
 def all_families(evaluator: Evaluator) -> Iterator[PipelineFamilies]:

@@ -59,7 +59,7 @@ from planner.layers.sized import AXES, SizedLayer
 from planner.layers.stage_rules import rules_of_state
 
 Flags = NDArray[np.bool_]
-Counts = NDArray[np.int64]
+Numbers = NDArray[np.int64]
 Array = NDArray[np.float64]
 
 
@@ -240,7 +240,7 @@ class _Between:
         shared = self.members @ self.members.T
         return np.asarray((shared == size[:, None]) & (size[:, None] < size[None, :]))
 
-    def count(self, flags: Flags) -> Counts:
+    def count(self, flags: Flags) -> Numbers:
         """How many of ``flags`` are in the stage between two ideals."""
         inside = (self.members @ flags).astype(np.int64)
         return np.asarray(inside[None, :] - inside[:, None])

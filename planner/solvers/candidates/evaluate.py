@@ -7,13 +7,15 @@ from contextlib import suppress
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 from itertools import starmap
+from math import inf
 
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import CostModel
 from planner.costs.memory.lifetimes import RankMemory
 from planner.costs.predict import Forecast, forecast, sustained
-from planner.costs.pricing import Pricing
+from planner.costs.pricing import PricedProgram, Pricing
 from planner.costs.simulator.events import least_s, run, step_unless_longer
+from planner.costs.simulator.prices import SlotPrices
 from planner.costs.simulator.symmetry import slices
 from planner.costs.stages.input_pipeline import is_core
 from planner.costs.stages.placement import LayoutCosts
@@ -80,6 +82,36 @@ class Evaluation:
     def peak_bytes(self) -> int:
         """The most that any rank holds."""
         return max(memory.peak_bytes for memory in self.memories)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _PricedCandidate:
+    """A candidate that is looked at, with its prices.
+
+    Attributes:
+        known_s: a step that is had already.
+        may_look_ahead: whether the next step's inputs may be prepared in its waits, on cores that ranks compute on.
+    """
+
+    candidate: Candidate
+    program: PricedProgram
+    prices: SlotPrices
+    known_s: float
+    may_look_ahead: bool
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether it takes less to simulate it than to ask what ranks hold."""
+        return self.prices.traffic is None and not self.may_look_ahead
+
+    @property
+    def most_s(self) -> float:
+        """A longer step is of no interest; where looking ahead makes it shorter, any is."""
+        return inf if self.may_look_ahead else self.known_s * (1 + _ROUNDING)
+
+    def rejected(self, bound_s: float) -> Evaluation:
+        """Not wanted, since it takes no less."""
+        return Evaluation(self.candidate, bound_s, (), None)
 
 
 @dataclass(eq=False)
@@ -185,7 +217,7 @@ class Evaluator:
         within = within or self.budget
         return within.allows(takes_s + max(0.0, self.answer_s(candidate) - within.reserve_s))
 
-    def evaluate(self, candidate: Candidate, known_s: float = float("inf")) -> Evaluation:
+    def evaluate(self, candidate: Candidate, known_s: float = inf) -> Evaluation:
         """The candidate's step and memory, as ``predict`` would find them.
 
         Where its ranks prepare inputs on their own cores, it is looked at both ways: each step prepared in itself, or
@@ -201,50 +233,68 @@ class Evaluator:
         """
         takes_s = self.takes_s(candidate)
         self.budget.spend(_BOUND_TAKES * takes_s)
+        trial = self._trial(candidate, known_s)
+        bound_s = self._lower_bound_s(trial)
+        if bound_s > trial.most_s:
+            return trial.rejected(bound_s)
+        self.budget.spend((1 - _BOUND_TAKES) * takes_s)
+        memories = trial.program.memories()
+        excess_rank = self._excess_rank(memories)
+        if excess_rank is not None:
+            return Evaluation(trial.candidate, inf, memories, excess_rank)
+        step_s = bound_s if trial.is_cheap else self._step_s(trial)
+        if step_s > trial.most_s:
+            return trial.rejected(step_s)
+        simulated = Evaluation(trial.candidate, step_s, memories, None)
+        if trial.may_look_ahead:
+            simulated = self._looking_ahead(trial, simulated)
+        return self._as_fast_as_asked(simulated) if simulated.step_s <= known_s else simulated
+
+    def _trial(self, candidate: Candidate, known_s: float) -> _PricedCandidate:
+        """The candidate, priced; raises as :meth:`evaluate`."""
         always = self.cost_model.preparations.look_ahead
         if candidate.prepares_next_step is not always:
             candidate = replace(candidate, prepares_next_step=always)
-        priced = self.pricing.priced(divided(self.problem, candidate))
-        compiled = priced.compiled
-        prices = priced.prices()
-        may_prepare = candidate.trains and not always and candidate.prepares_ahead and compiled.num_prepared > 0
-        if may_prepare:  # on the cores that ranks compute on
-            devices = self.problem.profile.cluster.devices
-            may_prepare = all(is_core(devices[rank]) for rank, row in enumerate(compiled.grid) if row)
-        step_s = least_s(compiled, prices) if prices.traffic is not None and known_s < float("inf") else 0.0
-        is_cheap = prices.traffic is None and not may_prepare  # to simulate: cheaper than to ask what ranks hold
-        if is_cheap:
-            self.num_simulated += 1
-            step_s = run(compiled, prices).step_s
-        if step_s > known_s * (1 + _ROUNDING) and not may_prepare:
-            return Evaluation(candidate, step_s, (), None)
-        self.budget.spend((1 - _BOUND_TAKES) * takes_s)
-        memories = priced.memories()
-        excess = self._excess_rank(memories)
-        if excess is not None:
-            step_s = float("inf")
-        elif not is_cheap:
-            self.num_simulated += 1
-            most_s = float("inf") if may_prepare else known_s * (1 + _ROUNDING)
-            step_s = step_unless_longer(compiled, prices, most_s)
-            if step_s > most_s:
-                return Evaluation(candidate, step_s, (), None)
-        if may_prepare:
-            ahead = replace(priced, costs=replace(priced.costs, prepares_next_step=True))
-            held = ahead.memories()
-            if self._excess_rank(held) is None:
-                sooner_s = run(compiled, ahead.prices()).step_s
-                if sooner_s < step_s * (1 - _WORTH):
-                    candidate = replace(candidate, prepares_next_step=True)
-                    step_s = sooner_s
-                    memories = held
-        if self.problem.rate_per_s and excess is None and step_s <= known_s:
-            rate_per_s = self.sustained_per_s(candidate)
-            if rate_per_s < self.problem.rate_per_s * (1 - _ROUNDING):
-                return Evaluation(candidate, float("inf"), memories, None, rate_per_s)
-        return Evaluation(candidate, step_s, memories, excess)
+        program = self.pricing.priced(divided(self.problem, candidate))
+        grid = program.compiled.grid
+        devices = self.problem.profile.cluster.devices
+        prepares = candidate.trains and candidate.prepares_ahead and program.compiled.num_prepared > 0
+        on_cores = prepares and all(is_core(devices[rank]) for rank, row in enumerate(grid) if row)
+        return _PricedCandidate(candidate, program, program.prices(), known_s, may_look_ahead=on_cores and not always)
 
-    def tried(self, candidate: Candidate, known_s: float = float("inf")) -> Evaluation | None:
+    def _lower_bound_s(self, trial: _PricedCandidate) -> float:
+        """The candidate takes no less; if that is cheap to say, no more either."""
+        if trial.is_cheap:
+            self.num_simulated += 1
+            return run(trial.program.compiled, trial.prices).step_s
+        return least_s(trial.program.compiled, trial.prices) if trial.most_s < inf else 0.0
+
+    def _step_s(self, trial: _PricedCandidate) -> float:
+        """What the candidate takes, or a lower bound of it that is more than is of interest."""
+        self.num_simulated += 1
+        return step_unless_longer(trial.program.compiled, trial.prices, trial.most_s)
+
+    def _looking_ahead(self, trial: _PricedCandidate, in_step: Evaluation) -> Evaluation:
+        """That of the same candidate with the next step's inputs prepared during this one, if that is worth it."""
+        ahead = replace(trial.program, costs=replace(trial.program.costs, prepares_next_step=True))
+        memories = ahead.memories()
+        if self._excess_rank(memories) is not None:
+            return in_step
+        step_s = run(ahead.compiled, ahead.prices()).step_s
+        if step_s >= in_step.step_s * (1 - _WORTH):
+            return in_step
+        return Evaluation(replace(trial.candidate, prepares_next_step=True), step_s, memories, None)
+
+    def _as_fast_as_asked(self, evaluation: Evaluation) -> Evaluation:
+        """The same, or, if a stream of it sustains fewer samples a second than are asked for, one that says so."""
+        if not self.problem.rate_per_s:
+            return evaluation
+        rate_per_s = self.sustained_per_s(evaluation.candidate)
+        if rate_per_s >= self.problem.rate_per_s * (1 - _ROUNDING):
+            return evaluation
+        return replace(evaluation, step_s=inf, too_slow_per_s=rate_per_s)
+
+    def tried(self, candidate: Candidate, known_s: float = inf) -> Evaluation | None:
         """As :meth:`evaluate`; None where that raises an error."""
         with suppress(MissingMeasurementError, IllegalProgramError):
             return self.evaluate(candidate, known_s)
@@ -261,7 +311,7 @@ class Evaluator:
     def sustained_per_s(self, candidate: Candidate) -> float:
         """Samples a second of a stream of forward passes, as ``predict`` would find them."""
         period_s = sustained(self.pricing, candidate).period_s
-        return sum(candidate.micro_batches) / period_s if period_s > 0 else float("inf")
+        return sum(candidate.micro_batches) / period_s if period_s > 0 else inf
 
     def excess(self, evaluation: Evaluation) -> float:
         """How many times its limit the fullest rank holds."""

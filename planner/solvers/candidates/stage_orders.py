@@ -21,7 +21,7 @@ from planner.ir.graph import Graph, producer
 from planner.schedules import traits
 
 T = TypeVar("T")
-Pairs = NDArray[np.bool_]
+Flags = NDArray[np.bool_]
 """``[stages, stages]``: of the first and the second of a pair, whether something holds."""
 
 
@@ -40,7 +40,7 @@ def in_every_order(graph: Graph, candidate: Candidate) -> Iterator[Candidate]:
         yield _reordered(candidate, order)
 
 
-def _orders(before: Pairs, told_apart: Pairs) -> Iterator[list[int]]:
+def _orders(before: Flags, told_apart: Flags) -> Iterator[list[int]]:
     """An order for each way to put the one or the other first of pairs that are told apart; first that of numbers.
 
     Args:

@@ -6,10 +6,11 @@ first.  Read ``formulas`` (the program), ``spans`` (its tables), then this.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
+from math import inf
 
 from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.cost_model import CostModel
@@ -22,8 +23,8 @@ from planner.ir.problem import NEVER, SAMPLE_DIMS, Problem
 from planner.schedules import traits
 from planner.solvers import everyday
 from planner.solvers.best_first.device_groups import DeviceStates, ranks_apart
-from planner.solvers.best_first.graph_cuts import cuts_of, may_part_free
-from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
+from planner.solvers.best_first.graph_cuts import GraphCuts, cuts_of, may_part_free
+from planner.solvers.best_first.priced_groups import Freedom, GroupPrices, PricedGroup
 from planner.solvers.candidates.candidate import FEW_SHARES, micro_batches, plan_of, pools
 from planner.solvers.candidates.choose import ROUNDING, better, cheapest_first, choose, infeasible, out_of_time, written
 from planner.solvers.candidates.constraints import Constraints
@@ -183,7 +184,7 @@ class Enumeration:
     rejected: dict[str, str] = field(init=False, default_factory=dict)
     _heap: list[tuple[float, int, BatchSplit]] = field(init=False, default_factory=list, repr=False)
     _pushed: int = field(init=False, default=0, repr=False)
-    _current_s: float = field(init=False, default=float("inf"), repr=False)
+    _current_s: float = field(init=False, default=inf, repr=False)
 
     def run(self) -> Enumerated:
         """The best plan, and how far it can be from the best there is."""
@@ -201,7 +202,7 @@ class Enumeration:
 
     def fits_without_rules(self) -> bool:
         """Whether there is a plan once the side constraints are dropped."""
-        problem = replace(self.evaluator.problem, fix=(), forbid=(), gap=float("inf"))
+        problem = replace(self.evaluator.problem, fix=(), forbid=(), gap=inf)
         free = Enumeration(Evaluator(problem, self.evaluator.cost_model), Constraints.of(problem))
         return free.run().best is not None
 
@@ -223,36 +224,53 @@ class Enumeration:
         cuts = cuts_of(cost_model, MANY_IDEALS, may_part_ties(problem), may_part_free(problem), merges_orders=False)
         received = StagesBehind.of(cuts).least_received()
         counts, left_out = group_counts(devices)
+        self._note_left_out(devices, cuts, left_out)
+        most = min(len(problem.ranks), cuts.last, problem.max_stages or len(problem.ranks))
+        for size in micro_batch_sizes(problem, cost_model):
+            batches = micro_batches(problem, size)
+            for splits, by_flight in self._schedules(most, len(batches)).items():
+                own = replace(freedom, splits=splits)
+                prices = GroupPrices(problem, cost_model, devices.pools, cuts, batches, own, received)
+                yield from self._splits(prices, stage_groups(prices, counts), most, by_flight)
+
+    def _splits(
+        self,
+        prices: GroupPrices,
+        versions: tuple[tuple[PricedGroup, ...], ...],
+        most: int,
+        by_flight: Mapping[tuple[int, ...], tuple[str, ...]],
+    ) -> Iterator[tuple[float, BatchSplit]]:
+        """Those of one way to cut the batch, which schedules share that keep as many micro-batches in flight.
+
+        Args:
+            versions: of groups of devices (``stage_groups``).
+            most: stages.
+        """
+        if not versions:
+            return
+        groups = tuple(group for group, *_ in versions)
+        if any(prices.leaves_out(group.counts) for group in groups):
+            why = f"more than {FEW_SHARES} ways; those with which the whole network takes least are taken"
+            self.rejected["other shares of unlike devices"] = why
+        spans, handovers = span_tables(prices, versions)
+        twins = twin_pools(prices.pools, groups)
+        rules = self.constraints.stage_rules()
+        for in_flight, names in by_flight.items():
+            whole = SpanInstance(prices, groups, twins, spans.within(in_flight), handovers, most, rules)
+            instance, bound_s = prune(whole, self._upper_s())
+            if bound_s < inf:
+                yield bound_s, BatchSplit(instance, prices.micro_batches, names)
+
+    def _note_left_out(self, devices: DeviceStates, cuts: GraphCuts, left_out: str) -> None:
+        """Says what the program does not know."""
         self.rejected.update(devices.restrictions)
-        if any(traits(name).windowed for name in priced_schedules(problem)):
+        if any(traits(name).windowed for name in priced_schedules(self.evaluator.problem)):
             self.rejected[OTHER_WINDOWS] = "the program knows one for each schedule"
         if left_out:
             self.rejected[left_out] = f"more than {FEW_GROUPS} groups of devices"
         if not cuts.complete:
             why = "the network has too many; stages are stretches of its own order of layers"
             self.rejected["stages of any set of layers"] = why
-        most = min(len(problem.ranks), cuts.last, problem.max_stages or len(problem.ranks))
-        every = (micro_batches(problem, size) for size in micro_batch_sizes(problem, cost_model))
-        ways = ((batches, *way) for batches in every for way in self._schedules(most, len(batches)).items())
-        for batches, splits, by_flight in ways:
-            prices = GroupPrices(
-                problem, cost_model, devices.pools, cuts, batches, replace(freedom, splits=splits), received
-            )
-            versions = stage_groups(prices, counts)
-            if not versions:
-                continue
-            groups = tuple(group for group, *_ in versions)
-            if any(prices.leaves_out(group.counts) for group in groups):
-                why = f"more than {FEW_SHARES} ways; those with which the whole network takes least are taken"
-                self.rejected["other shares of unlike devices"] = why
-            spans, handovers = span_tables(prices, versions)
-            twins = twin_pools(devices.pools, groups)
-            rules = self.constraints.stage_rules()
-            for in_flight, names in by_flight.items():
-                whole = SpanInstance(prices, groups, twins, spans.within(in_flight), handovers, most, rules)
-                instance, bound_s = prune(whole, self._upper_s())
-                if bound_s < float("inf"):
-                    yield bound_s, BatchSplit(instance, batches, names)
 
     def _schedules(self, most: int, count: int) -> dict[bool, dict[tuple[int, ...], tuple[str, ...]]]:
         """By whether they split backwards and by what they keep in flight, where times do not decide that."""
@@ -271,7 +289,7 @@ class Enumeration:
             bound_s, _, way = heappop(self._heap)
             self._current_s = bound_s
             self._step(bound_s, way)
-            self._current_s = float("inf")
+            self._current_s = inf
         if self.best is None:
             return PROVEN
         return status_of(SEARCHED, self.best.step_s, self._bound_s(), self.evaluator.problem.gap)
@@ -281,7 +299,7 @@ class Enumeration:
         program = way.program
         if program is None:
             instance, least_s = prune(way.instance, self._upper_s())
-            if least_s == float("inf"):
+            if least_s == inf:
                 return
             program = SpanProgram(instance, self._upper_s())
             way = replace(way, instance=instance, program=program)
@@ -316,7 +334,7 @@ class Enumeration:
             self.best = better(self.best, evaluation)
 
     def _upper_s(self) -> float:
-        return self.best.step_s if self.best is not None else float("inf")
+        return self.best.step_s if self.best is not None else inf
 
     def _is_done(self, bound_s: float) -> bool:
         if self.best is None:
@@ -329,7 +347,7 @@ class Enumeration:
 
     def _bound_s(self) -> float:
         """No plan is faster than the best known, or than what is in the queue or under way."""
-        waiting_s = self._heap[0][0] if self._heap else float("inf")
+        waiting_s = self._heap[0][0] if self._heap else inf
         return min(self._upper_s(), waiting_s, self._current_s)
 
     def _report(self) -> None:
@@ -337,6 +355,6 @@ class Enumeration:
             return
         best_s = self._upper_s()
         bound_s = self._bound_s()
-        gap = best_s / bound_s - 1 if bound_s > 0 else float("inf")
+        gap = best_s / bound_s - 1 if bound_s > 0 else inf
         elapsed_s = self.evaluator.budget.elapsed_s
         self.progress(SearchProgress(best_s, bound_s, gap, self.evaluator.num_simulated, elapsed_s))

@@ -94,15 +94,15 @@ class HandoverTable:
         return len(self.cut)
 
 
-Table = TypeVar("Table", SpanTable, HandoverTable)
+AnyTable = TypeVar("AnyTable", SpanTable, HandoverTable)
 
 
-def only(table: Table, keep: Flags) -> Table:
+def only(table: AnyTable, keep: Flags) -> AnyTable:
     """The entries that ``keep`` picks."""
     return replace(table, **{column.name: getattr(table, column.name)[keep] for column in fields(table)})
 
 
-def scaled(table: Table, unit_s: float) -> Table:
+def scaled(table: AnyTable, unit_s: float) -> AnyTable:
     """The same with times in a unit."""
     times = (column.name for column in fields(table) if column.name.endswith("_s"))
     return replace(table, **{name: getattr(table, name) / unit_s for name in times})
@@ -219,24 +219,29 @@ def span_tables(prices: GroupPrices, groups: Sequence[Sequence[PricedGroup]]) ->
     Args:
         groups: each with its ways to recompute.
     """
-    cuts = prices.cuts
-    links = HandoverBounds(prices)
     behind = StagesBehind.of(prices.cuts)
+    handovers, more = _handovers(prices, behind, [group for group, *_ in groups])
+    spans = [_spans(prices, behind, group, number, more[number]) for number, of in enumerate(groups) for group in of]
+    joined = (np.concatenate([getattr(table, column.name) for table in spans]) for column in fields(SpanTable))
+    return SpanTable(*joined), handovers
+
+
+def _handovers(prices: GroupPrices, behind: StagesBehind, groups: Sequence[PricedGroup]) -> tuple[HandoverTable, Array]:
+    """Every hand-over between two groups, and by group and cuts what messages of its stages take beyond that."""
+    links = HandoverBounds(prices)
     least_s = Memo(behind.handover_s)
-    inner = np.arange(1, cuts.last)
-    more = np.full((len(groups), 4, *cuts.inside.shape), np.inf)
+    inner = np.arange(1, prices.cuts.last)
+    more = np.full((len(groups), 4, *prices.cuts.inside.shape), np.inf)
     rows = [np.zeros((7, 0))]
-    for (i, (source, *_)), (j, (destination, *_)) in product(enumerate(groups), repeat=2):
+    for (i, source), (j, destination) in product(enumerate(groups), repeat=2):
         counts = zip(source.counts, destination.counts, prices.pools, strict=True)
         if all(one + other <= len(pool.ranks) for one, other, pool in counts):
             least, beyond = least_s[links.between(source, destination)]
             np.minimum(more[i], beyond, out=more[i])
             rows.append(np.vstack([inner, np.full((2, len(inner)), [[i], [j]]), least[:, inner]]))
     more[np.isinf(more)] = 0.0  # no group can run beside it
-    spans = [_spans(prices, behind, group, number, more[number]) for number, of in enumerate(groups) for group in of]
-    joined = (np.concatenate([getattr(table, column.name) for table in spans]) for column in fields(SpanTable))
-    handovers = np.concatenate(rows, axis=1)
-    return SpanTable(*joined), HandoverTable(*handovers[:3].astype(np.int64), *handovers[3:])
+    columns = np.concatenate(rows, axis=1)
+    return HandoverTable(*columns[:3].astype(np.int64), *columns[3:]), more
 
 
 def _spans(prices: GroupPrices, behind: StagesBehind, group: PricedGroup, number: int, more: Array) -> SpanTable:
@@ -320,11 +325,30 @@ def _through(instance: SpanInstance, chain: Chain) -> tuple[Array, Array, float]
     """The least of a pipeline that has each span, that has each hand-over, and of all."""
     spans = instance.spans
     handovers = instance.handovers
-    end = instance.cuts.last
-    begun, ended, begins, linked, unlinked = np.full((5, end + 1, len(instance.groups)), np.inf)  # by cut and group
     wire_s = np.maximum.reduce([np.zeros(len(handovers)), *(seconds for seconds, _ in chain.wires)])
+    begun, ended = _before(instance, chain)
+    begins, linked, unlinked = _behind(instance, chain, wire_s)
+    start = begun[spans.first, spans.group]
+    at = (spans.last, spans.group)
+    follows = np.where(chain.linked, start + chain.pass_s + linked[at], unlinked[at])
+    by_span = np.maximum(start + chain.end_s, np.where(spans.last == instance.cuts.last, 0.0, follows))
+    done = ended[handovers.cut, handovers.source]
+    after = begins[handovers.cut, handovers.destination]
+    with np.errstate(invalid="ignore"):  # no way there, with no way on
+        over_s = done + chain.message_s + np.maximum(after, wire_s)
+    return by_span, np.where(np.isneginf(done), after, over_s), float(begins[0].min(initial=np.inf))
+
+
+def _before(instance: SpanInstance, chain: Chain) -> tuple[Array, Array]:
+    """``[cuts, groups]``: the least before a stage that begins there, and with one that ends there.
+
+    The latter is minus infinity where the stage need not be read.
+    """
+    spans = instance.spans
+    handovers = instance.handovers
+    begun, ended = np.full((2, instance.cuts.last + 1, len(instance.groups)), np.inf)
     begun[0] = 0.0
-    for cut in range(1, end):  # the least before; -inf where a stage that ended need not be read
+    for cut in range(1, instance.cuts.last):
         here = np.flatnonzero(spans.last == cut)
         over = np.flatnonzero(handovers.cut == cut)
         passed = begun[spans.first[here], spans.group[here]] + chain.pass_s[here]
@@ -332,7 +356,19 @@ def _through(instance: SpanInstance, chain: Chain) -> tuple[Array, Array, float]
         np.minimum.at(ended[cut], spans.group[here], passed)
         arrived = np.maximum(ended[cut, handovers.source[over]] + chain.message_s[over], 0.0)
         np.minimum.at(begun[cut], handovers.destination[over], arrived)
-    for cut in range(end - 1, -1, -1):  # the least behind
+    return begun, ended
+
+
+def _behind(instance: SpanInstance, chain: Chain, wire_s: Array) -> tuple[Array, Array, Array]:
+    """``[cuts, groups]``: the least from a stage on that begins there, and behind one that ends there.
+
+    The latter with the message to the next stage, which reads from it, and where that need not read.
+    """
+    spans = instance.spans
+    handovers = instance.handovers
+    end = instance.cuts.last
+    begins, linked, unlinked = np.full((3, end + 1, len(instance.groups)), np.inf)
+    for cut in range(end - 1, -1, -1):
         here = np.flatnonzero(spans.first == cut)
         over = np.flatnonzero(handovers.cut == cut)
         at = spans.last[here], spans.group[here]
@@ -343,12 +379,4 @@ def _through(instance: SpanInstance, chain: Chain) -> tuple[Array, Array, float]
         waited = chain.message_s[over] + np.maximum(after, wire_s[over])
         np.minimum.at(linked[cut], handovers.source[over], waited)
         np.minimum.at(unlinked[cut], handovers.source[over], after)
-    at = (spans.last, spans.group)
-    start = begun[spans.first, spans.group]
-    follows = np.where(chain.linked, start + chain.pass_s + linked[at], unlinked[at])
-    by_span = np.maximum(start + chain.end_s, np.where(spans.last == end, 0.0, follows))
-    done = ended[handovers.cut, handovers.source]
-    after = begins[handovers.cut, handovers.destination]
-    with np.errstate(invalid="ignore"):  # no way there, with no way on
-        over_s = done + chain.message_s + np.maximum(after, wire_s)
-    return by_span, np.where(np.isneginf(done), after, over_s), float(begins[0].min(initial=np.inf))
+    return begins, linked, unlinked

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-Assignment = tuple[int, ...]
+Labelling = tuple[int, ...]
 """The option of each node."""
-Edge = tuple[int, int]
+NodePair = tuple[int, int]
 Kept = Sequence[NDArray[np.intp]]
 """By node, the numbers of the options that are left."""
 
@@ -41,9 +41,9 @@ class LabelledGraph:
     """
 
     node_cost: tuple[Array, ...]
-    edge_cost: Mapping[Edge, Array]
+    edge_cost: Mapping[NodePair, Array]
     node_memory: tuple[Array, ...] = ()
-    edge_memory: Mapping[Edge, Array] = field(default_factory=dict)
+    edge_memory: Mapping[NodePair, Array] = field(default_factory=dict)
     budget: Array = field(default_factory=lambda: np.zeros(0))
     workspace: tuple[Array, ...] = ()
 
@@ -58,7 +58,7 @@ class LabelledGraph:
         return tuple(len(cost) for cost in self.node_cost)
 
     @property
-    def edges(self) -> list[Edge]:
+    def edges(self) -> list[NodePair]:
         """Those that cost or take anything, in order."""
         return sorted({*self.edge_cost, *self.edge_memory})
 

@@ -22,9 +22,9 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.solvers.layouts.factor_graph import Array, Assignment, Edge, LabelledGraph
+from planner.solvers.layouts.factor_graph import Array, LabelledGraph, Labelling, NodePair
 
-Places = NDArray[np.intp]
+IndexArray = NDArray[np.intp]
 _SCALE = 1e3
 
 
@@ -38,7 +38,7 @@ class IntegerAnswer:
         num_nodes: of its tree.
     """
 
-    best: Assignment | None
+    best: Labelling | None
     bound: float
     num_nodes: int = 0
 
@@ -53,9 +53,9 @@ class MilpColumns:
         workspace: by resource; empty if no node takes any.
     """
 
-    nodes: tuple[Places, ...]
-    edges: dict[Edge, Places]
-    workspace: Places
+    nodes: tuple[IndexArray, ...]
+    edges: dict[NodePair, IndexArray]
+    workspace: IndexArray
     count: int
 
     @classmethod
@@ -77,8 +77,8 @@ class MilpColumns:
 class MilpRows:
     """``lower <= sum of value x column <= upper``: coefficients with their row (from 0) and column, limits by row."""
 
-    row: Places
-    column: Places
+    row: IndexArray
+    column: IndexArray
     value: Array
     lower: Array
     upper: Array
@@ -93,12 +93,8 @@ def solve_integer(
     from planner.solvers.integer_program import INFEASIBLE, minimum
 
     columns = MilpColumns.of(graph)
-    blocks = [*_nodes(columns), *_edges(columns), *_memory(graph, columns), *_workspace(graph, columns)]
-    first = np.cumsum([0, *(len(block.lower) for block in blocks)])
-    row = np.concatenate([block.row + start for block, start in zip(blocks, first, strict=False)])
-    column, value = (np.concatenate([getattr(block, name) for block in blocks]) for name in ("column", "value"))
-    lower, upper = (np.concatenate([getattr(block, name) for block in blocks]) for name in ("lower", "upper"))
-    matrix = coo_array((value, (row, column)), shape=(int(first[-1]), columns.count)).tocsr()
+    rows = _joined([*_nodes(columns), *_edges(columns), *_memory(graph, columns), *_workspace(graph, columns)])
+    matrix = coo_array((rows.value, (rows.row, rows.column)), shape=(len(rows.lower), columns.count)).tocsr()
     matrix.eliminate_zeros()
     cost, least, most = _costs(graph, columns)
     unit = max(float(np.abs(cost).max()), abs(float(sum(cost[where].min() for where in columns.nodes))), 1e-30) / _SCALE
@@ -106,7 +102,7 @@ def solve_integer(
     whole[np.concatenate(columns.nodes)] = True
     status, bound, variables, nodes = minimum(
         (cost / unit, least, most, whole),
-        (matrix, lower, upper),
+        (matrix, rows.lower, rows.upper),
         time_limit=max(time_limit_s, 0.05),
         mip_rel_gap=gap / (1 + gap),  # HiGHS measures the gap by the cost, we by the bound
         mip_max_nodes=max(1, most_nodes),
@@ -117,6 +113,14 @@ def solve_integer(
         return IntegerAnswer(None, bound * unit, nodes)
     best = tuple(int(np.argmax(variables[where])) for where in columns.nodes)
     return IntegerAnswer(best if graph.fits(best) and np.isfinite(graph.cost(best)) else None, bound * unit, nodes)
+
+
+def _joined(blocks: list[MilpRows]) -> MilpRows:
+    """All rows, one after another."""
+    first = np.cumsum([0, *(len(block.lower) for block in blocks)])
+    names = ("column", "value", "lower", "upper")
+    columns = (np.concatenate([getattr(block, name) for block in blocks]) for name in names)
+    return MilpRows(np.concatenate([block.row + start for block, start in zip(blocks, first, strict=False)]), *columns)
 
 
 def _costs(graph: LabelledGraph, columns: MilpColumns) -> tuple[Array, Array, Array]:

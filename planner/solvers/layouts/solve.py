@@ -22,12 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 
 from planner.ir.plan import PROVEN, TIME_LIMIT, WITHIN_GAP
 from planner.solvers.budget import NUMBER_S, Budget, part_of_current
-from planner.solvers.layouts.factor_graph import ROUNDING, Array, Assignment, Kept, LabelledGraph
+from planner.solvers.layouts.factor_graph import ROUNDING, Array, Kept, LabelledGraph, Labelling
 from planner.solvers.layouts.milp import solve_integer
 from planner.solvers.layouts.variable_elimination import Elimination, EliminationOrder, eliminate, order_of
 
@@ -57,7 +58,7 @@ class CertifiedAssignment:
         status: ``proven``, ``within gap``, ``time limit`` or ``infeasible``.
     """
 
-    assignment: Assignment | None
+    assignment: Labelling | None
     cost: float
     bound: float
     status: str
@@ -102,8 +103,8 @@ class _AssignmentSearch:
     graph: LabelledGraph
     budget: Budget
     gap: float
-    best: Assignment | None = None
-    cost: float = float("inf")
+    best: Labelling | None = None
+    cost: float = inf
     bound: float = float("-inf")
 
     @property
@@ -113,7 +114,7 @@ class _AssignmentSearch:
             return bool(np.isposinf(self.bound))
         return self.cost <= self.bound + abs(self.bound) * self.gap + ROUNDING * abs(self.cost)
 
-    def offer(self, assignment: Assignment) -> None:
+    def offer(self, assignment: Labelling) -> None:
         """Takes ``assignment`` if it fits and costs less."""
         cost = self.graph.cost(assignment)
         if cost < self.cost and self.graph.fits(assignment):
@@ -129,7 +130,7 @@ class _AssignmentSearch:
             if self.is_done or not self.solve_part(kept, beyond):
                 return
 
-    def solve_part(self, kept: Kept, beyond: float = float("inf")) -> bool:
+    def solve_part(self, kept: Kept, beyond: float = inf) -> bool:
         """Solves the program of the options ``kept``, unless there is no time; all others cost at least ``beyond``."""
         pairs = _num_pairs(self.graph, [len(options) for options in kept])
         if not self.budget.allows(_PAIR_S * pairs):
@@ -170,7 +171,7 @@ def _num_pairs(graph: LabelledGraph, options: Sequence[int]) -> int:
 
 def lagrangian(
     graph: LabelledGraph, order: EliminationOrder, free: Elimination, within: Budget
-) -> tuple[float, tuple[Array, ...], tuple[Assignment, ...]]:
+) -> tuple[float, tuple[Array, ...], tuple[Labelling, ...]]:
     """A bound of what fits, infinity if nothing does; by node a bound of what takes each option; assignments met.
 
     With b what the budget leaves beside the least workspace, by cutting planes (Kelley 1960),
@@ -194,7 +195,7 @@ def lagrangian(
     best = free.cost
     at_best = free
     prices = np.zeros(len(unit))
-    met: dict[Assignment, tuple[float, Array]] = {}
+    met: dict[Labelling, tuple[float, Array]] = {}
     asked = free
     for _ in range(_ROUNDS):
         if asked.assignment in met or within.is_over:
@@ -213,7 +214,7 @@ def lagrangian(
             at_best = asked
             prices = now
         if best > dearest * (1 + 1e-6):
-            return float("inf"), tuple(np.full(count, np.inf) for count in graph.num_options), ()
+            return inf, tuple(np.full(count, np.inf) for count in graph.num_options), ()
         if -highest.fun <= best + ROUNDING * dearest:
             break
     return (

@@ -37,7 +37,7 @@ from planner.ir.errors import MissingMeasurementError
 from planner.ir.problem import ALWAYS, NEVER
 from planner.layers.sized import REPLICA
 from planner.solvers.budget import MOST_BYTES, Budget
-from planner.solvers.layouts.factor_graph import Array, Edge, LabelledGraph
+from planner.solvers.layouts.factor_graph import Array, LabelledGraph, NodePair
 from planner.solvers.layouts.solve import CertifiedAssignment, minimise
 
 WHOLE = "whole"
@@ -45,9 +45,9 @@ LEAST = "least"
 INPUT = "input"
 NONE = "none"
 
-Options = tuple[ShardingSpec, ...]
+LayerOptions = tuple[ShardingSpec, ...]
 Flags = NDArray[np.bool_]
-Places = NDArray[np.intp]
+IndexArray = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,10 @@ class StageLayouts:
 
 
 def best_layouts(
-    prices: LayoutPrices, question: Question, within: Budget | None = None, options: Sequence[Options] | None = None
+    prices: LayoutPrices,
+    question: Question,
+    within: Budget | None = None,
+    options: Sequence[LayerOptions] | None = None,
 ) -> StageLayouts:
     """The options of least ``StageCost.step_s`` within the memory.
 
@@ -114,7 +117,7 @@ def best_layouts(
     return StageLayouts(chosen, stage_cost(prices, chosen), answer)
 
 
-def options_of(prices: LayoutPrices, question: Question) -> tuple[Options, ...]:
+def options_of(prices: LayoutPrices, question: Question) -> tuple[LayerOptions, ...]:
     """The options of each layer asked about, recompute included."""
     options = []
     for index in question.layers:
@@ -165,12 +168,12 @@ def most_options(prices: LayoutPrices, work_s: float) -> int:
     return low if low > 1 else 0
 
 
-def simplest(options: Sequence[Options], most: int) -> tuple[Options, ...]:
+def simplest(options: Sequence[LayerOptions], most: int) -> tuple[LayerOptions, ...]:
     """Of each layer the ``most`` options in which fewest ranks hold the same, then of fewest axes, in their order."""
     return tuple(_simplest(each, most) for each in options)
 
 
-def _simplest(options: Options, most: int) -> Options:
+def _simplest(options: LayerOptions, most: int) -> LayerOptions:
     plain = _distinct(options)
     if len(plain) <= most:
         return options
@@ -260,7 +263,7 @@ def rivals(
 
 
 def labelled_graph(
-    prices: LayoutPrices, question: Question, options: Sequence[Options], within: Budget | None = None
+    prices: LayoutPrices, question: Question, options: Sequence[LayerOptions], within: Budget | None = None
 ) -> LabelledGraph:
     """The question as a labelled graph; node k is layer ``question.layers[k]``.
 
@@ -287,14 +290,18 @@ class PricedOptions:
     layers: tuple[int, ...]
     tables: tuple[LayerTable, ...]
     apart_s: tuple[Array, ...]
-    places: tuple[Places, ...]
+    places: tuple[IndexArray, ...]
     recomputed: tuple[Flags, ...]
-    crossings: Mapping[Edge, Resharding]
-    exposed_s: Mapping[Edge, tuple[Array, Array]]
+    crossings: Mapping[NodePair, Resharding]
+    exposed_s: Mapping[NodePair, tuple[Array, Array]]
 
     @classmethod
     def of(
-        cls, prices: LayoutPrices, layers: tuple[int, ...], options: Sequence[Options], within: Budget | None = None
+        cls,
+        prices: LayoutPrices,
+        layers: tuple[int, ...],
+        options: Sequence[LayerOptions],
+        within: Budget | None = None,
     ) -> PricedOptions:
         """All that the options of ``layers`` cost.
 
@@ -356,7 +363,7 @@ class PricedOptions:
             tuple(table.workspace_bytes[at] for table, at in zip(self.tables, self.places, strict=True)),
         )
 
-    def _edge_memory(self, question: Question, edge: Edge) -> Array:
+    def _edge_memory(self, question: Question, edge: NodePair) -> Array:
         """``[options of the maker, options of the reader, ranks]``."""
         u, v = edge
         outputs = self.prices.output_bytes(self.layers[u], self.tables[u].shards)[self.places[u]]
@@ -364,7 +371,7 @@ class PricedOptions:
         return _edge_memory(question, received, outputs, self.recomputed[u], self.recomputed[v])
 
 
-def _node_cost(question: Question, table: LayerTable, apart_s: Array, at: Places, recompute: Flags) -> Array:
+def _node_cost(question: Question, table: LayerTable, apart_s: Array, at: IndexArray, recompute: Flags) -> Array:
     """Of options that stand ``at`` a place among those of ``table``, recomputed or not."""
     kept, repeated = (np.sum(_parts(question, table, apart_s, times), axis=0) for times in (False, True))
     cost: Array = np.where(recompute, repeated[at], kept[at])
@@ -394,7 +401,9 @@ def _edge_cost(question: Question, forward: Array, backward: Array) -> Array:
     return cost
 
 
-def _node_memory(prices: LayoutPrices, question: Question, table: LayerTable, at: Places, recompute: Flags) -> Array:
+def _node_memory(
+    prices: LayoutPrices, question: Question, table: LayerTable, at: IndexArray, recompute: Flags
+) -> Array:
     """``[options, ranks]``."""
     resident = table.parameter_bytes * (2.0 + _state(prices))
     held = np.where(recompute, 1.0, float(question.in_flight))[:, None] * table.saved_bytes[at]
@@ -414,17 +423,17 @@ def _state(prices: LayoutPrices) -> float:
     return prices.cost_model.profile.optimizer.state_bytes_per_parameter_byte
 
 
-def _distinct(options: Options) -> Options:
+def _distinct(options: LayerOptions) -> LayerOptions:
     """The options without recompute, each once, in order."""
     return tuple(dict.fromkeys(replace(option, recompute=False) for option in options))
 
 
-def _places(options: Options, plain: Options) -> Places:
+def _places(options: LayerOptions, plain: LayerOptions) -> IndexArray:
     number = {option: k for k, option in enumerate(plain)}
     return np.array([number[replace(option, recompute=False)] for option in options])
 
 
-def _candidates(prices: LayoutPrices, index: int, own: ShardingSpec) -> Options:
+def _candidates(prices: LayoutPrices, index: int, own: ShardingSpec) -> LayerOptions:
     """The chosen option, then all others that the profile knows enough about."""
     candidates = [own]
     for option in prices.options(index):
@@ -439,7 +448,7 @@ def _candidates(prices: LayoutPrices, index: int, own: ShardingSpec) -> Options:
     return tuple(candidates)
 
 
-def _ways(prices: LayoutPrices, chosen: Mapping[int, ShardingSpec], index: int, options: Options) -> list[int]:
+def _ways(prices: LayoutPrices, chosen: Mapping[int, ShardingSpec], index: int, options: LayerOptions) -> list[int]:
     """How many ranks share the input channels under each option."""
     degrees = [option.ways or 1 for option in options]
     for maker, reader in prices.edges(tuple(sorted(chosen))):

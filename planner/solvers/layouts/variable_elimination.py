@@ -34,7 +34,7 @@ from math import prod
 import numpy as np
 
 from planner.solvers.budget import NUMBER_S, Budget
-from planner.solvers.layouts.factor_graph import Array, Assignment, Edge, LabelledGraph
+from planner.solvers.layouts.factor_graph import Array, LabelledGraph, Labelling, NodePair
 
 LARGEST_TABLE = 30_000_000
 """Entries; a graph that needs more is not eliminated."""
@@ -79,7 +79,7 @@ class Elimination:
 
     order: EliminationOrder
     cost: float
-    assignment: Assignment
+    assignment: Labelling
     tables: tuple[Array, ...]
 
     def min_marginals(self) -> tuple[Array, ...]:
@@ -99,7 +99,7 @@ class Elimination:
         return [last[node] for node in range(len(last))]
 
 
-def elimination_order(num_options: tuple[int, ...], edges: Iterable[Edge]) -> EliminationOrder:
+def elimination_order(num_options: tuple[int, ...], edges: Iterable[NodePair]) -> EliminationOrder:
     """The order that eliminates the node with the smallest table first (ties: the first node)."""
     neighbours: list[set[int]] = [set() for _ in num_options]
     for u, v in edges:
@@ -232,7 +232,7 @@ def _aligned(nodes: Scope, cost: Array, place: Mapping[int, int]) -> Array:
     return cost.transpose(by_place).reshape(shape)
 
 
-def _read_back(order: EliminationOrder, tables: list[Array]) -> Assignment:
+def _read_back(order: EliminationOrder, tables: list[Array]) -> Labelling:
     chosen: dict[int, int] = {}
     for scope, table in zip(reversed(order.scopes), reversed(tables), strict=True):
         row = table[tuple(chosen[node] for node in scope[:-1])]

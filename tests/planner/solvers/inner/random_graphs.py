@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from planner.solvers.layouts.factor_graph import Assignment, LabelledGraph
+from planner.solvers.layouts.factor_graph import LabelledGraph, Labelling
 
 
 def random_graph(
@@ -42,7 +42,7 @@ def random_graph(
     return LabelledGraph(node_cost, edge_cost, node_memory, edge_memory, least + room * (most - least))
 
 
-def assignments(graph: LabelledGraph) -> Iterator[Assignment]:
+def assignments(graph: LabelledGraph) -> Iterator[Labelling]:
     return itertools.product(*map(range, graph.num_options))
 
 
