@@ -26,7 +26,7 @@ from runtime.pipeline.routing import Piece
 from runtime.pipeline.runner import Runner
 from runtime.pipeline.specialize import Specialization
 from runtime.rank import RankContext
-from runtime.stage.local_stage import StageBuilder
+from runtime.stage.builder import StageBuilder
 from runtime.stage.state_dict import StateDict
 
 if TYPE_CHECKING:

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from runtime.sparse.ahead import BatchPreparation, Beside
     from runtime.sparse.batch import PreparedInputs
     from runtime.spatial import DividedStage, PeerGroup
+    from runtime.stage.builder import StageCompiler
     from runtime.stage.cut import StageFunction
-    from runtime.stage.local_stage import LocalStage, StageCompiler
+    from runtime.stage.local_stage import LocalStage
 
 
 class RuntimeExtra(Extra):

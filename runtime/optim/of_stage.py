@@ -46,6 +46,11 @@ class Updates:
         part = self.parts.get(name)
         return ranks if part is None else part.group
 
+    @property
+    def slices(self) -> dict[str, nn.Parameter] | None:
+        """By name, what has gradients once a backward is over; None: the parameters."""
+        return None if self.in_passes is None else {name: part.view for name, part in self.in_passes.slices.items()}
+
 
 def updates_of(
     context: RankContext,

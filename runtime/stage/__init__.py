@@ -5,11 +5,12 @@ Modules:
     alone            A rank's stages timed alone: forward and backward of one share of a micro-batch, and nobody is
                      waited for
     batch_norm       Batch normalisation whose statistics are those of the parts of several ranks together
+    builder          Builds the stages of a rank, from the captured graph to the update of their weights
     cut              Cutting one stage out of the captured graph: a function of its inputs, its state and the number of
                      samples
     functions        A stage's functions: in training and evaluation, under autocast, with and without rows
     index_ranges     Which integers the inputs of a step may hold: classes of a loss, rows of a table
-    local_stage      A stage on a rank, from the captured graph to the update of its weights
+    local_stage      One stage on a rank, as the executor calls it
     modes            How a stage is run, and on what part of a micro-batch
     random           Random numbers that depend on the seed, the step, the micro-batch and the node, whoever draws them
     recomputed       Spans of a stage's layers that are computed again when the backward comes to them

@@ -37,7 +37,7 @@ from runtime.stage.random.streams import RandomNodes
 
 
 class CompiledStages:
-    """See :class:`runtime.stage.local_stage.StageCompiler`.
+    """See :class:`runtime.stage.builder.StageCompiler`.
 
     Raises:
         UnsupportedModelError: a stage has token slices or computes spans again.

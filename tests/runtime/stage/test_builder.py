@@ -27,7 +27,7 @@ from runtime.captured import CapturedModule
 from runtime.engine import Engine, EvaluationResult
 from runtime.optim.ties import groups_of
 from runtime.rank import RankContext
-from runtime.stage.local_stage import StageBuilder
+from runtime.stage.builder import StageBuilder
 from runtime.stage.modes import MicrobatchShard
 from runtime.transport import Hub, InProcessTransport, Pending
 from tests.captures import capture
