@@ -18,9 +18,9 @@ Modules:
     shapes           The shapes of all values for a micro-batch whose inputs have other shapes than those of the capture
     sharded_passes   Where in its passes a stage uses its parameters, and the hooks by which ZeRO-2 and ZeRO-3 follow a
                      pass
-    stage            Forward and backward of micro-batches on one rank; weight gradients left for later; versions of
-                     weights
+    stage            Forward and backward of micro-batches on one rank
     state_dict       What the stages of a rank hold between steps, by the user's own names
+    weight_versions  The versions of a stage's weights, in programs that update them within a step
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from runtime.optim.gradient_buckets import GradientBuckets
 from runtime.optim.of_stage import Updates
 from runtime.stage.local_stage import AccumulationStep, LocalStage
 from runtime.stage.modes import RunConfig
-from runtime.stage.stage import LeftGradients, Weights
+from runtime.stage.stage import DeferredWeightGradients
+from runtime.stage.weight_versions import Weights
 
 UNSUMMED = ["reset", "backward", "backward"]
 SUMMED = ["wait", "wait", "before", "step"]
@@ -275,7 +276,9 @@ def ones(count: int) -> list[nn.Parameter]:
 def test_each_parameter_is_told_of_once_and_not_before_its_gradient_is_complete() -> None:
     once, twice, never = ones(3)
     told: list[tuple[Tensor, object]] = []
-    left = LeftGradients([once, twice, never], lambda p: told.append((p, None if p.grad is None else p.grad.tolist())))
+    left = DeferredWeightGradients(
+        [once, twice, never], lambda p: told.append((p, None if p.grad is None else p.grad.tolist()))
+    )
     left.note((twice, None), lambda: (torch.ones(2), None))
     left.note((once, twice), lambda: (torch.ones(2), torch.ones(2)))
     assert told == []
@@ -285,7 +288,7 @@ def test_each_parameter_is_told_of_once_and_not_before_its_gradient_is_complete(
 
 def test_nobody_needs_to_listen() -> None:
     (parameter,) = ones(1)
-    left = LeftGradients([parameter], None)
+    left = DeferredWeightGradients([parameter], None)
     left.note((parameter, None), lambda: (torch.ones(2), None))
     left.run()
     assert parameter.grad.tolist() == [1, 1]
