@@ -35,7 +35,7 @@ from runtime.spatial.empties import connected
 from runtime.spatial.exchange import PeerGroup
 from runtime.spatial.layer_shard import LayerShard, NodeCall, evaluate, group_of
 from runtime.spatial.op_rules import form
-from runtime.stage.cut import NUM_SAMPLES, Rule
+from runtime.stage.cut import NUM_SAMPLES, NodeRule
 from runtime.stage.modes import MicrobatchShard
 from runtime.stage.random.streams import DrawnPart
 
@@ -178,7 +178,7 @@ class DividedStage:
         self.later.clear()
         self.wire.reset()
 
-    def rule(self, inner: Rule, *, training: bool = True) -> Rule:
+    def rule(self, inner: NodeRule, *, training: bool = True) -> NodeRule:
         """The rule that puts forms in place of operators; ``inner`` says what those are (draws, evaluation)."""
 
         def rule(node: fx.Node) -> Callable[..., Any] | None:

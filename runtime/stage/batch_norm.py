@@ -25,7 +25,7 @@ from torch import Tensor, fx
 from torch.autograd.function import once_differentiable
 
 from planner.ir.errors import StageFailedError
-from runtime.stage.cut import Rule, takes_statistics
+from runtime.stage.cut import NodeRule, takes_statistics
 from runtime.transport.small_allgather import Tell
 
 _CHUNK_BYTES = 4 * 2**20
@@ -41,7 +41,7 @@ Meanwhile = Callable[[], None]
 """Something else to do while ranks tell each other."""
 
 
-def synchronise(tell_of: Callable[[str], Tell]) -> Rule:
+def synchronise(tell_of: Callable[[str], Tell]) -> NodeRule:
     """The rule that puts :func:`synchronised_batch_norm` in place of batch normalisation in training mode.
 
     Args:

@@ -33,7 +33,7 @@ from runtime import spatial
 from runtime.captured import CapturedModule
 from runtime.extra import RuntimeExtra
 from runtime.numerics.finite import Examiner
-from runtime.stage.cut import Attribute, Rule, StageFunction, cut_stage
+from runtime.stage.cut import NodeRule, StageAttribute, StageFunction, cut_stage
 from runtime.stage.modes import MicrobatchContext, MicrobatchShard, Mode, cannot_evaluate, in_evaluation
 from runtime.stage.sample_weights import Weighed, weighing
 
@@ -58,7 +58,7 @@ class StageCall(NamedTuple):
 
     microbatch_shard: MicrobatchShard
     values: tuple[Tensor, ...]
-    state: tuple[Attribute, ...]
+    state: tuple[StageAttribute, ...]
 
 
 class StageCalls:
@@ -113,7 +113,7 @@ class StageCalls:
         function: StageFunction,
         microbatch_shard: MicrobatchShard,
         values: tuple[Tensor, ...],
-        state: tuple[Attribute, ...],
+        state: tuple[StageAttribute, ...],
     ) -> Sequence[Tensor]:
         if self.examiner is None or function.traced is None:
             return function.function(microbatch_shard.num_samples, *microbatch_shard.sizes, *values, *state)
@@ -153,7 +153,7 @@ class StageCut:
     recomputed: Spans = ()
 
     def function(
-        self, rule: Rule, *, training: bool = True, late: bool = False, span_recompute: SpanRecompute | None = None
+        self, rule: NodeRule, *, training: bool = True, late: bool = False, span_recompute: SpanRecompute | None = None
     ) -> StageFunction:
         """The stage, with nodes replaced by ``rule``; ``late``: compiled when it is first called.
 
@@ -205,7 +205,7 @@ class StageFunctions:
         self,
         cut: StageCut,
         tell_of: Callable[[str], Tell] | None,
-        draws: Rule,
+        draws: NodeRule,
         *,
         halves: bool = False,
         divided: spatial.DividedStage | None = None,
@@ -234,7 +234,7 @@ class StageFunctions:
                 evaluating = required(in_blocks, "runtime", "stages in blocks")
             self._others = {Mode(False, False): evaluating}
             return
-        together: list[Rule] = []
+        together: list[NodeRule] = []
         if tell_of is not None:
             from runtime.stage.batch_norm import synchronise  # late: a rank alone has no statistics but its own
 
@@ -264,7 +264,7 @@ class StageFunctions:
         return function
 
 
-def first_of(rules: Iterable[Rule]) -> Rule:
+def first_of(rules: Iterable[NodeRule]) -> NodeRule:
     """The rule that asks ``rules`` in turn."""
     asked = tuple(rules)
 
@@ -275,7 +275,7 @@ def first_of(rules: Iterable[Rule]) -> Rule:
 
 
 def _attempt(
-    cut: StageCut, rule: Rule, training: bool, span_recompute: SpanRecompute | None
+    cut: StageCut, rule: NodeRule, training: bool, span_recompute: SpanRecompute | None
 ) -> StageFunction | UnsupportedModelError:
     """A function that may never be asked for, or why there is none."""
     if cut.model.evaluation and not training:
@@ -286,7 +286,7 @@ def _attempt(
         return error.with_traceback(None)  # whose frames hold the model
 
 
-def without_rows(rule: Rule) -> Rule:
+def without_rows(rule: NodeRule) -> NodeRule:
     """``rule``, and where it leaves an operator as it is, one that gives an empty result where torch refuses to."""
 
     def found(node: fx.Node) -> Callable[..., Any] | None:

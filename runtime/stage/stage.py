@@ -22,7 +22,7 @@ from cuda_ops._torch import run_backward
 from cuda_ops.dense.backward_halves import Gradients
 from cuda_ops.dense.deferred_gradients import CurrentQueue, WeightGradientQueue, accumulate
 from runtime.numerics.finite import Examiner
-from runtime.stage.cut import Attribute, StageFunction
+from runtime.stage.cut import StageAttribute, StageFunction
 from runtime.stage.functions import StageCall, StageCalls, Variant
 from runtime.stage.modes import MicrobatchContext, MicrobatchShard, RunConfig
 from runtime.stage.random.streams import CounterRng
@@ -348,19 +348,19 @@ class StageProgram:
             self.losses[microbatch] = outputs.pop(self._loss).detach()
         return {name: output.detach() for name, output in outputs.items()}
 
-    def _with(self, weights: tuple[Tensor, ...]) -> tuple[Attribute, ...]:
+    def _with(self, weights: tuple[Tensor, ...]) -> tuple[StageAttribute, ...]:
         """The attributes, with ``weights`` in place of the parameters."""
         state = list(self._state)
         for place, tensor in zip(self._trained, weights, strict=True):
             state[place] = tensor
         return tuple(state)
 
-    def _unwritten(self, state: tuple[Attribute, ...]) -> tuple[Attribute, ...]:
+    def _unwritten(self, state: tuple[StageAttribute, ...]) -> tuple[StageAttribute, ...]:
         """``state``, but with copies of what the function writes."""
         return _copied(state, self._written)
 
 
-def _copied(state: tuple[Attribute, ...], places: Collection[int]) -> tuple[Attribute, ...]:
+def _copied(state: tuple[StageAttribute, ...], places: Collection[int]) -> tuple[StageAttribute, ...]:
     """``state``, but with copies of what stands at ``places``."""
     if not places:
         return state
