@@ -251,7 +251,7 @@ def _copied(
     copy_of: Callable[[fx.Node], fx.Node],
     first: fx.Node | None,
 ) -> fx.Node:
-    """A node of a stage, or in its place the call of ``function``, which takes ``first`` before the node's arguments."""
+    """A node of a stage, or in its place the call of ``function``, which takes ``first`` before its own arguments."""
     if function is None:
         return graph.node_copy(node, copy_of)
     args = fx.map_arg(node.args, copy_of)
