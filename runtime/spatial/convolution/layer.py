@@ -32,7 +32,8 @@ from runtime.spatial.convolution.overlapped import (
     num_multiplications,
     pays,
 )
-from runtime.spatial.convolution.terms import ConvWindow, TermCall, piece_term
+from runtime.spatial.convolution.term_call import TermCall
+from runtime.spatial.convolution.terms import ConvWindow, piece_term
 from runtime.spatial.exchange import Exchange
 from runtime.spatial.layer_shard import LayerShard
 

@@ -27,7 +27,8 @@ from torch import Tensor
 
 from planner.ir.box import Box
 from runtime.pipeline.routing import Cuts, cuts_of
-from runtime.spatial.convolution.terms import LEADING, ConvWindow, Term, TermCall, main_term, piece_term
+from runtime.spatial.convolution.term_call import TermCall
+from runtime.spatial.convolution.terms import LEADING, ConvWindow, Term, main_term, piece_term
 from runtime.spatial.exchange import Arriving, Exchange, Pieces
 
 
