@@ -26,6 +26,7 @@ from torch.utils.flop_counter import register_flop_formula
 from cuda_ops._torch import FakeTensor, disable_dynamo
 from cuda_ops.sparse import checks
 from cuda_ops.sparse.dispatch import implementation
+from cuda_ops.sparse.keys import AxisInts
 
 NAMESPACE = "halopipe"
 SITES = "int[3] kernel, int[3] stride, int[3] dilation"
@@ -77,20 +78,17 @@ for _name, _schema in SCHEMAS.items():
     torch.library.impl(f"{NAMESPACE}::{_name}", "default")(_kernel_of(_name))
 
 
-Triple = Sequence[int]
-
-
 def _sorted_sites(coordinates: Tensor) -> tuple[Tensor, Tensor]:
     sites = coordinates.shape[0]
     return coordinates.new_empty(sites, dtype=torch.int64), coordinates.new_empty(sites, dtype=torch.int64)
 
 
-def _new_sites(keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple) -> Tensor:
+def _new_sites(keys: Tensor, kernel: AxisInts, stride: AxisInts, dilation: AxisInts) -> Tensor:
     return keys.new_empty(torch.library.get_ctx().new_dynamic_size())
 
 
 def _kernel_map(
-    in_keys: Tensor, out_keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple, transposed: bool
+    in_keys: Tensor, out_keys: Tensor, kernel: AxisInts, stride: AxisInts, dilation: AxisInts, transposed: bool
 ) -> Tensor:
     return in_keys.new_empty((prod(kernel), out_keys.shape[0]), dtype=torch.int32)
 

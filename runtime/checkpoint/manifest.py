@@ -41,7 +41,7 @@ SAFETENSORS = "safetensors"
 _MOST_ELEMENTS = 1 << 60
 
 Count = Annotated[int, Field(ge=0)]
-Place = Count | tuple[Count, ...]
+SlicePlace = Count | tuple[Count, ...]
 AnyFloat = Annotated[float, Field(allow_inf_nan=True)]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
@@ -58,8 +58,8 @@ class StoredPart(NamedTuple):
 
     folder: str
     stored: str
-    start: Place
-    stop: Place
+    start: SlicePlace
+    stop: SlicePlace
     sha256: Digest
 
     @property

@@ -16,16 +16,16 @@ from runtime.stage.modes import MicrobatchShard
 from runtime.stage.random.streams import CounterRng
 from runtime.stage.random.user_module import Answers
 
-Tensors = tuple[torch.Tensor, ...]
-LossOf = Callable[[Tensors, Tensors], torch.Tensor]
+StepTensors = tuple[torch.Tensor, ...]
+LossOf = Callable[[StepTensors, StepTensors], torch.Tensor]
 """(inputs, targets) -> loss, a mean over samples."""
 
 
 def serial_step(
     loss_of: LossOf,
     optimizer: Optimizer,
-    inputs: Tensors,
-    targets: Tensors,
+    inputs: StepTensors,
+    targets: StepTensors,
     micro_batches: tuple[int, ...],
     rng: CounterRng | None = None,
     *,
@@ -66,7 +66,7 @@ def serial_step(
 def serial_step_each(
     loss_of: LossOf,
     optimizer: Optimizer,
-    parts: Sequence[tuple[Tensors, Tensors]],
+    parts: Sequence[tuple[StepTensors, StepTensors]],
     rows: Sequence[int],
     rng: CounterRng | None = None,
     *,
@@ -94,7 +94,7 @@ def serial_step_each(
     return total
 
 
-def in_rows(tensors: Tensors, first: int, count: int, global_batch: int) -> Tensors:
+def in_rows(tensors: StepTensors, first: int, count: int, global_batch: int) -> StepTensors:
     """Samples of whatever has as many rows as the batch; the rest is whole."""
     return tuple(
         tensor.narrow(0, first, count) if tensor.ndim and tensor.shape[0] == global_batch else tensor

@@ -43,7 +43,7 @@ _LR = 0.01
 """In place of the learning rate: a warm-up may begin with 0."""
 
 _MOST_GROUPS = 6
-_Updates = dict[int, list[torch.Tensor]]
+_Trajectories = dict[int, list[torch.Tensor]]
 """A parameter after each step, by its number."""
 
 _SEVERAL = "the plan has several stages, each with an optimiser that has the stage's own parameters alone"
@@ -157,19 +157,19 @@ class _Trial:
     width: int = 0
     dtype: torch.dtype | None = None
 
-    def updates(self, parity: int, *, louder: bool = False, alone: bool = False) -> _Updates:
+    def updates(self, parity: int, *, louder: bool = False, alone: bool = False) -> _Trajectories:
         """The parameters of even or odd numbers after each step.
 
         Args:
             louder: whether the gradients of the others are other ones, and larger.
             alone: whether the others are not there.
         """
-        by_number: _Updates = {}
+        by_number: _Trajectories = {}
         for count in _COUNTS:
             copy_of, parameters = self._copy([parity] if alone else [0, 1])
             watched = {number: each for number, each in parameters.items() if number % 2 == parity}
             scales = [*[1.0] * _FIRST_STEPS, *(scale for scale in _SCALES for _ in range(_STEPS))]
-            history: list[dict[_Path, float]] = []
+            history: list[dict[_NumberPath, float]] = []
             for step, scale in enumerate(scales):
                 if step == _FIRST_STEPS and count:
                     _set_ahead(copy_of, history, count)
@@ -183,7 +183,7 @@ class _Trial:
                     by_number.setdefault(number, []).append(parameter.detach().clone())
         return by_number
 
-    def is_alike(self, one: _Updates, other: _Updates) -> bool:
+    def is_alike(self, one: _Trajectories, other: _Trajectories) -> bool:
         """Whether the two are the same, but for rounding."""
         pairs = (pair for number, own in one.items() for pair in zip(own, other[number], strict=True))
         return all(
@@ -230,10 +230,10 @@ def _gradient(parameter: nn.Parameter, phase: float, scale: float) -> torch.Tens
     return (values.sin() * scale).view(parameter.shape).to(parameter.dtype)
 
 
-_Path = tuple[str, ...]
+_NumberPath = tuple[str, ...]
 
 
-def _numbers(optimizer: torch.optim.Optimizer) -> Iterator[tuple[_Path, Any, Any, float]]:
+def _numbers(optimizer: torch.optim.Optimizer) -> Iterator[tuple[_NumberPath, Any, Any, float]]:
     """(path, what holds it, under which key, number) of all that an optimiser keeps."""
     states = [each for key, each in optimizer.state.items() if isinstance(key, torch.Tensor)]
     places: list[tuple[str, Any, Iterable[Any]]] = [
@@ -247,7 +247,7 @@ def _numbers(optimizer: torch.optim.Optimizer) -> Iterator[tuple[_Path, Any, Any
             yield from _numbers_in((name, str(key)), holder, key)
 
 
-def _numbers_in(path: _Path, holder: Any, key: Any) -> Iterator[tuple[_Path, Any, Any, float]]:
+def _numbers_in(path: _NumberPath, holder: Any, key: Any) -> Iterator[tuple[_NumberPath, Any, Any, float]]:
     value = holder[key]
     if isinstance(value, dict | list):
         for inner in list(value) if isinstance(value, dict) else range(len(value)):
@@ -258,7 +258,7 @@ def _numbers_in(path: _Path, holder: Any, key: Any) -> Iterator[tuple[_Path, Any
         yield path, holder, key, value
 
 
-def _set_ahead(optimizer: torch.optim.Optimizer, history: list[dict[_Path, float]], count: float) -> None:
+def _set_ahead(optimizer: torch.optim.Optimizer, history: list[dict[_NumberPath, float]], count: float) -> None:
     """Whatever has risen by one with each step of ``history`` has counted ``count`` more."""
     before, last, now = history
     for path, holder, key, value in _numbers(optimizer):

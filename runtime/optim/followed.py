@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from cuda_ops._torch import note_step, times_written
 from planner.ir.errors import UsageError
-from runtime.optim.schedules import Numbers, Schedules, SteppedElsewhere
+from runtime.optim.schedules import ScheduleNumbers, Schedules, SteppedElsewhere
 from runtime.optim.sharding import STEP
 from runtime.optim.user_object import (
     Twin,
@@ -39,7 +39,7 @@ from runtime.optim.user_object import (
 )
 
 if TYPE_CHECKING:
-    from runtime.spatial.parameters import Parts
+    from runtime.spatial.parameters import ParameterParts
 
 _Writes = dict[tuple[Any, str], tuple[int, int]]
 
@@ -59,7 +59,7 @@ class FollowedSettings:
     of_parameters: dict[str, dict[str, Any]]
 
 
-Settings = tuple[FollowedSettings, Numbers | None]
+KeptSettings = tuple[FollowedSettings, ScheduleNumbers | None]
 """And what schedules keep, None where it is not told."""
 
 
@@ -146,7 +146,7 @@ class Followed:
         return copied(self.optimizer, {number: (Twin(parameters[name]),) for number, name in name_of.items()})
 
     def __call__(
-        self, named_parameters: Iterable[tuple[str, nn.Parameter]], parts: Parts = MappingProxyType({})
+        self, named_parameters: Iterable[tuple[str, nn.Parameter]], parts: ParameterParts = MappingProxyType({})
     ) -> torch.optim.Optimizer:
         """The optimiser of a stage, which has ``parts`` of some parameters."""
         twins = [(name, Twin(parameter, parts.get(name))) for name, parameter in named_parameters]
@@ -199,11 +199,11 @@ class Followed:
             vars(self.names[name]).update(of_parameter)
 
     @property
-    def kept(self) -> Settings:
+    def kept(self) -> KeptSettings:
         """Settings, and what schedules keep: to be told to another process."""
         return self.settings, None if self.schedules is None else self.schedules.numbers()
 
-    def take(self, kept: Settings) -> None:
+    def take(self, kept: KeptSettings) -> None:
         """What another process told: settings, and what schedules keep where that is told too."""
         self.settings, numbers = kept
         if self.schedules is not None and numbers is not None:

@@ -25,7 +25,7 @@ from planner.ir.program import BUCKET_BYTES
 from planner.ir.program import in_buckets as places_in_buckets
 from runtime.transport import Pending
 
-Bucket = tuple[nn.Parameter, ...]
+ParameterBucket = tuple[nn.Parameter, ...]
 
 StartSum = Callable[[torch.Tensor], Pending]
 """Starts to replace a tensor by its sum over the ranks of a stage."""
@@ -142,7 +142,7 @@ class GradientBuckets:
         self._pending.append(self._start_sum[number](flat_gradients(self.buckets[number])))
 
 
-def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> tuple[Bucket, ...]:
+def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> tuple[ParameterBucket, ...]:
     """The parameters from the last to the first, in buckets of one dtype and device (``planner.ir.program``)."""
     listed = list(parameters)
     kinds = [(parameter.dtype, parameter.device) for parameter in listed]
@@ -151,7 +151,7 @@ def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int = BUCKET_BY
 
 
 @torch.no_grad()
-def flat_gradients(bucket: Bucket) -> torch.Tensor:
+def flat_gradients(bucket: ParameterBucket) -> torch.Tensor:
     """The gradients of a bucket in one tensor, of which they become views; zero where one is missing.
 
     The only gradient of a bucket is not copied, unless its elements lie in another order than its dims.

@@ -12,12 +12,12 @@ from torch import nn
 
 from runtime.optim.gradient_buckets import GradientBuckets, StartSum
 from runtime.optim.optimizer import StageOptimizer
-from runtime.optim.sharding import Exchange, ShardedParameters
+from runtime.optim.sharding import FlatExchange, ShardedParameters
 from runtime.rank import RankContext
 
 if TYPE_CHECKING:
     from runtime.optim.pass_shards import PassShards, UsePlaces
-    from runtime.spatial import Parts
+    from runtime.spatial import ParameterParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Updates:
     reduction: GradientBuckets | ShardedParameters | None
     optimizer: StageOptimizer | None
     speaks_for: frozenset[str]
-    parts: Parts = field(default_factory=dict)
+    parts: ParameterParts = field(default_factory=dict)
     in_passes: PassShards | None = None
 
     def group(self, name: str, ranks: tuple[int, ...]) -> tuple[int, ...]:
@@ -56,7 +56,7 @@ def updates_of(
     context: RankContext,
     stage: int,
     parameters: Mapping[str, nn.Parameter],
-    parts: Parts,
+    parts: ParameterParts,
     places: Mapping[str, UsePlaces] = MappingProxyType({}),
 ) -> Updates:
     """The updates of ``stage``.
@@ -121,14 +121,14 @@ def _shards(context: RankContext, own: Mapping[str, nn.Parameter], ranks: tuple[
     return ShardedParameters(own, ranks.index(context.rank), len(ranks), *_halves(context, ranks))
 
 
-def _halves(context: RankContext, ranks: tuple[int, ...]) -> tuple[Exchange, Exchange]:
+def _halves(context: RankContext, ranks: tuple[int, ...]) -> tuple[FlatExchange, FlatExchange]:
     """The two halves of a sum over ``ranks``: scattered, and gathered."""
     transport = context.transport
     return partial(transport.reduce_scatter, ranks=ranks), partial(transport.all_gather, ranks=ranks)
 
 
 def _buckets(
-    context: RankContext, own: Mapping[str, nn.Parameter], parts: Parts, ranks: tuple[int, ...]
+    context: RankContext, own: Mapping[str, nn.Parameter], parts: ParameterParts, ranks: tuple[int, ...]
 ) -> GradientBuckets:
     @cache  # one function for each group of ranks
     def sum_over(group: tuple[int, ...]) -> StartSum | None:

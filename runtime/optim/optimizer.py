@@ -29,7 +29,7 @@ from runtime.optim.sharding import ParameterSlice, ShardedParameters, give_slice
 from runtime.optim.user_object import asks_for_closure
 
 if TYPE_CHECKING:
-    from runtime.spatial import ParameterPart, Parts
+    from runtime.spatial import ParameterPart, ParameterParts
 
 MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], LRScheduler | Sequence[LRScheduler]]
@@ -68,7 +68,7 @@ class StageOptimizer:
         parameters: Mapping[str, nn.Parameter],
         make: MakeOptimizer,
         sharded: ShardedParameters | None = None,
-        parts: Parts | None = None,
+        parts: ParameterParts | None = None,
         *,
         is_alone: bool = True,
     ) -> None:

@@ -23,7 +23,7 @@ from planner.ir.errors import UsageError
 from runtime.checkpoint.state import BoxOf, Number, RankState, Slice
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer import StageOptimizer
-from runtime.optim.schedules import Numbers, filled, is_leaf, leaves, number_like
+from runtime.optim.schedules import ScheduleNumbers, filled, is_leaf, leaves, number_like
 from runtime.optim.sharding import STEP
 from runtime.optim.user_object import is_plain, named_state, own_attributes
 
@@ -184,7 +184,7 @@ def _saved_settings(group: Mapping[str, Any], name: str, source: StateSource) ->
     return cast("dict[str, Any]", filled(_settings(group), (), partial(_read, source, "group", name)))
 
 
-def _schedule_numbers(source: StateSource, names: Sequence[str]) -> Numbers:
+def _schedule_numbers(source: StateSource, names: Sequence[str]) -> ScheduleNumbers:
     """What schedules kept, by a parameter of each group; a group without any, which trains nothing, takes another's."""
     some = next(filter(None, names))
     heads = [f"scheduler/{name or some}/" for name in names]
@@ -226,7 +226,7 @@ def _entry(stage: StageOptimizer, name: str, entry: str, source: StateSource) ->
 def _numbers(stage: StageOptimizer) -> Iterator[tuple[str, str, Number]]:
     """(name, key, number) of all that is kept: of groups and schedules for each parameter, of the object for one."""
     groups = stage.optimizer.param_groups
-    none: Numbers = [{}] * len(groups)
+    none: ScheduleNumbers = [{}] * len(groups)
     schedules = none if stage.schedules is None else stage.schedules.numbers() or none
     for group, numbers, names in zip(groups, schedules, stage.group_names, strict=True):
         kept = [("group", *each) for each in leaves(_settings(group), (), 0)]

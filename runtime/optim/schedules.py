@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from planner.ir.errors import UsageError
 from runtime.checkpoint.state import Number
 
-Numbers = Sequence[Mapping[str, Number]]
+ScheduleNumbers = Sequence[Mapping[str, Number]]
 """By group, then by place."""
 
 ReadNumber = Callable[[str, int | None], Number]
@@ -66,7 +66,7 @@ class Schedules:
         for schedule in self._schedules:
             schedule.step()
 
-    def numbers(self) -> Numbers:
+    def numbers(self) -> ScheduleNumbers:
         """What they keep.
 
         Raises:
@@ -75,7 +75,7 @@ class Schedules:
         state = self._state
         return [dict(leaves(state, (), group)) for group in range(len(self.optimizer.param_groups))]
 
-    def load(self, numbers: Numbers) -> None:
+    def load(self, numbers: ScheduleNumbers) -> None:
         """Puts back what :meth:`numbers` gave.
 
         Raises:
@@ -121,16 +121,16 @@ class SteppedElsewhere:
     """Schedules that another process steps, as the ranks of a script know them: it tells them what they keep."""
 
     def __init__(self) -> None:
-        self._numbers: Numbers = []
+        self._numbers: ScheduleNumbers = []
 
     def step(self) -> None:
         """Nothing: that is done there."""
 
-    def numbers(self) -> Numbers:
+    def numbers(self) -> ScheduleNumbers:
         """What was told, or loaded, last; empty where nothing was."""
         return self._numbers
 
-    def load(self, numbers: Numbers) -> None:
+    def load(self, numbers: ScheduleNumbers) -> None:
         """Keeps them."""
         self._numbers = numbers
 

@@ -20,9 +20,9 @@ from torch import nn
 
 from planner.ir.errors import UsageError
 from planner.ir.program import BUCKET_BYTES
-from runtime.optim.gradient_buckets import Bucket, flat_gradients, in_buckets
+from runtime.optim.gradient_buckets import ParameterBucket, flat_gradients, in_buckets
 
-Exchange = Callable[[torch.Tensor, Sequence[int]], None]
+FlatExchange = Callable[[torch.Tensor, Sequence[int]], None]
 """(flat, counts): a reduce-scatter or all-gather over the stage's ranks, in place; counts by rank."""
 
 ELEMENTWISE = ["ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
@@ -56,7 +56,7 @@ class ShardedBucket:
         slices: this rank's, by parameter, each with its place in ``flat``.
     """
 
-    bucket: Bucket
+    bucket: ParameterBucket
     flat: torch.Tensor
     counts: tuple[int, ...]
     slices: dict[nn.Parameter, tuple[ParameterSlice, slice]]
@@ -88,8 +88,8 @@ class ShardedParameters:
         parameters: Mapping[str, nn.Parameter],
         index: int,
         num_shards: int,
-        reduce_scatter: Exchange,
-        all_gather: Exchange,
+        reduce_scatter: FlatExchange,
+        all_gather: FlatExchange,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self._names = {parameter: name for name, parameter in parameters.items()}
@@ -160,7 +160,7 @@ class ShardedParameters:
 
 
 @torch.no_grad()
-def _shards(bucket: Bucket, index: int, num_shards: int) -> ShardedBucket:
+def _shards(bucket: ParameterBucket, index: int, num_shards: int) -> ShardedBucket:
     """Moves a bucket's parameters into one flat tensor and cuts it evenly; the first parts may be larger by one."""
     flat = torch.cat([parameter.reshape(-1) for parameter in bucket])
     each, rest = divmod(flat.numel(), num_shards)

@@ -23,11 +23,8 @@ from runtime.transport import Key, Spec
 
 CPU = torch.device("cpu")
 
-Cut = tuple[int, int, int]
-"""(dim, start, length): arguments of ``Tensor.narrow``."""
-
-Cuts = tuple[Cut, ...]
-"""Of the dims along which a part is not all of a tensor."""
+DimCuts = tuple[tuple[int, int, int], ...]
+"""(dim, start, length), as ``Tensor.narrow`` takes them, of the dims along which a part is not all of a tensor."""
 
 Piece = tuple[Box, torch.Tensor]
 """Where a tensor lies, in the coordinates of its micro-batch, and the tensor."""
@@ -38,7 +35,7 @@ def slices(box: Box, origin: Box) -> tuple[slice, ...]:
     return tuple(slice(a.start - o.start, a.stop - o.start) for a, o in zip(box, origin, strict=True))
 
 
-def cuts_of(box: Box, origin: Box) -> Cuts:
+def cuts_of(box: Box, origin: Box) -> DimCuts:
     """Where ``box`` lies in a tensor that covers ``origin``: the dims along which it is not all of it."""
     return tuple(
         (dim, part.start - whole.start, len(part))
@@ -47,7 +44,7 @@ def cuts_of(box: Box, origin: Box) -> Cuts:
     )
 
 
-def narrowed(tensor: torch.Tensor, cuts: Cuts) -> torch.Tensor:
+def narrowed(tensor: torch.Tensor, cuts: DimCuts) -> torch.Tensor:
     """A view of ``tensor``; itself where nothing is cut."""
     for cut in cuts:
         tensor = tensor.narrow(*cut)

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from runtime.spatial.empties import connected
     from runtime.spatial.exchange import PeerGroup
     from runtime.spatial.layer_shard import groups_in
-    from runtime.spatial.parameters import ParameterPart, Parts, groups_of_parameters, parts_of, sliced
+    from runtime.spatial.parameters import ParameterPart, ParameterParts, groups_of_parameters, parts_of, sliced
 
 __all__ = [
     "DeferredGradients",
     "DividedStage",
     "DrawnPlaces",
     "ParameterPart",
-    "Parts",
+    "ParameterParts",
     "PeerGroup",
     "connected",
     "groups_in",
@@ -53,7 +53,7 @@ _HOMES = {
     "DividedStage": "decompose",
     "DrawnPlaces": "decompose",
     "ParameterPart": "parameters",
-    "Parts": "parameters",
+    "ParameterParts": "parameters",
     "PeerGroup": "exchange",
     "connected": "empties",
     "groups_in": "layer_shard",

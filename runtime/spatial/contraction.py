@@ -25,7 +25,7 @@ from runtime.spatial.empties import connected
 from runtime.spatial.exchange import Arriving, Exchange
 from runtime.spatial.layer_shard import LayerShard, shape_of
 
-PartialSums = Callable[[Tensor, Tensor], Tensor]
+MakePartialSums = Callable[[Tensor, Tensor], Tensor]
 """(x, weight) -> the outputs of the filters in ``weight`` and the places in ``x``, from the input channels in both,
 without bias."""
 
@@ -103,7 +103,7 @@ def sharing_of(shard: LayerShard) -> Sharing:
     return made
 
 
-def contract(shard: LayerShard, x: Tensor, weight: Tensor, run: PartialSums) -> Tensor:
+def contract(shard: LayerShard, x: Tensor, weight: Tensor, run: MakePartialSums) -> Tensor:
     """The outputs that this rank keeps, summed over all input channels, without bias; differentiable.
 
     Args:
@@ -186,7 +186,7 @@ def _total(own: Tensor, pieces: list[Tensor]) -> Tensor:
     return total
 
 
-def _run(run: PartialSums, x: Tensor, weight: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _run(run: MakePartialSums, x: Tensor, weight: Tensor, shape: tuple[int, ...]) -> Tensor:
     """What ``run`` gives; zeros that hang on both where there is nothing to multiply."""
     if prod(shape) and x.numel() and weight.numel():
         return run(x, weight)

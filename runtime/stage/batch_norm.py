@@ -34,7 +34,7 @@ _CHUNK_BYTES = 4 * 2**20
 Counted = tuple[slice, ...] | None
 """The part of a tensor that makes statistics: () is all of it, None nothing."""
 
-Correction = tuple[Tensor, Tensor, Tensor, Tensor, bool, float, float, bool]
+NormCorrection = tuple[Tensor, Tensor, Tensor, Tensor, bool, float, float, bool]
 """What ``torch.batch_norm`` takes behind its input."""
 
 Meanwhile = Callable[[], None]
@@ -172,7 +172,7 @@ class _Normalise(torch.autograd.Function):
         return dx, sums[0] if needs_weight else None, sums[1] if needs_bias else None, None
 
 
-def _input_gradient(dy: Tensor, x: Tensor, scale: Tensor, counted: Counted, correction: Correction) -> Tensor:
+def _input_gradient(dy: Tensor, x: Tensor, scale: Tensor, counted: Counted, correction: NormCorrection) -> Tensor:
     """``scale dy``, and for what is counted ``slope x^ + offset``, which is itself one pass of batch normalisation."""
     scale = scale.to(dy.dtype).view(1, -1, *[1] * (x.dim() - 2))
     if counted == ():

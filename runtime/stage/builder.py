@@ -140,7 +140,7 @@ class StageBuilder:
         actions = [action for action in context.row if action.stage == stage]
         return RunConfig.of(actions, context.decision.stages[stage].recompute, self._model.autocast)
 
-    def _parts(self, stage: int, divided: spatial.DividedStage | None) -> spatial.Parts:
+    def _parts(self, stage: int, divided: spatial.DividedStage | None) -> spatial.ParameterParts:
         """What this rank has of parameters and buffers; those that are not named are whole."""
         context = self._context
         if divided is None or context.boundaries.axis is not None:
@@ -177,7 +177,7 @@ class StageBuilder:
         sent = self._sent(stage).keys() - without_gradient(graph) - {graph.loss}
         return tuple(name for name in function.outputs if name in sent and values[name].is_float)
 
-    def _cut(self, stage: int, parts: spatial.Parts, passes: ShardedPasses | None) -> StageCut:
+    def _cut(self, stage: int, parts: spatial.ParameterParts, passes: ShardedPasses | None) -> StageCut:
         context = self._context
         model = self._model
         layers = frozenset(context.decision.layers_of(stage))

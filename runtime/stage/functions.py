@@ -316,11 +316,11 @@ def _call(target: Callable[..., Any], shape: tuple[int, ...], is_trusted: bool, 
     return empty.reshape(shape)
 
 
-Result = tuple[tuple[int, ...], torch.dtype]
+EmptyResult = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of one of several results."""
 
 
-def _several(target: Callable[..., Any], results: list[Result], *args: Any) -> list[Tensor]:
+def _several(target: Callable[..., Any], results: list[EmptyResult], *args: Any) -> list[Tensor]:
     """Of a user's Function, which nobody wrote for no rows; other inputs than those without rows get gradients of 0."""
     tensors = list(_tensors(args))
     if all(tensor.numel() for tensor in tensors):
@@ -335,7 +335,7 @@ def _several(target: Callable[..., Any], results: list[Result], *args: Any) -> l
     ]
 
 
-def _without_rows(value: Tensor) -> Result:
+def _without_rows(value: Tensor) -> EmptyResult:
     return tuple(extent if isinstance(extent, int) else 0 for extent in value.shape), value.dtype
 
 

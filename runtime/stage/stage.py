@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from cuda_ops._torch import run_backward
-from cuda_ops.dense.backward_halves import Gradients
+from cuda_ops.dense.backward_halves import WeightGradients
 from cuda_ops.dense.deferred_gradients import CurrentQueue, WeightGradientQueue, accumulate
 from runtime.numerics.finite import Examiner
 from runtime.stage.cut import StageAttribute, StageFunction
@@ -46,7 +46,7 @@ class DeferredWeightGradients(WeightGradientQueue):
         self._parts: Counter[Tensor] = Counter()
         self._announced: set[Tensor] = set()
 
-    def note(self, targets: tuple[Tensor | None, Tensor | None], compute: Callable[[], Gradients]) -> None:
+    def note(self, targets: tuple[Tensor | None, Tensor | None], compute: Callable[[], WeightGradients]) -> None:
         super().note(targets, compute)
         for target in targets:
             if target is not None:

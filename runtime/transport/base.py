@@ -24,7 +24,7 @@ from planner.ir.errors import DeadlineError, TransportError
 Spec = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of one tensor of a message."""
 
-Words = tuple[object, ...]
+ErrorWords = tuple[object, ...]
 """What an error would say, put together only if there is one."""
 
 KEYED = 1 << 30
@@ -325,7 +325,7 @@ class Deadline:
         )
 
 
-def words(parts: Words) -> str:
+def words(parts: ErrorWords) -> str:
     """As an error says it."""
     return " ".join(map(str, parts))
 

@@ -19,7 +19,7 @@ import torch
 
 from runtime.transport.base import (
     Pending,
-    Words,
+    ErrorWords,
     add_in_order,
     check_member,
     declare,
@@ -71,7 +71,7 @@ class Meeting(NamedTuple):
     number: int
 
     @property
-    def what(self) -> Words:
+    def what(self) -> ErrorWords:
         """As errors call it."""
         return (self.series.title, self.number) if self.series.kind != BARRIER else (BARRIER,)
 

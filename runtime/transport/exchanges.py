@@ -30,7 +30,7 @@ from runtime.timeouts import TRANSPORT_S
 from runtime.transport.base import (
     KEYED,
     Pending,
-    Words,
+    ErrorWords,
     add_in_order,
     is_plain,
     plain,
@@ -45,9 +45,9 @@ from runtime.transport.works import OverWorks, PostedReceive, StreamWorks, Works
 ALL_STANDING_BYTES = 1 << 30
 """Of keyed exchanges' receives that stand ready; shapes that do not come again leave theirs behind."""
 
-_Place = tuple[str, int, int]
+_Endpoint = tuple[str, int, int]
 """Communicator, position of the other rank, tag."""
-_Sent = tuple[dist.Work, Words, torch.Tensor]
+_Sent = tuple[dist.Work, ErrorWords, torch.Tensor]
 """A send on its way, to whom, and what it sends."""
 
 
@@ -62,7 +62,7 @@ class _Subgroup(NamedTuple):
 
     ranks: tuple[int, ...]
     group: dist.ProcessGroup | None
-    what: Words
+    what: ErrorWords
     key: int | None = None
     standing_bytes: int = 0
 
@@ -82,9 +82,9 @@ class _Standing:
 
     def __init__(self, room_bytes: int) -> None:
         self._room_bytes = room_bytes
-        self._ready: dict[_Place, deque[PostedReceive]] = {}
+        self._ready: dict[_Endpoint, deque[PostedReceive]] = {}
 
-    def take(self, place: _Place) -> PostedReceive | None:
+    def take(self, place: _Endpoint) -> PostedReceive | None:
         """The first of those that stand there."""
         ready = self._ready.get(place)
         if not ready:
@@ -92,7 +92,7 @@ class _Standing:
         self._room_bytes += ready[0].buffer.nbytes
         return ready.popleft()
 
-    def add(self, place: _Place, receive: PostedReceive) -> None:
+    def add(self, place: _Endpoint, receive: PostedReceive) -> None:
         """One more, for which there is room."""
         self._room_bytes -= receive.buffer.nbytes
         self._ready.setdefault(place, deque()).append(receive)
@@ -142,7 +142,7 @@ class Exchanges(OverWorks):
         """These sends are waited for when their key comes again; until then they hold what they send."""
         self._sent.setdefault(key, []).extend(sent)
 
-    def post(self, subgroup: _Subgroup, place: _Place, buffer: torch.Tensor) -> PostedReceive:
+    def post(self, subgroup: _Subgroup, place: _Endpoint, buffer: torch.Tensor) -> PostedReceive:
         """Announce what comes from a place."""
         assert subgroup.group is not None  # there are two ranks
         begin = partial(subgroup.group.recv, [buffer], *place[1:])
@@ -207,7 +207,7 @@ class Exchanges(OverWorks):
 
     def _start_batch(
         self, subgroup: _Subgroup, moves: list[tuple[bool, int, torch.Tensor]]
-    ) -> list[tuple[dist.Work, Words]]:
+    ) -> list[tuple[dist.Work, ErrorWords]]:
         peers = ("one of", ", ".join(f"rank {subgroup.ranks[position]}" for _, position, _ in moves))
         operations = [
             dist.P2POp(
@@ -239,9 +239,9 @@ class _PendingExchange:
     subgroup: _Subgroup
     standing: _Standing
     is_read: bool = False
-    works: list[tuple[dist.Work, Words]] = field(default_factory=list)
+    works: list[tuple[dist.Work, ErrorWords]] = field(default_factory=list)
     copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    reposted: list[tuple[_Place, torch.Tensor]] = field(default_factory=list)
+    reposted: list[tuple[_Endpoint, torch.Tensor]] = field(default_factory=list)
     kept: list[_Sent] = field(default_factory=list)
 
     @without_gradients
@@ -386,7 +386,7 @@ def _number_of(num_elements: int, dtype: torch.dtype) -> int:
     return zlib.crc32(f"{num_elements} {dtype}".encode()) % KEYED
 
 
-def _peer(subgroup: _Subgroup, position: int) -> Words:
+def _peer(subgroup: _Subgroup, position: int) -> ErrorWords:
     return "rank", subgroup.ranks[position]
 
 

@@ -17,11 +17,11 @@ import torch
 
 from planner.ir.cluster import IN_PROCESS
 from planner.ir.errors import DeadlineError, TransportError
-from runtime.transport.base import Deadline, Key, Pending, Spec, Words, declare, gone, words
+from runtime.transport.base import Deadline, Key, Pending, Spec, ErrorWords, declare, gone, words
 from runtime.transport.collectives import BARRIER, ByRank, ExchangedCollectives, Meeting
 from runtime.transport.frame import Frame, FrameLayout, layout_for, layout_of, tag, unpack
 
-_Address = tuple[int, int, Hashable]
+_Slot = tuple[int, int, Hashable]
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class Hub:
         self.deadline_s = deadline_s
         self.changed = threading.Condition()
         self.mailboxes: dict[tuple[int, int, int], Mailbox] = {}
-        self.parcels: dict[_Address, torch.Tensor] = {}
+        self.parcels: dict[_Slot, torch.Tensor] = {}
         self._closed: set[int] = set()
         self._waiting: dict[int, _BlockedRank] = {}
         self._stall: tuple[str, ...] = ()
@@ -257,7 +257,7 @@ class InProcessTransport(ExchangedCollectives):
     @torch.no_grad()
     def _start(
         self,
-        what: Words,
+        what: ErrorWords,
         sent: ByRank,
         received: ByRank,
         going: Mapping[int, Hashable],
@@ -279,7 +279,7 @@ class _Delivery:
     transport: InProcessTransport
     hub: Hub
     what: str
-    expected: dict[_Address, torch.Tensor]
+    expected: dict[_Slot, torch.Tensor]
 
     def wait(self) -> None:
         rank = self.transport.rank

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from planner.ir import cluster as names
 from planner.ir.errors import TransportError
 from runtime.timeouts import TRANSPORT_S
-from runtime.transport.base import KEYED, Pending, Words, is_plain, met, plain, plain_like
+from runtime.transport.base import KEYED, Pending, ErrorWords, is_plain, met, plain, plain_like
 from runtime.transport.collectives import STARTED_SUM, ByRank, ExchangedCollectives, Meeting
 from runtime.transport.gloo import FrameMessages
 from runtime.transport.mpi_requests import MpiExchange, MpiSteps, MpiWire, MpiWorks, library, load_mpi, meet
@@ -127,7 +127,7 @@ class MpiTransport(ExchangedCollectives, FrameMessages):
             self._works.run(begun)
         return begun
 
-    def _start(self, sent: ByRank, received: ByRank, tag: int, what: Words) -> Pending:
+    def _start(self, sent: ByRank, received: ByRank, tag: int, what: ErrorWords) -> Pending:
         """Receives, then sends; what is not plain on the CPU, by way of what is."""
         copies = []
         requests = []

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from planner.ir.errors import DeadlineError, TransportError
-from runtime.transport.base import Deadline, Words, gone, words
+from runtime.transport.base import Deadline, ErrorWords, gone, words
 from runtime.transport.collectives import Steps
 from runtime.transport.works import Works
 
@@ -251,12 +251,12 @@ class MpiWorks(Works):
         self._farewells = {rank: self._farewell(wire.recv, rank) for rank in others}
         self._has_left = False
 
-    def wait(self, work: dist.Work, what: Words, peer: Words, deadline: Deadline) -> None:
+    def wait(self, work: dist.Work, what: ErrorWords, peer: ErrorWords, deadline: Deadline) -> None:
         request = cast("MpiRequest", work)
         self.until(request.test, what, lambda: (request.peer,), deadline)
 
     def until(
-        self, is_done: Callable[[], bool], what: Words, peers: Callable[[], Sequence[int]], deadline: Deadline
+        self, is_done: Callable[[], bool], what: ErrorWords, peers: Callable[[], Sequence[int]], deadline: Deadline
     ) -> None:
         """Until ``is_done()``, which depends on what ``peers()`` do.
 
@@ -296,7 +296,7 @@ class MpiWorks(Works):
         self._running.clear()
 
     def _look(
-        self, is_done: Callable[[], bool], what: Words, peers: Callable[[], Sequence[int]], deadline: Deadline
+        self, is_done: Callable[[], bool], what: ErrorWords, peers: Callable[[], Sequence[int]], deadline: Deadline
     ) -> None:
         left = [rank for rank in peers() if self._farewells[rank].test()]
         if left:
@@ -331,7 +331,7 @@ class MpiExchange:
         works: MpiWorks,
         requests: list[MpiRequest],
         copies: list[tuple[torch.Tensor, torch.Tensor]],
-        what: Words,
+        what: ErrorWords,
     ) -> None:
         self._works = works
         self._requests = requests

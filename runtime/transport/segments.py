@@ -242,7 +242,7 @@ class SharedSegments:
             self.put_rows(tensor.data_ptr(), rows, rank, channel, guard)
         return rows is not None
 
-    def put_rows(self, address: int, rows: Rows, rank: int, channel: int, guard: int) -> None:
+    def put_rows(self, address: int, rows: StridedRows, rank: int, channel: int, guard: int) -> None:
         """As :meth:`put` of stretches of memory, the first of them at ``address``.
 
         Raises:
@@ -466,12 +466,12 @@ def _shape_of(layout: FrameLayout) -> _Shape:
     return _Shape(HEADER_BYTES, _CODES[dtype], 8 * dtype.itemsize, len(shape), shape)
 
 
-Rows = tuple[int, int, int]
+StridedRows = tuple[int, int, int]
 """How many stretches of memory, bytes of each, bytes from one to the next."""
 
 
 @functools.lru_cache(maxsize=1024)
-def rows_of(shape: torch.Size, strides: tuple[int, ...], itemsize: int) -> Rows | None:
+def rows_of(shape: torch.Size, strides: tuple[int, ...], itemsize: int) -> StridedRows | None:
     """The stretches that make up such a tensor; None: it is no such.
 
     Elements of a stretch follow one another, and stretches are equally far apart.

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from planner.ir.box import Box, Interval
-from runtime.pipeline.routing import Cuts, narrowed
+from runtime.pipeline.routing import DimCuts, narrowed
 from runtime.spatial.contraction import contract, sharing_of
-from runtime.spatial.convolution.overlapped import LocalConv, Put, halo_conv
+from runtime.spatial.convolution.overlapped import LocalConv, PutGradients, halo_conv
 from runtime.spatial.convolution.term_call import TermCall, spread
 from runtime.spatial.convolution.terms import ConvWindow, main_term
 from runtime.spatial.empties import connected
@@ -47,10 +47,10 @@ class GatheredConv:
     exchange: Exchange
     box: Box
     shape: tuple[int, ...]
-    filters: Cuts
+    filters: DimCuts
     parts: tuple[tuple[FilterSegment, LocalConv], ...]
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, put: Put | None = None) -> Tensor:
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, put: PutGradients | None = None) -> Tensor:
         """The outputs; differentiable."""
         x = redistribute(x, self.exchange, self.box)
         if not self.parts:
@@ -138,7 +138,7 @@ class SharedConv:
     locals: dict[int, LocalConv | None] = field(default_factory=dict)
 
     def __call__(
-        self, shard: LayerShard, x: Tensor, weight: Tensor, bias: Tensor | None, put: Put | None = None
+        self, shard: LayerShard, x: Tensor, weight: Tensor, bias: Tensor | None, put: PutGradients | None = None
     ) -> Tensor:
         """The outputs that this rank keeps; differentiable."""
         y = contract(shard, redistribute(x, self.exchange, self.box), weight, self._partial_sums)
@@ -180,9 +180,9 @@ class FilterSegment:
 
     groups: int
     outputs: Interval
-    source: Cuts = ()
-    weight: Cuts = ()
-    bias: Cuts = ()
+    source: DimCuts = ()
+    weight: DimCuts = ()
+    bias: DimCuts = ()
 
     @property
     def is_whole(self) -> bool:
@@ -226,5 +226,5 @@ def segments(
     return tuple(calls)
 
 
-def _cuts(parts: tuple[tuple[int, tuple[int, int], int], ...]) -> Cuts:
+def _cuts(parts: tuple[tuple[int, tuple[int, int], int], ...]) -> DimCuts:
     return tuple((dim, *part) for dim, part, extent in parts if part != (0, extent))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cuda_ops.dense.conv_kernels import NATIVE, ConvKernel, Gradients, Mask, kernel_for
+from cuda_ops.dense.conv_kernels import NATIVE, ConvKernel, ConvGradients, Mask, kernel_for
 from runtime.pipeline.routing import narrowed
 from runtime.spatial.convolution.terms import Term
 
@@ -63,7 +63,7 @@ class TermCall:
             y = y.narrow(*cut)
         y.add_(contribution)
 
-    def gradients(self, dy: Tensor, x: Tensor, weight: Tensor, mask: Mask) -> Gradients:
+    def gradients(self, dy: Tensor, x: Tensor, weight: Tensor, mask: Mask) -> ConvGradients:
         """Gradients of the part, of the taps that touch it, and of the bias, from that of the outputs."""
         term = self.term
         dbias = None

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from cuda_ops.dense.conv_kernels import Options
+from cuda_ops.dense.conv_kernels import ConvOptions
 from planner.ir.box import Box, Interval
-from runtime.pipeline.routing import Cuts
+from runtime.pipeline.routing import DimCuts
 
 LEADING = 2
 """Dims before those of space: samples and channels."""
@@ -56,12 +56,12 @@ class Term:
         multiplications: per pair of channels.
     """
 
-    options: Options
-    source: Cuts = ()
+    options: ConvOptions
+    source: DimCuts = ()
     pad: tuple[int, ...] = ()
-    taps: Cuts = ()
-    rows: Cuts = ()
-    place: Cuts = ()
+    taps: DimCuts = ()
+    rows: DimCuts = ()
+    place: DimCuts = ()
     multiplications: int = 0
     source_pad: tuple[int, ...] = ()
     rows_pad: tuple[int, ...] = ()
@@ -111,7 +111,7 @@ def _term(window: ConvWindow, part: Box, outputs: Box, is_main: bool) -> Term | 
         if one is None:
             return None
         by_dim.append(one)
-    options: Options = (
+    options: ConvOptions = (
         window.stride,
         tuple(one.padding for one in by_dim),
         window.dilation,
@@ -234,7 +234,7 @@ def _unless(part: tuple[int, int], extent: int) -> tuple[int, int] | None:
     return None if part == (0, extent) else part
 
 
-def _cuts_of_space(parts: Sequence[tuple[int, int] | None]) -> Cuts:
+def _cuts_of_space(parts: Sequence[tuple[int, int] | None]) -> DimCuts:
     return tuple((LEADING + dim, *part) for dim, part in enumerate(parts) if part is not None)
 
 
