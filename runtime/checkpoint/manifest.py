@@ -331,9 +331,9 @@ def read_file(path: Path, name: str, offset: int = 0, length: int | None = None)
     """
     try:
         with open(path / name, "rb") as file:
-            left = max(0, os.fstat(file.fileno()).st_size - offset)
+            remaining = max(0, os.fstat(file.fileno()).st_size - offset)
             file.seek(offset)
-            return file.read(left if length is None else min(length, left))
+            return file.read(remaining if length is None else min(length, remaining))
     except (OSError, OverflowError) as error:
         raise damaged(path, f"{name} cannot be read: {error}") from None
 

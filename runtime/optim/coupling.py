@@ -2,7 +2,7 @@
 
 One of the user's own is tried on copies with small parameters, a few of each group:
 
-    with      a watched parameter beside others
+    with      a watched parameter together with others
     louder    the same, where the others' gradients are a thousand times as large, and other ones
     alone     the same, where the others have left their groups
 
@@ -90,14 +90,14 @@ def _fault(trial: _Trial, *, is_alone: bool) -> UsageError | None:
     name = type(trial.optimizer).__name__
     with _generators_kept():
         before = _generators()
-        beside = [trial.updates(parity) for parity in ((0,) if is_alone else (0, 1))]
+        together = [trial.updates(parity) for parity in ((0,) if is_alone else (0, 1))]
         if _generators() != before:
             return UsageError(
                 f"{name} draws random numbers, and each rank would draw others than one device does",
                 ["its step moved the state of a random generator"],
                 ["draw in forward or in the loss: those draws are the same under every plan (seed=)"],
             )
-        for parity, watched in enumerate(() if is_alone else beside):
+        for parity, watched in enumerate(() if is_alone else together):
             if not trial.is_alike(watched, trial.updates(parity, louder=True)):
                 return UsageError(
                     f"{name} makes the update of one parameter of others as well",

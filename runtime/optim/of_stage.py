@@ -90,8 +90,8 @@ def updates_of(
     }
     first = {name: parts[name].group[0] if name in parts else ranks[0] for name in trained}
     first |= {name: tie_of[name].ranks[0] for name in trained if name in tie_of}
-    held = {name: parts[name] for name in trained if name in parts}
-    optimizer = StageOptimizer(trained, context.optimizer, shards, held, is_alone=is_alone) if trained else None
+    own_parts = {name: parts[name] for name in trained if name in parts}
+    optimizer = StageOptimizer(trained, context.optimizer, shards, own_parts, is_alone=is_alone) if trained else None
     if in_passes is not None:
         in_passes.divide()
     return Updates(

@@ -77,17 +77,17 @@ def state_of(stage: StageOptimizer, speaks_for: Collection[str]) -> RankState:
     numbers: dict[str, Number] = {}
     writes: set[str] = set()
     for name, tensor in stage.tensors.items():
-        part = stage.slices.get(name)
-        held = stage.parts.get(name)
-        is_written = _speaks(stage, name, speaks_for) if part is None else part.start == 0
+        sliced = stage.slices.get(name)
+        part = stage.parts.get(name)
+        is_written = _speaks(stage, name, speaks_for) if sliced is None else sliced.start == 0
         for entry, value in stage.optimizer.state.get(tensor, {}).items():
             key = f"optimizer/{name}/{entry}"
             if isinstance(value, torch.Tensor):
                 tensors[key] = value
-                if part is not None and value.shape == tensor.shape:
-                    slices[key] = (part.start, part.stop, part.shape)
-                elif held is not None and entry != STEP and value.shape == tensor.shape:
-                    boxes[key] = (held.box, held.shape)
+                if sliced is not None and value.shape == tensor.shape:
+                    slices[key] = (sliced.start, sliced.stop, sliced.shape)
+                elif part is not None and entry != STEP and value.shape == tensor.shape:
+                    boxes[key] = (part.box, part.shape)
             elif isinstance(value, Number):
                 numbers[key] = value
             else:
@@ -196,8 +196,8 @@ def _schedule_numbers(source: StateSource, names: Sequence[str]) -> ScheduleNumb
 
 def _speaks(stage: StageOptimizer, name: str, speaks_for: Collection[str]) -> bool:
     """Whether this rank writes what there is once of a parameter, however many ranks have a part of it."""
-    held = stage.parts.get(name)
-    return name in speaks_for and (held is None or held.speaks)  # of a tied one a single stage speaks
+    part = stage.parts.get(name)
+    return name in speaks_for and (part is None or part.speaks)  # of a tied one a single stage speaks
 
 
 def _entries(source: StateSource) -> dict[str, list[str]]:
@@ -212,14 +212,14 @@ def _entries(source: StateSource) -> dict[str, list[str]]:
 
 def _entry(stage: StageOptimizer, name: str, entry: str, source: StateSource) -> Any:
     key = f"optimizer/{name}/{entry}"
-    part = stage.slices.get(name)
+    sliced = stage.slices.get(name)
     if key in source.numbers():
         return source.number(key)
-    if part is not None and entry != STEP and tuple(source.shape(key)) == part.shape:
-        return source.read_slice(key, part.start, part.stop)
-    held = stage.parts.get(name)
-    if held is not None and entry != STEP and key in source.tensors() and tuple(source.shape(key)) == held.shape:
-        return source.read_box(key, held.box)
+    if sliced is not None and entry != STEP and tuple(source.shape(key)) == sliced.shape:
+        return source.read_slice(key, sliced.start, sliced.stop)
+    part = stage.parts.get(name)
+    if part is not None and entry != STEP and key in source.tensors() and tuple(source.shape(key)) == part.shape:
+        return source.read_box(key, part.box)
     return source.read(key)
 
 

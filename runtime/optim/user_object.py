@@ -236,20 +236,20 @@ def _require_state_by_parameter(optimizer: torch.optim.Optimizer) -> None:
     name = type(optimizer).__name__
     of_parameters = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
-    def is_beside(each: _Reached) -> bool:
+    def is_foreign(each: _Reached) -> bool:
         value = each.value
         if each.is_code:
-            held = value.parameters() if isinstance(value, nn.Module) else (value,)
-            return value is optimizer or any(id(one) in of_parameters for one in held)
+            parameters = value.parameters() if isinstance(value, nn.Module) else (value,)
+            return value is optimizer or any(id(one) in of_parameters for one in parameters)
         if isinstance(value, torch.Tensor):
             return not (each.may_count and value.numel() == 1)
         return value is not optimizer and isinstance(value, nn.Module | torch.optim.Optimizer)
 
-    beside = list(dict.fromkeys(each.name for each in _reached(optimizer) if is_beside(each)))
-    if beside and not asks_for_closure(optimizer):
+    foreign = list(dict.fromkeys(each.name for each in _reached(optimizer) if is_foreign(each)))
+    if foreign and not asks_for_closure(optimizer):
         raise UsageError(
             f"this {name} cannot be divided over stages",
-            [f"it keeps {', '.join(beside)} beside its groups and the state of each parameter"],
+            [f"it keeps {', '.join(foreign)} beside its groups and the state of each parameter"],
             ["give a function that makes one of a stage's parameters: lambda parameters: ..."],
         )
 

@@ -163,7 +163,7 @@ class Executor:
         self._final = last_updates(row)
         self._tasks = self._made(row)
         self._batch: Batch | None = None
-        self._ahead = Ahead(beside=self._moves_inputs)
+        self._ahead = Ahead(on_thread=self._moves_inputs)
         self._step = 0
         self.outputs: dict[int, dict[str, Piece]] = {}
 

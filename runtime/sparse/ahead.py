@@ -69,7 +69,7 @@ class BatchPreparation(Protocol[BatchOf]):
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class PreparationThread:
     """The thread that prepares, with its clock.
 
     Attributes:

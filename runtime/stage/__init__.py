@@ -8,7 +8,7 @@ Modules:
     builder          Builds the stages of a rank, from the captured graph to the update of their weights
     cut              Cutting one stage out of the captured graph: a function of its inputs, its state and the number of
                      samples
-    functions        A stage's functions: in training and evaluation, under autocast, with and without rows
+    functions        A stage's functions: made for training and evaluation, and called
     index_ranges     Which integers the inputs of a step may hold: classes of a loss, rows of a table
     local_stage      One stage on a rank, as the executor calls it
     modes            How a stage is run, and on what part of a micro-batch
@@ -21,6 +21,7 @@ Modules:
     stage            Forward and backward of micro-batches on one rank
     state_dict       What the stages of a rank hold between steps, by the user's own names
     weight_versions  The versions of a stage's weights, in programs that update them within a step
+    without_rows     Operators on a rank that has no rows of a micro-batch
 """
 
 from __future__ import annotations

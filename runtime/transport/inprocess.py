@@ -101,9 +101,9 @@ class Hub:
             while not ready():
                 if self._stall:
                     raise DeadlineError(f"{what}: rank {rank} waits for {_names(missing())} forever", self._stall)
-                left = self._closed.intersection(missing())
-                if left:
-                    raise gone(what, rank, _names(sorted(left)), "it closed its transport")
+                departed = self._closed.intersection(missing())
+                if departed:
+                    raise gone(what, rank, _names(sorted(departed)), "it closed its transport")
                 remaining_s = deadline.left_s()
                 if remaining_s <= 0:
                     raise deadline.error(what, rank, _names(missing()))

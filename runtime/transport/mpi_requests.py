@@ -298,14 +298,14 @@ class MpiWorks(Works):
     def _look(
         self, is_done: Callable[[], bool], what: ErrorWords, peers: Callable[[], Sequence[int]], deadline: Deadline
     ) -> None:
-        left = [rank for rank in peers() if self._farewells[rank].test()]
-        if left:
+        departed = [rank for rank in peers() if self._farewells[rank].test()]
+        if departed:
             end_s = time.monotonic() + _STRAGGLE_S
             while time.monotonic() < end_s:
                 if is_done():
                     return
             self._fail()
-            raise gone(words(what), self.rank, _names(left), "it has left the job, or waited in vain itself")
+            raise gone(words(what), self.rank, _names(departed), "it has left the job, or waited in vain itself")
         if deadline.waited_s() >= deadline.limit_s:
             self._fail()
             self.leave()

@@ -112,17 +112,17 @@ class _SliceOutput:
 def run_concat(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any]) -> Any:
     """Concatenation and stacking: the parts of the inputs that lie in this rank's part, one behind the other.
 
-    Inputs that lie beside it are asked for nothing, and hang on the result all the same.
+    Inputs that lie outside it are asked for nothing, and hang on the result all the same.
     """
     attributes: Any = shard.layer.attributes
     pieces = [each for each in operands["tensors"] if each.numel()]
-    beside = [each for each in operands["tensors"] if not each.numel()]
+    outside = [each for each in operands["tensors"] if not each.numel()]
     output = shard.layer.outputs[0]
     if pieces[0].ndim < len(output.shape):
         result = torch.stack(pieces, attributes["dim"])
     else:
         result = pieces[0] if len(pieces) == 1 else torch.cat(pieces, attributes["dim"])
-    return connected(result.to(getattr(torch, output.dtype)), *beside)
+    return connected(result.to(getattr(torch, output.dtype)), *outside)
 
 
 @on_operands
