@@ -10,14 +10,15 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from runtime.stage.modes import MicrobatchShard
 from runtime.stage.random.streams import CounterRng
 from runtime.stage.random.user_module import Answers
 
-StepTensors = tuple[torch.Tensor, ...]
-LossOf = Callable[[StepTensors, StepTensors], torch.Tensor]
+StepTensors = tuple[Tensor, ...]
+LossOf = Callable[[StepTensors, StepTensors], Tensor]
 """(inputs, targets) -> loss, a mean over samples."""
 
 

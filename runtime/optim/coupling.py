@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from planner.ir.errors import UsageError
 from runtime.optim.user_object import Twin, copied, named_state, own_attributes, settings_of
@@ -43,7 +43,7 @@ _LR = 0.01
 """In place of the learning rate: a warm-up may begin with 0."""
 
 _MOST_GROUPS = 6
-_Trajectories = dict[int, list[torch.Tensor]]
+_Trajectories = dict[int, list[Tensor]]
 """A parameter after each step, by its number."""
 
 _SEVERAL = "the plan has several stages, each with an optimiser that has the stage's own parameters alone"
@@ -138,7 +138,7 @@ class _Corner:
 
     shape: tuple[int, ...]
 
-    def cut(self, tensor: torch.Tensor) -> torch.Tensor:
+    def cut(self, tensor: Tensor) -> Tensor:
         """Of a tensor of the parameter's shape."""
         return tensor[tuple(map(slice, self.shape))]
 
@@ -210,7 +210,7 @@ class _Trial:
                 own["params"].append(zero)
             if isinstance(own.get("lr"), float):
                 own["lr"] = _LR
-            elif isinstance(own.get("lr"), torch.Tensor):
+            elif isinstance(own.get("lr"), Tensor):
                 own["lr"].fill_(_LR)
         return copy_of, parameters
 
@@ -225,7 +225,7 @@ _ROUNDING = 1e4
 """Times that of a number: the two copies do the same, but for how many numbers a processor takes at once."""
 
 
-def _gradient(parameter: nn.Parameter, phase: float, scale: float) -> torch.Tensor:
+def _gradient(parameter: nn.Parameter, phase: float, scale: float) -> Tensor:
     values = torch.arange(parameter.numel(), dtype=torch.float64, device=parameter.device) * 0.7 + phase
     return (values.sin() * scale).view(parameter.shape).to(parameter.dtype)
 
@@ -235,7 +235,7 @@ _NumberPath = tuple[str, ...]
 
 def _numbers(optimizer: torch.optim.Optimizer) -> Iterator[tuple[_NumberPath, Any, Any, float]]:
     """(path, what holds it, under which key, number) of all that an optimiser keeps."""
-    states = [each for key, each in optimizer.state.items() if isinstance(key, torch.Tensor)]
+    states = [each for key, each in optimizer.state.items() if isinstance(key, Tensor)]
     places: list[tuple[str, Any, Iterable[Any]]] = [
         ("own", vars(optimizer), own_attributes(optimizer)),
         ("named", optimizer.state, named_state(optimizer)),
@@ -252,7 +252,7 @@ def _numbers_in(path: _NumberPath, holder: Any, key: Any) -> Iterator[tuple[_Num
     if isinstance(value, dict | list):
         for inner in list(value) if isinstance(value, dict) else range(len(value)):
             yield from _numbers_in((*path, str(inner)), value, inner)
-    elif isinstance(value, torch.Tensor) and value.numel() == 1:
+    elif isinstance(value, Tensor) and value.numel() == 1:
         yield path, holder, key, value.item()
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield path, holder, key, value
@@ -266,5 +266,5 @@ def _set_ahead(optimizer: torch.optim.Optimizer, history: list[dict[_NumberPath,
         if counts and now[path] - last[path] == last[path] - before[path] == 1:
             ahead = value + count
             holder[key] = (
-                torch.full_like(holder[key], ahead) if isinstance(holder[key], torch.Tensor) else type(value)(ahead)
+                torch.full_like(holder[key], ahead) if isinstance(holder[key], Tensor) else type(value)(ahead)
             )

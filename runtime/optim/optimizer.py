@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from planner.ir.errors import FactoryError, UnknownNameError, UsageError
@@ -97,7 +97,7 @@ class StageOptimizer:
         self.tensors = {name: tensor for name, tensor in tensors.items() if tensor in trained}
 
     @property
-    def state(self) -> Mapping[torch.Tensor, Any]:
+    def state(self) -> Mapping[Tensor, Any]:
         """What the optimiser keeps, by parameter or slice."""
         return self.optimizer.state
 

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
+from torch import Tensor
 
 from planner.ir.box import Box
 from planner.ir.errors import UsageError
@@ -43,15 +44,15 @@ class StateSource(Protocol):
         """Of a whole tensor."""
         ...
 
-    def read(self, key: str) -> torch.Tensor:
+    def read(self, key: str) -> Tensor:
         """A whole tensor."""
         ...
 
-    def read_slice(self, key: str, start: int, stop: int) -> torch.Tensor:
+    def read_slice(self, key: str, start: int, stop: int) -> Tensor:
         """Elements ``start`` to ``stop`` of a tensor, laid flat."""
         ...
 
-    def read_box(self, key: str, box: Box) -> torch.Tensor:
+    def read_box(self, key: str, box: Box) -> Tensor:
         """A box of a tensor."""
         ...
 
@@ -71,7 +72,7 @@ def state_of(stage: StageOptimizer, speaks_for: Collection[str]) -> RankState:
         UsageError: the optimiser keeps something that is neither tensor nor number.
     """
     stage.follow()
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     slices: dict[str, Slice] = {}
     boxes: dict[str, BoxOf] = {}
     numbers: dict[str, Number] = {}
@@ -82,7 +83,7 @@ def state_of(stage: StageOptimizer, speaks_for: Collection[str]) -> RankState:
         is_written = _speaks(stage, name, speaks_for) if sliced is None else sliced.start == 0
         for entry, value in stage.optimizer.state.get(tensor, {}).items():
             key = f"optimizer/{name}/{entry}"
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, Tensor):
                 tensors[key] = value
                 if sliced is not None and value.shape == tensor.shape:
                     slices[key] = (sliced.start, sliced.stop, sliced.shape)
@@ -127,7 +128,7 @@ def load_state(stage: StageOptimizer, source: StateSource) -> None:
     for tensor, place in places.items():
         for entry, value in state.get(place, {}).items():
             if isinstance(
-                value, torch.Tensor
+                value, Tensor
             ):  # it was moved to the right device, but also cast to the parameter's dtype
                 optimizer.state[tensor][entry] = optimizer.state[tensor][entry].to(value.dtype)
     _fill_object(optimizer, source)
@@ -245,7 +246,7 @@ def _of_object(optimizer: torch.optim.Optimizer) -> dict[str, Number]:
 
 
 def _written(value: Any) -> Number:
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return value.item()
     return value if isinstance(value, int | float | None) else repr(value)
 

@@ -17,6 +17,7 @@ from typing import Any
 from weakref import ref
 
 import torch
+from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from planner.ir.errors import UsageError
@@ -180,7 +181,7 @@ def leaves(value: Any, path: tuple[str, ...], group: int) -> Iterator[tuple[str,
     if path and path[-1] in _BY_GROUP and isinstance(value, list):
         value = value[group]
     if is_leaf(value):
-        yield "/".join(path), value.item() if isinstance(value, torch.Tensor) else value
+        yield "/".join(path), value.item() if isinstance(value, Tensor) else value
     elif isinstance(value, LRScheduler):
         yield from leaves(value.state_dict(), path, group)
     elif isinstance(value, Mapping | list | tuple):
@@ -216,7 +217,7 @@ def filled(fresh: Any, path: tuple[str, ...], read: ReadNumber, group: int | Non
 
 def is_leaf(value: Any) -> bool:
     """Whether it is a number, text or None, or a tensor of one number."""
-    return isinstance(value, Number) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+    return isinstance(value, Number) or (isinstance(value, Tensor) and value.numel() == 1)
 
 
 def _is_constant(value: Any) -> bool:
@@ -247,7 +248,7 @@ def number_like(fresh: Any, number: Number) -> Any:
     Raises:
         UsageError: ``fresh`` is of another sort.
     """
-    if not isinstance(fresh, torch.Tensor):
+    if not isinstance(fresh, Tensor):
         if isinstance(fresh, int | float) and isinstance(number, str):
             raise UsageError(
                 f"the saved state of the optimiser has {number!r} where this optimiser keeps a number",

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from planner.ir.box import Box, intersect, volume
 from planner.ir.errors import UnsupportedModelError
@@ -26,7 +27,7 @@ CPU = torch.device("cpu")
 DimCuts = tuple[tuple[int, int, int], ...]
 """(dim, start, length), as ``Tensor.narrow`` takes them, of the dims along which a part is not all of a tensor."""
 
-Piece = tuple[Box, torch.Tensor]
+Piece = tuple[Box, Tensor]
 """Where a tensor lies, in the coordinates of its micro-batch, and the tensor."""
 
 
@@ -44,14 +45,14 @@ def cuts_of(box: Box, origin: Box) -> DimCuts:
     )
 
 
-def narrowed(tensor: torch.Tensor, cuts: DimCuts) -> torch.Tensor:
+def narrowed(tensor: Tensor, cuts: DimCuts) -> Tensor:
     """A view of ``tensor``; itself where nothing is cut."""
     for cut in cuts:
         tensor = tensor.narrow(*cut)
     return tensor
 
 
-def assemble(pieces: Sequence[Piece], box: Box, dtype: torch.dtype, device: torch.device = CPU) -> torch.Tensor:
+def assemble(pieces: Sequence[Piece], box: Box, dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
     """The tensor that covers ``box``, made of disjoint pieces of it; zero where no piece lies, as nothing reads there.
 
     One piece that is the whole box is returned as it is.
@@ -66,7 +67,7 @@ def assemble(pieces: Sequence[Piece], box: Box, dtype: torch.dtype, device: torc
     return whole
 
 
-def add_up(pieces: Sequence[Piece], box: Box, dtype: torch.dtype, device: torch.device = CPU) -> torch.Tensor:
+def add_up(pieces: Sequence[Piece], box: Box, dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
     """The sum of pieces that may overlap, over ``box``: the adjoint of handing the same boxes out."""
     if len(pieces) == 1 and pieces[0][0] == box:
         return pieces[0][1]

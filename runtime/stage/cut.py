@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from cuda_ops._torch import schema_of
 from cuda_ops.calls import arguments_of, writes
@@ -36,9 +36,9 @@ NUM_SAMPLES = "num_samples"
 NodeRule = Callable[[fx.Node], Callable[..., Any] | None]
 """From a node of the captured graph to what is called in its place, with the node's own arguments; None: itself."""
 
-TensorFunction = Callable[..., tuple[torch.Tensor, ...]]
+TensorFunction = Callable[..., tuple[Tensor, ...]]
 
-StageAttribute = torch.Tensor | fx.GraphModule
+StageAttribute = Tensor | fx.GraphModule
 """What a captured graph has by name: a parameter, a buffer, a constant, or a graph that one of its operators calls."""
 
 Enclose = Callable[[fx.Graph, Mapping[str, str], Mapping[str, str]], fx.Graph]
@@ -71,9 +71,9 @@ class StageFunction:
     traced: TracedFunction | None = field(default=None, compare=False, repr=False)
 
     @property
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         """The attributes but graphs."""
-        return {name: value for name, value in self.attributes.items() if isinstance(value, torch.Tensor)}
+        return {name: value for name, value in self.attributes.items() if isinstance(value, Tensor)}
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -283,7 +283,7 @@ def _compiled(graph: fx.Graph) -> TensorFunction:
 def _compiled_late(graph: fx.Graph) -> TensorFunction:
     made: list[TensorFunction] = []
 
-    def run(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    def run(*arguments: Any) -> tuple[Tensor, ...]:
         if not made:
             made.append(_compiled(graph))
         return made[0](*arguments)

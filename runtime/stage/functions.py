@@ -137,7 +137,7 @@ class StageCut:
     layers: frozenset[str]
     outputs: tuple[str, ...]
     watched: tuple[str, ...] = ()
-    own: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    own: Mapping[str, Tensor] = field(default_factory=dict)
     device: torch.device | None = None
     weighed: tuple[Weighed, ...] = ()
     passes: ShardedPasses | None = None

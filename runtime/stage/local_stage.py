@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from runtime.numerics.finite import all_finite
 from runtime.optim.of_stage import Updates
@@ -55,7 +55,7 @@ class AccumulationStep:
         self.number = (self.number - 1) % self.count
 
 
-Feed = Callable[[Batch], torch.Tensor]
+Feed = Callable[[Batch], Tensor]
 """From the batch of a step, this rank's part of one graph input."""
 
 
@@ -82,9 +82,9 @@ class LocalStage:
     handed_on: tuple[str, ...]
     feeds: tuple[Mapping[str, Feed], ...]
     parameters: Mapping[str, nn.Parameter]
-    buffers: Mapping[str, torch.Tensor]
+    buffers: Mapping[str, Tensor]
     updates: Updates
-    add: Callable[[torch.Tensor], None]
+    add: Callable[[Tensor], None]
     accumulation: AccumulationStep = field(default_factory=AccumulationStep)
 
     @property
@@ -98,22 +98,22 @@ class LocalStage:
         shards = self.updates.in_passes
         return shards if shards is not None and shards.gathers else None
 
-    def feed(self, batch: Batch, microbatch: int) -> dict[str, torch.Tensor]:
+    def feed(self, batch: Batch, microbatch: int) -> dict[str, Tensor]:
         """The graph inputs that the stage reads, this rank's part of a micro-batch."""
         return {name: cut(batch) for name, cut in self.feeds[microbatch].items()}
 
-    def forward(self, microbatch: int, values: Mapping[str, torch.Tensor], version: int = 0) -> dict[str, torch.Tensor]:
+    def forward(self, microbatch: int, values: Mapping[str, Tensor], version: int = 0) -> dict[str, Tensor]:
         """Run the stage forward on this rank's share, on ``version`` of its weights."""
         share = self.shares[microbatch]
         return self.program.forward(share, values, share.loss_weight / self.accumulation.count, version)
 
-    def evaluate(self, microbatch: int, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def evaluate(self, microbatch: int, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run the stage forward in evaluation mode on this rank's share."""
         return self.program.evaluate(self.shares[microbatch], values)
 
     def answer(
-        self, microbatch: int, values: Mapping[str, torch.Tensor], *, training: bool, frozen: frozenset[str]
-    ) -> dict[str, torch.Tensor]:
+        self, microbatch: int, values: Mapping[str, Tensor], *, training: bool, frozen: frozenset[str]
+    ) -> dict[str, Tensor]:
         """Run the stage forward on this rank's share of a stream; see :meth:`StageProgram.answer`."""
         return self.program.answer(self.shares[microbatch], values, training=training, frozen=frozen)
 
@@ -170,7 +170,7 @@ class LocalStage:
         if self.updates.in_passes is not None:
             self.updates.in_passes.forget()
 
-    def gradients(self) -> dict[str, torch.Tensor]:
+    def gradients(self) -> dict[str, Tensor]:
         """The last step's, by name; where ranks divide the optimiser, all of the stage have to call this together."""
         reduction = self.updates.reduction
         reduced = reduction.gradients() if isinstance(reduction, ShardedParameters) else {}

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from planner.ir.cluster import STANDING_BYTES
 from planner.ir.errors import TransportError
@@ -47,7 +48,7 @@ ALL_STANDING_BYTES = 1 << 30
 
 _Endpoint = tuple[str, int, int]
 """Communicator, position of the other rank, tag."""
-_Sent = tuple[dist.Work, ErrorWords, torch.Tensor]
+_Sent = tuple[dist.Work, ErrorWords, Tensor]
 """A send on its way, to whom, and what it sends."""
 
 
@@ -66,7 +67,7 @@ class _Subgroup(NamedTuple):
     key: int | None = None
     standing_bytes: int = 0
 
-    def tag(self, tensor: torch.Tensor) -> int:
+    def tag(self, tensor: Tensor) -> int:
         """Terms of different size must not meet: gloo has no frames, and a longer one would end the process.
 
         What stands ready has tags of its own, so that nothing else meets it.
@@ -142,13 +143,13 @@ class Exchanges(OverWorks):
         """These sends are waited for when their key comes again; until then they hold what they send."""
         self._sent.setdefault(key, []).extend(sent)
 
-    def post(self, subgroup: _Subgroup, place: _Endpoint, buffer: torch.Tensor) -> PostedReceive:
+    def post(self, subgroup: _Subgroup, place: _Endpoint, buffer: Tensor) -> PostedReceive:
         """Announce what comes from a place."""
         assert subgroup.group is not None  # there are two ranks
         begin = partial(subgroup.group.recv, [buffer], *place[1:])
         return PostedReceive(self._works.start(begin, subgroup.what, _peer(subgroup, place[1])), buffer)
 
-    def here(self, tensor: torch.Tensor) -> torch.Tensor:
+    def here(self, tensor: Tensor) -> Tensor:
         """Where the backend can send it."""
         return tensor if self.device.type == "cpu" and is_plain(tensor) else plain(tensor, self.device)
 
@@ -167,7 +168,7 @@ class Exchanges(OverWorks):
         """
         pending = _PendingExchange(self, subgroup, standing, is_read)
         group = subgroup.group
-        moves = list[tuple[bool, int, torch.Tensor]]()
+        moves = list[tuple[bool, int, Tensor]]()
         if group is None:
             return pending
         for position, tensor in received.items():
@@ -206,7 +207,7 @@ class Exchanges(OverWorks):
         return pending
 
     def _start_batch(
-        self, subgroup: _Subgroup, moves: list[tuple[bool, int, torch.Tensor]]
+        self, subgroup: _Subgroup, moves: list[tuple[bool, int, Tensor]]
     ) -> list[tuple[dist.Work, ErrorWords]]:
         peers = ("one of", ", ".join(f"rank {subgroup.ranks[position]}" for _, position, _ in moves))
         operations = [
@@ -240,8 +241,8 @@ class _PendingExchange:
     standing: _Standing
     is_read: bool = False
     works: list[tuple[dist.Work, ErrorWords]] = field(default_factory=list)
-    copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    reposted: list[tuple[_Endpoint, torch.Tensor]] = field(default_factory=list)
+    copies: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    reposted: list[tuple[_Endpoint, Tensor]] = field(default_factory=list)
     kept: list[_Sent] = field(default_factory=list)
 
     @without_gradients
@@ -357,7 +358,7 @@ class GroupCollectives(Exchanges, ExchangedCollectives):
         add_in_order(own, meeting.series.position, [buffer.view(own.shape) for _, buffer in pending.copies])
         pending.post_again()
 
-    def summed(self, meeting: Meeting, tensor: torch.Tensor) -> Iterator[Pending]:
+    def summed(self, meeting: Meeting, tensor: Tensor) -> Iterator[Pending]:
         """Small sums of two ranks by an exchange, others by the backend's ring."""
         if len(meeting.series.ranks) == 2 and tensor.nbytes <= self._pair_bytes:
             yield from super().summed(meeting, tensor)

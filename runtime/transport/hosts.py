@@ -16,6 +16,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from cuda_ops._torch import PrefixStore, Store, default_store
 from cuda_ops.device.compiling import CannotCompileError
@@ -214,10 +215,10 @@ class MixedTransport(CollectiveOperations):
     def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
         self._to(source).post_receive(key, source, specs)
 
-    def receive(self, key: Key, source: int) -> tuple[torch.Tensor, ...]:
+    def receive(self, key: Key, source: int) -> tuple[Tensor, ...]:
         return self._to(source).receive(key, source)
 
-    def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
+    def send(self, key: Key, destination: int, tensors: Sequence[Tensor]) -> None:
         self._to(destination).send(key, destination, tensors)
 
     def flush(self) -> None:

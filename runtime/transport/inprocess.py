@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from planner.ir.cluster import IN_PROCESS
 from planner.ir.errors import DeadlineError, TransportError
@@ -29,7 +30,7 @@ class QueuedMessage:
     """One message; ``taken`` when its receiver has announced it."""
 
     key: Key
-    buffer: torch.Tensor
+    buffer: Tensor
     taken: bool = False
 
 
@@ -86,7 +87,7 @@ class Hub:
         self.deadline_s = deadline_s
         self.changed = threading.Condition()
         self.mailboxes: dict[tuple[int, int, int], Mailbox] = {}
-        self.parcels: dict[_Slot, torch.Tensor] = {}
+        self.parcels: dict[_Slot, Tensor] = {}
         self._closed: set[int] = set()
         self._waiting: dict[int, _BlockedRank] = {}
         self._stall: tuple[str, ...] = ()
@@ -170,7 +171,7 @@ class InProcessTransport(ExchangedCollectives):
             mailbox.match()
             self._hub.changed.notify_all()
 
-    def receive(self, key: Key, source: int) -> tuple[torch.Tensor, ...]:
+    def receive(self, key: Key, source: int) -> tuple[Tensor, ...]:
         layout = self._layouts.pop((key, source), None)
         if layout is None:
             raise TransportError(f"{key} from rank {source} was not announced")
@@ -187,7 +188,7 @@ class InProcessTransport(ExchangedCollectives):
                 del self._hub.mailboxes[slot]
         return self._unpacked(message, key, source, layout)
 
-    def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
+    def send(self, key: Key, destination: int, tensors: Sequence[Tensor]) -> None:
         message = self._packed(key, tensors)
         number = tag(key)
         with self._hub.changed:
@@ -229,13 +230,13 @@ class InProcessTransport(ExchangedCollectives):
         """How many announced messages, and how many sent ones, have their buffers now."""
         return len(self._layouts), len(self._sent)
 
-    def _packed(self, key: Key, tensors: Sequence[torch.Tensor]) -> QueuedMessage:
+    def _packed(self, key: Key, tensors: Sequence[Tensor]) -> QueuedMessage:
         """What is on its way, in memory of its own."""
         frame = Frame(layout_for(tensors))
         frame.write(key, tensors)
         return QueuedMessage(key, frame.message)
 
-    def _unpacked(self, message: QueuedMessage, key: Key, source: int, layout: FrameLayout) -> tuple[torch.Tensor, ...]:
+    def _unpacked(self, message: QueuedMessage, key: Key, source: int, layout: FrameLayout) -> tuple[Tensor, ...]:
         """What :meth:`_packed` made, for who announced ``key`` with ``layout``."""
         return unpack(message.buffer, key, source, layout)
 
@@ -279,7 +280,7 @@ class _Delivery:
     transport: InProcessTransport
     hub: Hub
     what: str
-    expected: dict[_Slot, torch.Tensor]
+    expected: dict[_Slot, Tensor]
 
     def wait(self) -> None:
         rank = self.transport.rank

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from planner.ir import cluster as names
 from planner.ir.errors import TransportError
@@ -117,7 +118,7 @@ class MpiTransport(ExchangedCollectives, FrameMessages):
         tag = series.group << 14 | number % _NUMBERS << 2 | (series.kind == STARTED_SUM) << 1 | is_second
         return self._start(sent, received, _TOGETHER | tag, meeting.what)
 
-    def is_in_parts(self, tensor: torch.Tensor, num_ranks: int) -> bool:
+    def is_in_parts(self, tensor: Tensor, num_ranks: int) -> bool:
         return tensor.nbytes > (PAIR_SUM_BYTES if num_ranks == 2 else SUM_BYTES)
 
     def begun(self, meeting: Meeting, steps: Iterator[Pending]) -> Pending:

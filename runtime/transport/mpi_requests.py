@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from planner.ir.errors import DeadlineError, TransportError
 from runtime.transport.base import Deadline, ErrorWords, gone, words
@@ -47,7 +48,7 @@ _TAG_BITS = 32
 _MOST_COMMUNICATORS = 64
 _FAREWELL = 29 << 26  # the upper five bits of a tag, which no message has
 
-_UNFINISHED: list[tuple[MPI.Request, torch.Tensor]] = []
+_UNFINISHED: list[tuple[MPI.Request, Tensor]] = []
 """What nobody waits for any more, and MPI may still read or write: both live as long as the process does."""
 
 
@@ -135,7 +136,7 @@ class MpiRequest:
     __slots__ = ("_is_exact", "_is_receive", "_request", "_tensor", "_wire", "peer")
 
     def __init__(
-        self, wire: MpiWire, request: MPI.Request, tensor: torch.Tensor, peer: int, is_receive: bool, is_exact: bool
+        self, wire: MpiWire, request: MPI.Request, tensor: Tensor, peer: int, is_receive: bool, is_exact: bool
     ) -> None:
         self._wire = wire
         self._tensor = tensor
@@ -218,19 +219,19 @@ class MpiWire:
         """How many ranks there are."""
         return self._size
 
-    def send(self, tensors: Sequence[torch.Tensor], rank: int, tag: int) -> MpiRequest:
+    def send(self, tensors: Sequence[Tensor], rank: int, tag: int) -> MpiRequest:
         """Start to send a contiguous tensor of the CPU."""
         (tensor,) = tensors
         request = self._communicators[tag >> self._bits].Isend(self._buffer(tensor), rank, tag & self._mask)
         return MpiRequest(self, request, tensor, rank, False, False)
 
-    def recv(self, tensors: Sequence[torch.Tensor], rank: int, tag: int, is_exact: bool = False) -> MpiRequest:
+    def recv(self, tensors: Sequence[Tensor], rank: int, tag: int, is_exact: bool = False) -> MpiRequest:
         """Start to receive one; what is shorter is refused if ``is_exact``."""
         (tensor,) = tensors
         request = self._communicators[tag >> self._bits].Irecv(self._buffer(tensor), rank, tag & self._mask)
         return MpiRequest(self, request, tensor, rank, True, is_exact)
 
-    def _buffer(self, tensor: torch.Tensor) -> list[Any]:
+    def _buffer(self, tensor: Tensor) -> list[Any]:
         num_bytes = tensor.nbytes
         return [self.mpi.buffer.fromaddress(tensor.data_ptr(), num_bytes), num_bytes, self.mpi.BYTE]
 
@@ -330,7 +331,7 @@ class MpiExchange:
         self,
         works: MpiWorks,
         requests: list[MpiRequest],
-        copies: list[tuple[torch.Tensor, torch.Tensor]],
+        copies: list[tuple[Tensor, Tensor]],
         what: ErrorWords,
     ) -> None:
         self._works = works

@@ -20,6 +20,7 @@ from functools import lru_cache, partial
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.errors import TransportError
@@ -102,7 +103,7 @@ class SharedMemoryTransport(ExchangedCollectives):
             raise TransportError(f"{key} from rank {source} is announced twice")
         self._announced[source][key] = layout_of(specs)
 
-    def receive(self, key: Key, source: int) -> tuple[torch.Tensor, ...]:
+    def receive(self, key: Key, source: int) -> tuple[Tensor, ...]:
         layout = self._announced[source].pop(key, None)
         if layout is None:
             raise TransportError(f"{key} from rank {source} was not announced")
@@ -116,7 +117,7 @@ class SharedMemoryTransport(ExchangedCollectives):
             raise another(segments.header(source, segments.block_offset), header, key, source)
         return segments.taken(layout)
 
-    def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
+    def send(self, key: Key, destination: int, tensors: Sequence[Tensor]) -> None:
         channel = _MESSAGE | tag(key)
         sent = self._sent[destination]
         if self._why_unusable or not self.segments.send(destination, channel, key, tensors):
@@ -171,7 +172,7 @@ class SharedMemoryTransport(ExchangedCollectives):
         coming = [(rank, channel, tensor, _place(tensor)) for rank, tensor in received.items()]
         return _BlockExchange(self, coming, meeting.what)
 
-    def is_in_parts(self, tensor: torch.Tensor, num_ranks: int) -> bool:
+    def is_in_parts(self, tensor: Tensor, num_ranks: int) -> bool:
         return self._in_parts and num_ranks > 2 and tensor.nbytes >= IN_PARTS_BYTES
 
     def added(self, meeting: Meeting, terms: ByRank) -> Iterator[Pending]:
@@ -234,7 +235,7 @@ class SharedMemoryTransport(ExchangedCollectives):
             self._wait(partial(self.segments.wait, rank, channel), rank, what, deadline)
         return self.segments.block_offset
 
-    def put(self, tensor: torch.Tensor, ranks: tuple[int, ...], channel: int, what: ErrorWords) -> None:
+    def put(self, tensor: Tensor, ranks: tuple[int, ...], channel: int, what: ErrorWords) -> None:
         """Copies ``tensor`` into one block and announces it to ``ranks``."""
         if not ranks:
             return
@@ -250,7 +251,7 @@ class SharedMemoryTransport(ExchangedCollectives):
         for rank in ranks:
             self.segments.announce(rank, channel, offset)
 
-    def fetch(self, tensor: torch.Tensor, rank: int, channel: int, what: ErrorWords, deadline: Deadline) -> None:
+    def fetch(self, tensor: Tensor, rank: int, channel: int, what: ErrorWords, deadline: Deadline) -> None:
         """Waits for a block of the size and dtype of ``tensor``, which becomes what lies there."""
         place = _place(tensor)
         if place is None:
@@ -263,7 +264,7 @@ class SharedMemoryTransport(ExchangedCollectives):
         if self._wait(partial(self.segments.fetch, place, rank, channel), rank, what, deadline) == WRONG:
             raise self._unlike(tensor, rank, self.segments.block_offset, what)
 
-    def fetch_now(self, tensor: torch.Tensor, place: ByteRange, rank: int, channel: int, what: ErrorWords) -> bool:
+    def fetch_now(self, tensor: Tensor, place: ByteRange, rank: int, channel: int, what: ErrorWords) -> bool:
         """As :meth:`fetch`, if that takes no wait, of a tensor that lies at ``place``."""
         if self._why_unusable:
             raise self._gone(what, rank)
@@ -301,13 +302,13 @@ class SharedMemoryTransport(ExchangedCollectives):
         number = self._counts[counted] = self._counts.get(counted, 0) + 1
         return number & _NUMBERS
 
-    def term(self, like: torch.Tensor, rank: int, offset: int, what: ErrorWords) -> torch.Tensor:
+    def term(self, like: Tensor, rank: int, offset: int, what: ErrorWords) -> Tensor:
         """What lies in a block of ``rank``, of the size and dtype of ``like``; the block is to be let go of."""
         if self.segments.about(rank, offset) != (like.nbytes, _guard(like)):
             raise self._unlike(like, rank, offset, what)
         return self.segments.tensor(rank, offset, like.shape, like.dtype)
 
-    def _unlike(self, like: torch.Tensor, rank: int, offset: int, what: ErrorWords) -> TransportError:
+    def _unlike(self, like: Tensor, rank: int, offset: int, what: ErrorWords) -> TransportError:
         num_bytes, _ = self.segments.about(rank, offset)
         return TransportError(
             f"{words(what)}: rank {self.rank} expects {tuple(like.shape)} {like.dtype} from rank {rank}",
@@ -340,7 +341,7 @@ class SharedMemoryTransport(ExchangedCollectives):
         return gone(words(what), self.rank, f"rank {rank}", why)
 
 
-_Receive = tuple[int, torch.Tensor, ByteRange | None]  # from which rank, and where it belongs
+_Receive = tuple[int, Tensor, ByteRange | None]  # from which rank, and where it belongs
 
 
 class _BlockExchange:
@@ -351,7 +352,7 @@ class _BlockExchange:
     def __init__(
         self,
         transport: SharedMemoryTransport,
-        coming: Sequence[tuple[int, int, torch.Tensor, ByteRange | None]],
+        coming: Sequence[tuple[int, int, Tensor, ByteRange | None]],
         what: ErrorWords,
     ) -> None:
         self._transport = transport
@@ -379,7 +380,7 @@ class _Blocks:
     __slots__ = ("_channel", "_like", "_ranks", "_transport", "_what", "offsets")
 
     def __init__(
-        self, transport: SharedMemoryTransport, like: torch.Tensor, ranks: tuple[int, ...], channel: int, what: ErrorWords
+        self, transport: SharedMemoryTransport, like: Tensor, ranks: tuple[int, ...], channel: int, what: ErrorWords
     ) -> None:
         self._transport = transport
         self._like = like
@@ -407,7 +408,7 @@ class _Blocks:
         """Whether a wait for something else hears of them."""
         return self._channel >= WATCHED
 
-    def terms(self) -> list[torch.Tensor]:
+    def terms(self) -> list[Tensor]:
         """What lies there, in the order of ranks."""
         return [self._transport.term(self._like, rank, self.offsets[rank], self._what) for rank in self._ranks]
 
@@ -446,7 +447,7 @@ class Lanes:
         self._receives = receives
         self._key = key
 
-    def start(self, whole: torch.Tensor) -> Pending:
+    def start(self, whole: Tensor) -> Pending:
         """Sends the parts of ``whole``, contiguous and on the processor; what comes is there after the wait."""
         transport = self._transport
         key = self._key
@@ -472,10 +473,10 @@ def _receives(received: ByRank) -> list[_Receive]:
     return [(rank, tensor, _place(tensor)) for rank, tensor in received.items() if tensor.numel()]
 
 
-def _place(tensor: torch.Tensor) -> ByteRange | None:
+def _place(tensor: Tensor) -> ByteRange | None:
     return ByteRange(tensor.data_ptr(), tensor.nbytes, _guard(tensor)) if is_plain(tensor) else None
 
 
-def _guard(tensor: torch.Tensor) -> int:
+def _guard(tensor: Tensor) -> int:
     """Terms of different size or dtype must not meet."""
     return _guard_of(tensor.numel(), tensor.dtype)

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from planner.ir.errors import TransportError
 from runtime.timeouts import TRANSPORT_S
@@ -124,7 +125,7 @@ class PostedReceive:
     """A posted receive and its buffer."""
 
     work: dist.Work
-    buffer: torch.Tensor
+    buffer: Tensor
 
 
 class Barrier:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, overload
 
 import torch
+from torch import Tensor
 import triton
 import triton.language as tl
 
@@ -48,12 +49,12 @@ def accumulator(dtype: torch.dtype) -> tl.dtype:
     return ACCUMULATORS.get(dtype, tl.float32)
 
 
-def on_device(tensor: torch.Tensor) -> AbstractContextManager[Any]:
+def on_device(tensor: Tensor) -> AbstractContextManager[Any]:
     """Triton launches on the current device, which need not be the tensor's."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
-def launch(kernel: TritonKernel, grid: Sequence[int], like: torch.Tensor, *arguments: Any, **options: Any) -> None:
+def launch(kernel: TritonKernel, grid: Sequence[int], like: Tensor, *arguments: Any, **options: Any) -> None:
     """Run ``kernel`` over ``grid``; an empty grid is no launch."""
     if min(grid) > 0:
         with on_device(like):

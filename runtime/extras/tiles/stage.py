@@ -216,6 +216,6 @@ def _covering(pieces: list[tuple[Box, Tensor]], box: Box) -> Tensor:
 
 
 def _tensor(value: object) -> Tensor:
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, Tensor):
         raise TypeError(f"{value!r} is no tensor")
     return value
