@@ -152,7 +152,7 @@ class Routing:
         self._parts = parts
         self._divisions = divisions or {}
         self._values = {id(graph): graph.values() for graph in (each.graph for each in boundaries)}
-        self._held: dict[tuple[str, int, int, int], Box] = {}
+        self._held: dict[tuple[str, int, int, int], Box] = {}  # by value, stage, samples and the boundaries' id
         self.forward_out: Wires = {}
         self.forward_in: Wires = {}
         self.backward_out: Wires = {}

@@ -170,6 +170,7 @@ class StageProgram:
         self.inputs = function.inputs
         self.sizes = function.sizes
         self.mutated = function.mutated
+        # Inputs to which gradients flow back: (number among the inputs, name).
         self._received_at = tuple((place, name) for place, name in enumerate(function.inputs) if name in received)
         self._graded: Mapping[str, Tensor] = function.parameters if slices is None else slices
         seed_weights = terms if loss is None else {**terms, loss: 1.0}
@@ -182,12 +183,13 @@ class StageProgram:
         self._calls = StageCalls(function, run_config.autocast, variant, contexts)
         parameters = function.parameters
         self._state = tuple(function.attributes.values())
+        # Places in the state: of parameters that are trained, and of buffers that the function writes.
         self._trained = tuple(index for index, name in enumerate(function.attributes) if name in parameters)
         self._written = frozenset(index for index, name in enumerate(function.attributes) if name in function.mutated)
         self.weights = Weights(tuple(parameters.values()), run_config.version_uses, added)
         self._is_versioned = self.weights.is_versioned
         self._in_flight: dict[int, _InFlight] = {}
-        self._seeds: dict[float, Tensor] = {}
+        self._seeds: dict[float, Tensor] = {}  # by weight, the gradients of losses, kept from step to step
         self.losses: dict[int, Tensor] = {}
 
     def examine(self, examiner: Examiner | None) -> None:
