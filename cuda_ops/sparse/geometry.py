@@ -182,27 +182,21 @@ class Geometry(Protocol):
     @property
     def num_samples(self) -> int:
         """Clouds in the batch, empty ones counted."""
-        ...
 
     def num_sites(self, route: SiteRoute) -> int:
         """Sites of a set."""
-        ...
 
     def coordinates(self, route: SiteRoute) -> Tensor:
         """int32 (sites, 4), batch first, in units of the set's stride."""
-        ...
 
     def map(self, spec: MapSpec) -> KernelMap:
         """The map ``spec``."""
-        ...
 
     def segments(self, route: SiteRoute) -> Segments:
         """Where each sample's rows are in a site set."""
-        ...
 
     def cells(self, grid: Grid) -> Tensor:
         """int64 (sites,): the cell of each site in its sample's grid, x slowest and z fastest."""
-        ...
 
 
 class BuiltGeometry:

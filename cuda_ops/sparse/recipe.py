@@ -35,15 +35,12 @@ class Maker(Protocol):
 
     def map(self, spec: MapSpec) -> KernelMap:
         """The map ``spec``."""
-        ...
 
     def segments(self, route: SiteRoute) -> Segments:
         """Where each sample's rows are in a site set."""
-        ...
 
     def cells(self, grid: Grid) -> Tensor:
         """int64 (sites,): the cell of each site in its sample's grid."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

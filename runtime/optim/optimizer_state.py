@@ -34,31 +34,24 @@ class StateSource(Protocol):
 
     def tensors(self) -> Collection[str]:
         """The keys of all tensors."""
-        ...
 
     def numbers(self) -> Collection[str]:
         """The keys of all numbers."""
-        ...
 
     def shape(self, key: str) -> tuple[int, ...]:
         """Of a whole tensor."""
-        ...
 
     def read(self, key: str) -> Tensor:
         """A whole tensor."""
-        ...
 
     def read_slice(self, key: str, start: int, stop: int) -> Tensor:
         """Elements ``start`` to ``stop`` of a tensor, laid flat."""
-        ...
 
     def read_box(self, key: str, box: Box) -> Tensor:
         """A box of a tensor."""
-        ...
 
     def number(self, key: str) -> Number:
         """A number."""
-        ...
 
 
 def state_of(stage: StageOptimizer, speaks_for: Collection[str]) -> RankState:

@@ -41,7 +41,6 @@ class ParameterCut(Protocol):
 
     def cut(self, tensor: Tensor) -> Tensor:
         """The same part of a tensor of the parameter's shape."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,15 +76,12 @@ class Batch(Protocol):
     @property
     def rows(self) -> tuple[int, ...]:
         """Samples of each micro-batch; 0 for one that is left out."""
-        ...
 
     def shapes(self, microbatch: int) -> Shapes:
         """The shape of every graph input of a micro-batch, all its rows counted."""
-        ...
 
     def part(self, name: str, microbatch: int, start: int, count: int) -> Tensor:
         """Samples ``start`` to ``start + count`` of a micro-batch's input ``name``; whole if it has no samples."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

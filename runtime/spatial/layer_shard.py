@@ -21,7 +21,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -79,6 +80,8 @@ def _is_integer(node: fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, (int, float, torch.SymInt, torch.SymFloat)) and not isinstance(value, bool)
 
+
+T = TypeVar("T")
 
 InputIndex = int | tuple[int | None, ...] | None
 """Which input of a layer an argument of its operator is; for a list of tensors, which one each of them is."""
@@ -157,6 +160,19 @@ class LayerShard:
     def get(self, index: int, x: Tensor) -> Tensor:
         """What this rank needs of an input, inside the tensor; ``x`` is what it holds of it.  Differentiable."""
         return redistribute(x, self.exchange(index))
+
+
+def worked_out_once(make: Callable[[LayerShard], T]) -> Callable[[LayerShard], T]:
+    """``make``, called when it is first asked about a shard."""
+
+    @wraps(make)
+    def kept(shard: LayerShard) -> T:
+        if make not in shard.memo:
+            shard.memo[make] = make(shard)
+        made: T = shard.memo[make]
+        return made
+
+    return kept
 
 
 def gathered(shard: LayerShard, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -78,15 +78,12 @@ class Divided(MicrobatchContext, Protocol):
 
     def begin(self, microbatch: int) -> None:
         """The backward of a micro-batch, or of a part, is next."""
-        ...
 
     def finish(self) -> None:
         """A backward for the input is over."""
-        ...
 
     def reset(self) -> None:
         """Forget what is under way."""
-        ...
 
 
 class _Recorded(NamedTuple):

@@ -72,7 +72,32 @@ class Pending(Protocol):
         """
 
 
-class Transport(Protocol):
+class Exchanging(Protocol):
+    """The part of a transport that exchanges."""
+
+    rank: int
+
+    def start_exchange(
+        self,
+        sent: Mapping[int, Tensor],
+        received: Mapping[int, Tensor],
+        key: int | None = None,
+    ) -> Pending:
+        """Start to send tensors to ranks and to fill those that come from ranks; both are in place after the wait.
+
+        What one rank sends another so is matched with what that one receives by order, never with anything else.  Only
+        those that something goes to or comes from take part.
+
+        Args:
+            sent: of any strides, as cut out of larger tensors; nobody may write to them before the wait has returned.
+            received: contiguous, of the shape and dtype that their sender sends.
+            key: below 2**30, the same at both ends, of an exchange that comes again and again with the same shapes: its
+                next receives may then be announced long before, and what is sent is waited for by the next one or by
+                :meth:`flush`.  Exchanges of one key are matched by order.
+        """
+
+
+class Transport(Exchanging, Protocol):
     """Point-to-point messages and sums among ``world_size`` ranks, used by one thread a rank.
 
     What ranks do together (``all_reduce``, ``start_sum``, ``reduce_scatter``, ``all_gather``, ``all_max``) is among
@@ -90,7 +115,6 @@ class Transport(Protocol):
         TransportError: a peer is gone, or what came is not what was announced.
     """
 
-    rank: int
     world_size: int
     name: str
     deadline_s: float
@@ -124,25 +148,6 @@ class Transport(Protocol):
 
         The started sums of a group are matched with one another by order, never with what else the group does: a rank
         may start a sum before or after an ``all_reduce`` of the same group.
-        """
-
-    def start_exchange(
-        self,
-        sent: Mapping[int, Tensor],
-        received: Mapping[int, Tensor],
-        key: int | None = None,
-    ) -> Pending:
-        """Start to send tensors to ranks and to fill those that come from ranks; both are in place after the wait.
-
-        What one rank sends another so is matched with what that one receives by order, never with anything else.  Only
-        those that something goes to or comes from take part.
-
-        Args:
-            sent: of any strides, as cut out of larger tensors; nobody may write to them before the wait has returned.
-            received: contiguous, of the shape and dtype that their sender sends.
-            key: below 2**30, the same at both ends, of an exchange that comes again and again with the same shapes: its
-                next receives may then be announced long before, and what is sent is waited for by the next one or by
-                :meth:`flush`.  Exchanges of one key are matched by order.
         """
 
     def reduce_scatter(self, flat: Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
@@ -287,20 +292,6 @@ def put_back(flat: Tensor, tensor: Tensor) -> None:
     """Where :func:`flat_on_cpu` had to copy, ``tensor`` becomes what ``flat`` is now."""
     if flat.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(flat.view(tensor.shape))
-
-
-class Exchanging(Protocol):
-    """The part of a transport that exchanges."""
-
-    rank: int
-
-    def start_exchange(
-        self,
-        sent: Mapping[int, Tensor],
-        received: Mapping[int, Tensor],
-        key: int | None = None,
-    ) -> Pending:
-        """See :class:`Transport`."""
 
 
 @dataclass(frozen=True, slots=True)

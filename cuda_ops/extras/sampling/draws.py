@@ -60,15 +60,12 @@ class NeighbourDraws(Protocol):
             base: from :func:`base_of`.
             with_self: whether each node comes behind its own neighbours.
         """
-        ...
 
     def relabel(self, graph: NodeGraph, targets: NodeIds, sampled: NodeIds) -> tuple[NodeIds, NodeIds, NodeIds]:
         """The distinct nodes, those of ``targets`` first, and the rows of ``targets`` and ``sampled`` among them."""
-        ...
 
     def gather(self, values: NDArray[Any], nodes: NodeIds) -> NDArray[Any]:
         """Rows of features."""
-        ...
 
 
 class PlainDraws:

@@ -21,7 +21,7 @@ from runtime.pipeline.routing import slices
 from runtime.spatial.collectives import sum_dtype, summed
 from runtime.spatial.convolution.layer import convolve
 from runtime.spatial.empties import connected
-from runtime.spatial.layer_shard import LayerShard, gathered, global_places, shape_of
+from runtime.spatial.layer_shard import LayerShard, gathered, global_places, shape_of, worked_out_once
 from runtime.spatial.op_rules.generic import on_operands
 
 _AVERAGE_POOLS = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
@@ -318,18 +318,16 @@ def _bin_widths(bins: Sequence[_Bins]) -> list[int] | None:
     return None if None in widths else [width for width in widths if width is not None]
 
 
+@worked_out_once
 def _bins(shard: LayerShard) -> tuple[_Bins, ...]:
-    if "bins" not in shard.memo:
-        name = shard.operator
-        space = int(name[name.index("pool") + 4])
-        inputs = shard.division.inputs[0].shape
-        outputs = shard.layer.outputs[0].shape
-        numbers = zip(
-            inputs[-space:], outputs[-space:], shard.done[-space:], shard.exchange(0).wanted[-space:], strict=True
-        )
-        shard.memo["bins"] = tuple(_Bins(*each) for each in numbers)
-    bins: tuple[_Bins, ...] = shard.memo["bins"]
-    return bins
+    name = shard.operator
+    space = int(name[name.index("pool") + 4])
+    inputs = shard.division.inputs[0].shape
+    outputs = shard.layer.outputs[0].shape
+    numbers = zip(
+        inputs[-space:], outputs[-space:], shard.done[-space:], shard.exchange(0).wanted[-space:], strict=True
+    )
+    return tuple(_Bins(*each) for each in numbers)
 
 
 def run_global_pool(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Tensor:

@@ -18,7 +18,7 @@ from planner.ir.box import Box, Interval, whole
 from planner.ir.graph import SAMPLE
 from planner.layers.data_movement import regrouped
 from runtime.spatial.empties import connected, connected_to_all, empty_like_done
-from runtime.spatial.layer_shard import LayerShard, gathered, picked, shape_of, within
+from runtime.spatial.layer_shard import LayerShard, gathered, picked, shape_of, within, worked_out_once
 from runtime.spatial.op_rules.generic import on_operands, run_whole_samples, whole_samples
 
 _CUBIC_A = -0.75
@@ -41,9 +41,14 @@ def run_reshape(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, 
     made = _view_of_reads(shard)
     if elements == PERMUTED:  # which takes no sizes
         return within(op(**operands), made, shard.done)
-    x = next(value for argument, value in operands.items() if shard.input_of(argument) == 0)
+    x = _data(shard, operands)
     result = within((x.expand if elements == EXPANDED else x.reshape)(shape_of(made)), made, shard.done)
     return connected_to_all(shard, result, operands) if len(shard.layer.inputs) > 1 else result  # view_as has a model
+
+
+def _data(shard: LayerShard, operands: dict[str, Any]) -> Tensor:
+    x: Tensor = next(value for name, value in operands.items() if shard.input_of(name) == 0)
+    return x
 
 
 def _view_of_reads(shard: LayerShard) -> Box:
@@ -73,7 +78,7 @@ def run_slice(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, An
         nothing = empty_like_done(shard, operands)
         return [nothing] if isinstance(nothing, Tensor) and gives_list else nothing
     attributes: Any = shard.layer.attributes
-    x = next(value for name, value in operands.items() if shard.input_of(name) == 0)
+    x = _data(shard, operands)
     dim = attributes["dim"]
     drops = bool(attributes.get("drops"))
     rows = [_SliceOutput(dim, start, attributes.get("step", 1), drops) for start in attributes["starts"]]
@@ -132,7 +137,7 @@ def run_pad(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any])
     Rows inside the tensor are taken as they are; only a part at an edge makes others.
     """
     attributes: Any = shard.layer.attributes
-    x = next(value for name, value in operands.items() if shard.input_of(name) == 0)
+    x = _data(shard, operands)
     mode = str(attributes.get("mode", "constant"))
     before = attributes["before"]
     positions = [Interval(done.start - rows, done.stop - rows) for done, rows in zip(shard.done, before, strict=True)]
@@ -186,7 +191,7 @@ def run_upsample(shard: LayerShard, op: Callable[..., Any], operands: dict[str, 
 
     Else rows are picked and weighted, dim by dim.
     """
-    x = next(value for name, value in operands.items() if shard.input_of(name) == 0)
+    x = _data(shard, operands)
     key = "taps", x.dtype, x.device
     if key not in shard.memo:
         shard.memo[key] = _taps_along(shard, x)
@@ -384,14 +389,8 @@ def _resized_natively(shard: LayerShard, sides: tuple[_ResampledDim, ...], x: Te
     return made
 
 
+@worked_out_once
 def _resampled_dims(shard: LayerShard) -> tuple[_ResampledDim, ...]:
-    if "sides" not in shard.memo:
-        shard.memo["sides"] = tuple(_resampled_dims_of(shard))
-    sides: tuple[_ResampledDim, ...] = shard.memo["sides"]
-    return sides
-
-
-def _resampled_dims_of(shard: LayerShard) -> list[_ResampledDim]:
     attributes: Any = shard.layer.attributes
     inputs = shard.division.inputs[0].shape
     outputs = shard.layer.outputs[0].shape
@@ -401,7 +400,7 @@ def _resampled_dims_of(shard: LayerShard) -> list[_ResampledDim]:
         ratios = zip(attributes["factor_numerators"], attributes["factor_denominators"], strict=True)
         factors = [numerator / denominator for numerator, denominator in ratios]
     is_aligned = bool(attributes.get("align_corners"))
-    return [
+    return tuple(
         _ResampledDim(Resampling(attributes["mode"], come, made, is_aligned, factor, done), rows)
         for come, made, factor, done, rows in zip(
             inputs[-space:],
@@ -411,4 +410,4 @@ def _resampled_dims_of(shard: LayerShard) -> list[_ResampledDim]:
             shard.exchange(0).wanted[-space:],
             strict=True,
         )
-    ]
+    )

@@ -67,15 +67,12 @@ class DrawnParts(Protocol):
 
     def place(self, layer: str, is_main: bool) -> DrawnPart:
         """In the micro-batch that is being run; ``is_main``: by the layer's own operator, not one that helps it."""
-        ...
 
     def parts_of_samples(self, layer: str) -> int:
         """Into how many parts the samples of a layer are cut."""
-        ...
 
     def draws_all(self, layer: str) -> bool:
         """Whether every rank draws all that one device draws."""
-        ...
 
 
 def drawn_part(
