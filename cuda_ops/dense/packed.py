@@ -182,9 +182,7 @@ def _run(
     return [padded, *(each.index_select(1, sequence.unsorted_indices) for each in ends)]
 
 
-def _without_samples(
-    input: Tensor, weights: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]
-) -> list[Tensor]:
+def _without_samples(input: Tensor, weights: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     """The results on a rank that has none, with gradients of 0."""
     nothing = sum((each.sum() for each in weights), input.sum()) * 0
     return [input.new_zeros(shape) + nothing for shape in shapes]

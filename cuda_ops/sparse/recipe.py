@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.geometry import BuiltGeometry, Grid, KernelMap, MapSpec, SiteRoute, Segments
+from cuda_ops.sparse.geometry import BuiltGeometry, Grid, KernelMap, MapSpec, Segments, SiteRoute
 from cuda_ops.sparse.nn.tensor import SparseTensor
 
 K = TypeVar("K")

@@ -265,6 +265,4 @@ def _set_ahead(optimizer: torch.optim.Optimizer, history: list[dict[_NumberPath,
         counts = all(path in each for each in history)
         if counts and now[path] - last[path] == last[path] - before[path] == 1:
             ahead = value + count
-            holder[key] = (
-                torch.full_like(holder[key], ahead) if isinstance(holder[key], Tensor) else type(value)(ahead)
-            )
+            holder[key] = torch.full_like(holder[key], ahead) if isinstance(holder[key], Tensor) else type(value)(ahead)

@@ -120,9 +120,7 @@ def load_state(stage: StageOptimizer, source: StateSource) -> None:
     optimizer.load_state_dict({"state": {**state, **named_state(optimizer)}, "param_groups": groups})
     for tensor, place in places.items():
         for entry, value in state.get(place, {}).items():
-            if isinstance(
-                value, Tensor
-            ):  # it was moved to the right device, but also cast to the parameter's dtype
+            if isinstance(value, Tensor):  # it was moved to the right device, but also cast to the parameter's dtype
                 optimizer.state[tensor][entry] = optimizer.state[tensor][entry].to(value.dtype)
     _fill_object(optimizer, source)
     stage.loaded()

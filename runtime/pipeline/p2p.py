@@ -166,4 +166,3 @@ class P2PMailbox:
                 return routing.backward_out[peer, stage, microbatch]
             case _:
                 return routing.backward_in[stage, peer, microbatch]
-

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from cuda_ops.preparation import InputPreparation
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.geometry import Grid, KernelMap, MapSpec, SiteRoute, Segments
+from cuda_ops.sparse.geometry import Grid, KernelMap, MapSpec, Segments, SiteRoute
 from cuda_ops.sparse.local import Owned, local_segments
 from cuda_ops.sparse.preparation import SITES, Clouds, Preparation
 from cuda_ops.sparse.recipe import HALVES

@@ -20,7 +20,7 @@ from planner.sites.prices import SitePrices, prices
 from runtime.captured import CapturedModule
 from runtime.extra import RuntimeExtra
 from runtime.pipeline.microbatches import Batch
-from runtime.sparse.ahead import BatchPreparation, PreparationThread, Expected, PreparationClock
+from runtime.sparse.ahead import BatchPreparation, Expected, PreparationClock, PreparationThread
 from runtime.sparse.batch import PreparedBatch, PreparedInputs, site_speeds
 from runtime.sparse.share import AnyBatch, share_of
 

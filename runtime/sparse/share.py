@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from cuda_ops.sparse.geometry import SiteRoute, Segments
+from cuda_ops.sparse.geometry import Segments, SiteRoute
 from cuda_ops.sparse.local import LocalMap, Owned, local_map, local_segments
 from planner.ir.graph import SAMPLE, is_sites
 from planner.ir.layout import Layout

@@ -318,4 +318,3 @@ class StageCompiler(Protocol):
         Raises:
             UnsupportedModelError: the stage cannot be compiled.
         """
-

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from runtime.transport.base import (
-    Pending,
     ErrorWords,
+    Pending,
     add_in_order,
     check_member,
     declare,

@@ -30,8 +30,8 @@ from planner.ir.errors import TransportError
 from runtime.timeouts import TRANSPORT_S
 from runtime.transport.base import (
     KEYED,
-    Pending,
     ErrorWords,
+    Pending,
     add_in_order,
     is_plain,
     plain,

@@ -153,9 +153,7 @@ def alone_buffer(spec: Spec, spare_bytes: int, device: str | torch.device = "cpu
     return torch.empty(num_bytes + min(num_bytes // 8, spare_bytes), dtype=torch.uint8, device=device)
 
 
-def whole(
-    layout: FrameLayout, inside: Iterable[Tensor], buffers: Iterable[Tensor]
-) -> tuple[Tensor, ...]:
+def whole(layout: FrameLayout, inside: Iterable[Tensor], buffers: Iterable[Tensor]) -> tuple[Tensor, ...]:
     """All tensors of a message: those inside the frame, and those that came alone, from their buffers."""
     here = iter(inside)
     apart = iter(buffers)

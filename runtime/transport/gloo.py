@@ -16,7 +16,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 

@@ -15,7 +15,6 @@ from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from cuda_ops._torch import PrefixStore, Store, default_store

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from planner.ir.cluster import IN_PROCESS
 from planner.ir.errors import DeadlineError, TransportError
-from runtime.transport.base import Deadline, Key, Pending, Spec, ErrorWords, declare, gone, words
+from runtime.transport.base import Deadline, ErrorWords, Key, Pending, Spec, declare, gone, words
 from runtime.transport.collectives import BARRIER, ByRank, ExchangedCollectives, Meeting
 from runtime.transport.frame import Frame, FrameLayout, layout_for, layout_of, tag, unpack
 

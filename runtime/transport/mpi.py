@@ -16,14 +16,13 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from planner.ir import cluster as names
 from planner.ir.errors import TransportError
 from runtime.timeouts import TRANSPORT_S
-from runtime.transport.base import KEYED, Pending, ErrorWords, is_plain, met, plain, plain_like
+from runtime.transport.base import KEYED, ErrorWords, Pending, is_plain, met, plain, plain_like
 from runtime.transport.collectives import STARTED_SUM, ByRank, ExchangedCollectives, Meeting
 from runtime.transport.gloo import FrameMessages
 from runtime.transport.mpi_requests import MpiExchange, MpiSteps, MpiWire, MpiWorks, library, load_mpi, meet

@@ -28,10 +28,10 @@ from runtime.timeouts import TRANSPORT_S
 from runtime.transport.base import (
     KEYED,
     Deadline,
+    ErrorWords,
     Key,
     Pending,
     Spec,
-    ErrorWords,
     add_in_order,
     gone,
     has_values,
@@ -40,7 +40,18 @@ from runtime.transport.base import (
 )
 from runtime.transport.collectives import ByRank, ExchangedCollectives, Meeting, Steps
 from runtime.transport.frame import FrameLayout, another, header_of, layout_of, tag
-from runtime.transport.segments import GONE, HERE, LATE, NOW_S, WATCHED, WRONG, ByteRange, StridedRows, SharedSegments, rows_of
+from runtime.transport.segments import (
+    GONE,
+    HERE,
+    LATE,
+    NOW_S,
+    WATCHED,
+    WRONG,
+    ByteRange,
+    SharedSegments,
+    StridedRows,
+    rows_of,
+)
 
 SPIN_S = 10e-3
 """So long a wait looks before it sleeps, where every rank has a core of its own."""

@@ -52,7 +52,9 @@ def _mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 class NeighbourDraws(Protocol):
     """How neighbours are drawn, and what was drawn becomes rows."""
 
-    def sample(self, graph: NodeGraph, nodes: NodeIds, fanout: int, base: int, *, with_self: bool) -> tuple[NodeIds, NodeIds]:
+    def sample(
+        self, graph: NodeGraph, nodes: NodeIds, fanout: int, base: int, *, with_self: bool
+    ) -> tuple[NodeIds, NodeIds]:
         """How many neighbours each node has, (nodes,), and all of them, those of a node together.
 
         Args:
@@ -71,7 +73,9 @@ class NeighbourDraws(Protocol):
 class PlainDraws:
     """In numpy."""
 
-    def sample(self, graph: NodeGraph, nodes: NodeIds, fanout: int, base: int, *, with_self: bool) -> tuple[NodeIds, NodeIds]:
+    def sample(
+        self, graph: NodeGraph, nodes: NodeIds, fanout: int, base: int, *, with_self: bool
+    ) -> tuple[NodeIds, NodeIds]:
         """See :class:`NeighbourDraws`."""
         first = graph.starts[nodes]
         degrees = graph.starts[nodes + 1] - graph.starts[nodes]
@@ -132,7 +136,9 @@ class CompiledDraws:
         self._gather.restype = None
         self._gather.argtypes = (pointer, pointer, number, number, pointer)
 
-    def sample(self, graph: NodeGraph, nodes: NodeIds, fanout: int, base: int, *, with_self: bool) -> tuple[NodeIds, NodeIds]:
+    def sample(
+        self, graph: NodeGraph, nodes: NodeIds, fanout: int, base: int, *, with_self: bool
+    ) -> tuple[NodeIds, NodeIds]:
         """See :class:`NeighbourDraws`."""
         nodes = np.ascontiguousarray(nodes)
         most = fanout * len(nodes) if fanout >= 0 else int((graph.starts[nodes + 1] - graph.starts[nodes]).sum())

@@ -13,9 +13,9 @@ workspace.  A second kernel adds the shares in their order, so that two runs giv
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from cuda_ops.sparse.gpu.launch import block_of, jit, launch
 from cuda_ops.sparse.gpu.tiling import CONVOLUTION, WEIGHT, Arrangements, Configuration, configuration
@@ -119,9 +119,7 @@ def sparse_conv(
     return convolved(tile, arrangements, x, weight, neighbours)
 
 
-def convolved(
-    tile: Configuration, arrangements: Arrangements, x: Tensor, weight: Tensor, neighbours: Tensor
-) -> Tensor:
+def convolved(tile: Configuration, arrangements: Arrangements, x: Tensor, weight: Tensor, neighbours: Tensor) -> Tensor:
     """`sparse_conv` with a given configuration."""
     num_offsets, num_rows = neighbours.shape
     in_channels, out_channels = weight.shape[1:]
@@ -196,9 +194,7 @@ def add_shares(
     tl.store(dw + at, total.to(dw.dtype.element_ty), mask=exists)
 
 
-def sparse_conv_weight(
-    arrangements: Arrangements, x: Tensor, dy: Tensor, neighbours: Tensor
-) -> Tensor:
+def sparse_conv_weight(arrangements: Arrangements, x: Tensor, dy: Tensor, neighbours: Tensor) -> Tensor:
     """``dw[k] = sum_o x[neighbours[k, o]]^T dy[o]``: [K, Cin, Cout], of x's type."""
     if x.dtype == torch.float64:
         from cuda_ops.sparse import reference

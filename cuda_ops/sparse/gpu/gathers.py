@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from cuda_ops.sparse.gpu.launch import accumulator, block_of, jit, launch
 
@@ -101,9 +101,7 @@ def unpack_add(base: Tensor, index: Tensor, rows: Tensor) -> Tensor:
     return sums
 
 
-def add_in_order(
-    y: Tensor, index: Tensor, rows: Tensor, weight: Tensor | None, entries_a_row: int
-) -> None:
+def add_in_order(y: Tensor, index: Tensor, rows: Tensor, weight: Tensor | None, entries_a_row: int) -> None:
     """Adds to y [N, C], in place, every entry e at index[e]: row ``e // entries_a_row`` of rows times weight[e].
 
     An index of -1 is nowhere.

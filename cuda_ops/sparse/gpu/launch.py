@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, overload
 
 import torch
-from torch import Tensor
 import triton
 import triton.language as tl
+from torch import Tensor
 
 # Sums of products may be fused; Triton warns where that is left open.
 OPTIONS = {"enable_fp_fusion": True}

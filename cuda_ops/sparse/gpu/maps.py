@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from cuda_ops.sparse import keys
 from cuda_ops.sparse.gpu.launch import jit, launch

@@ -9,9 +9,9 @@ afterwards; many short ones (points of a voxel) are taken several at a time.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from cuda_ops.sparse.gpu.launch import accumulator, block_of, jit, launch
 
@@ -77,9 +77,7 @@ def window_tile(num_channels: int) -> dict[str, int]:
     return {"ROWS": min(ELEMENTS // columns, 256), "COLUMNS": columns}
 
 
-def sparse_max_pool(
-    x: Tensor, neighbours: Tensor, reverse: Tensor
-) -> tuple[Tensor, Tensor]:
+def sparse_max_pool(x: Tensor, neighbours: Tensor, reverse: Tensor) -> tuple[Tensor, Tensor]:
     """Largest neighbour [M, C] and its input row int32 [M, C]; 0 and -1 where there is none."""
     num_offsets, num_rows = neighbours.shape
     num_channels = x.shape[1]
@@ -260,9 +258,7 @@ def segment_max(x: Tensor, starts: Tensor, lengths: Tensor) -> tuple[Tensor, Ten
     return torch.where(argmax < 0, 0, largest), argmax
 
 
-def _largest(
-    x: Tensor, starts: Tensor, lengths: Tensor, shares: int, sizes: dict[str, int]
-) -> tuple[Tensor, Tensor]:
+def _largest(x: Tensor, starts: Tensor, lengths: Tensor, shares: int, sizes: dict[str, int]) -> tuple[Tensor, Tensor]:
     num_segments = len(starts)
     num_channels = x.shape[1]
     y = x.new_empty((num_segments * shares, num_channels))

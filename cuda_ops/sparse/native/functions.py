@@ -101,7 +101,9 @@ class NativeOperators:
         """Every site that a transposed kernel writes to from keys [N]."""
         return self._moved_sites(keys, kernel, stride, dilation, generated=True)
 
-    def _moved_sites(self, keys: Tensor, kernel: AxisInts, stride: AxisInts, dilation: AxisInts, generated: bool) -> Tensor:
+    def _moved_sites(
+        self, keys: Tensor, kernel: AxisInts, stride: AxisInts, dilation: AxisInts, generated: bool
+    ) -> Tensor:
         """Axis after axis; tensors take no more memory than what is written to them."""
         for axis in range(3):
             room = _empty(keys.shape[0] * kernel[axis])
@@ -110,7 +112,13 @@ class NativeOperators:
         return keys.clone()
 
     def kernel_map(
-        self, in_keys: Tensor, out_keys: Tensor, kernel: AxisInts, stride: AxisInts, dilation: AxisInts, transposed: bool
+        self,
+        in_keys: Tensor,
+        out_keys: Tensor,
+        kernel: AxisInts,
+        stride: AxisInts,
+        dilation: AxisInts,
+        transposed: bool,
     ) -> Tensor:
         """int32 [K, M]: the input row that each output reads through each offset, or -1."""
         inputs = in_keys.shape[0]

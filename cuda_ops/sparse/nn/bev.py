@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.geometry import Bound, Grid, KernelMap, MapSpec, SiteRoute, RouteStep, Triple
+from cuda_ops.sparse.geometry import Bound, Grid, KernelMap, MapSpec, RouteStep, SiteRoute, Triple
 from cuda_ops.sparse.keys import HIGHEST, LOWEST
 from cuda_ops.sparse.nn.functional import on_grid
 from cuda_ops.sparse.nn.tensor import SparseTensor, require_channels, require_same_sites, triple

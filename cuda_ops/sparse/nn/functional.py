@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from cuda_ops._torch import check
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.geometry import Grid, KernelMap, MapSpec, SiteRoute, RouteStep, Segments, Triple, stride_of
+from cuda_ops.sparse.geometry import Grid, KernelMap, MapSpec, RouteStep, Segments, SiteRoute, Triple, stride_of
 from cuda_ops.sparse.nn.tensor import SparseTensor, require_channels, triple, volume
 
 KernelSize = int | Sequence[int]
@@ -98,14 +98,18 @@ def window_map(x: SparseTensor, kernel: Triple, stride: Triple, dilation: Triple
     return route, x.geometry.map(MapSpec(x.route, route, kernel, stride, dilation))
 
 
-def max_pool3d(input: SparseTensor, kernel_size: KernelSize, stride: KernelSize | None = None, dilation: KernelSize = 1) -> SparseTensor:
+def max_pool3d(
+    input: SparseTensor, kernel_size: KernelSize, stride: KernelSize | None = None, dilation: KernelSize = 1
+) -> SparseTensor:
     """The largest of the sites in each window that are there; ``stride`` None: the kernel's."""
     route, kernel_map = _pool_map(input, kernel_size, stride, dilation, "max_pool3d")
     feats, _ = torch.ops.halopipe.sparse_max_pool(input.feats, kernel_map.neighbours, kernel_map.reverse)
     return input.with_feats(feats, route)
 
 
-def avg_pool3d(input: SparseTensor, kernel_size: KernelSize, stride: KernelSize | None = None, dilation: KernelSize = 1) -> SparseTensor:
+def avg_pool3d(
+    input: SparseTensor, kernel_size: KernelSize, stride: KernelSize | None = None, dilation: KernelSize = 1
+) -> SparseTensor:
     """The mean of the sites in each window that are there; ``stride`` None: the kernel's."""
     route, kernel_map = _pool_map(input, kernel_size, stride, dilation, "avg_pool3d")
     sums = torch.ops.halopipe.sparse_sum_pool(input.feats, kernel_map.neighbours, kernel_map.reverse)

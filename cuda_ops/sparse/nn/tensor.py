@@ -19,7 +19,7 @@ from torch import Tensor
 
 from cuda_ops.sparse import operators
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.geometry import BuiltGeometry, Geometry, SiteRoute, Segments, Triple, geometry_of, stride_of
+from cuda_ops.sparse.geometry import BuiltGeometry, Geometry, Segments, SiteRoute, Triple, geometry_of, stride_of
 
 _WHOLE_NUMBERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 
@@ -71,7 +71,9 @@ class SparseTensor:
         self.base_stride = triple(stride, "stride", "SparseTensor")
 
     @classmethod
-    def on(cls, geometry: Geometry, feats: Tensor, route: SiteRoute = (), base_stride: Triple = (1, 1, 1)) -> SparseTensor:
+    def on(
+        cls, geometry: Geometry, feats: Tensor, route: SiteRoute = (), base_stride: Triple = (1, 1, 1)
+    ) -> SparseTensor:
         """Features (sites, channels) that already lie in the order of the sites of ``geometry`` at ``route``."""
         made = cls.__new__(cls)
         made.feats = feats

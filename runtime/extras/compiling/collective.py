@@ -336,7 +336,8 @@ class _Leave(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         linked = order.linked(tensors)
         return tuple(
-            tensor.view_as(tensor) if tensor is before else tensor for tensor, before in zip(linked, tensors, strict=True)
+            tensor.view_as(tensor) if tensor is before else tensor
+            for tensor, before in zip(linked, tensors, strict=True)
         )
 
     @staticmethod

@@ -30,7 +30,7 @@ from planner.ir.graph import SAMPLE
 from planner.ir.plan import Decision
 from planner.sites.partition import balanced_cuts
 from runtime.pipeline.microbatches import Batch
-from runtime.sparse.ahead import PreparationThread, Expected, PreparationClock
+from runtime.sparse.ahead import Expected, PreparationClock, PreparationThread
 from runtime.sparse.batch import PreparedInputs, SeparateBatch, site_speeds
 
 _FEATURES = "features"
@@ -62,7 +62,9 @@ class SampledPreparing:
     _expected: Expected[SampledBatch] = field(default_factory=Expected)
 
     @classmethod
-    def of(cls, decision: Decision, prepared: PreparedInputs, aside: PreparationThread | None = None) -> SampledPreparing:
+    def of(
+        cls, decision: Decision, prepared: PreparedInputs, aside: PreparationThread | None = None
+    ) -> SampledPreparing:
         """For a plan (that its ranks can share seeds, :mod:`planner.layers.stage_rules` has seen to)."""
         speeds = {
             stage: of_stage for stage in range(len(decision.stages)) if (of_stage := site_speeds(decision, stage))

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from planner.extras.tiles.division import BlockDivision, BlockedDivision, ends_of

@@ -23,7 +23,7 @@ from planner.extras.token_slices.axes import TokenAxes
 from planner.ir.box import Box, Transfer, whole
 from planner.ir.errors import UnsupportedModelError
 from runtime.pipeline.routing import Piece, cuts_of, narrowed
-from runtime.spatial.exchange import NO_MESSAGES, Arriving, Exchange, PeerGroup, BoxPieces
+from runtime.spatial.exchange import NO_MESSAGES, Arriving, BoxPieces, Exchange, PeerGroup
 from runtime.transport import Pending
 
 SliceName = tuple[int, int]

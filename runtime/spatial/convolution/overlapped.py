@@ -29,7 +29,7 @@ from planner.ir.box import Box
 from runtime.pipeline.routing import DimCuts, cuts_of
 from runtime.spatial.convolution.term_call import TermCall
 from runtime.spatial.convolution.terms import LEADING, ConvWindow, Term, main_term, piece_term
-from runtime.spatial.exchange import Arriving, Exchange, BoxPieces
+from runtime.spatial.exchange import Arriving, BoxPieces, Exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,9 @@ def linear_conv(
     )
 
 
-def halo_conv(x: Tensor, weight: Tensor, bias: Tensor | None, local: LocalConv, put: PutGradients | None = None) -> Tensor:
+def halo_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, local: LocalConv, put: PutGradients | None = None
+) -> Tensor:
     """The convolution; differentiable.
 
     Args:
@@ -228,7 +230,9 @@ def halo_conv(x: Tensor, weight: Tensor, bias: Tensor | None, local: LocalConv, 
 
 class _HaloConv(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, local: LocalConv, put: PutGradients | None) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, local: LocalConv, put: PutGradients | None
+    ) -> Tensor:
         exchange = local.exchange
         main = local.main
         arriving = None if exchange is None else exchange.start(x)

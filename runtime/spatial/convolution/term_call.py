@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cuda_ops.dense.conv_kernels import NATIVE, ConvKernel, ConvGradients, Mask, kernel_for
+from cuda_ops.dense.conv_kernels import NATIVE, ConvGradients, ConvKernel, Mask, kernel_for
 from runtime.pipeline.routing import narrowed
 from runtime.spatial.convolution.terms import Term
 

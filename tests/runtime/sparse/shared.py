@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from benchmarks.site_balance import Ownership, cut, morton, random_blocks
-from cuda_ops.sparse.geometry import BuiltGeometry, KernelMap, MapSpec, SiteRoute, Segments, geometry_of, stride_of
+from cuda_ops.sparse.geometry import BuiltGeometry, KernelMap, MapSpec, Segments, SiteRoute, geometry_of, stride_of
 from cuda_ops.sparse.local import LocalMap, Owned, local_map, local_segments
 from planner.sites.arrangement import arrange
 from planner.sites.partition import SiteLevel, SiteLoad, bisection, block_work
