@@ -37,6 +37,7 @@ from runtime.spatial.convolution.terms import ConvWindow, piece_term
 from runtime.spatial.exchange import Exchange
 from runtime.spatial.layer_shard import LayerShard
 
+HaloMode = Literal["linear", "blocking"]
 FormOf = Callable[["ConvPart", "Exchange"], "LocalForm | None"]
 
 
@@ -55,7 +56,7 @@ class HaloSettings:
         instead: of ``blocking``, where it gives a form: one that a benchmark compares with.
     """
 
-    mode: Literal["linear", "blocking"] = "linear"
+    mode: HaloMode = "linear"
     most_extra: float = 0.25
     backward: Literal["fewest", "dx", "dy"] = "fewest"
     instead: FormOf | None = None
