@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cuda_ops.extras.sampling.draws import NodeIds, NeighbourDraws, base_of, fastest
+from cuda_ops.extras.sampling.draws import NeighbourDraws, NodeIds, base_of, fastest
 from cuda_ops.extras.sampling.graph import GraphError, NodeGraph
 
 _WORK_UNIT = 16  # parts of an edge, in which work is counted

@@ -16,7 +16,7 @@ from planner.ir.graph import Layer, TensorSpec
 from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision
 from runtime.pipeline.routing import slices
-from runtime.spatial.convolution.layer import HaloSettings, HaloMode, convolve
+from runtime.spatial.convolution.layer import HaloMode, HaloSettings, convolve
 from runtime.spatial.exchange import Exchange, PeerGroup
 from runtime.spatial.layer_shard import LayerShard
 from runtime.transport import InProcessTransport
