@@ -38,7 +38,7 @@ class Weights:
     ) -> None:
         self._parameters = tuple(parameters)
         self._uses = dict(uses or {})
-        self._added = added or _ignore
+        self._added = added
         self._remaining: Counter[int] = Counter()
         self._data: dict[int, tuple[Tensor, ...]] = {}
         self._newest = 0
@@ -78,7 +78,8 @@ class Weights:
             if leaf.grad is not None:
                 accumulate(parameter, leaf.grad)
                 leaf.grad = None
-                self._added(parameter)
+                if self._added is not None:
+                    self._added(parameter)
         self._remaining[version] -= 1
         if not self._remaining[version]:
             self._data.pop(version, None)
@@ -98,7 +99,3 @@ class Weights:
         self._data.clear()
         self._remaining = Counter(self._uses)
         self._newest = 0
-
-
-def _ignore(parameter: Tensor) -> None:
-    """Nobody wants to know."""

@@ -327,6 +327,11 @@ def gone(what: str, rank: int, peer: str, cause: str) -> TransportError:
     return TransportError(f"{what}: rank {rank} lost {peer}", [cause], [f"look for the first error of {peer}"])
 
 
+def named(ranks: Iterable[int]) -> str:
+    """Ranks in words."""
+    return ", ".join(f"rank {rank}" for rank in ranks)
+
+
 T = TypeVar("T")
 
 

@@ -34,6 +34,7 @@ from runtime.transport.base import (
     Pending,
     add_in_order,
     is_plain,
+    named,
     plain,
     plain_copy,
     plain_like,
@@ -209,7 +210,7 @@ class Exchanges(OverWorks):
     def _start_batch(
         self, subgroup: _Subgroup, moves: list[tuple[bool, int, Tensor]]
     ) -> list[tuple[dist.Work, ErrorWords]]:
-        peers = ("one of", ", ".join(f"rank {subgroup.ranks[position]}" for _, position, _ in moves))
+        peers = ("one of", named(subgroup.ranks[position] for _, position, _ in moves))
         operations = [
             dist.P2POp(
                 dist.isend if sends else dist.irecv,
@@ -367,7 +368,7 @@ class GroupCollectives(Exchanges, ExchangedCollectives):
         if subgroup.group is None or not tensor.numel():
             return
         term = plain(tensor, self.device)
-        peers = ("one of", ", ".join(f"rank {rank}" for rank in meeting.series.others))
+        peers = ("one of", named(meeting.series.others))
         pending = _PendingExchange(self, subgroup, self._standing)
         pending.works.append(
             (self._works.start(partial(subgroup.group.allreduce, [term]), subgroup.what, peers), peers)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from planner.ir.cluster import IN_PROCESS
 from planner.ir.errors import DeadlineError, TransportError
-from runtime.transport.base import Deadline, ErrorWords, Key, Pending, Spec, declare, gone, words
+from runtime.transport.base import Deadline, ErrorWords, Key, Pending, Spec, declare, gone, named, words
 from runtime.transport.collectives import BARRIER, ByRank, ExchangedCollectives, Meeting
 from runtime.transport.frame import Frame, FrameLayout, layout_for, layout_of, tag, unpack
 
@@ -101,13 +101,13 @@ class Hub:
             self._look_for_stall()
             while not ready():
                 if self._stall:
-                    raise DeadlineError(f"{what}: rank {rank} waits for {_names(missing())} forever", self._stall)
+                    raise DeadlineError(f"{what}: rank {rank} waits for {named(missing())} forever", self._stall)
                 departed = self._closed.intersection(missing())
                 if departed:
-                    raise gone(what, rank, _names(sorted(departed)), "it closed its transport")
+                    raise gone(what, rank, named(sorted(departed)), "it closed its transport")
                 remaining_s = deadline.left_s()
                 if remaining_s <= 0:
-                    raise deadline.error(what, rank, _names(missing()))
+                    raise deadline.error(what, rank, named(missing()))
                 self.changed.wait(remaining_s)
         finally:
             del self._waiting[rank]
@@ -129,14 +129,10 @@ class Hub:
         if self._stall or not all_wait or any(w.ready() or self._closed.intersection(w.missing()) for w in waits):
             return
         self._stall = tuple(
-            f"rank {rank} waits for {_names(wait.missing())}: {wait.what}"
+            f"rank {rank} waits for {named(wait.missing())}: {wait.what}"
             for rank, wait in sorted(self._waiting.items())
         )
         self.changed.notify_all()
-
-
-def _names(ranks: Sequence[int]) -> str:
-    return ", ".join(f"rank {rank}" for rank in ranks)
 
 
 class InProcessTransport(ExchangedCollectives):

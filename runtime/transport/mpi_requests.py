@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner.ir.errors import DeadlineError, TransportError
-from runtime.transport.base import Deadline, ErrorWords, gone, words
+from runtime.transport.base import Deadline, ErrorWords, gone, named, words
 from runtime.transport.collectives import Steps
 from runtime.transport.works import Works
 
@@ -282,7 +282,7 @@ class MpiWorks(Works):
                 pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
                 self._go_on()
         except self._wire.mpi.Exception as error:
-            raise gone(words(what), self.rank, _names(peers()), str(error)) from error
+            raise gone(words(what), self.rank, named(peers()), str(error)) from error
 
     def run(self, steps: MpiSteps) -> None:
         """Take the steps of something beside all waits of this rank."""
@@ -306,11 +306,11 @@ class MpiWorks(Works):
                 if is_done():
                     return
             self._fail()
-            raise gone(words(what), self.rank, _names(departed), "it has left the job, or waited in vain itself")
+            raise gone(words(what), self.rank, named(departed), "it has left the job, or waited in vain itself")
         if deadline.waited_s() >= deadline.limit_s:
             self._fail()
             self.leave()
-            raise deadline.error(words(what), self.rank, _names(peers()))
+            raise deadline.error(words(what), self.rank, named(peers()))
 
     def _fail(self) -> None:
         atexit.unregister(_leave)
@@ -369,7 +369,3 @@ class MpiSteps(Steps):
         while self.now is not None and self.now.is_done():
             self.go_on()
         return self.now is None
-
-
-def _names(ranks: Sequence[int]) -> str:
-    return ", ".join(f"rank {rank}" for rank in ranks)

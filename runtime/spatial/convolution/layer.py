@@ -23,7 +23,6 @@ from runtime.spatial.convolution.gathered import gathered_conv, shared_conv
 from runtime.spatial.convolution.overlapped import (
     ConvPart,
     ConvTerms,
-    LocalConv,
     PutGradients,
     ReturnedHalo,
     halo_conv,
@@ -94,7 +93,7 @@ def local_form(
         if terms is not None:
             shape = tuple(map(len, part.outputs))
             halo = None if returned is None else _returned(part, exchange, returned)
-            return partial(_run, linear_conv(terms, shape, exchange, halo))
+            return partial(halo_conv, local=linear_conv(terms, shape, exchange, halo))
     elif settings.instead is not None:
         other = settings.instead(part, exchange)
         if other is not None:
@@ -111,10 +110,6 @@ def overlapped(
         return None
     fewest = FEWEST if settings.fewest is None else settings.fewest
     return terms if num_multiplications(part, terms, held) >= fewest else None
-
-
-def _run(local: LocalConv, x: Tensor, weight: Tensor, bias: Tensor | None, put: PutGradients | None = None) -> Tensor:
-    return halo_conv(x, weight, bias, local, put)
 
 
 def _returned(part: ConvPart, exchange: Exchange, returned: Exchange) -> ReturnedHalo:
@@ -179,7 +174,7 @@ def _convolved(shard: LayerShard, ready: PreparedConv, x: Tensor, weight: Tensor
     if form is None:
         raise ValueError("the operator itself was to be called")
     if ready.is_batch:
-        return form(x, weight, bias, _put(shard, weight, bias) if ready.may_wait else None)
+        return form(x, weight, bias, put=_put(shard, weight, bias) if ready.may_wait else None)
     output = form(shard.get(0, x).unsqueeze(0), weight, bias)
     return output.squeeze(0)
 
