@@ -59,7 +59,7 @@ def assemble(pieces: Sequence[Piece], box: Box, dtype: torch.dtype, device: torc
     """
     if len(pieces) == 1 and pieces[0][0] == box:
         return pieces[0][1]
-    shape = [len(interval) for interval in box]
+    shape = tuple(map(len, box))
     is_covered = sum(volume(part) for part, _ in pieces) == volume(box)
     whole = (torch.empty if is_covered else torch.zeros)(shape, dtype=dtype, device=device)
     for part, tensor in pieces:
@@ -71,7 +71,7 @@ def add_up(pieces: Sequence[Piece], box: Box, dtype: torch.dtype, device: torch.
     """The sum of pieces that may overlap, over ``box``: the adjoint of handing the same boxes out."""
     if len(pieces) == 1 and pieces[0][0] == box:
         return pieces[0][1]
-    total = torch.zeros([len(interval) for interval in box], dtype=dtype, device=device)
+    total = torch.zeros(tuple(map(len, box)), dtype=dtype, device=device)
     for part, tensor in pieces:
         total[slices(part, box)] += tensor
     return total
@@ -225,7 +225,7 @@ class Routing:
             # Equal boxes are one object, which is found equal at once where pieces are put together.
             tuple(box if part.box == box else part.box for part, box in zip(parts, held, strict=True)),
             tuple(None if part.box == box else slices(part.box, box) for part, box in zip(parts, held, strict=True)),
-            tuple((tuple(len(interval) for interval in part.box), self.dtype(part.value)) for part in parts),
+            tuple((tuple(map(len, part.box)), self.dtype(part.value)) for part in parts),
         )
 
 

@@ -116,7 +116,7 @@ class _P2PMessage:
         if len(self.boxes) == 1:
             return [buffer]
         parts = torch.split(buffer, [volume(box) for box in self.boxes])
-        return [part.view([len(interval) for interval in box]) for part, box in zip(parts, self.boxes, strict=True)]
+        return [part.view(tuple(map(len, box))) for part, box in zip(parts, self.boxes, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,7 +490,7 @@ def moved_back(gradient: Tensor, exchange: Exchange, box: Box) -> Tensor:
     if laid.is_all_held:
         total = narrowed(gradient, laid.kept[0][0]).clone(memory_format=torch.contiguous_format)
     else:
-        total = gradient.new_zeros([len(interval) for interval in exchange.held])
+        total = gradient.new_zeros(tuple(map(len, exchange.held)))
         for place, source in laid.kept:
             narrowed(total, source).copy_(narrowed(gradient, place))
     arrived = arriving.wait()

@@ -124,7 +124,7 @@ class LayerShard:
         self.own: Box = self.division.own[self.position]
         self.done: Box = self.division.done[self.position]
         self.is_first: bool = self.division.is_first[self.position]
-        self.is_empty: bool = not all(len(interval) for interval in self.done)
+        self.is_empty: bool = not all(map(len, self.done))
 
     def input_of(self, argument: str) -> InputIndex:
         """Which input of the layer an argument is; None for parameters, buffers, constants and numbers."""
@@ -297,7 +297,7 @@ class _InputPlaces:
 
 def shape_of(box: Box) -> tuple[int, ...]:
     """The shape of a tensor that covers ``box``."""
-    return tuple(len(interval) for interval in box)
+    return tuple(map(len, box))
 
 
 def within(x: Tensor, covered: Box, wanted: Box) -> Tensor:

@@ -74,7 +74,7 @@ def run_slice(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, An
     operands = gathered(shard, arguments)
     covered = shard.exchange(0).wanted
     gives_list = operator_row(shard.operator).elements == PARTS  # even of one part
-    if not all(len(interval) for interval in covered):
+    if not all(map(len, covered)):
         nothing = empty_like_done(shard, operands)
         return [nothing] if isinstance(nothing, Tensor) and gives_list else nothing
     attributes: Any = shard.layer.attributes
@@ -98,7 +98,7 @@ class _SliceOutput:
 
     def of(self, x: Tensor, covered: Box, box: Box) -> Tensor:
         """The part ``box`` of the output, from ``x``, which covers ``covered``."""
-        if not all(len(interval) for interval in box):
+        if not all(map(len, box)):
             return connected(x.new_empty(shape_of(box)), x)
         before = box[: self.dim]
         after = box[self.dim + (not self.drops) :]
@@ -158,7 +158,7 @@ def run_pad(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any])
 def _padded_with(shard: LayerShard, x: Tensor, positions: list[Interval], value: float) -> Tensor:
     """``value`` around what lies inside the tensor, of which there may be nothing."""
     available = shard.exchange(0).wanted
-    if not all(len(interval) for interval in available):
+    if not all(map(len, available)):
         return connected(x.new_full(shape_of(shard.done), value), x)
     around = [
         rows
@@ -239,7 +239,7 @@ class Resampling:
         positions = self._positions(torch.float64 if like.dtype == torch.float64 else torch.float32, like.device)
         first = positions.floor().clamp(max=self.inputs - 1)
         beyond = (positions - first).clamp(0, 1)
-        weights = _linear_weights(beyond) if self.mode == "linear" else _cubic_weights(beyond)
+        weights = (1 - beyond, beyond) if self.mode == "linear" else _cubic_weights(beyond)
         before = 0 if self.mode == "linear" else 1
         indices = first.long() - before
         return tuple(
@@ -288,10 +288,6 @@ def resampled(x: Tensor, dim: int, start: int, taps: tuple[tuple[Tensor, Tensor 
     if total is None:
         raise ValueError("no taps")
     return total
-
-
-def _linear_weights(beyond: Tensor) -> tuple[Tensor, ...]:
-    return 1 - beyond, beyond
 
 
 def _cubic_weights(beyond: Tensor) -> tuple[Tensor, ...]:

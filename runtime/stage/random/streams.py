@@ -92,7 +92,7 @@ def drawn_part(
         num_dims: the dims behind these are 1.
     """
     box, shape = _shortened(place, num_dims)
-    local = [len(interval) for interval in box]
+    local = tuple(map(len, box))
     if not all(local):
         return torch.empty(local, dtype=dtype, device=device)
     if dim is None or (num_dims is not None and dim >= num_dims):
