@@ -15,6 +15,7 @@ Modules:
     exchange      Forward halos and resharding inside a stage: every rank has a box of a tensor, and gets the box that
                   its next layer reads
     layer_shard   One layer of a divided stage: this rank's part, how it gets what it reads, who combines statistics
+    node_call     How one node of a captured graph is called on a part, and what of it depends on sizes
     op_rules      Op rules: how a layer kind's operator runs on this rank's part, one function a kind, in a module for
                   each family
     parameters    A rank's part of each parameter and buffer of a divided stage, and the ranks that share its gradient

@@ -33,7 +33,8 @@ from runtime.recent import Recent
 from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.empties import connected
 from runtime.spatial.exchange import PeerGroup
-from runtime.spatial.layer_shard import LayerShard, NodeCall, evaluate, group_of
+from runtime.spatial.layer_shard import LayerShard, group_of
+from runtime.spatial.node_call import NodeCall, evaluate
 from runtime.spatial.op_rules import form
 from runtime.stage.cut import NUM_SAMPLES, NodeRule
 from runtime.stage.modes import MicrobatchShard
@@ -253,11 +254,9 @@ class DividedStage:
         op = call.operator(function)
 
         def helped(*args: Any, **kwargs: Any) -> Any:
-            rows = self.shard(layer, training).division.rows[self.wire.position]
-            division = self._division
-            if division is None:
-                raise ValueError("a divided stage was not told what is run")
-            return op(**{**call.arguments(args, kwargs), **self._integers(call, rows, division)})
+            shard = self.shard(layer, training)
+            rows = shard.division.rows[self.wire.position]
+            return op(**{**call.arguments(args, kwargs), **self._integers(call, rows, shard.whole)})
 
         return helped
 
