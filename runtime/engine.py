@@ -210,9 +210,8 @@ class Engine(StateDict):
         axis = self.context.boundaries.axis
         num_parts = self.context.decision.num_parts
         if axis is not None:
-            of_parts = outputs
-            whole = (extra.joined_parts(axis, of_parts, batch.rows, num_parts) for extra in extras(RuntimeExtra))
-            outputs = required(whole, "runtime", "outputs of micro-batches in parts")
+            joined = (extra.joined_parts(axis, outputs, batch.rows, num_parts) for extra in extras(RuntimeExtra))
+            outputs = required(joined, "runtime", "outputs of micro-batches in parts")
         return EvaluationResult(
             loss,
             preparing_s + step_s,

@@ -305,8 +305,15 @@ class RankContext:
 
 
 _OF_MODEL = (
-    *("program", "inputs", "counted", "takes_any", "preparation", "outputs"),
-    *("loss_call", "watched", "judged_inputs"),
+    "program",
+    "inputs",
+    "counted",
+    "takes_any",
+    "preparation",
+    "outputs",
+    "loss_call",
+    "watched",
+    "judged_inputs",
 )
 """What a rank goes on to know of its model, when that is let go; the rest is of the graph."""
 

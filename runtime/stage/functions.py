@@ -188,7 +188,7 @@ class StageFunctions:
 
     Attributes:
         current: where operators that can be halved leave their weight gradients.
-        again: how spans of layers that are computed again run once more; None: there are none.
+        span_recompute: how spans of layers that are computed again run once more; None: there are none.
         training: for shares with rows.
     """
 

@@ -33,8 +33,18 @@ _STAMP_MASK = 0xFFFFFFFF
 _MAGIC = b"HALO"
 _VERSION = 2
 _DTYPES = (
-    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64),
-    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex128,
+    torch.complex64,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
 )
 _TAG_BITS = {"src_stage": 7, "dst_stage": 7, "microbatch": 10}
 _STEP_SHIFT = 24

@@ -320,7 +320,8 @@ def open_nccl(
     torch.cuda.set_device(device)
     make = partial(
         ChannelTransport,
-        *(channels, groups),
+        channels,
+        groups,
         backend="nccl",
         device=device,
         host_kinds=host_kinds,
