@@ -200,15 +200,15 @@ class NodeStream:
         """
         rng = self.rng
         dim = self.dim
-        place = DrawnPart(rng.start, rng.count, rng.total) if self.place is None else self.place()
-        if place.box is not None:
+        place = None if self.place is None else self.place()
+        if place is not None and place.box is not None:
             return drawn_part(place, dim, dtype, device, filled, partial(self._generator, device, index), num_dims)
         numbers = torch.empty(shape, dtype=dtype, device=device)
         if not all(shape):
             return numbers
         if dim is None or (num_dims is not None and dim >= num_dims):
             return filled(numbers, self._generator(device, index))
-        self._fill_blocks(numbers, dim, place, filled, index)
+        self._fill_blocks(numbers, dim, place or DrawnPart(rng.start, rng.count, rng.total), filled, index)
         return numbers
 
     def _fill_blocks(self, numbers: Tensor, dim: int, place: DrawnPart, filled: Filled, index: int) -> None:
