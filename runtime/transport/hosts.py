@@ -137,11 +137,12 @@ def _meet(groups: tuple[Sequence[int], ...], hosts: Sequence[str], required: boo
 def _attached(store: Store, rank: int, size: int, host: str) -> tuple[SharedSegments | None, dict[int, Address], str]:
     """This rank's segment, the addresses of those that it could map with its own, and why it could not map others."""
     segments, why = _segments(rank, size)
-    mine = None if segments is None else segments.address(host)
-    store.set(f"address/{rank}", "" if mine is None else mine.text())
-    texts = [store.get(f"address/{other}").decode() for other in range(size)]
-    if segments is None or mine is None:
+    if segments is None:
+        store.set(f"address/{rank}", "")
         return None, {}, why
+    mine = segments.address(host)
+    store.set(f"address/{rank}", mine.text())
+    texts = [store.get(f"address/{other}").decode() for other in range(size)]
     addresses = {rank: mine}
     for other, text in enumerate(texts):
         address = Address.of_text(text) if text else None
