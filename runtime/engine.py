@@ -26,7 +26,7 @@ from runtime.pipeline.routing import Piece
 from runtime.pipeline.runner import Runner
 from runtime.pipeline.specialize import Specialization
 from runtime.rank import RankContext
-from runtime.stage.local_stage import StageBuilder
+from runtime.stage.builder import StageBuilder
 from runtime.stage.state_dict import StateDict
 
 if TYPE_CHECKING:
@@ -160,17 +160,17 @@ class Engine(StateDict):
         rates = tuple(
             chain.from_iterable(r.optimizer.learning_rates() for r in self._local_stages.values() if r.optimizer)
         )
-        graph_batch, specialization, ahead_s, before_bytes = self._runner.bound(batch, self.num_steps, trains=True)
-        executor = self._runner.executor(specialization, evaluates=False)
+        bound = self._runner.bound(batch, self.num_steps, trains=True)
+        executor = self._runner.executor(bound.specialization, evaluates=False)
         self._gradient_sync.begin()
         self._runner.norm = None
         kept = self._guard.begin()
         try:
-            ran, step_s = self._runner.run(executor, graph_batch, self.num_steps)
+            ran, step_s = self._runner.run(executor, bound.batch, self.num_steps)
         except StopBeforeStepError:
             self._gradient_sync.take_back()
             raise
-        loss = self._loss(specialization)
+        loss = self._loss(bound.specialization)
         self.num_steps += 1
         left_out = self._guard.judge(GuardedStep(self.num_steps - 1, batch, loss, kept))
         activity = context.activity
@@ -178,9 +178,16 @@ class Engine(StateDict):
         activity.loss = loss
         activity.step_s = step_s
         activity.steps.note(self.num_steps, ran.spans, step_s)
-        seconds = ahead_s + step_s
-        peaks = ran.peak_bytes
-        return StepResult(loss, seconds, ran.spans, self._runner.norm, rates, peaks, left_out, before_bytes)
+        return StepResult(
+            loss,
+            bound.preparing_s + step_s,
+            ran.spans,
+            self._runner.norm,
+            rates,
+            ran.peak_bytes,
+            left_out,
+            bound.peak_bytes,
+        )
 
     def evaluate(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> EvaluationResult:
         """Forward passes in evaluation mode (running statistics, nothing dropped); nothing is changed by them."""
@@ -194,22 +201,20 @@ class Engine(StateDict):
             keep: values whose parts are given back instead of what the loss is computed from; among
                 :func:`runtime.captured.watched_values`.
         """
-        batch, specialization, ahead_s, _ = self._runner.bound(batch, self.num_steps)
+        batch, specialization, preparing_s, _ = self._runner.bound(batch, self.num_steps)
         executor = self._runner.executor(specialization, evaluates=True)
         executor.kept = tuple(keep) or self.context.judged
         ran, step_s = self._runner.run(executor, batch, self.num_steps)
         loss = self._loss(specialization)
-        seconds = ahead_s + step_s
         outputs: Mapping[int, Mapping[str, Piece]] = dict(executor.outputs)
         axis = self.context.boundaries.axis
         num_parts = self.context.decision.num_parts
         if axis is not None:
-            of_parts = outputs
-            whole = (extra.joined_parts(axis, of_parts, batch.rows, num_parts) for extra in extras(RuntimeExtra))
-            outputs = required(whole, "runtime", "outputs of micro-batches in parts")
+            joined = (extra.joined_parts(axis, outputs, batch.rows, num_parts) for extra in extras(RuntimeExtra))
+            outputs = required(joined, "runtime", "outputs of micro-batches in parts")
         return EvaluationResult(
             loss,
-            seconds,
+            preparing_s + step_s,
             ran.spans,
             peak_bytes=ran.peak_bytes,
             num_samples=sum(batch.rows),

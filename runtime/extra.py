@@ -17,18 +17,19 @@ if TYPE_CHECKING:
     from runtime.checkpoint.reader import TensorFolder
     from runtime.pipeline.routing import Piece
     from runtime.rank import Compiler, RankContext
-    from runtime.sparse.ahead import BatchPreparation, Beside
+    from runtime.sparse.ahead import BatchPreparation, PreparationThread
     from runtime.sparse.batch import PreparedInputs
     from runtime.spatial import DividedStage, PeerGroup
+    from runtime.stage.builder import StageCompiler
     from runtime.stage.cut import StageFunction
-    from runtime.stage.local_stage import LocalStage, StageCompiler
+    from runtime.stage.local_stage import LocalStage
 
 
 class RuntimeExtra(Extra):
     """What an extra may add to the runtime."""
 
     def batch_preparation(
-        self, preparation: InputPreparation, decision: Decision, prepared: PreparedInputs, aside: Beside
+        self, preparation: InputPreparation, decision: Decision, prepared: PreparedInputs, aside: PreparationThread
     ) -> BatchPreparation[Any] | None:
         """Who prepares batches, in the thread ``aside``; None: the preparation is of no kind known here."""
         return None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from cuda_ops.memory import MemoryMeter, available, meter_of
@@ -44,7 +45,7 @@ def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
     return OutOfMemoryError("out of memory", [text])
 
 
-def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+def storage_bytes(tensors: Iterable[Tensor]) -> int:
     """Bytes behind ``tensors``; memory that several of them share counts once."""
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())

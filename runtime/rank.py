@@ -130,8 +130,8 @@ class RankContext:
     device: torch.device | None = None
     meter: MemoryMeter | None = None
     activity: Activity = field(default_factory=Activity)
-    others: Callable[[], str] = str
-    meet: Callable[[], object] = str
+    others: Callable[[], str] = str  # says nothing
+    meet: Callable[[], object] = str  # waits for nobody
     spare_core: int | None = None
     gives_way: bool = False
     vote: Vote = field(default_factory=Vote)
@@ -305,8 +305,15 @@ class RankContext:
 
 
 _OF_MODEL = (
-    *("program", "inputs", "counted", "takes_any", "preparation", "outputs"),
-    *("loss_call", "watched", "judged_inputs"),
+    "program",
+    "inputs",
+    "counted",
+    "takes_any",
+    "preparation",
+    "outputs",
+    "loss_call",
+    "watched",
+    "judged_inputs",
 )
 """What a rank goes on to know of its model, when that is let go; the rest is of the graph."""
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-Key = TypeVar("Key")
-Value = TypeVar("Value")
+K = TypeVar("K")
+V = TypeVar("V")
 
 
-class Recent(dict[Key, Value]):
+class Recent(dict[K, V]):
     """A mapping that lets go of its oldest value for one more than ``most``: what is made for sizes that come along."""
 
     __slots__ = ("_most",)
@@ -17,7 +17,7 @@ class Recent(dict[Key, Value]):
         super().__init__()
         self._most = most
 
-    def __setitem__(self, key: Key, value: Value) -> None:
+    def __setitem__(self, key: K, value: V) -> None:
         if key not in self and len(self) >= self._most:
             del self[next(iter(self))]
         super().__setitem__(key, value)

@@ -30,7 +30,7 @@ from torch.autograd.graph import Node
 
 from cuda_ops._torch import tree_leaves
 from runtime.spatial.deferred import DeferredGradients
-from runtime.stage.cut import Rule, StageFunction
+from runtime.stage.cut import NodeRule, StageFunction
 from runtime.stage.functions import StageCut
 from runtime.transport.base import Pending, parts
 
@@ -113,7 +113,7 @@ class LayerClock:
         function = StageCut.function
         put = DeferredGradients.put
 
-        def watched(cut: StageCut, rule: Rule, **options: Any) -> StageFunction:
+        def watched(cut: StageCut, rule: NodeRule, **options: Any) -> StageFunction:
             return function(cut, self._rule(rule, cut.model.layer_of_node), **options)
 
         def noted(later: DeferredGradients, compute: Callable[[], None]) -> None:
@@ -137,7 +137,7 @@ class LayerClock:
     def _median(steps: list[dict[Key, float]], layer: str, way: str) -> float:
         return statistics.median(step.get((layer, way), 0.0) for step in steps)
 
-    def _rule(self, inner: Rule, layer_of_node: Mapping[str, str]) -> Rule:
+    def _rule(self, inner: NodeRule, layer_of_node: Mapping[str, str]) -> NodeRule:
         def rule(node: fx.Node) -> Callable[..., Any] | None:
             layer = layer_of_node.get(node.name)
             found = inner(node)

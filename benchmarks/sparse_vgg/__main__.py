@@ -54,7 +54,7 @@ from benchmarks.devices.ranks import (
 )
 from benchmarks.devices.virtual_device import HeldTransport, VirtualDevice, hold, with_devices
 from benchmarks.report import Row, at_least, error_within, run
-from cuda_ops.sparse.geometry import KernelMap, MapSpec, Route
+from cuda_ops.sparse.geometry import KernelMap, MapSpec, SiteRoute
 from cuda_ops.sparse.local import LocalMap, RowHalo
 from cuda_ops.sparse.preparation import Clouds, padded
 from planner.costs.candidate import Candidate
@@ -339,14 +339,14 @@ class CountedClouds(ArrangedClouds):
         self.clouds = clouds
         self._position = position
         self._levels = {route: SiteLevel(*clouds.level(route)) for route in clouds.preparation.size_of}
-        self._orders: dict[Route, tuple[Tensor, Tensor, Tensor]] = {}
+        self._orders: dict[SiteRoute, tuple[Tensor, Tensor, Tensor]] = {}
         self._maps: dict[MapSpec, KernelMap] = {}
 
     def places(self, speeds: Sequence[float]) -> list[int]:
         """The rank's own interval is everything, of one block; others are empty."""
         return [0] * (self._position + 1) + [1] * (len(speeds) - self._position)
 
-    def _order(self, route: Route) -> tuple[Tensor, Tensor, Tensor]:
+    def _order(self, route: SiteRoute) -> tuple[Tensor, Tensor, Tensor]:
         rows = torch.arange(-1, len(self._levels[route].samples))
         return rows[1:], torch.zeros_like(rows[1:]), rows.int()
 

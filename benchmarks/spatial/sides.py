@@ -29,10 +29,11 @@ from planner.layers.division import Division, LayerDivision, layer_division
 from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
 from runtime.captured import CapturedModule
-from runtime.pipeline.routing import Cuts, cuts_of, narrowed, slices
+from runtime.pipeline.routing import DimCuts, cuts_of, narrowed, slices
 from runtime.spatial.convolution.layer import LINEAR, HaloSettings, convolve, local_form
-from runtime.spatial.convolution.overlapped import ConvPart, Put
-from runtime.spatial.convolution.terms import LEADING, ConvWindow, TermCall, main_term, reads
+from runtime.spatial.convolution.overlapped import ConvPart, PutGradients
+from runtime.spatial.convolution.term_call import TermCall
+from runtime.spatial.convolution.terms import LEADING, ConvWindow, main_term
 from runtime.spatial.decompose import DividedStage
 from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.exchange import Exchange, PeerGroup
@@ -290,8 +291,8 @@ class Region:
 
     call: TermCall
     reads: Box
-    place: Cuts
-    sources: tuple[tuple[Cuts, Cuts] | None, ...]
+    place: DimCuts
+    sources: tuple[tuple[DimCuts, DimCuts] | None, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -306,9 +307,9 @@ class InteriorConv:
     exchange: Exchange
     shape: tuple[int, ...]
     regions: tuple[Region, ...]
-    places: tuple[Cuts, ...]
+    places: tuple[DimCuts, ...]
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, put: Put | None = None) -> Tensor:
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, put: PutGradients | None = None) -> Tensor:
         """The outputs; differentiable."""
         convolve: Callable[[Tensor, Tensor, Tensor | None, InteriorConv], Tensor] = _InteriorConv.apply
         return convolve(x, weight, bias, self)
@@ -414,15 +415,24 @@ def _give(region: Region, gradient: Tensor, gradients: Sequence[Tensor]) -> None
 
 
 def _region(window: ConvWindow, outputs: Box, whole: Box, exchange: Exchange) -> Region | None:
-    read = intersect((*exchange.wanted[:LEADING], *reads(window, outputs)), exchange.wanted)
+    read = intersect((*exchange.wanted[:LEADING], *_reads(window, outputs)), exchange.wanted)
     term = None if read is None else main_term(window, read, outputs)
     if read is None or term is None:
         return None
-    sources: list[tuple[Cuts, Cuts] | None] = []
+    sources: list[tuple[DimCuts, DimCuts] | None] = []
     for box in (*(box for _, box in exchange.receives), exchange.held):
         shared = intersect(box, read)
         sources.append(None if shared is None else (cuts_of(shared, box), cuts_of(shared, read)))
     return Region(TermCall(term, tuple(map(len, outputs))), read, cuts_of(outputs, whole), tuple(sources))
+
+
+def _reads(window: ConvWindow, outputs: Box) -> tuple[Interval, ...]:
+    """What ``outputs`` read along each dim of space, outside the tensor too."""
+    numbers = zip(outputs[LEADING:], window.kernel, window.stride, window.padding, window.dilation, strict=True)
+    return tuple(
+        Interval(part.start * stride - padding, (part.stop - 1) * stride - padding + dilation * (kernel - 1) + 1)
+        for part, kernel, stride, padding, dilation in numbers
+    )
 
 
 def _inside(window: ConvWindow, dim: int, outputs: Interval, held: Interval, wanted: Interval) -> Interval:

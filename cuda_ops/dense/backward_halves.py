@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from cuda_ops.calls import argument_names
-from cuda_ops.dense.conv_kernels import NATIVE, Options
+from cuda_ops.dense.conv_kernels import NATIVE, ConvOptions
 
-Numbers = list[int] | tuple[int, ...]
-Gradients = tuple[Tensor | None, Tensor | None]
+DimInts = list[int] | tuple[int, ...]
+WeightGradients = tuple[Tensor | None, Tensor | None]
 """Of the weight and of the bias; None where it is not wanted."""
 
 
@@ -41,7 +41,7 @@ class ProductHalves:
     def input_gradient(self, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         return _rows(dy).mm(weight if self.transposed else weight.t()).view(x.shape)
 
-    def weight_gradients(self, dy: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> Gradients:
+    def weight_gradients(self, dy: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> WeightGradients:
         one, other = (_rows(dy), _rows(x)) if self.transposed else (_rows(x), _rows(dy))
         return one.t().mm(other) if wanted[0] else None, _rows(dy).sum(0) if wanted[1] else None
 
@@ -50,7 +50,7 @@ class ProductHalves:
 class ConvolutionHalves:
     """``aten::convolution`` with these options, of a batch."""
 
-    options: Options
+    options: ConvOptions
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return NATIVE.forward(x, weight, bias, self.options)
@@ -59,7 +59,7 @@ class ConvolutionHalves:
         dx: Any = NATIVE.backward(dy, x, weight, self.options, (True, False, False))[0]
         return cast("Tensor", dx)
 
-    def weight_gradients(self, dy: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> Gradients:
+    def weight_gradients(self, dy: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> WeightGradients:
         return NATIVE.backward(dy, x, weight, self.options, (False, *wanted))[1:]
 
 
@@ -76,7 +76,7 @@ class EmbeddingHalves:
     def input_gradient(self, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         return torch.zeros_like(x)
 
-    def weight_gradients(self, dy: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> Gradients:
+    def weight_gradients(self, dy: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> WeightGradients:
         table = torch.ops.aten.embedding_dense_backward.default(
             dy, x, weight.shape[0], self.padding_index, self.scale_by_frequency
         )
@@ -168,11 +168,11 @@ def read_convolution(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    stride: Numbers,
-    padding: Numbers,
-    dilation: Numbers,
+    stride: DimInts,
+    padding: DimInts,
+    dilation: DimInts,
     transposed: bool,
-    output_padding: Numbers,
+    output_padding: DimInts,
     groups: int,
 ) -> OperatorCall | None:
     """``aten::convolution``."""
@@ -229,7 +229,7 @@ def read_transposed_conv(
     return OperatorCall(halves, input, weight, bias, True, lambda x: _batched(x, weight), _after(input, weight))
 
 
-def _each(value: int | Numbers, weight: Tensor) -> tuple[int, ...]:
+def _each(value: int | DimInts, weight: Tensor) -> tuple[int, ...]:
     """One number a dim of space, as operators read it: a single number stands for all."""
     numbers = tuple(value) if isinstance(value, (list, tuple)) else (int(value),)
     return numbers * (weight.ndim - 2) if len(numbers) == 1 else numbers

@@ -20,11 +20,9 @@ from torch.autograd.function import once_differentiable
 
 from cuda_ops._torch import conv_backend
 
-Numbers = Sequence[int]
-
 
 def runs_in_a_loop(
-    x: Tensor, weight: Tensor, stride: Numbers, padding: Numbers, dilation: Numbers, groups: int
+    x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
 ) -> bool:
     """Whether torch would convolve these tensors, which may be without memory, in a plain loop that oneDNN spares."""
     return kernel_for(x, weight, _options(stride, padding, dilation, groups)) is not NATIVE
@@ -34,9 +32,9 @@ def onednn_convolution(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    stride: Numbers,
-    padding: Numbers,
-    dilation: Numbers,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
     """As ``aten::convolution`` of a batch, by oneDNN; differentiable."""
@@ -46,7 +44,7 @@ def onednn_convolution(
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: Options) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: ConvOptions) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.options = options
         return ONEDNN.forward(x, weight, bias, options)
@@ -59,7 +57,7 @@ class _Convolution(torch.autograd.Function):
         return *ONEDNN.backward(dy, x, weight, ctx.options, (wanted[0], wanted[1], wanted[2])), None
 
 
-def _options(stride: Numbers, padding: Numbers, dilation: Numbers, groups: int) -> Options:
+def _options(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int) -> ConvOptions:
     return tuple(stride), tuple(padding), tuple(dilation), False, (0,) * len(stride), groups
 
 
@@ -70,34 +68,34 @@ _SLOW = frozenset({"Slow3d", "SlowDilated2d", "SlowDilated3d"})
 """Of torch's choices; ``Slow2d`` is not: for what it is chosen for it is as fast."""
 _FEWEST_MULTIPLICATIONS = 2**19
 
-Options = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], bool, tuple[int, ...], int]
+ConvOptions = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], bool, tuple[int, ...], int]
 """As ``aten::convolution`` takes them: stride, padding, dilation, transposed, output padding, groups."""
 
 Mask = tuple[bool, bool, bool]
 """Whether the gradients of input, weight and bias are wanted."""
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+ConvGradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 class Native:
     """torch's own choice; gradients that are not wanted are None."""
 
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, options: Options) -> Tensor:
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, options: ConvOptions) -> Tensor:
         return torch.convolution(x, weight, bias, *options)
 
-    def backward(self, dy: Tensor, x: Tensor, weight: Tensor, options: Options, mask: Mask) -> Gradients:
-        gradients: Gradients = _BACKWARD(dy, x, weight, [dy.shape[1]], *options, mask)
+    def backward(self, dy: Tensor, x: Tensor, weight: Tensor, options: ConvOptions, mask: Mask) -> ConvGradients:
+        gradients: ConvGradients = _BACKWARD(dy, x, weight, [dy.shape[1]], *options, mask)
         return gradients
 
 
 class OneDnn:
     """oneDNN, where torch would choose another."""
 
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, options: Options) -> Tensor:
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, options: ConvOptions) -> Tensor:
         stride, padding, dilation, _, _, groups = options
         y: Tensor = _ONEDNN_FORWARD(x, weight, bias, padding, stride, dilation, groups)
         return y
 
-    def backward(self, dy: Tensor, x: Tensor, weight: Tensor, options: Options, mask: Mask) -> Gradients:
+    def backward(self, dy: Tensor, x: Tensor, weight: Tensor, options: ConvOptions, mask: Mask) -> ConvGradients:
         # Tensors in oneDNN's layout leave torch no choice; the sum of the bias is the same either way.
         packed = dy.contiguous().to_mkldnn(), x.contiguous().to_mkldnn()
         packed_gradients = _BACKWARD(*packed, weight.contiguous(), None, *options, (mask[0], mask[1], False))[:2]
@@ -111,7 +109,7 @@ NATIVE = Native()
 ONEDNN = OneDnn()
 
 
-def kernel_for(x: Tensor, weight: Tensor, options: Options) -> ConvKernel:
+def kernel_for(x: Tensor, weight: Tensor, options: ConvOptions) -> ConvKernel:
     """The faster kernel for tensors of this shape, dtype and device."""
     stride, padding, dilation, transposed, output_padding, groups = options
     is_plain = x.device.type == "cpu" and x.dtype == torch.float32 and not transposed

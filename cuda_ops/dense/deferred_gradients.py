@@ -2,7 +2,7 @@
 
         forward     y = operator(x, w)          as ever, but through a node of autograd of its own
         backward    dx = ... ; note (dy, x, w)  torch.autograd.backward: the input's gradient, nothing else
-        later       w.grad += ...               WeightGradients.run, as many other micro-batches later as one likes
+        later       w.grad += ...               WeightGradientQueue.run, as many other micro-batches later as one likes
 
 Walking the chain of input gradients a second time instead costs up to as much as the whole backward again ("B" and "W"
 in Qi et al. 2024, "Zero Bubble Pipeline Parallelism", section 2).  Operators without a rule here, and parameters that
@@ -22,7 +22,7 @@ from torch import Tensor, fx
 from torch.autograd.function import once_differentiable
 
 from cuda_ops.calls import arguments_of
-from cuda_ops.dense.backward_halves import Gradients, Halves, OperatorCall
+from cuda_ops.dense.backward_halves import Halves, OperatorCall, WeightGradients
 from cuda_ops.operator_table import functional_row
 
 Add = Callable[[Tensor, Tensor], None]
@@ -48,7 +48,7 @@ class WeightGradientQueue:
 
     def __init__(self, add: Add = accumulate) -> None:
         self._add = add
-        self._notes: deque[tuple[tuple[Tensor | None, Tensor | None], Callable[[], Gradients]]] = deque()
+        self._notes: deque[tuple[tuple[Tensor | None, Tensor | None], Callable[[], WeightGradients]]] = deque()
 
     def __len__(self) -> int:
         """Operators noted."""
@@ -59,7 +59,7 @@ class WeightGradientQueue:
         computed = (compute.args for _, compute in self._notes if isinstance(compute, partial))
         return [each for arguments in computed for each in arguments if isinstance(each, Tensor)]
 
-    def note(self, targets: tuple[Tensor | None, Tensor | None], compute: Callable[[], Gradients]) -> None:
+    def note(self, targets: tuple[Tensor | None, Tensor | None], compute: Callable[[], WeightGradients]) -> None:
         """Leaves ``compute`` for :meth:`run`; its results are the gradients of ``targets``."""
         self._notes.append((targets, compute))
 

@@ -168,18 +168,24 @@ def _run(
     shapes = [(*input.shape[:2], directions * widths[0]), *((*ends_of, width) for width in widths)]
     if isinstance(input, FakeTensor):
         return [input.new_empty(shape) for shape in shapes]
-    if not input.shape[1 - time]:  # a rank without samples
-        nothing = sum((each.sum() for each in weights), input.sum()) * 0
-        return [input.new_zeros(shape) + nothing for shape in shapes]
+    if not input.shape[1 - time]:
+        return _without_samples(input, weights, shapes)
     sequence = _PACK(input, lengths.cpu(), batch_first, False)
     beginnings = [each.index_select(1, sequence.sorted_indices) for each in states]
     beginnings = beginnings or [input.new_zeros(shape) for shape in shapes[1:]]
     hx = beginnings if mode == "lstm" else beginnings[0]
-    options = (has_biases, num_layers, 0.0, train, bidirectional)
-    data, *ends = getattr(torch.ops.aten, mode).data(sequence.data, sequence.batch_sizes, hx, weights, *options)
+    data, *ends = getattr(torch.ops.aten, mode).data(
+        sequence.data, sequence.batch_sizes, hx, weights, has_biases, num_layers, 0.0, train, bidirectional
+    )
     result = rnn.PackedSequence(data, sequence.batch_sizes, sequence.sorted_indices, sequence.unsorted_indices)
-    padded, _ = _PAD(result, batch_first, 0.0, input.shape[time])
+    padded = _PAD(result, batch_first, 0.0, input.shape[time])[0]
     return [padded, *(each.index_select(1, sequence.unsorted_indices) for each in ends)]
+
+
+def _without_samples(input: Tensor, weights: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """The results on a rank that has none, with gradients of 0."""
+    nothing = sum((each.sum() for each in weights), input.sum()) * 0
+    return [input.new_zeros(shape) + nothing for shape in shapes]
 
 
 define_operator(

@@ -56,7 +56,7 @@ class LibrarySources:
         levels: of optimization, by the unit's name without suffix; -O2 where none is given.
         flags: of every unit, beside the common ones.
         linked: given to the linker, after the objects.
-        beside: what else the library depends on, as text.
+        depends_on: what else the library depends on, as text.
     """
 
     name: str
@@ -64,7 +64,7 @@ class LibrarySources:
     levels: Mapping[str, str] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     linked: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
+    depends_on: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Toolchain:
     def key(self, sources: LibrarySources) -> str:
         """Hash of all that the library depends on."""
         levels = map("".join, sorted(sources.levels.items()))
-        own = [*levels, *sources.flags, *sources.linked, *sources.beside]
+        own = [*levels, *sources.flags, *sources.linked, *sources.depends_on]
         parts = [self.compiler, self.version, *self.flags, *own, platform.machine(), processor()]
         digest = hashlib.sha256("\0".join(parts).encode())
         for path in sorted(sources.folder.iterdir()):

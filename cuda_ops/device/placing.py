@@ -50,10 +50,10 @@ def move(tensors: Iterable[Tensor], device: torch.device) -> None:
             tensor.data = tensor.data.to(device)
 
 
-def tensors_of(*held: Tensor | fx.GraphModule) -> tuple[Tensor, ...]:
+def tensors_of(*owners: Tensor | fx.GraphModule) -> tuple[Tensor, ...]:
     """Tensors themselves, and the parameters and buffers of captured graphs, constants included."""
     tensors: list[Tensor] = []
-    for each in held:
+    for each in owners:
         tensors += (each,) if isinstance(each, Tensor) else (*each.parameters(), *each.buffers())
     return tuple(tensors)
 

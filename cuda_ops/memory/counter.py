@@ -225,5 +225,5 @@ def _sources() -> LibrarySources:
         Path(__file__).parent / "source",
         flags=(f"-I{home / 'include'}", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"),
         linked=(f"-L{home / 'lib'}", "-lc10"),
-        beside=(torch.__version__,),
+        depends_on=(torch.__version__,),
     )

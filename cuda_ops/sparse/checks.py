@@ -21,7 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from cuda_ops._torch import storage_id, times_written
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.keys import COORDINATE_BITS, Triple, check_coordinates, check_rows, check_triple
+from cuda_ops.sparse.keys import COORDINATE_BITS, AxisInts, check_coordinates, check_rows, check_triple
 
 _MOST = 4096
 
@@ -173,7 +173,7 @@ def _sorted_sites(coordinates: Tensor) -> None:
 
 
 def _sites(where: str) -> Callable[..., None]:
-    def check(keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple) -> None:
+    def check(keys: Tensor, kernel: AxisInts, stride: AxisInts, dilation: AxisInts) -> None:
         _step(where, keys, kernel, stride, dilation)
         check_rows(prod(kernel) * keys.shape[0], where, _ENTRIES)
         _ascending(where, "keys", keys)
@@ -181,7 +181,7 @@ def _sites(where: str) -> Callable[..., None]:
     return check
 
 
-def _step(where: str, keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple) -> None:
+def _step(where: str, keys: Tensor, kernel: AxisInts, stride: AxisInts, dilation: AxisInts) -> None:
     _indices(where, keys, (torch.int64,), 1, keys)
     check_rows(keys.shape[0], where)
     for name, values in (("kernel", kernel), ("stride", stride), ("dilation", dilation)):
@@ -194,7 +194,7 @@ def _step(where: str, keys: Tensor, kernel: Triple, stride: Triple, dilation: Tr
 
 
 def _kernel_map(
-    in_keys: Tensor, out_keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple, transposed: bool
+    in_keys: Tensor, out_keys: Tensor, kernel: AxisInts, stride: AxisInts, dilation: AxisInts, transposed: bool
 ) -> None:
     where = "kernel_map"
     _step(where, in_keys, kernel, stride, dilation)

@@ -26,7 +26,7 @@ from cuda_ops.sparse.errors import SparseInputError
 
 Triple = tuple[int, int, int]
 Bound = tuple[int, int] | None
-Bounds = tuple[Bound, Bound, Bound]
+AxisBounds = tuple[Bound, Bound, Bound]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class RouteStep:
     kernel: Triple = (1, 1, 1)
     stride: Triple = (1, 1, 1)
     dilation: Triple = (1, 1, 1)
-    bounds: Bounds = (None, None, None)
-    other: Route = ()
+    bounds: AxisBounds = (None, None, None)
+    other: SiteRoute = ()
 
     @property
     def axis(self) -> int:
@@ -66,7 +66,7 @@ class RouteStep:
         )
 
 
-Route = tuple[RouteStep, ...]
+SiteRoute = tuple[RouteStep, ...]
 """The steps from the input's site set to another; () is the input's own."""
 
 
@@ -80,8 +80,8 @@ class MapSpec:
         transposed: see :func:`torch.ops.halopipe.kernel_map`.
     """
 
-    source: Route
-    target: Route
+    source: SiteRoute
+    target: SiteRoute
     kernel: Triple
     stride: Triple = (1, 1, 1)
     dilation: Triple = (1, 1, 1)
@@ -165,7 +165,7 @@ class Grid:
         clamped: the axis along which sites outside count to the nearest cell; None: they are refused.
     """
 
-    route: Route
+    route: SiteRoute
     shape: Triple
     origin: Triple = (0, 0, 0)
     clamped: int | None = None
@@ -182,27 +182,21 @@ class Geometry(Protocol):
     @property
     def num_samples(self) -> int:
         """Clouds in the batch, empty ones counted."""
-        ...
 
-    def num_sites(self, route: Route) -> int:
+    def num_sites(self, route: SiteRoute) -> int:
         """Sites of a set."""
-        ...
 
-    def coordinates(self, route: Route) -> Tensor:
+    def coordinates(self, route: SiteRoute) -> Tensor:
         """int32 (sites, 4), batch first, in units of the set's stride."""
-        ...
 
     def map(self, spec: MapSpec) -> KernelMap:
         """The map ``spec``."""
-        ...
 
-    def segments(self, route: Route) -> Segments:
+    def segments(self, route: SiteRoute) -> Segments:
         """Where each sample's rows are in a site set."""
-        ...
 
     def cells(self, grid: Grid) -> Tensor:
         """int64 (sites,): the cell of each site in its sample's grid, x slowest and z fastest."""
-        ...
 
 
 class BuiltGeometry:
@@ -215,16 +209,16 @@ class BuiltGeometry:
 
     def __init__(self, keys: Tensor, num_samples: int) -> None:
         self._num_samples = num_samples
-        self._keys: dict[Route, Tensor] = {(): keys}
+        self._keys: dict[SiteRoute, Tensor] = {(): keys}
         self._maps: dict[MapSpec, KernelMap] = {}
-        self._segments: dict[Route, Segments] = {}
+        self._segments: dict[SiteRoute, Segments] = {}
         self._cells: dict[Grid, Tensor] = {}
 
     @property
     def num_samples(self) -> int:
         return self._num_samples
 
-    def keys(self, route: Route) -> Tensor:
+    def keys(self, route: SiteRoute) -> Tensor:
         """int64 (sites,), ascending."""
         cached = self._keys.get(route)
         if cached is None:
@@ -246,10 +240,10 @@ class BuiltGeometry:
         flat: Tensor = torch.unique(keys.with_coordinate(before, step.axis, torch.zeros_like(before)))
         return flat
 
-    def num_sites(self, route: Route) -> int:
+    def num_sites(self, route: SiteRoute) -> int:
         return self.keys(route).shape[0]
 
-    def coordinates(self, route: Route) -> Tensor:
+    def coordinates(self, route: SiteRoute) -> Tensor:
         return keys.unpack(self.keys(route))
 
     def map(self, spec: MapSpec) -> KernelMap:
@@ -263,7 +257,7 @@ class BuiltGeometry:
             cached = self._maps[spec] = KernelMap(neighbours, reverse)
         return cached
 
-    def segments(self, route: Route) -> Segments:
+    def segments(self, route: SiteRoute) -> Segments:
         cached = self._segments.get(route)
         if cached is None:
             cached = self._segments[route] = _segments(self.keys(route), self._num_samples)
@@ -297,7 +291,7 @@ def geometry_of(coordinates: Tensor, num_samples: int | None = None) -> tuple[Bu
     return BuiltGeometry(keys, num_samples), order
 
 
-def stride_of(route: Route) -> Triple:
+def stride_of(route: SiteRoute) -> Triple:
     """The stride of a site set's coordinates, in sites of the input.
 
     A generated set can be finer than the input: where the product of its strides does not divide, coordinates are in
@@ -321,7 +315,7 @@ def _is_mirrored(spec: MapSpec) -> bool:
     return odd and spec.source == spec.target and spec.stride == (1, 1, 1) and not spec.transposed
 
 
-def _within(sorted_keys: Tensor, bounds: Bounds) -> Tensor:
+def _within(sorted_keys: Tensor, bounds: AxisBounds) -> Tensor:
     inside = torch.ones_like(sorted_keys, dtype=torch.bool)
     for axis, bound in enumerate(bounds):
         if bound is not None:

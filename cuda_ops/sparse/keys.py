@@ -31,7 +31,8 @@ SHIFTS = (2 * COORDINATE_BITS, COORDINATE_BITS, 0)
 BATCH_SHIFT = 3 * COORDINATE_BITS
 _MASK = (1 << COORDINATE_BITS) - 1
 
-Triple = Sequence[int]
+AxisInts = Sequence[int]
+"""Of x, y and z."""
 
 
 def pack(coordinates: Tensor) -> Tensor:
@@ -67,7 +68,7 @@ def axis_offsets(size: int, dilation: int) -> range:
     return range(first * dilation, (first + size) * dilation, dilation)
 
 
-def kernel_offsets(kernel: Triple, dilation: Triple = (1, 1, 1)) -> list[tuple[int, int, int]]:
+def kernel_offsets(kernel: AxisInts, dilation: AxisInts = (1, 1, 1)) -> list[tuple[int, int, int]]:
     """Offsets (x, y, z) of a kernel in the order of its weights: x slowest, z fastest; dilation included."""
     offsets = list(product(*(axis_offsets(size, step) for size, step in zip(kernel, dilation, strict=True))))
     return cast("list[tuple[int, int, int]]", offsets)
@@ -137,7 +138,7 @@ def check_rows(rows: int, where: str, what: str = "rows") -> None:
         )
 
 
-def check_triple(values: Triple, name: str, where: str) -> None:
+def check_triple(values: AxisInts, name: str, where: str) -> None:
     """Raises SparseInputError unless these are three numbers of at least 1."""
     if len(values) != 3 or any(value < 1 for value in values):
         raise SparseInputError(

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from cuda_ops.sparse import gradients, registrations  # noqa: F401  # they make the operators, and complete them
+from cuda_ops.sparse.keys import AxisInts
 
 _OPS = torch.ops.halopipe
-Triple = Sequence[int]
 
 
 def sorted_sites(coordinates: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,20 +36,20 @@ def sorted_sites(coordinates: Tensor) -> tuple[Tensor, Tensor]:
     return keys, order
 
 
-def strided_sites(keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple) -> Tensor:
+def strided_sites(keys: Tensor, kernel: AxisInts, stride: AxisInts, dilation: AxisInts) -> Tensor:
     """Every site whose field holds one of ``keys``, as a strided convolution makes them."""
     sites: Tensor = _OPS.strided_sites(keys, kernel, stride, dilation)
     return sites
 
 
-def generated_sites(keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple) -> Tensor:
+def generated_sites(keys: Tensor, kernel: AxisInts, stride: AxisInts, dilation: AxisInts) -> Tensor:
     """Every site that one of ``keys`` reaches, as a generative transposed convolution makes them."""
     sites: Tensor = _OPS.generated_sites(keys, kernel, stride, dilation)
     return sites
 
 
 def kernel_map(
-    in_keys: Tensor, out_keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple, transposed: bool = False
+    in_keys: Tensor, out_keys: Tensor, kernel: AxisInts, stride: AxisInts, dilation: AxisInts, transposed: bool = False
 ) -> Tensor:
     """``neighbours`` int32 [K, M] from site set [N] to site set [M]."""
     neighbours: Tensor = _OPS.kernel_map(in_keys, out_keys, kernel, stride, dilation, transposed)

@@ -30,8 +30,8 @@ from cuda_ops.sparse.geometry import (
     Grid,
     KernelMap,
     MapSpec,
-    Route,
     Segments,
+    SiteRoute,
     Triple,
     geometry_of,
     stride_of,
@@ -57,7 +57,7 @@ class Preparation(InputPreparation):
     per_site: tuple[bool, ...] = ()
 
     @property
-    def size_of(self) -> dict[Route, str]:
+    def size_of(self) -> dict[SiteRoute, str]:
         """The name of the number of sites of each site set: ``sites``, ``sites_1``, ..."""
         return {route: SITES if not index else f"{SITES}_{index}" for index, route in enumerate(self.recipe.routes)}
 
@@ -142,7 +142,7 @@ class Clouds:
         """A kernel map of the recipe's."""
         return self.geometry.map(spec)
 
-    def segments(self, route: Route) -> Segments:
+    def segments(self, route: SiteRoute) -> Segments:
         """Where each sample's rows are."""
         return self.geometry.segments(route)
 
@@ -150,7 +150,7 @@ class Clouds:
         """The cell of each row."""
         return self.geometry.cells(grid)
 
-    def level(self, route: Route) -> tuple[Any, Any, Triple]:
+    def level(self, route: SiteRoute) -> tuple[Any, Any, Triple]:
         """A site set as arrays: the sample of each site, its coordinates (sites, 3), and their stride."""
         coordinates = self.geometry.coordinates(route).long().numpy()
         return coordinates[:, 0], coordinates[:, 1:], stride_of(route)

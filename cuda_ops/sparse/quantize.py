@@ -17,17 +17,17 @@ from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.keys import HIGHEST, LOWEST, MAX_BATCHES, check_coordinates, check_rows, pack, unpack
 from cuda_ops.sparse.nn.tensor import SparseTensor
 
-Array = TypeVar("Array", Tensor, "np.ndarray[Any, Any]")
+PointArray = TypeVar("PointArray", Tensor, "np.ndarray[Any, Any]")
 _QUANTIZE = "sparse_quantize"
 
 
 def sparse_quantize(
-    coords: Array,
+    coords: PointArray,
     voxel_size: float | Sequence[float] = 1,
     *,
     return_index: bool = False,
     return_inverse: bool = False,
-) -> Array | tuple[Array, ...]:
+) -> PointArray | tuple[PointArray, ...]:
     """Voxels of points: floor(coords / voxel_size), each once, sorted by x, then y, then z.
 
     Args:
@@ -56,7 +56,7 @@ def sparse_quantize(
     if return_inverse:
         arrays.append(torch.empty_like(order).scatter_(0, order, is_first.cumsum(0) - 1))
     results: Any = tuple(each.numpy() for each in arrays) if isinstance(coords, np.ndarray) else tuple(arrays)
-    asked: Array | tuple[Array, ...] = results if len(results) > 1 else results[0]
+    asked: PointArray | tuple[PointArray, ...] = results if len(results) > 1 else results[0]
     return asked
 
 

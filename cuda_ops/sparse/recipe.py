@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.geometry import BuiltGeometry, Grid, KernelMap, MapSpec, Route, Segments
+from cuda_ops.sparse.geometry import BuiltGeometry, Grid, KernelMap, MapSpec, Segments, SiteRoute
 from cuda_ops.sparse.nn.tensor import SparseTensor
 
-Asked = TypeVar("Asked")
-Found = TypeVar("Found")
+K = TypeVar("K")
+V = TypeVar("V")
 HALVES = ("neighbours", "reverse")
 """The two tensors of a kernel map."""
 CELLS = "cells"
@@ -35,15 +35,12 @@ class Maker(Protocol):
 
     def map(self, spec: MapSpec) -> KernelMap:
         """The map ``spec``."""
-        ...
 
-    def segments(self, route: Route) -> Segments:
+    def segments(self, route: SiteRoute) -> Segments:
         """Where each sample's rows are in a site set."""
-        ...
 
     def cells(self, grid: Grid) -> Tensor:
         """int64 (sites,): the cell of each site in its sample's grid."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +52,8 @@ class Passage:
     """
 
     kernel_map: KernelMap
-    source: Route
-    target: Route
+    source: SiteRoute
+    target: SiteRoute
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +67,11 @@ class Recipe:
     """
 
     maps: tuple[MapSpec, ...]
-    segments: tuple[Route, ...]
+    segments: tuple[SiteRoute, ...]
     grids: tuple[Grid, ...] = ()
 
     @property
-    def routes(self) -> tuple[Route, ...]:
+    def routes(self) -> tuple[SiteRoute, ...]:
         """The site sets, the input's first; each after those that lead to it."""
         asked = [route for spec in self.maps for route in (spec.source, spec.target)]
         asked += [*self.segments, *(grid.route for grid in self.grids)]
@@ -88,9 +85,9 @@ class Recipe:
         return (*maps, *segments, *(f"{CELLS}_{index}" for index in range(len(self.grids))))
 
     @property
-    def sites(self) -> dict[str, Mapping[int, Route]]:
+    def sites(self) -> dict[str, Mapping[int, SiteRoute]]:
         """By the name of a tensor, which of its dims hold the sites of which set."""
-        by_name: dict[str, Mapping[int, Route]] = {name: {} for name in self.names}
+        by_name: dict[str, Mapping[int, SiteRoute]] = {name: {} for name in self.names}
         for index, spec in enumerate(self.maps):
             by_name[f"neighbours_{index}"] = {1: spec.target}
             by_name[f"reverse_{index}"] = {1: spec.source}
@@ -112,7 +109,7 @@ class Recipe:
         )
         return field
 
-    def segments_of(self, name: str) -> Route:
+    def segments_of(self, name: str) -> SiteRoute:
         """The site set whose rows by sample the tensor ``name`` is about."""
         return self.segments[_parted(name)[1]]
 
@@ -134,7 +131,7 @@ class Recorder:
     def __init__(self, geometry: BuiltGeometry) -> None:
         self._geometry = geometry
         self._maps: dict[MapSpec, None] = {}
-        self._segments: dict[Route, None] = {}
+        self._segments: dict[SiteRoute, None] = {}
         self._grids: dict[Grid, None] = {}
 
     @property
@@ -146,17 +143,17 @@ class Recorder:
         """What was asked for so far."""
         return Recipe(tuple(self._maps), tuple(self._segments), tuple(self._grids))
 
-    def num_sites(self, route: Route) -> int:
+    def num_sites(self, route: SiteRoute) -> int:
         return self._geometry.num_sites(route)
 
-    def coordinates(self, route: Route) -> Tensor:
+    def coordinates(self, route: SiteRoute) -> Tensor:
         return self._geometry.coordinates(route)
 
     def map(self, spec: MapSpec) -> KernelMap:
         self._maps[spec] = None
         return self._geometry.map(spec)
 
-    def segments(self, route: Route) -> Segments:
+    def segments(self, route: SiteRoute) -> Segments:
         self._segments[route] = None
         return self._geometry.segments(route)
 
@@ -184,7 +181,7 @@ class GivenGeometry:
             for index, route in enumerate(recipe.segments)
         }
         self._cells = {grid: tensors[f"{CELLS}_{index}"] for index, grid in enumerate(recipe.grids)}
-        self._sites: dict[Route, int] = {(): num_sites}
+        self._sites: dict[SiteRoute, int] = {(): num_sites}
         for spec, kernel_map in self._maps.items():
             self._sites.setdefault(spec.source, kernel_map.num_inputs)
             self._sites.setdefault(spec.target, kernel_map.num_outputs)
@@ -193,10 +190,10 @@ class GivenGeometry:
     def num_samples(self) -> int:
         return self._num_samples
 
-    def num_sites(self, route: Route) -> int:
+    def num_sites(self, route: SiteRoute) -> int:
         return self._sites[route]
 
-    def coordinates(self, route: Route) -> Tensor:
+    def coordinates(self, route: SiteRoute) -> Tensor:
         raise SparseInputError(
             "coordinates in a prepared network",
             where="SparseTensor.coords",
@@ -208,13 +205,13 @@ class GivenGeometry:
     def map(self, spec: MapSpec) -> KernelMap:
         return self._of(self._maps, spec)
 
-    def segments(self, route: Route) -> Segments:
+    def segments(self, route: SiteRoute) -> Segments:
         return self._of(self._segments, route)
 
     def cells(self, grid: Grid) -> Tensor:
         return self._of(self._cells, grid)
 
-    def _of(self, recorded: Mapping[Asked, Found], asked: Asked) -> Found:
+    def _of(self, recorded: Mapping[K, V], asked: K) -> V:
         if asked not in recorded:
             raise SparseInputError(
                 "a map that was not recorded",
@@ -283,7 +280,7 @@ def record(function: Callable[[SparseTensor], Any], example: SparseTensor, netwo
     return recorder.recipe
 
 
-def _on_the_way(route: Route) -> Iterator[Route]:
+def _on_the_way(route: SiteRoute) -> Iterator[SiteRoute]:
     """The site sets that lead to one, and itself."""
     for stop in range(len(route) + 1):
         if stop and route[stop - 1].kind == "joined":

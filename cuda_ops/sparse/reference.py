@@ -27,7 +27,7 @@ from cuda_ops.sparse.keys import (
     HIGHEST,
     LOWEST,
     SHIFTS,
-    Triple,
+    AxisInts,
     axis_offsets,
     check_coordinates,
     coordinate,
@@ -157,7 +157,7 @@ def sorted_sites(coordinates: Tensor) -> tuple[Tensor, Tensor]:
     return keys, order
 
 
-def strided_sites(keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple) -> Tensor:
+def strided_sites(keys: Tensor, kernel: AxisInts, stride: AxisInts, dilation: AxisInts) -> Tensor:
     """Every site whose field of a strided kernel holds a site: o with o * stride + offset * dilation in keys."""
 
     def reached(values: Tensor, offset: int, step: int) -> tuple[Tensor, Tensor]:
@@ -167,7 +167,7 @@ def strided_sites(keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple
     return _spread(keys, kernel, stride, dilation, reached)
 
 
-def generated_sites(keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple) -> Tensor:
+def generated_sites(keys: Tensor, kernel: AxisInts, stride: AxisInts, dilation: AxisInts) -> Tensor:
     """Every site that a transposed kernel writes to: in * stride + offset * dilation."""
 
     def reached(values: Tensor, offset: int, step: int) -> tuple[Tensor, Tensor]:
@@ -181,7 +181,7 @@ Reach = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
 """(coordinates, offset, stride) -> coordinates reached and where there are such."""
 
 
-def _spread(keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple, reached: Reach) -> Tensor:
+def _spread(keys: Tensor, kernel: AxisInts, stride: AxisInts, dilation: AxisInts, reached: Reach) -> Tensor:
     """Axis by axis, since a field is a product of intervals: kx + ky + kz passes instead of kx * ky * kz."""
     for axis in (2, 1, 0):
         values = coordinate(keys, axis)
@@ -195,7 +195,7 @@ def _spread(keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple, reac
 
 
 def kernel_map(
-    in_keys: Tensor, out_keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple, transposed: bool
+    in_keys: Tensor, out_keys: Tensor, kernel: AxisInts, stride: AxisInts, dilation: AxisInts, transposed: bool
 ) -> Tensor:
     """int32 [K, M]: the input row that output row o reads through offset k, or -1."""
     volume = kernel[0] * kernel[1] * kernel[2]
@@ -216,35 +216,54 @@ def kernel_map(
 def _search_offsets(
     in_keys: Tensor,
     out_keys: Tensor,
-    kernel: Triple,
-    stride: Triple,
-    dilation: Triple,
+    kernel: AxisInts,
+    stride: AxisInts,
+    dilation: AxisInts,
     transposed: bool,
     neighbours: Tensor,
 ) -> None:
     """Fills ``neighbours``, which may be the first rows of a map alone."""
-    asked = []
-    for axis in range(3):
-        offsets = axis_offsets(kernel[axis], dilation[axis])
-        asked.append([_asked(out_keys, axis, offset, stride[axis], transposed) for offset in offsets])
+    asked = [
+        [_asked(out_keys, axis, offset, stride[axis], transposed) for offset in axis_offsets(extent, dilation[axis])]
+        for axis, extent in enumerate(kernel)
+    ]
     batch = (out_keys >> BATCH_SHIFT) << BATCH_SHIFT
     ended = torch.cat([in_keys, in_keys.new_full((1,), -1)])  # what is greater than all keys finds no equal
-    absent = neighbours.new_full((), -1)
     are_consecutive = dilation[2] == 1 and not transposed
     planes = [(x, y) for x in asked[0] for y in asked[1]][: -(-len(neighbours) // kernel[2])]
     for number, ((x, x_there), (y, y_there)) in enumerate(planes):
-        plane = batch + x + y
-        plane_there = _both(x_there, y_there)
-        places = None
-        for (z, z_there), rows in zip(asked[2], neighbours[number * kernel[2] :], strict=False):
-            keys = plane + z
-            if places is None or not are_consecutive:
-                places = torch.searchsorted(in_keys, keys, out_int32=True)
-            hit = ended.index_select(0, places) == keys
-            there = _both(plane_there, z_there)
-            torch.where(hit if there is None else hit & there, places, absent, out=rows)
-            if are_consecutive:
-                places = places + hit  # the place of the next key: one further, where this one was there
+        rows = neighbours[number * kernel[2] : (number + 1) * kernel[2]]
+        _search_line(ended, batch + x + y, _both(x_there, y_there), asked[2], are_consecutive, rows)
+
+
+def _search_line(
+    ended: Tensor,
+    plane: Tensor,
+    plane_there: Tensor | None,
+    asked: Sequence[tuple[Tensor, Tensor | None]],
+    are_consecutive: bool,
+    neighbours: Tensor,
+) -> None:
+    """The offsets along z.
+
+    Args:
+        ended: sorted keys [N + 1] of the inputs, and an end.
+        plane: [M] of the keys asked for all but z, and where they are to be had.
+        asked: the same of z, by offset; ``are_consecutive`` if each asks for the key after that of the one before.
+        neighbours: int32 [offsets, M], filled.
+    """
+    in_keys = ended[:-1]
+    absent = neighbours.new_full((), -1)
+    places = None
+    for (z, z_there), rows in zip(asked, neighbours, strict=False):
+        keys = plane + z
+        if places is None or not are_consecutive:
+            places = torch.searchsorted(in_keys, keys, out_int32=True)
+        hit = ended.index_select(0, places) == keys
+        there = _both(plane_there, z_there)
+        torch.where(hit if there is None else hit & there, places, absent, out=rows)
+        if are_consecutive:
+            places = places + hit  # the place of the next key: one further, where this one was there
 
 
 def _asked(out_keys: Tensor, axis: int, offset: int, step: int, transposed: bool) -> tuple[Tensor, Tensor | None]:

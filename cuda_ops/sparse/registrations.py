@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from torch.utils.flop_counter import register_flop_formula
 from cuda_ops._torch import FakeTensor, disable_dynamo
 from cuda_ops.sparse import checks
 from cuda_ops.sparse.dispatch import implementation
+from cuda_ops.sparse.keys import AxisInts
 
 NAMESPACE = "halopipe"
 SITES = "int[3] kernel, int[3] stride, int[3] dilation"
@@ -77,122 +78,123 @@ for _name, _schema in SCHEMAS.items():
     torch.library.impl(f"{NAMESPACE}::{_name}", "default")(_kernel_of(_name))
 
 
-Triple = Sequence[int]
+F = TypeVar("F", bound=Callable[..., Any])
 
 
+def _fake(function: F) -> F:
+    """The result of an operator without its numbers; ``function`` is called as the operator is, behind ``_``."""
+    torch.library.register_fake(f"{NAMESPACE}::{function.__name__.removeprefix('_')}", function)
+    return function
+
+
+@_fake
 def _sorted_sites(coordinates: Tensor) -> tuple[Tensor, Tensor]:
     sites = coordinates.shape[0]
     return coordinates.new_empty(sites, dtype=torch.int64), coordinates.new_empty(sites, dtype=torch.int64)
 
 
-def _new_sites(keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple) -> Tensor:
+@_fake
+def _strided_sites(keys: Tensor, kernel: AxisInts, stride: AxisInts, dilation: AxisInts) -> Tensor:
     return keys.new_empty(torch.library.get_ctx().new_dynamic_size())
 
 
+torch.library.register_fake(f"{NAMESPACE}::generated_sites", _strided_sites)
+
+
+@_fake
 def _kernel_map(
-    in_keys: Tensor, out_keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple, transposed: bool
+    in_keys: Tensor, out_keys: Tensor, kernel: AxisInts, stride: AxisInts, dilation: AxisInts, transposed: bool
 ) -> Tensor:
     return in_keys.new_empty((prod(kernel), out_keys.shape[0]), dtype=torch.int32)
 
 
+@_fake
 def _reversed_map(neighbours: Tensor, num_inputs: int) -> Tensor:
     return neighbours.new_empty((neighbours.shape[0], num_inputs))
 
 
+@_fake
 def _sparse_conv(x: Tensor, weight: Tensor, neighbours: Tensor, reverse: Tensor) -> Tensor:
     return x.new_empty((neighbours.shape[1], weight.shape[2]))
 
 
+@_fake
 def _sparse_conv_weight(x: Tensor, dy: Tensor, neighbours: Tensor) -> Tensor:
     return x.new_empty((neighbours.shape[0], x.shape[1], dy.shape[1]))
 
 
+@_fake
 def _sparse_max_pool(x: Tensor, neighbours: Tensor, reverse: Tensor) -> tuple[Tensor, Tensor]:
     shape = neighbours.shape[1], x.shape[1]
     return x.new_empty(shape), x.new_empty(shape, dtype=torch.int32)
 
 
+@_fake
 def _sparse_max_pool_backward(dy: Tensor, argmax: Tensor, reverse: Tensor) -> Tensor:
     return dy.new_empty((reverse.shape[1], dy.shape[1]))
 
 
+@_fake
 def _sparse_sum_pool(x: Tensor, neighbours: Tensor, reverse: Tensor) -> Tensor:
     return x.new_empty((neighbours.shape[1], x.shape[1]))
 
 
+@_fake
 def _segment_sum(x: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
     return x.new_empty((starts.shape[0], x.shape[1]))
 
 
+@_fake
 def _segment_grid(x: Tensor, cells: Tensor, starts: Tensor, lengths: Tensor, num_cells: int) -> Tensor:
     return x.new_empty((starts.shape[0], x.shape[1], num_cells))
 
 
+@_fake
 def _segment_max(x: Tensor, starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     shape = starts.shape[0], x.shape[1]
     return x.new_empty(shape), x.new_empty(shape, dtype=torch.int32)
 
 
+@_fake
 def _segment_expand(y: Tensor, starts: Tensor, lengths: Tensor, num_rows: int) -> Tensor:
     return y.new_empty((num_rows, y.shape[1]))
 
 
+@_fake
 def _interpolate(x: Tensor, index: Tensor, weight: Tensor) -> Tensor:
     return x.new_empty((index.shape[0], x.shape[1]))
 
 
+@_fake
 def _interpolate_backward(dy: Tensor, index: Tensor, weight: Tensor, num_rows: int) -> Tensor:
     return dy.new_empty((num_rows, dy.shape[1]))
 
 
+@_fake
 def _interpolate_weight(x: Tensor, dy: Tensor, index: Tensor) -> Tensor:
     return x.new_empty(index.shape)
 
 
+@_fake
 def _pack_rows(x: Tensor, index: Tensor) -> Tensor:
     return x.new_empty((index.shape[0], *x.shape[1:]))
 
 
+@_fake
 def _unpack_add(base: Tensor, index: Tensor, rows: Tensor) -> Tensor:
     return torch.empty_like(base, memory_format=torch.contiguous_format)
 
 
+@_fake
 def _pack_boxes(x: Tensor, boxes: Sequence[int]) -> Tensor:
     per_box = 2 * x.ndim
     extents = [stop - start for start, stop in zip(boxes[::2], boxes[1::2], strict=True)]
     return x.new_empty(sum(prod(extents[i : i + x.ndim]) for i in range(0, len(boxes) // per_box * x.ndim, x.ndim)))
 
 
+@_fake
 def _unpack_boxes(buffer: Tensor, x: Tensor, boxes: Sequence[int], add: bool) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-_FAKES: dict[str, Callable[..., Any]] = {
-    "sorted_sites": _sorted_sites,
-    "strided_sites": _new_sites,
-    "generated_sites": _new_sites,
-    "kernel_map": _kernel_map,
-    "reversed_map": _reversed_map,
-    "sparse_conv": _sparse_conv,
-    "sparse_conv_weight": _sparse_conv_weight,
-    "sparse_max_pool": _sparse_max_pool,
-    "sparse_max_pool_backward": _sparse_max_pool_backward,
-    "sparse_sum_pool": _sparse_sum_pool,
-    "segment_sum": _segment_sum,
-    "segment_max": _segment_max,
-    "segment_grid": _segment_grid,
-    "segment_expand": _segment_expand,
-    "interpolate": _interpolate,
-    "interpolate_backward": _interpolate_backward,
-    "interpolate_weight": _interpolate_weight,
-    "pack_rows": _pack_rows,
-    "unpack_add": _unpack_add,
-    "pack_boxes": _pack_boxes,
-    "unpack_boxes": _unpack_boxes,
-}
-
-for _name, _fake in _FAKES.items():
-    torch.library.register_fake(f"{NAMESPACE}::{_name}", _fake)
 
 
 def in_its_dtype(device: str, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -64,7 +64,7 @@ from planner.ir.scratch import scratch_folder
 from profiler import load_model
 from profiler.source.model import load_state, named_parameters, owners, state_of
 from runtime.monitor.failure import read_error, write_error
-from runtime.optim.followed import Followed, Settings
+from runtime.optim.followed import Followed, KeptSettings
 from runtime.optim.optimizer_state import give_back
 from runtime.optim.schedules import SteppedElsewhere
 from runtime.optim.whole_state import WholeState
@@ -219,11 +219,11 @@ class Parallel:
             self._followed.take(self._written(script_rank.loaded))
 
     @property
-    def _settings(self) -> Settings | None:
+    def _settings(self) -> KeptSettings | None:
         return None if self._followed is None else (self._followed.settings, None)
 
     @property
-    def _kept(self) -> Settings | None:
+    def _kept(self) -> KeptSettings | None:
         """The same with what schedules keep, for ranks that are to say or save it."""
         return None if self._followed is None else self._followed.kept
 
@@ -235,7 +235,7 @@ class Parallel:
         if self._values is not None:
             self._values.require_same()
 
-    def _written(self, do: Callable[[Execution], Any], settings: Settings | None = None) -> Any:
+    def _written(self, do: Callable[[Execution], Any], settings: KeptSettings | None = None) -> Any:
         """What rank 0 writes to a file."""
         path = self.ranks.folder / STATE
         self.ranks.call(do, settings=settings, is_written=True)
@@ -406,7 +406,7 @@ class ScriptRanks:
         self,
         do: Callable[..., Any],
         *arguments: Any,
-        settings: Settings | None = None,
+        settings: KeptSettings | None = None,
         is_written: bool = False,
         **options: Any,
     ) -> None:

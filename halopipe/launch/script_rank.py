@@ -33,7 +33,7 @@ from profiler import load_model
 from profiler.source.model import named_parameters
 from profiler.source.structure import alone, is_part
 from runtime.monitor.failure import write_error
-from runtime.optim.followed import Settings as OptimizerSettings
+from runtime.optim.followed import KeptSettings as OptimizerSettings
 from runtime.timeouts import SETUP_S
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TypeVar, cast
 
 from torch import Tensor
 
-from cuda_ops.sparse.geometry import BuiltGeometry, Route
+from cuda_ops.sparse.geometry import BuiltGeometry, SiteRoute
 from cuda_ops.sparse.preparation import Preparation
 from planner.ir.graph import Graph, graph_of_sites
 from planner.ir.profile import PreparationCost, SiteHalo
@@ -56,7 +56,7 @@ def preparation_costs(
             parent = level_names[route[:-1]] if route[:-1] else _COLLATE
             costs.append(PreparationCost(word, (), (parent,), seconds[word], samples))
 
-    def level(route: Route) -> str:
+    def level(route: SiteRoute) -> str:
         return level_names[route] if route else _COLLATE
 
     for index, spec in enumerate(preparation.recipe.maps):

@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class LockOwner:
     """Who holds a folder.
 
     Attributes:
@@ -75,7 +75,7 @@ class Owner:
             raise ValueError(f"{self.since_s:g} s is no time of a job")
 
     @classmethod
-    def here(cls, environment: Mapping[str, str] = os.environ) -> Owner:
+    def here(cls, environment: Mapping[str, str] = os.environ) -> LockOwner:
         """This process."""
         step = environment.get("SLURM_STEP_ID", "batch")
         pid = os.getpid()
@@ -99,7 +99,7 @@ def held(folder: Path) -> Iterator[None]:
         MissingFileError: nothing can be written there.
     """
     path = folder / LOCK
-    mine = Owner.here()
+    mine = LockOwner.here()
     with _gone_if_empty(folder):
         try:
             make(folder)
@@ -132,7 +132,7 @@ def _gone_if_empty(folder: Path) -> Iterator[None]:
                 path.rmdir()
 
 
-def _take(path: Path, mine: Owner) -> None:
+def _take(path: Path, mine: LockOwner) -> None:
     """Makes ``path`` the lock of ``mine``; a lock that has lost its owner makes way."""
     ends_s = time.monotonic() + _PATIENCE_S
     while not _made(path, mine):
@@ -140,7 +140,7 @@ def _take(path: Path, mine: Owner) -> None:
             _remove_stale(path, mine, is_late=time.monotonic() > ends_s)
 
 
-def _made(path: Path, mine: Owner) -> bool:
+def _made(path: Path, mine: LockOwner) -> bool:
     """Makes the file, which says who has done so; False where there is one, on every file system."""
     try:
         with open(path, "x", encoding="utf-8") as file:
@@ -155,7 +155,7 @@ def _made(path: Path, mine: Owner) -> bool:
         return False
 
 
-def _remove_stale(path: Path, mine: Owner, *, is_late: bool) -> None:
+def _remove_stale(path: Path, mine: LockOwner, *, is_late: bool) -> None:
     """Takes away a lock that has lost its owner, as one process at a time does.
 
     Raises:
@@ -181,7 +181,7 @@ def _remove_stale(path: Path, mine: Owner, *, is_late: bool) -> None:
     _log.warning("the folder %s is taken over from %s: %s", path.parent, owner or _NOBODY, why)
 
 
-def _remove_turn(turn: Path, mine: Owner) -> None:
+def _remove_turn(turn: Path, mine: LockOwner) -> None:
     """Takes away the file of one that ended while it took a lock away; no other that has its place by now."""
     handle = open_plain(turn)
     try:
@@ -193,7 +193,7 @@ def _remove_turn(turn: Path, mine: Owner) -> None:
         os.close(handle)
 
 
-def _require_stale(path: Path, mine: Owner) -> tuple[Owner | None, str]:
+def _require_stale(path: Path, mine: LockOwner) -> tuple[LockOwner | None, str]:
     """Whose lock it was and why it holds no more; raises as :func:`_remove_stale`."""
     _require_file(path)
     owner = _owner(path)
@@ -223,7 +223,7 @@ def _age_s(path: Path) -> float:
         probe.unlink()
 
 
-def _why_stale(owner: Owner | None, mine: Owner, age_s: float) -> str:
+def _why_stale(owner: LockOwner | None, mine: LockOwner, age_s: float) -> str:
     """Why a lock holds no more; empty: it does."""
     if owner is not None and owner.place and owner.place == mine.place:
         return "" if _started(owner.pid) == owner.started != 0 else "it has ended"
@@ -232,7 +232,7 @@ def _why_stale(owner: Owner | None, mine: Owner, age_s: float) -> str:
     return f"nothing was heard of it for {age_s:.0f} s" if age_s > STALE_S else ""
 
 
-def _refused(path: Path, owner: Owner | None, mine: Owner, age_s: float) -> UsageError:
+def _refused(path: Path, owner: LockOwner | None, mine: LockOwner, age_s: float) -> UsageError:
     remedies = ["wait until it ends", "another folder for checkpoints"]
     if owner is None or owner.place != mine.place:
         remedies.insert(1, f"if that job is gone: start again in {max(1.0, STALE_S - age_s):.0f} s, or remove {path}")
@@ -240,7 +240,7 @@ def _refused(path: Path, owner: Owner | None, mine: Owner, age_s: float) -> Usag
     return UsageError(f"another job writes its checkpoints into {path.parent}", details, remedies)
 
 
-def _beat(path: Path, mine: Owner, over: threading.Event) -> None:
+def _beat(path: Path, mine: LockOwner, over: threading.Event) -> None:
     """Renews the lock; one that was taken over, as of a job that was stopped for long, is told."""
     while not over.wait(BEAT_S):
         try:
@@ -253,10 +253,10 @@ def _beat(path: Path, mine: Owner, over: threading.Event) -> None:
             return
 
 
-def _owner(path: Path) -> Owner | None:
+def _owner(path: Path) -> LockOwner | None:
     """Who holds it; None where the file is gone, or says nothing."""
     try:
-        return from_json(read_plain(path, _MOST_BYTES), Owner)
+        return from_json(read_plain(path, _MOST_BYTES), LockOwner)
     except (OSError, ValueError):
         return None
 

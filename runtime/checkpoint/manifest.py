@@ -41,7 +41,7 @@ SAFETENSORS = "safetensors"
 _MOST_ELEMENTS = 1 << 60
 
 Count = Annotated[int, Field(ge=0)]
-Place = Count | tuple[Count, ...]
+SlicePlace = Count | tuple[Count, ...]
 AnyFloat = Annotated[float, Field(allow_inf_nan=True)]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
@@ -58,8 +58,8 @@ class StoredPart(NamedTuple):
 
     folder: str
     stored: str
-    start: Place
-    stop: Place
+    start: SlicePlace
+    stop: SlicePlace
     sha256: Digest
 
     @property
@@ -331,9 +331,9 @@ def read_file(path: Path, name: str, offset: int = 0, length: int | None = None)
     """
     try:
         with open(path / name, "rb") as file:
-            left = max(0, os.fstat(file.fileno()).st_size - offset)
+            remaining = max(0, os.fstat(file.fileno()).st_size - offset)
             file.seek(offset)
-            return file.read(left if length is None else min(length, left))
+            return file.read(remaining if length is None else min(length, remaining))
     except (OSError, OverflowError) as error:
         raise damaged(path, f"{name} cannot be read: {error}") from None
 

@@ -269,7 +269,7 @@ class Checkpoint:
     def _load(self, key: str, entry: TensorEntry, part: StoredPart) -> Tensor:
         tensor = self._opened(part.folder).tensor(key, part.stored, part.sha256).reshape(-1)
         dtype = getattr(torch, entry.dtype)
-        shape = [len(interval) for interval in part.box]
+        shape = tuple(map(len, part.box))
         if dtype not in NAMES and tensor.nbytes % dtype.itemsize == 0:
             tensor = tensor.view(dtype)
         if (tensor.dtype, tensor.numel()) != (dtype, math.prod(shape)):

@@ -21,10 +21,7 @@ from runtime.optim.sharding import ParameterSlice
 from runtime.stage.local_stage import LocalStage
 
 if TYPE_CHECKING:
-    from runtime.spatial.parameters import ParameterPart
-
-Parts = Mapping[str, "ParameterPart"]
-"""By the user's name, what this rank has of a parameter or buffer that not every rank of its stage has all of."""
+    from runtime.spatial.parameters import ParameterParts
 
 Sliced = Mapping[str, tuple[PassShards, str]]
 """By the user's name of a parameter that ranks have in slices, what has them, and the stage's name of it."""
@@ -39,7 +36,7 @@ WEIGHTS_ALONE = "run/weights_alone"
 def rank_state(
     local_stages: Mapping[int, LocalStage],
     named: Mapping[str, Tensor],
-    parts: Parts,
+    parts: ParameterParts,
     sliced: Sliced,
     speaks: Mapping[str, int],
     rank: int,
@@ -81,7 +78,7 @@ def rank_state(
 def load_rank_state(
     local_stages: Mapping[int, LocalStage],
     named: Mapping[str, Tensor],
-    parts: Parts,
+    parts: ParameterParts,
     sliced: Sliced,
     source: StateSource,
     unread: Mapping[str, Tensor],

@@ -94,8 +94,8 @@ def errors_left(store: Store, ranks: Iterable[int]) -> dict[int, HalopipeError]:
     """What those of ``ranks`` failed by that have."""
     if not store.check([FAILED]):
         return {}
-    left = {rank: left_by(store, rank) for rank in ranks}
-    return {rank: error for rank, error in left.items() if isinstance(error, HalopipeError)}
+    outcomes = {rank: left_by(store, rank) for rank in ranks}
+    return {rank: error for rank, error in outcomes.items() if isinstance(error, HalopipeError)}
 
 
 def died(title: str, code: int, last: str, stderr: str) -> WorkerDiedError:

@@ -304,8 +304,8 @@ class _Links:
             is_slow = len(last_s) == IN_A_ROW and min(last_s) > max(least_s, LINK_FACTOR * usual_s)
             if is_slow and not link.is_named:
                 factor = fmean(last_s) / max(usual_s, least_s / LINK_FACTOR)
-                held = f"messages on their way hold rank {receiver} up for {_ms(fmean(last_s))} a step"
-                why = f"{held}, {_ms(usual_s)} is usual"
+                late = f"messages on their way hold rank {receiver} up for {_ms(fmean(last_s))} a step"
+                why = f"{late}, {_ms(usual_s)} is usual"
                 slow_links.append(Slow(receiver, factor, mark, why, sender))
             link.is_named = is_slow or (link.is_named and max(last_s) > least_s)
             del link.waits_s[IN_A_ROW:-IN_A_ROW]

@@ -59,7 +59,7 @@ _SHORTEST_LOOK_S = 5e-4
 _LONGEST_LOOK_S = 0.02
 """Between two looks at the board for those who have not come to a meeting."""
 
-Place = tuple[int, float]
+RowProgress = tuple[int, float]
 """(step, how many actions of its row a rank has begun): how far it has come."""
 
 
@@ -204,11 +204,11 @@ class Waits:
             late |= dict.fromkeys(self._until("", rank, receive, self.ranks[action.peer], beats).ranks)
         return _RankWait("its messages to be taken", self._furthest_behind(late, beats), ())
 
-    def _late(self, what: str, ranks: Iterable[int], until: Place, beats: Mapping[int, Beat]) -> _RankWait:
+    def _late(self, what: str, ranks: Iterable[int], until: RowProgress, beats: Mapping[int, Beat]) -> _RankWait:
         late = [other for other in ranks if self._place(other, beats) < until]
         return _RankWait(what, self._furthest_behind(late, beats), ())
 
-    def _place(self, rank: int, beats: Mapping[int, Beat]) -> Place:
+    def _place(self, rank: int, beats: Mapping[int, Beat]) -> RowProgress:
         beat = beats.get(rank)
         if beat is None:
             return -1, 0.0

@@ -264,11 +264,11 @@ class Supervisor:
         for rank, process in ended.items():
             if rank in self._failures or rank in self._results:
                 continue
-            left = left_by(self.store, rank)
-            if isinstance(left, HalopipeError):
-                self._failures[rank] = left
-            elif left:
-                self._results[rank] = left
+            outcome = left_by(self.store, rank)
+            if isinstance(outcome, HalopipeError):
+                self._failures[rank] = outcome
+            elif outcome:
+                self._results[rank] = outcome
             elif process is not None:
                 beat = read_board(self.store, [rank]).get(rank)
                 last = str(beat) if beat else ""

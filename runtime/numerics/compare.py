@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, repeat
 
 import torch
+from torch import Tensor
 
 from planner.ir.errors import NumericsError
 from runtime.numerics.difference import Difference
@@ -143,10 +144,10 @@ class Sketch:
 
     shape: tuple[int, ...]
     norm: float
-    buckets: torch.Tensor
+    buckets: Tensor
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Sketch:
+    def of(cls, tensor: Tensor) -> Sketch:
         """That of ``tensor``; the signs are the same for all tensors of a size, and on all machines."""
         numbers = tensor.detach()
         numbers = torch.view_as_real(numbers.resolve_conj()) if numbers.is_complex() else numbers
@@ -168,7 +169,7 @@ class Sketch:
 _CHUNK = 1 << 20
 
 
-def sketches(tensors: Mapping[str, torch.Tensor]) -> dict[str, Sketch]:
+def sketches(tensors: Mapping[str, Tensor]) -> dict[str, Sketch]:
     """The sketch of each tensor."""
     return {name: Sketch.of(tensor) for name, tensor in tensors.items()}
 

@@ -124,7 +124,7 @@ class Origin:
         kind: ``INFINITE`` or ``NAN``.
         layer: where it appeared on this rank; empty: it came from elsewhere.
         op: the operator.
-        beside: what is to be said of what it reads.
+        read: what is to be said of what it reads.
         via: the stage's input that it came by.
     """
 
@@ -134,7 +134,7 @@ class Origin:
     kind: int
     layer: str = ""
     op: str = ""
-    beside: str = ""
+    read: str = ""
     via: str = ""
 
 
@@ -207,8 +207,8 @@ class Examiner:
             self.gradients[microbatch] = None
             return
         ops = dict.fromkeys(op for user in users if (op := traced.ops.get(user.name)))
-        beside = f"the same as {', '.join(layers[1:])}, where it may have begun too" if layers[1:] else ""
-        self.gradients[microbatch] = Origin(self.rank, microbatch, "", kind, layers[0], " or ".join(ops), beside)
+        read = f"the same as {', '.join(layers[1:])}, where it may have begun too" if layers[1:] else ""
+        self.gradients[microbatch] = Origin(self.rank, microbatch, "", kind, layers[0], " or ".join(ops), read)
 
 
 class _Watching(fx.Interpreter):
@@ -337,7 +337,7 @@ def explained(
         place = where(first.rank, first.layer)
         begun = f"{WORDS[first.kind]} first in layer {first.layer}{op}"
         title = f"step {step}: {begun}, {way} of micro-batch {first.microbatch}, {place}"
-        details += [f"what it reads: {first.beside}"] if first.beside else []
+        details += [f"what it reads: {first.read}"] if first.read else []
     for report in reports:
         if report.gradients:
             names = ", ".join(report.gradients[:_MOST_NAMED]) + (", ..." if len(report.gradients) > _MOST_NAMED else "")

@@ -161,13 +161,13 @@ class NanGuard:
         buffers = (tensor for each in self._local_stages.values() for tensor in each.buffers.values())
         fixed = {id(tensor) for tensor in buffers} - {id(tensor) for tensor in self._written}
         masks = {MODEL + name for name, tensor in named.items() if id(tensor) in fixed}
-        held = {key: tensor for key, tensor in state.tensors.items() if key not in masks}
-        if all_finite(held.values()):
+        checked = {key: tensor for key, tensor in state.tensors.items() if key not in masks}
+        if all_finite(checked.values()):
             return
-        bad = [key for key, tensor in held.items() if kind_of(tensor)]
+        bad = [key for key, tensor in checked.items() if kind_of(tensor)]
         raise NotFiniteError(
             f"after step {step} the state has NaN or infinity, so it is not saved",
-            [f"rank {self._context.rank}: {', '.join(bad[:_MOST_NAMED])}; {len(bad)} of {len(held)} tensors"],
+            [f"rank {self._context.rank}: {', '.join(bad[:_MOST_NAMED])}; {len(bad)} of {len(checked)} tensors"],
             ["go on from the checkpoint before, with a smaller learning rate", "--on-nan ignore saves it all the same"],
         )
 

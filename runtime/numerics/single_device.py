@@ -10,22 +10,23 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from runtime.stage.modes import MicrobatchShard
 from runtime.stage.random.streams import CounterRng
 from runtime.stage.random.user_module import Answers
 
-Tensors = tuple[torch.Tensor, ...]
-LossOf = Callable[[Tensors, Tensors], torch.Tensor]
+StepTensors = tuple[Tensor, ...]
+LossOf = Callable[[StepTensors, StepTensors], Tensor]
 """(inputs, targets) -> loss, a mean over samples."""
 
 
 def serial_step(
     loss_of: LossOf,
     optimizer: Optimizer,
-    inputs: Tensors,
-    targets: Tensors,
+    inputs: StepTensors,
+    targets: StepTensors,
     micro_batches: tuple[int, ...],
     rng: CounterRng | None = None,
     *,
@@ -66,7 +67,7 @@ def serial_step(
 def serial_step_each(
     loss_of: LossOf,
     optimizer: Optimizer,
-    parts: Sequence[tuple[Tensors, Tensors]],
+    parts: Sequence[tuple[StepTensors, StepTensors]],
     rows: Sequence[int],
     rng: CounterRng | None = None,
     *,
@@ -94,7 +95,7 @@ def serial_step_each(
     return total
 
 
-def in_rows(tensors: Tensors, first: int, count: int, global_batch: int) -> Tensors:
+def in_rows(tensors: StepTensors, first: int, count: int, global_batch: int) -> StepTensors:
     """Samples of whatever has as many rows as the batch; the rest is whole."""
     return tuple(
         tensor.narrow(0, first, count) if tensor.ndim and tensor.shape[0] == global_batch else tensor

@@ -2,7 +2,7 @@
 
 One of the user's own is tried on copies with small parameters, a few of each group:
 
-    with      a watched parameter beside others
+    with      a watched parameter together with others
     louder    the same, where the others' gradients are a thousand times as large, and other ones
     alone     the same, where the others have left their groups
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from planner.ir.errors import UsageError
 from runtime.optim.user_object import Twin, copied, named_state, own_attributes, settings_of
@@ -43,7 +43,7 @@ _LR = 0.01
 """In place of the learning rate: a warm-up may begin with 0."""
 
 _MOST_GROUPS = 6
-_Updates = dict[int, list[torch.Tensor]]
+_Trajectories = dict[int, list[Tensor]]
 """A parameter after each step, by its number."""
 
 _SEVERAL = "the plan has several stages, each with an optimiser that has the stage's own parameters alone"
@@ -90,14 +90,14 @@ def _fault(trial: _Trial, *, is_alone: bool) -> UsageError | None:
     name = type(trial.optimizer).__name__
     with _generators_kept():
         before = _generators()
-        beside = [trial.updates(parity) for parity in ((0,) if is_alone else (0, 1))]
+        together = [trial.updates(parity) for parity in ((0,) if is_alone else (0, 1))]
         if _generators() != before:
             return UsageError(
                 f"{name} draws random numbers, and each rank would draw others than one device does",
                 ["its step moved the state of a random generator"],
                 ["draw in forward or in the loss: those draws are the same under every plan (seed=)"],
             )
-        for parity, watched in enumerate(() if is_alone else beside):
+        for parity, watched in enumerate(() if is_alone else together):
             if not trial.is_alike(watched, trial.updates(parity, louder=True)):
                 return UsageError(
                     f"{name} makes the update of one parameter of others as well",
@@ -138,7 +138,7 @@ class _Corner:
 
     shape: tuple[int, ...]
 
-    def cut(self, tensor: torch.Tensor) -> torch.Tensor:
+    def cut(self, tensor: Tensor) -> Tensor:
         """Of a tensor of the parameter's shape."""
         return tensor[tuple(map(slice, self.shape))]
 
@@ -157,19 +157,19 @@ class _Trial:
     width: int = 0
     dtype: torch.dtype | None = None
 
-    def updates(self, parity: int, *, louder: bool = False, alone: bool = False) -> _Updates:
+    def updates(self, parity: int, *, louder: bool = False, alone: bool = False) -> _Trajectories:
         """The parameters of even or odd numbers after each step.
 
         Args:
             louder: whether the gradients of the others are other ones, and larger.
             alone: whether the others are not there.
         """
-        by_number: _Updates = {}
+        by_number: _Trajectories = {}
         for count in _COUNTS:
             copy_of, parameters = self._copy([parity] if alone else [0, 1])
             watched = {number: each for number, each in parameters.items() if number % 2 == parity}
             scales = [*[1.0] * _FIRST_STEPS, *(scale for scale in _SCALES for _ in range(_STEPS))]
-            history: list[dict[_Path, float]] = []
+            history: list[dict[_NumberPath, float]] = []
             for step, scale in enumerate(scales):
                 if step == _FIRST_STEPS and count:
                     _set_ahead(copy_of, history, count)
@@ -183,7 +183,7 @@ class _Trial:
                     by_number.setdefault(number, []).append(parameter.detach().clone())
         return by_number
 
-    def is_alike(self, one: _Updates, other: _Updates) -> bool:
+    def is_alike(self, one: _Trajectories, other: _Trajectories) -> bool:
         """Whether the two are the same, but for rounding."""
         pairs = (pair for number, own in one.items() for pair in zip(own, other[number], strict=True))
         return all(
@@ -210,7 +210,7 @@ class _Trial:
                 own["params"].append(zero)
             if isinstance(own.get("lr"), float):
                 own["lr"] = _LR
-            elif isinstance(own.get("lr"), torch.Tensor):
+            elif isinstance(own.get("lr"), Tensor):
                 own["lr"].fill_(_LR)
         return copy_of, parameters
 
@@ -225,17 +225,17 @@ _ROUNDING = 1e4
 """Times that of a number: the two copies do the same, but for how many numbers a processor takes at once."""
 
 
-def _gradient(parameter: nn.Parameter, phase: float, scale: float) -> torch.Tensor:
+def _gradient(parameter: nn.Parameter, phase: float, scale: float) -> Tensor:
     values = torch.arange(parameter.numel(), dtype=torch.float64, device=parameter.device) * 0.7 + phase
     return (values.sin() * scale).view(parameter.shape).to(parameter.dtype)
 
 
-_Path = tuple[str, ...]
+_NumberPath = tuple[str, ...]
 
 
-def _numbers(optimizer: torch.optim.Optimizer) -> Iterator[tuple[_Path, Any, Any, float]]:
+def _numbers(optimizer: torch.optim.Optimizer) -> Iterator[tuple[_NumberPath, Any, Any, float]]:
     """(path, what holds it, under which key, number) of all that an optimiser keeps."""
-    states = [each for key, each in optimizer.state.items() if isinstance(key, torch.Tensor)]
+    states = [each for key, each in optimizer.state.items() if isinstance(key, Tensor)]
     places: list[tuple[str, Any, Iterable[Any]]] = [
         ("own", vars(optimizer), own_attributes(optimizer)),
         ("named", optimizer.state, named_state(optimizer)),
@@ -247,24 +247,22 @@ def _numbers(optimizer: torch.optim.Optimizer) -> Iterator[tuple[_Path, Any, Any
             yield from _numbers_in((name, str(key)), holder, key)
 
 
-def _numbers_in(path: _Path, holder: Any, key: Any) -> Iterator[tuple[_Path, Any, Any, float]]:
+def _numbers_in(path: _NumberPath, holder: Any, key: Any) -> Iterator[tuple[_NumberPath, Any, Any, float]]:
     value = holder[key]
     if isinstance(value, dict | list):
         for inner in list(value) if isinstance(value, dict) else range(len(value)):
             yield from _numbers_in((*path, str(inner)), value, inner)
-    elif isinstance(value, torch.Tensor) and value.numel() == 1:
+    elif isinstance(value, Tensor) and value.numel() == 1:
         yield path, holder, key, value.item()
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield path, holder, key, value
 
 
-def _set_ahead(optimizer: torch.optim.Optimizer, history: list[dict[_Path, float]], count: float) -> None:
+def _set_ahead(optimizer: torch.optim.Optimizer, history: list[dict[_NumberPath, float]], count: float) -> None:
     """Whatever has risen by one with each step of ``history`` has counted ``count`` more."""
     before, last, now = history
     for path, holder, key, value in _numbers(optimizer):
         counts = all(path in each for each in history)
         if counts and now[path] - last[path] == last[path] - before[path] == 1:
             ahead = value + count
-            holder[key] = (
-                torch.full_like(holder[key], ahead) if isinstance(holder[key], torch.Tensor) else type(value)(ahead)
-            )
+            holder[key] = torch.full_like(holder[key], ahead) if isinstance(holder[key], Tensor) else type(value)(ahead)

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakMethod
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from cuda_ops._torch import note_step, times_written
 from planner.ir.errors import UsageError
-from runtime.optim.schedules import Numbers, Schedules, SteppedElsewhere
+from runtime.optim.schedules import ScheduleNumbers, Schedules, SteppedElsewhere
 from runtime.optim.sharding import STEP
 from runtime.optim.user_object import (
     Twin,
@@ -39,7 +39,7 @@ from runtime.optim.user_object import (
 )
 
 if TYPE_CHECKING:
-    from runtime.spatial.parameters import Parts
+    from runtime.spatial.parameters import ParameterParts
 
 _Writes = dict[tuple[Any, str], tuple[int, int]]
 
@@ -59,7 +59,7 @@ class FollowedSettings:
     of_parameters: dict[str, dict[str, Any]]
 
 
-Settings = tuple[FollowedSettings, Numbers | None]
+KeptSettings = tuple[FollowedSettings, ScheduleNumbers | None]
 """And what schedules keep, None where it is not told."""
 
 
@@ -76,7 +76,7 @@ class _Led:
     twins: list[tuple[str, Twin]]
     stand_ins: dict[int, nn.Parameter]
     last: FollowedSettings
-    stand_in_state: dict[torch.Tensor, Any] = field(default_factory=dict)
+    stand_in_state: dict[Tensor, Any] = field(default_factory=dict)
 
 
 class Followed:
@@ -146,7 +146,7 @@ class Followed:
         return copied(self.optimizer, {number: (Twin(parameters[name]),) for number, name in name_of.items()})
 
     def __call__(
-        self, named_parameters: Iterable[tuple[str, nn.Parameter]], parts: Parts = MappingProxyType({})
+        self, named_parameters: Iterable[tuple[str, nn.Parameter]], parts: ParameterParts = MappingProxyType({})
     ) -> torch.optim.Optimizer:
         """The optimiser of a stage, which has ``parts`` of some parameters."""
         twins = [(name, Twin(parameter, parts.get(name))) for name, parameter in named_parameters]
@@ -199,11 +199,11 @@ class Followed:
             vars(self.names[name]).update(of_parameter)
 
     @property
-    def kept(self) -> Settings:
+    def kept(self) -> KeptSettings:
         """Settings, and what schedules keep: to be told to another process."""
         return self.settings, None if self.schedules is None else self.schedules.numbers()
 
-    def take(self, kept: Settings) -> None:
+    def take(self, kept: KeptSettings) -> None:
         """What another process told: settings, and what schedules keep where that is told too."""
         self.settings, numbers = kept
         if self.schedules is not None and numbers is not None:
@@ -268,7 +268,7 @@ class Followed:
                 if id(parameter) in own:
                     self.optimizer.state[parameter] = {
                         key: value.to(parameter.device)
-                        if isinstance(value, torch.Tensor) and (is_counted_there or key != STEP)
+                        if isinstance(value, Tensor) and (is_counted_there or key != STEP)
                         else value
                         for key, value in kept.items()
                     }
@@ -297,10 +297,10 @@ _LEFT_WITH_RANKS: WeakKeyDictionary[torch.optim.Optimizer, tuple[str, _Writes]] 
 def _writes(optimizer: torch.optim.Optimizer) -> _Writes:
     """Which values an optimiser keeps, and how often they were written."""
     of_parameters = [
-        (id(parameter), kept) for parameter, kept in optimizer.state.items() if isinstance(parameter, torch.Tensor)
+        (id(parameter), kept) for parameter, kept in optimizer.state.items() if isinstance(parameter, Tensor)
     ]
     return {
-        (number, key): (id(value), times_written(value) if isinstance(value, torch.Tensor) else 0)
+        (number, key): (id(value), times_written(value) if isinstance(value, Tensor) else 0)
         for number, kept in (*of_parameters, ("", named_state(optimizer)))
         for key, value in kept.items()
     }
@@ -312,7 +312,7 @@ def _changed(now: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
 
 def _snapshot(value: Any) -> Any:
     """What later writes leave alone; objects of the user's are themselves."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
         return {key: _snapshot(each) for key, each in value.items()}
@@ -320,7 +320,7 @@ def _snapshot(value: Any) -> Any:
 
 
 def _differ(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.shape != other.shape or not torch.equal(one, other)
     is_compared = type(one) is not type(other) or "__eq__" in vars(type(one)) or not hasattr(one, "__dict__")
     if not is_compared:

@@ -18,19 +18,19 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from planner.ir.program import BUCKET_BYTES
 from planner.ir.program import in_buckets as places_in_buckets
 from runtime.transport import Pending
 
-Bucket = tuple[nn.Parameter, ...]
+ParameterBucket = tuple[nn.Parameter, ...]
 
-StartSum = Callable[[torch.Tensor], Pending]
+StartSum = Callable[[Tensor], Pending]
 """Starts to replace a tensor by its sum over the ranks of a stage."""
 
-Hook = Callable[[torch.Tensor], None]
+Hook = Callable[[Tensor], None]
 """Told of a parameter whose gradient autograd has accumulated."""
 
 
@@ -66,11 +66,11 @@ class GradientBuckets:
         bucket_sums.sort(key=lambda each: -order[each[0][-1]])
         self.buckets = tuple(bucket for bucket, _ in bucket_sums)
         self._start_sum = [start for _, start in bucket_sums]
-        self._bucket_of: dict[torch.Tensor, int] = {
+        self._bucket_of: dict[Tensor, int] = {
             parameter: index for index, bucket in enumerate(self.buckets) for parameter in bucket
         }
-        self.put_off: Container[torch.Tensor | None] = ()
-        self._awaited: set[torch.Tensor] | None = None
+        self.put_off: Container[Tensor | None] = ()
+        self._awaited: set[Tensor] | None = None
         self._num_missing = [0] * len(self.buckets)
         self._num_started = 0
         self._pending: list[Pending] = []
@@ -87,7 +87,7 @@ class GradientBuckets:
         self._num_missing = list(map(len, self.buckets))
         self._hooks = [self._hooked(parameter) for parameter in self._awaited]
 
-    def note(self, parameter: torch.Tensor) -> None:
+    def note(self, parameter: Tensor) -> None:
         """The gradient of ``parameter`` is complete; without effect before :meth:`arm` and for what is not summed here.
 
         Raises:
@@ -103,11 +103,11 @@ class GradientBuckets:
             self._num_missing[index] -= 1
             self._start_complete()
 
-    def _hooked(self, parameter: torch.Tensor) -> RemovableHandle:
+    def _hooked(self, parameter: Tensor) -> RemovableHandle:
         register: Callable[[Hook], RemovableHandle] = parameter.register_post_accumulate_grad_hook
         return register(self._accumulated)
 
-    def _accumulated(self, parameter: torch.Tensor) -> None:
+    def _accumulated(self, parameter: Tensor) -> None:
         """Autograd is done with a parameter, also where it was given nothing to accumulate."""
         if parameter not in self.put_off:
             self.note(parameter)
@@ -142,7 +142,7 @@ class GradientBuckets:
         self._pending.append(self._start_sum[number](flat_gradients(self.buckets[number])))
 
 
-def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> tuple[Bucket, ...]:
+def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> tuple[ParameterBucket, ...]:
     """The parameters from the last to the first, in buckets of one dtype and device (``planner.ir.program``)."""
     listed = list(parameters)
     kinds = [(parameter.dtype, parameter.device) for parameter in listed]
@@ -151,7 +151,7 @@ def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int = BUCKET_BY
 
 
 @torch.no_grad()
-def flat_gradients(bucket: Bucket) -> torch.Tensor:
+def flat_gradients(bucket: ParameterBucket) -> Tensor:
     """The gradients of a bucket in one tensor, of which they become views; zero where one is missing.
 
     The only gradient of a bucket is not copied, unless its elements lie in another order than its dims.

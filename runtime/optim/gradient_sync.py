@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from planner.ir.errors import UsageError
@@ -159,9 +159,9 @@ class GradientSync:
                         yield parameter
         yield from (parameter for parameter, tie in self._tied if tie.ranks[0] == self._transport.rank)
 
-    def _gradients(self) -> list[torch.Tensor]:
+    def _gradients(self) -> list[Tensor]:
         """All gradients that this rank's optimisers see, each once."""
-        gradients: dict[Any, torch.Tensor] = {}
+        gradients: dict[Any, Tensor] = {}
         for local_stage in self._local_stages.values():
             reduction = local_stage.updates.reduction
             slices = reduction.slices.values() if isinstance(reduction, ShardedParameters) else ()

@@ -12,12 +12,12 @@ from torch import nn
 
 from runtime.optim.gradient_buckets import GradientBuckets, StartSum
 from runtime.optim.optimizer import StageOptimizer
-from runtime.optim.sharding import Exchange, ShardedParameters
+from runtime.optim.sharding import FlatExchange, ShardedParameters
 from runtime.rank import RankContext
 
 if TYPE_CHECKING:
     from runtime.optim.pass_shards import PassShards, UsePlaces
-    from runtime.spatial import Parts
+    from runtime.spatial import ParameterParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Updates:
     reduction: GradientBuckets | ShardedParameters | None
     optimizer: StageOptimizer | None
     speaks_for: frozenset[str]
-    parts: Parts = field(default_factory=dict)
+    parts: ParameterParts = field(default_factory=dict)
     in_passes: PassShards | None = None
 
     def group(self, name: str, ranks: tuple[int, ...]) -> tuple[int, ...]:
@@ -46,12 +46,17 @@ class Updates:
         part = self.parts.get(name)
         return ranks if part is None else part.group
 
+    @property
+    def slices(self) -> dict[str, nn.Parameter] | None:
+        """By name, what has gradients once a backward is over; None: the parameters."""
+        return None if self.in_passes is None else {name: part.view for name, part in self.in_passes.slices.items()}
+
 
 def updates_of(
     context: RankContext,
     stage: int,
     parameters: Mapping[str, nn.Parameter],
-    parts: Parts,
+    parts: ParameterParts,
     places: Mapping[str, UsePlaces] = MappingProxyType({}),
 ) -> Updates:
     """The updates of ``stage``.
@@ -85,8 +90,8 @@ def updates_of(
     }
     first = {name: parts[name].group[0] if name in parts else ranks[0] for name in trained}
     first |= {name: tie_of[name].ranks[0] for name in trained if name in tie_of}
-    held = {name: parts[name] for name in trained if name in parts}
-    optimizer = StageOptimizer(trained, context.optimizer, shards, held, is_alone=is_alone) if trained else None
+    own_parts = {name: parts[name] for name in trained if name in parts}
+    optimizer = StageOptimizer(trained, context.optimizer, shards, own_parts, is_alone=is_alone) if trained else None
     if in_passes is not None:
         in_passes.divide()
     return Updates(
@@ -116,14 +121,14 @@ def _shards(context: RankContext, own: Mapping[str, nn.Parameter], ranks: tuple[
     return ShardedParameters(own, ranks.index(context.rank), len(ranks), *_halves(context, ranks))
 
 
-def _halves(context: RankContext, ranks: tuple[int, ...]) -> tuple[Exchange, Exchange]:
+def _halves(context: RankContext, ranks: tuple[int, ...]) -> tuple[FlatExchange, FlatExchange]:
     """The two halves of a sum over ``ranks``: scattered, and gathered."""
     transport = context.transport
     return partial(transport.reduce_scatter, ranks=ranks), partial(transport.all_gather, ranks=ranks)
 
 
 def _buckets(
-    context: RankContext, own: Mapping[str, nn.Parameter], parts: Parts, ranks: tuple[int, ...]
+    context: RankContext, own: Mapping[str, nn.Parameter], parts: ParameterParts, ranks: tuple[int, ...]
 ) -> GradientBuckets:
     @cache  # one function for each group of ranks
     def sum_over(group: tuple[int, ...]) -> StartSum | None:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from planner.ir.errors import FactoryError, UnknownNameError, UsageError
@@ -29,7 +29,7 @@ from runtime.optim.sharding import ParameterSlice, ShardedParameters, give_slice
 from runtime.optim.user_object import asks_for_closure
 
 if TYPE_CHECKING:
-    from runtime.spatial import ParameterPart, Parts
+    from runtime.spatial import ParameterPart, ParameterParts
 
 MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], LRScheduler | Sequence[LRScheduler]]
@@ -68,7 +68,7 @@ class StageOptimizer:
         parameters: Mapping[str, nn.Parameter],
         make: MakeOptimizer,
         sharded: ShardedParameters | None = None,
-        parts: Parts | None = None,
+        parts: ParameterParts | None = None,
         *,
         is_alone: bool = True,
     ) -> None:
@@ -97,7 +97,7 @@ class StageOptimizer:
         self.tensors = {name: tensor for name, tensor in tensors.items() if tensor in trained}
 
     @property
-    def state(self) -> Mapping[torch.Tensor, Any]:
+    def state(self) -> Mapping[Tensor, Any]:
         """What the optimiser keeps, by parameter or slice."""
         return self.optimizer.state
 

@@ -17,13 +17,14 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
+from torch import Tensor
 
 from planner.ir.box import Box
 from planner.ir.errors import UsageError
 from runtime.checkpoint.state import BoxOf, Number, RankState, Slice
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer import StageOptimizer
-from runtime.optim.schedules import Numbers, filled, is_leaf, leaves, number_like
+from runtime.optim.schedules import ScheduleNumbers, filled, is_leaf, leaves, number_like
 from runtime.optim.sharding import STEP
 from runtime.optim.user_object import is_plain, named_state, own_attributes
 
@@ -33,31 +34,24 @@ class StateSource(Protocol):
 
     def tensors(self) -> Collection[str]:
         """The keys of all tensors."""
-        ...
 
     def numbers(self) -> Collection[str]:
         """The keys of all numbers."""
-        ...
 
     def shape(self, key: str) -> tuple[int, ...]:
         """Of a whole tensor."""
-        ...
 
-    def read(self, key: str) -> torch.Tensor:
+    def read(self, key: str) -> Tensor:
         """A whole tensor."""
-        ...
 
-    def read_slice(self, key: str, start: int, stop: int) -> torch.Tensor:
+    def read_slice(self, key: str, start: int, stop: int) -> Tensor:
         """Elements ``start`` to ``stop`` of a tensor, laid flat."""
-        ...
 
-    def read_box(self, key: str, box: Box) -> torch.Tensor:
+    def read_box(self, key: str, box: Box) -> Tensor:
         """A box of a tensor."""
-        ...
 
     def number(self, key: str) -> Number:
         """A number."""
-        ...
 
 
 def state_of(stage: StageOptimizer, speaks_for: Collection[str]) -> RankState:
@@ -71,23 +65,23 @@ def state_of(stage: StageOptimizer, speaks_for: Collection[str]) -> RankState:
         UsageError: the optimiser keeps something that is neither tensor nor number.
     """
     stage.follow()
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     slices: dict[str, Slice] = {}
     boxes: dict[str, BoxOf] = {}
     numbers: dict[str, Number] = {}
     writes: set[str] = set()
     for name, tensor in stage.tensors.items():
-        part = stage.slices.get(name)
-        held = stage.parts.get(name)
-        is_written = _speaks(stage, name, speaks_for) if part is None else part.start == 0
+        sliced = stage.slices.get(name)
+        part = stage.parts.get(name)
+        is_written = _speaks(stage, name, speaks_for) if sliced is None else sliced.start == 0
         for entry, value in stage.optimizer.state.get(tensor, {}).items():
             key = f"optimizer/{name}/{entry}"
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, Tensor):
                 tensors[key] = value
-                if part is not None and value.shape == tensor.shape:
-                    slices[key] = (part.start, part.stop, part.shape)
-                elif held is not None and entry != STEP and value.shape == tensor.shape:
-                    boxes[key] = (held.box, held.shape)
+                if sliced is not None and value.shape == tensor.shape:
+                    slices[key] = (sliced.start, sliced.stop, sliced.shape)
+                elif part is not None and entry != STEP and value.shape == tensor.shape:
+                    boxes[key] = (part.box, part.shape)
             elif isinstance(value, Number):
                 numbers[key] = value
             else:
@@ -126,9 +120,7 @@ def load_state(stage: StageOptimizer, source: StateSource) -> None:
     optimizer.load_state_dict({"state": {**state, **named_state(optimizer)}, "param_groups": groups})
     for tensor, place in places.items():
         for entry, value in state.get(place, {}).items():
-            if isinstance(
-                value, torch.Tensor
-            ):  # it was moved to the right device, but also cast to the parameter's dtype
+            if isinstance(value, Tensor):  # it was moved to the right device, but also cast to the parameter's dtype
                 optimizer.state[tensor][entry] = optimizer.state[tensor][entry].to(value.dtype)
     _fill_object(optimizer, source)
     stage.loaded()
@@ -184,7 +176,7 @@ def _saved_settings(group: Mapping[str, Any], name: str, source: StateSource) ->
     return cast("dict[str, Any]", filled(_settings(group), (), partial(_read, source, "group", name)))
 
 
-def _schedule_numbers(source: StateSource, names: Sequence[str]) -> Numbers:
+def _schedule_numbers(source: StateSource, names: Sequence[str]) -> ScheduleNumbers:
     """What schedules kept, by a parameter of each group; a group without any, which trains nothing, takes another's."""
     some = next(filter(None, names))
     heads = [f"scheduler/{name or some}/" for name in names]
@@ -196,8 +188,8 @@ def _schedule_numbers(source: StateSource, names: Sequence[str]) -> Numbers:
 
 def _speaks(stage: StageOptimizer, name: str, speaks_for: Collection[str]) -> bool:
     """Whether this rank writes what there is once of a parameter, however many ranks have a part of it."""
-    held = stage.parts.get(name)
-    return name in speaks_for and (held is None or held.speaks)  # of a tied one a single stage speaks
+    part = stage.parts.get(name)
+    return name in speaks_for and (part is None or part.speaks)  # of a tied one a single stage speaks
 
 
 def _entries(source: StateSource) -> dict[str, list[str]]:
@@ -212,21 +204,21 @@ def _entries(source: StateSource) -> dict[str, list[str]]:
 
 def _entry(stage: StageOptimizer, name: str, entry: str, source: StateSource) -> Any:
     key = f"optimizer/{name}/{entry}"
-    part = stage.slices.get(name)
+    sliced = stage.slices.get(name)
     if key in source.numbers():
         return source.number(key)
-    if part is not None and entry != STEP and tuple(source.shape(key)) == part.shape:
-        return source.read_slice(key, part.start, part.stop)
-    held = stage.parts.get(name)
-    if held is not None and entry != STEP and key in source.tensors() and tuple(source.shape(key)) == held.shape:
-        return source.read_box(key, held.box)
+    if sliced is not None and entry != STEP and tuple(source.shape(key)) == sliced.shape:
+        return source.read_slice(key, sliced.start, sliced.stop)
+    part = stage.parts.get(name)
+    if part is not None and entry != STEP and key in source.tensors() and tuple(source.shape(key)) == part.shape:
+        return source.read_box(key, part.box)
     return source.read(key)
 
 
 def _numbers(stage: StageOptimizer) -> Iterator[tuple[str, str, Number]]:
     """(name, key, number) of all that is kept: of groups and schedules for each parameter, of the object for one."""
     groups = stage.optimizer.param_groups
-    none: Numbers = [{}] * len(groups)
+    none: ScheduleNumbers = [{}] * len(groups)
     schedules = none if stage.schedules is None else stage.schedules.numbers() or none
     for group, numbers, names in zip(groups, schedules, stage.group_names, strict=True):
         kept = [("group", *each) for each in leaves(_settings(group), (), 0)]
@@ -245,7 +237,7 @@ def _of_object(optimizer: torch.optim.Optimizer) -> dict[str, Number]:
 
 
 def _written(value: Any) -> Number:
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return value.item()
     return value if isinstance(value, int | float | None) else repr(value)
 

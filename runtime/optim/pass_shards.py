@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.optim.gradient_buckets import flat_gradients
-from runtime.optim.sharding import Exchange, ParameterSlice, ShardedBucket, ShardedParameters
+from runtime.optim.sharding import FlatExchange, ParameterSlice, ShardedBucket, ShardedParameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class UsePlaces:
     backward: tuple[int, int]
 
 
-_Event = tuple[float, Callable[[], None]]
+_Due = tuple[float, Callable[[], None]]
 """When something is due, in places along a pass, and what."""
 
 
@@ -64,8 +64,8 @@ class PassShards(ShardedParameters):
         places: Mapping[str, UsePlaces],
         index: int,
         num_shards: int,
-        reduce_scatter: Exchange,
-        all_gather: Exchange,
+        reduce_scatter: FlatExchange,
+        all_gather: FlatExchange,
         *,
         gathers: bool,
     ) -> None:
@@ -167,9 +167,9 @@ class PassShards(ShardedParameters):
         if part is not None:
             part.view.copy_(read(part))
 
-    def _events(self, places: Mapping[str, UsePlaces]) -> tuple[tuple[_Event, ...], tuple[_Event, ...]]:
-        forward: list[_Event] = []
-        backward: list[_Event] = []
+    def _events(self, places: Mapping[str, UsePlaces]) -> tuple[tuple[_Due, ...], tuple[_Due, ...]]:
+        forward: list[_Due] = []
+        backward: list[_Due] = []
         for number, shards in enumerate(self._shards):
             used = [places[self._names[parameter]] for parameter in shards.bucket]
             first = min(each.backward[0] for each in used)
@@ -185,7 +185,7 @@ class PassShards(ShardedParameters):
             backward.append((-first + 0.5, partial(self._scatter, number)))
         return tuple(sorted(forward, key=_when)), tuple(sorted(backward, key=_when))
 
-    def _run(self, events: tuple[_Event, ...], until: float) -> None:
+    def _run(self, events: tuple[_Due, ...], until: float) -> None:
         while self._next < len(events) and events[self._next][0] <= until:
             does = events[self._next][1]
             self._next += 1
@@ -236,7 +236,7 @@ class PassShards(ShardedParameters):
                 part.view.grad += flat[place]
 
 
-def _when(event: _Event) -> float:
+def _when(event: _Due) -> float:
     return event[0]
 
 

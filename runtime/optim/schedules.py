@@ -17,12 +17,13 @@ from typing import Any
 from weakref import ref
 
 import torch
+from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from planner.ir.errors import UsageError
 from runtime.checkpoint.state import Number
 
-Numbers = Sequence[Mapping[str, Number]]
+ScheduleNumbers = Sequence[Mapping[str, Number]]
 """By group, then by place."""
 
 ReadNumber = Callable[[str, int | None], Number]
@@ -66,7 +67,7 @@ class Schedules:
         for schedule in self._schedules:
             schedule.step()
 
-    def numbers(self) -> Numbers:
+    def numbers(self) -> ScheduleNumbers:
         """What they keep.
 
         Raises:
@@ -75,7 +76,7 @@ class Schedules:
         state = self._state
         return [dict(leaves(state, (), group)) for group in range(len(self.optimizer.param_groups))]
 
-    def load(self, numbers: Numbers) -> None:
+    def load(self, numbers: ScheduleNumbers) -> None:
         """Puts back what :meth:`numbers` gave.
 
         Raises:
@@ -121,16 +122,16 @@ class SteppedElsewhere:
     """Schedules that another process steps, as the ranks of a script know them: it tells them what they keep."""
 
     def __init__(self) -> None:
-        self._numbers: Numbers = []
+        self._numbers: ScheduleNumbers = []
 
     def step(self) -> None:
         """Nothing: that is done there."""
 
-    def numbers(self) -> Numbers:
+    def numbers(self) -> ScheduleNumbers:
         """What was told, or loaded, last; empty where nothing was."""
         return self._numbers
 
-    def load(self, numbers: Numbers) -> None:
+    def load(self, numbers: ScheduleNumbers) -> None:
         """Keeps them."""
         self._numbers = numbers
 
@@ -180,7 +181,7 @@ def leaves(value: Any, path: tuple[str, ...], group: int) -> Iterator[tuple[str,
     if path and path[-1] in _BY_GROUP and isinstance(value, list):
         value = value[group]
     if is_leaf(value):
-        yield "/".join(path), value.item() if isinstance(value, torch.Tensor) else value
+        yield "/".join(path), value.item() if isinstance(value, Tensor) else value
     elif isinstance(value, LRScheduler):
         yield from leaves(value.state_dict(), path, group)
     elif isinstance(value, Mapping | list | tuple):
@@ -216,7 +217,7 @@ def filled(fresh: Any, path: tuple[str, ...], read: ReadNumber, group: int | Non
 
 def is_leaf(value: Any) -> bool:
     """Whether it is a number, text or None, or a tensor of one number."""
-    return isinstance(value, Number) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+    return isinstance(value, Number) or (isinstance(value, Tensor) and value.numel() == 1)
 
 
 def _is_constant(value: Any) -> bool:
@@ -247,7 +248,7 @@ def number_like(fresh: Any, number: Number) -> Any:
     Raises:
         UsageError: ``fresh`` is of another sort.
     """
-    if not isinstance(fresh, torch.Tensor):
+    if not isinstance(fresh, Tensor):
         if isinstance(fresh, int | float) and isinstance(number, str):
             raise UsageError(
                 f"the saved state of the optimiser has {number!r} where this optimiser keeps a number",

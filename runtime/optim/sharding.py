@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from planner.ir.errors import UsageError
 from planner.ir.program import BUCKET_BYTES
-from runtime.optim.gradient_buckets import Bucket, flat_gradients, in_buckets
+from runtime.optim.gradient_buckets import ParameterBucket, flat_gradients, in_buckets
 
-Exchange = Callable[[torch.Tensor, Sequence[int]], None]
+FlatExchange = Callable[[Tensor, Sequence[int]], None]
 """(flat, counts): a reduce-scatter or all-gather over the stage's ranks, in place; counts by rank."""
 
 ELEMENTWISE = ["ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
@@ -56,12 +56,12 @@ class ShardedBucket:
         slices: this rank's, by parameter, each with its place in ``flat``.
     """
 
-    bucket: Bucket
-    flat: torch.Tensor
+    bucket: ParameterBucket
+    flat: Tensor
     counts: tuple[int, ...]
     slices: dict[nn.Parameter, tuple[ParameterSlice, slice]]
 
-    def move_to(self, flat: torch.Tensor) -> None:
+    def move_to(self, flat: Tensor) -> None:
         """Parameters and slices become views of ``flat``."""
         self.flat = flat
         for parameter, part in zip(self.bucket, torch.split(flat, [p.numel() for p in self.bucket]), strict=True):
@@ -88,8 +88,8 @@ class ShardedParameters:
         parameters: Mapping[str, nn.Parameter],
         index: int,
         num_shards: int,
-        reduce_scatter: Exchange,
-        all_gather: Exchange,
+        reduce_scatter: FlatExchange,
+        all_gather: FlatExchange,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self._names = {parameter: name for name, parameter in parameters.items()}
@@ -106,7 +106,7 @@ class ShardedParameters:
     def arm(self) -> None:
         """Without effect: the sums wait until all gradients are there."""
 
-    def note(self, parameter: torch.Tensor) -> None:
+    def note(self, parameter: Tensor) -> None:
         """Without effect, as :meth:`arm`."""
 
     def reduce(self) -> None:
@@ -131,19 +131,19 @@ class ShardedParameters:
         for shards in self._shards:
             self._all_gather(shards.flat, shards.counts)
 
-    def gradients(self) -> dict[str, torch.Tensor]:
+    def gradients(self) -> dict[str, Tensor]:
         """The whole gradients, by name, put together from all ranks, which all have to call this."""
 
-        def put(number: int, flat: torch.Tensor) -> None:
+        def put(number: int, flat: Tensor) -> None:
             for part, place in self._shards[number].slices.values():
                 if part.view.grad is not None:
                     flat[place] = part.view.grad
 
         return self._put_together(put)
 
-    def _put_together(self, put: Callable[[int, torch.Tensor], None]) -> dict[str, torch.Tensor]:
+    def _put_together(self, put: Callable[[int, Tensor], None]) -> dict[str, Tensor]:
         """Whole tensors by name; ``put`` puts this rank's slices into the flat one of a bucket."""
-        by_name: dict[str, torch.Tensor] = {}
+        by_name: dict[str, Tensor] = {}
         for number, shards in enumerate(self._shards):
             flat = torch.zeros_like(shards.flat)
             put(number, flat)
@@ -160,7 +160,7 @@ class ShardedParameters:
 
 
 @torch.no_grad()
-def _shards(bucket: Bucket, index: int, num_shards: int) -> ShardedBucket:
+def _shards(bucket: ParameterBucket, index: int, num_shards: int) -> ShardedBucket:
     """Moves a bucket's parameters into one flat tensor and cuts it evenly; the first parts may be larger by one."""
     flat = torch.cat([parameter.reshape(-1) for parameter in bucket])
     each, rest = divmod(flat.numel(), num_shards)
@@ -228,6 +228,6 @@ def give_slices(
 
 
 def _cut(value: Any, part: ParameterSlice) -> Any:
-    if isinstance(value, torch.Tensor) and value.shape == part.shape:
+    if isinstance(value, Tensor) and value.shape == part.shape:
         return value.reshape(-1)[part.start : part.stop].clone()
     return value

@@ -22,7 +22,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cuda_ops._torch import has_step_hooks, optimizer_attributes, optimizer_like
 from planner.ir.errors import UsageError
@@ -39,9 +39,8 @@ _MOST_FOLLOWED = 10_000
 class ParameterCut(Protocol):
     """A part of a parameter."""
 
-    def cut(self, tensor: torch.Tensor) -> torch.Tensor:
+    def cut(self, tensor: Tensor) -> Tensor:
         """The same part of a tensor of the parameter's shape."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class Twin:
 
     def moved(self, key: str, value: Any, original: nn.Parameter) -> Any:
         """What was kept for ``original``, for what there is of it here."""
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, Tensor):
             return value
         if value.shape != original.shape or key == STEP:
             return value.clone()
@@ -115,7 +114,7 @@ def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
 
 def named_state(optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
     """What its state has under names, and not for a parameter."""
-    return {key: value for key, value in optimizer.state.items() if not isinstance(key, torch.Tensor)}
+    return {key: value for key, value in optimizer.state.items() if not isinstance(key, Tensor)}
 
 
 def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -236,20 +235,20 @@ def _require_state_by_parameter(optimizer: torch.optim.Optimizer) -> None:
     name = type(optimizer).__name__
     of_parameters = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
-    def is_beside(each: _Reached) -> bool:
+    def is_foreign(each: _Reached) -> bool:
         value = each.value
         if each.is_code:
-            held = value.parameters() if isinstance(value, nn.Module) else (value,)
-            return value is optimizer or any(id(one) in of_parameters for one in held)
-        if isinstance(value, torch.Tensor):
+            parameters = value.parameters() if isinstance(value, nn.Module) else (value,)
+            return value is optimizer or any(id(one) in of_parameters for one in parameters)
+        if isinstance(value, Tensor):
             return not (each.may_count and value.numel() == 1)
         return value is not optimizer and isinstance(value, nn.Module | torch.optim.Optimizer)
 
-    beside = list(dict.fromkeys(each.name for each in _reached(optimizer) if is_beside(each)))
-    if beside and not asks_for_closure(optimizer):
+    foreign = list(dict.fromkeys(each.name for each in _reached(optimizer) if is_foreign(each)))
+    if foreign and not asks_for_closure(optimizer):
         raise UsageError(
             f"this {name} cannot be divided over stages",
-            [f"it keeps {', '.join(beside)} beside its groups and the state of each parameter"],
+            [f"it keeps {', '.join(foreign)} beside its groups and the state of each parameter"],
             ["give a function that makes one of a stage's parameters: lambda parameters: ..."],
         )
 
@@ -300,7 +299,7 @@ def _reached(optimizer: torch.optim.Optimizer) -> Iterator[_Reached]:
     while waiting:
         each = waiting.pop()
         yield each
-        is_plain = isinstance(each.value, str | bytes | int | float | type | ModuleType | torch.Tensor | nn.Module)
+        is_plain = isinstance(each.value, str | bytes | int | float | type | ModuleType | Tensor | nn.Module)
         if not is_plain and id(each.value) not in visited and len(visited) < _MOST_FOLLOWED:
             visited[id(each.value)] = each.value
             waiting += _inside(each)

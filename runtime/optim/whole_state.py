@@ -237,8 +237,6 @@ def gathered(tensor: Tensor, part: ParameterPart | None, transport: Transport) -
         pieces[own].copy_(tensor.reshape(-1))
     transport.all_gather(flat, counts, ranks)
     placed = [
-        (box, piece.view([len(interval) for interval in box]))
-        for (box, _), piece in zip(boxes, pieces, strict=True)
-        if piece.numel()
+        (box, piece.view(tuple(map(len, box)))) for (box, _), piece in zip(boxes, pieces, strict=True) if piece.numel()
     ]
     return assemble(placed, whole(part.shape), tensor.dtype, tensor.device)

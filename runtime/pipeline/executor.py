@@ -140,7 +140,7 @@ class Executor:
         self,
         specialization: Specialization,
         context: RankContext,
-        finish: Callable[[], object] = str,
+        finish: Callable[[], object] = str,  # which does nothing
         *,
         evaluates: bool = False,
         passes: Passes | None = None,
@@ -159,12 +159,12 @@ class Executor:
         self._mailbox = P2PMailbox(context, specialization.routing, specialization.program)
         # All ranks finish a step together, also those that have nothing to update.
         self._finishes_at_end = not evaluates and not any(ends_step(action) for action in row)
-        self._last = last_gradients(row, specialization.program.ranks)
-        self._final = last_updates(row)
+        self._last = last_gradients(row, specialization.program.ranks)  # behind which sums of gradients start
+        self._final = last_updates(row)  # whose gradients stay, for whoever looks at them between steps
         self._tasks = self._made(row)
         self._first_wait = next((number for number, action in enumerate(row) if action.op in _WAITS), len(row))
-        self._batch: Batch | None = None
-        self._ahead = Ahead(beside=self._moves_inputs)
+        self._batch: Batch | None = None  # between prepare() and the end of the row
+        self._ahead = Ahead(on_thread=self._moves_inputs)
         self._step = 0
         self.outputs: dict[int, dict[str, Piece]] = {}
 

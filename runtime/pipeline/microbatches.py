@@ -36,15 +36,15 @@ class Ahead:
     """Inputs that are made, or being made, by stage and micro-batch.
 
     Args:
-        beside: whether a thread of its own makes them.
+        on_thread: whether a thread of its own makes them.
     """
 
-    def __init__(self, *, beside: bool) -> None:
-        self._thread = ThreadPoolExecutor(1, "prepares") if beside else None
+    def __init__(self, *, on_thread: bool) -> None:
+        self._thread = ThreadPoolExecutor(1, "prepares") if on_thread else None
         self._made: dict[tuple[int, int], Future[Inputs]] = {}
 
     def make(self, stage: int, microbatch: int, work: Callable[[], Inputs]) -> None:
-        """Make what ``work`` returns, now or beside what follows."""
+        """Make what ``work`` returns, now or while what follows is done."""
         if self._thread is not None:
             self._made[stage, microbatch] = self._thread.submit(work)
             return
@@ -76,15 +76,12 @@ class Batch(Protocol):
     @property
     def rows(self) -> tuple[int, ...]:
         """Samples of each micro-batch; 0 for one that is left out."""
-        ...
 
     def shapes(self, microbatch: int) -> Shapes:
         """The shape of every graph input of a micro-batch, all its rows counted."""
-        ...
 
     def part(self, name: str, microbatch: int, start: int, count: int) -> Tensor:
         """Samples ``start`` to ``start + count`` of a micro-batch's input ``name``; whole if it has no samples."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,10 +251,10 @@ def filled(rows: int, planned: tuple[int, ...]) -> tuple[int, ...]:
             ],
         )
     sizes = []
-    left = rows
+    remaining = rows
     for size in planned:
-        sizes.append(min(size, left))
-        left -= sizes[-1]
+        sizes.append(min(size, remaining))
+        remaining -= sizes[-1]
     return tuple(sizes)
 
 

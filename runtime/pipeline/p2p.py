@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import chain
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -23,11 +24,18 @@ from runtime.pipeline.routing import CPU, FORWARD, MessageSlice, Piece, Routing
 from runtime.rank import RankContext
 from runtime.transport import Spec
 
-_Pieces = dict[str, list[Piece]]
-"""By value."""
+_ByValue = dict[str, list[Piece]]
 
-_Joined = tuple[MessageSlice, ...]
-"""What one message carries: one slice, or small ones of several routes; its key is the first one's."""
+
+class _JoinedMessage(NamedTuple):
+    """What one message carries: one slice, or small ones of several routes; its key is the first one's.
+
+    Attributes:
+        specs: of all its tensors.
+    """
+
+    slices: tuple[MessageSlice, ...]
+    specs: tuple[Spec, ...]
 
 
 class P2PMailbox:
@@ -49,7 +57,7 @@ class P2PMailbox:
         self._lookahead = context.lookahead or program.receive_window(context.rank)
         self._receives = tuple(self._messages(each) for each in program.rows[context.rank] if each.op in RECEIVE)
         self._turn = self._num_posted = 0
-        self._arrived: dict[tuple[str, int, int], _Pieces] = {}  # by kind, stage and micro-batch
+        self._arrived: dict[tuple[str, int, int], _ByValue] = {}  # by kind, stage and micro-batch
         self._outbox: dict[tuple[str, Route, int], tuple[Tensor, ...]] = {}
 
     def begin(self, turn: int) -> None:
@@ -91,9 +99,9 @@ class P2PMailbox:
             return partial(self._receive, messages)
         return partial(self._send, messages, action.blocking)
 
-    def _send(self, messages: tuple[_Joined, ...], blocking: bool) -> None:
+    def _send(self, messages: tuple[_JoinedMessage, ...], blocking: bool) -> None:
         """Sends what waits for it; where it blocks, until it has been taken."""
-        for wires in messages:
+        for wires, _ in messages:
             first = wires[0]
             pieces = [self._outbox.pop((wire.kind, wire.route, wire.peer)) for wire in wires]
             tensors = pieces[0] if len(pieces) == 1 else tuple(chain(*pieces))
@@ -101,9 +109,9 @@ class P2PMailbox:
         if blocking:
             self._transport.flush()
 
-    def _receive(self, messages: tuple[_Joined, ...]) -> None:
+    def _receive(self, messages: tuple[_JoinedMessage, ...]) -> None:
         """Waits for its messages, and announces the next receive."""
-        for wires in messages:
+        for wires, _ in messages:
             tensors = self._transport.receive(wires[0].key(self._turn), wires[0].peer)
             if self._moves_device:
                 tensors = tuple(tensor.to(self._device, non_blocking=True) for tensor in tensors)
@@ -120,8 +128,8 @@ class P2PMailbox:
 
     def _announce(self, count: int) -> None:
         for messages in self._receives[self._num_posted : self._num_posted + count]:
-            for wires in messages:
-                self._transport.post_receive(wires[0].key(self._turn), wires[0].peer, _specs(wires))
+            for wires, specs in messages:
+                self._transport.post_receive(wires[0].key(self._turn), wires[0].peer, specs)
         self._num_posted += count
 
     def _put(self, wire: MessageSlice, tensors: tuple[Tensor, ...]) -> None:
@@ -129,17 +137,18 @@ class P2PMailbox:
         for value, box, tensor in zip(wire.values, wire.boxes, tensors, strict=True):
             where.setdefault(value, []).append((box, tensor))
 
-    def _messages(self, action: Action) -> tuple[_Joined, ...]:
+    def _messages(self, action: Action) -> tuple[_JoinedMessage, ...]:
         """What leaves or enters this rank with ``action``, with what else travels in the same messages."""
         rank = self._transport.rank
         sends = action.op in SEND
-        messages: list[_Joined] = []
+        messages: list[_JoinedMessage] = []
         for wire in self._wires(action):
             leg = (rank, action, wire.peer) if sends else (wire.peer, sent_by(action), rank)
             if wire.peer == rank or leg in self._joined:
                 continue
             others = [self._wires(send if sends else taken_by(send)) for send in self._behind.get(leg, ())]
-            messages.append((wire, *(each for each in chain(*others) if each.peer == wire.peer)))
+            wires = (wire, *(each for each in chain(*others) if each.peer == wire.peer))
+            messages.append(_JoinedMessage(wires, tuple(chain(*(each.specs for each in wires)))))
         return tuple(messages)
 
     def _wires(self, action: Action) -> tuple[MessageSlice, ...]:
@@ -157,7 +166,3 @@ class P2PMailbox:
                 return routing.backward_out[peer, stage, microbatch]
             case _:
                 return routing.backward_in[stage, peer, microbatch]
-
-
-def _specs(wires: _Joined) -> tuple[Spec, ...]:
-    return wires[0].specs if len(wires) == 1 else tuple(chain(*(wire.specs for wire in wires)))

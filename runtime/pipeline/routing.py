@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from planner.ir.box import Box, intersect, volume
 from planner.ir.errors import UnsupportedModelError
@@ -23,13 +24,10 @@ from runtime.transport import Key, Spec
 
 CPU = torch.device("cpu")
 
-Cut = tuple[int, int, int]
-"""(dim, start, length): arguments of ``Tensor.narrow``."""
+DimCuts = tuple[tuple[int, int, int], ...]
+"""(dim, start, length), as ``Tensor.narrow`` takes them, of the dims along which a part is not all of a tensor."""
 
-Cuts = tuple[Cut, ...]
-"""Of the dims along which a part is not all of a tensor."""
-
-Piece = tuple[Box, torch.Tensor]
+Piece = tuple[Box, Tensor]
 """Where a tensor lies, in the coordinates of its micro-batch, and the tensor."""
 
 
@@ -38,7 +36,7 @@ def slices(box: Box, origin: Box) -> tuple[slice, ...]:
     return tuple(slice(a.start - o.start, a.stop - o.start) for a, o in zip(box, origin, strict=True))
 
 
-def cuts_of(box: Box, origin: Box) -> Cuts:
+def cuts_of(box: Box, origin: Box) -> DimCuts:
     """Where ``box`` lies in a tensor that covers ``origin``: the dims along which it is not all of it."""
     return tuple(
         (dim, part.start - whole.start, len(part))
@@ -47,21 +45,21 @@ def cuts_of(box: Box, origin: Box) -> Cuts:
     )
 
 
-def narrowed(tensor: torch.Tensor, cuts: Cuts) -> torch.Tensor:
+def narrowed(tensor: Tensor, cuts: DimCuts) -> Tensor:
     """A view of ``tensor``; itself where nothing is cut."""
     for cut in cuts:
         tensor = tensor.narrow(*cut)
     return tensor
 
 
-def assemble(pieces: Sequence[Piece], box: Box, dtype: torch.dtype, device: torch.device = CPU) -> torch.Tensor:
+def assemble(pieces: Sequence[Piece], box: Box, dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
     """The tensor that covers ``box``, made of disjoint pieces of it; zero where no piece lies, as nothing reads there.
 
     One piece that is the whole box is returned as it is.
     """
     if len(pieces) == 1 and pieces[0][0] == box:
         return pieces[0][1]
-    shape = [len(interval) for interval in box]
+    shape = tuple(map(len, box))
     is_covered = sum(volume(part) for part, _ in pieces) == volume(box)
     whole = (torch.empty if is_covered else torch.zeros)(shape, dtype=dtype, device=device)
     for part, tensor in pieces:
@@ -69,11 +67,11 @@ def assemble(pieces: Sequence[Piece], box: Box, dtype: torch.dtype, device: torc
     return whole
 
 
-def add_up(pieces: Sequence[Piece], box: Box, dtype: torch.dtype, device: torch.device = CPU) -> torch.Tensor:
+def add_up(pieces: Sequence[Piece], box: Box, dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
     """The sum of pieces that may overlap, over ``box``: the adjoint of handing the same boxes out."""
     if len(pieces) == 1 and pieces[0][0] == box:
         return pieces[0][1]
-    total = torch.zeros([len(interval) for interval in box], dtype=dtype, device=device)
+    total = torch.zeros(tuple(map(len, box)), dtype=dtype, device=device)
     for part, tensor in pieces:
         total[slices(part, box)] += tensor
     return total
@@ -154,7 +152,7 @@ class Routing:
         self._parts = parts
         self._divisions = divisions or {}
         self._values = {id(graph): graph.values() for graph in (each.graph for each in boundaries)}
-        self._held: dict[tuple[str, int, int, int], Box] = {}
+        self._held: dict[tuple[str, int, int, int], Box] = {}  # by value, stage, samples and the boundaries' id
         self.forward_out: Wires = {}
         self.forward_in: Wires = {}
         self.backward_out: Wires = {}
@@ -227,7 +225,7 @@ class Routing:
             # Equal boxes are one object, which is found equal at once where pieces are put together.
             tuple(box if part.box == box else part.box for part, box in zip(parts, held, strict=True)),
             tuple(None if part.box == box else slices(part.box, box) for part, box in zip(parts, held, strict=True)),
-            tuple((tuple(len(interval) for interval in part.box), self.dtype(part.value)) for part in parts),
+            tuple((tuple(map(len, part.box)), self.dtype(part.value)) for part in parts),
         )
 
 

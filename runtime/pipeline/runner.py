@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from planner.ir.errors import StageFailedError
 from planner.ir.schedule import FORWARD_PASS
@@ -25,6 +25,22 @@ from runtime.stage.local_stage import LocalStage
 if TYPE_CHECKING:
     from runtime.sparse.ahead import BatchPreparation
     from runtime.sparse.share import AnyBatch
+
+
+class BoundBatch(NamedTuple):
+    """A batch as this rank runs it.
+
+    Attributes:
+        batch: the graph's inputs.
+        specialization: the plan bound to their sizes.
+        preparing_s: what it took to find the sites of clouds; 0 of other batches.
+        peak_bytes: the most in use meanwhile; 0 where nothing counts.
+    """
+
+    batch: Batch
+    specialization: Specialization
+    preparing_s: float = 0.0
+    peak_bytes: int = 0
 
 
 class Runner:
@@ -86,8 +102,8 @@ class Runner:
                 self.preparing.expect(batch, self.context.rank)
         self._upcoming.clear()
 
-    def bound(self, batch: Batch, step: int, *, trains: bool = False) -> tuple[Batch, Specialization, float, int]:
-        """The batch as the graph's inputs, the plan bound to it; of finding sites of clouds seconds, and most bytes.
+    def bound(self, batch: Batch, step: int, *, trains: bool = False) -> BoundBatch:
+        """The batch as the graph's inputs, and the plan bound to it.
 
         Of clouds what was made of the batch before goes first: sites and maps are much of what a rank holds, and would
         be there twice while the next are made.  So do gradients, where a training step begins with none.
@@ -118,8 +134,10 @@ class Runner:
                 raise
             raise self.context.of(error, step, "finding sites") from error
         self._gradient_sync.bind(specialization.local_stages)
-        seconds = 0.0 if self.preparing is None else time.perf_counter() - start
-        return graph_batch, specialization, seconds, 0 if meter is None else meter.take_peak()
+        if self.preparing is None:
+            return BoundBatch(graph_batch, specialization)
+        seconds = time.perf_counter() - start
+        return BoundBatch(graph_batch, specialization, seconds, 0 if meter is None else meter.take_peak())
 
     def stream_binding(self, batch: Batch, learns: bool) -> Specialization:
         """The plan bound to a batch of a stream, with its backwards or without."""

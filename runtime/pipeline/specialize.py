@@ -81,10 +81,11 @@ class Specializer:
         self._graph_at: GraphAt | None = partial(graph_at, without_data(model)) if is_reshaped else None
         in_parts = context.boundaries.axis is not None
         self._divided = frozenset(s for s in context.stages if in_parts or s in context.divided)
-        self._at: dict[object, Boundaries] = {}
-        self._divisions = Recent[object, Division]()
+        self._at: dict[object, Boundaries] = {}  # by the shapes of the inputs
+        self._divisions = Recent[object, Division]()  # by boundaries, stage, samples and sizes
+        # By stage, samples and sizes, what divisions call themselves in the keys of their exchanges.
         self._numbers: dict[tuple[int, int, tuple[int, ...]], int | None] = {}
-        self._bindings = Recent[object, Specialization]()
+        self._bindings = Recent[object, Specialization]()  # by samples and shapes of all micro-batches
 
     def require_possible(self, local_stages: Mapping[int, LocalStage]) -> None:
         """Raises :class:`UnsupportedModelError` unless the model can be run with the samples that are planned."""

@@ -53,7 +53,6 @@ class BatchPreparation(Protocol[BatchOf]):
     @property
     def looks_ahead(self) -> bool:
         """Whether it is worth telling what comes next (:meth:`expect`)."""
-        ...
 
     def batch(self, raw: Batch) -> BatchOf:
         """``raw`` as the graph's inputs; what was expected, if it was.
@@ -61,15 +60,13 @@ class BatchPreparation(Protocol[BatchOf]):
         Raises:
             StageFailedError: clouds that were expected cannot be used.
         """
-        ...
 
     def expect(self, raw: Batch, rank: int) -> None:
         """Begins with ``raw``, a batch that this rank is given soon, beside what is computed now."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class PreparationThread:
     """The thread that prepares, with its clock.
 
     Attributes:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from cuda_ops.preparation import InputPreparation
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.geometry import Grid, KernelMap, MapSpec, Route, Segments
+from cuda_ops.sparse.geometry import Grid, KernelMap, MapSpec, Segments, SiteRoute
 from cuda_ops.sparse.local import Owned, local_segments
 from cuda_ops.sparse.preparation import SITES, Clouds, Preparation
 from cuda_ops.sparse.recipe import HALVES
@@ -65,7 +65,7 @@ class ArrangedClouds:
         self.clouds = clouds
         self._levels = {route: SiteLevel(*clouds.level(route)) for route in clouds.preparation.size_of}
         self._arrangement: Arrangement = arrange(self._work(names, price), speeds)
-        self._orders: dict[Route, tuple[Tensor, Tensor, Tensor]] = {}
+        self._orders: dict[SiteRoute, tuple[Tensor, Tensor, Tensor]] = {}
         self._maps: dict[MapSpec, KernelMap] = {}
 
     @property
@@ -85,7 +85,7 @@ class ArrangedClouds:
             for route, word in self.clouds.preparation.size_of.items()
         }
 
-    def owned(self, route: Route, places: Sequence[int], position: int) -> Owned:
+    def owned(self, route: SiteRoute, places: Sequence[int], position: int) -> Owned:
         """What the rank at ``position`` owns of a site set, in rows of ``clouds``' own maps."""
         order, blocks, _ = self._order(route)
         cuts = torch.tensor(list(places), dtype=torch.int64)
@@ -94,7 +94,7 @@ class ArrangedClouds:
         owners[order] = torch.searchsorted(cuts[1:-1], blocks, right=True).to(torch.int16)
         return Owned(owners, position, order[start:stop])
 
-    def samples(self, route: Route) -> Tensor:
+    def samples(self, route: SiteRoute) -> Tensor:
         """int64 (sites,): the sample of each row."""
         return self.sorted_samples(route)[self._order(route)[0]]
 
@@ -110,7 +110,7 @@ class ArrangedClouds:
             arranged = self._maps[spec] = KernelMap(neighbours, reverse)
         return arranged
 
-    def segments(self, route: Route) -> Segments:
+    def segments(self, route: SiteRoute) -> Segments:
         """See :class:`Clouds`."""
         return local_segments(self.samples(route), self.clouds.num_samples)
 
@@ -138,7 +138,7 @@ class ArrangedClouds:
         levels = {word: self._levels[route] for route, word in size_of.items()}
         return network_work(levels, pairs, price)
 
-    def _order(self, route: Route) -> tuple[Tensor, Tensor, Tensor]:
+    def _order(self, route: SiteRoute) -> tuple[Tensor, Tensor, Tensor]:
         """Of a site set: the sorted row of each row, its block's place, and the row of -1 and of each sorted row."""
         cached = self._orders.get(route)
         if cached is None:
@@ -157,7 +157,7 @@ class ArrangedClouds:
         ascending, place = keys.sort()
         return lambda blocks: place[torch.searchsorted(ascending, blocks)]
 
-    def sorted_samples(self, route: Route) -> Tensor:
+    def sorted_samples(self, route: SiteRoute) -> Tensor:
         """int64 (sites,): the sample of each row of ``clouds``."""
         return torch.from_numpy(self._levels[route].samples)
 

@@ -20,7 +20,7 @@ from planner.sites.prices import SitePrices, prices
 from runtime.captured import CapturedModule
 from runtime.extra import RuntimeExtra
 from runtime.pipeline.microbatches import Batch
-from runtime.sparse.ahead import BatchPreparation, Beside, Expected, PreparationClock
+from runtime.sparse.ahead import BatchPreparation, Expected, PreparationClock, PreparationThread
 from runtime.sparse.batch import PreparedBatch, PreparedInputs, site_speeds
 from runtime.sparse.share import AnyBatch, share_of
 
@@ -32,14 +32,14 @@ def preparing(
 
     Args:
         model: of a sparse or graph network.
-        core, gives_way: of the thread, as of :class:`runtime.sparse.ahead.Beside`.
+        core, gives_way: of the thread, as of :class:`runtime.sparse.ahead.PreparationThread`.
 
     Raises:
         UnsupportedModelError: ranks share what cannot be shared.
     """
     preparation = cast("InputPreparation", model.preparation)
     prepared = PreparedInputs.of(model.graph, preparation, dict(model.raw))
-    aside = Beside(core=core, gives_way=gives_way)
+    aside = PreparationThread(core=core, gives_way=gives_way)
     for extra in extras(RuntimeExtra):
         of_extra = extra.batch_preparation(preparation, decision, prepared, aside)
         if of_extra is not None:
@@ -60,15 +60,15 @@ class Preparing:
     price: SitePrices
     speeds: tuple[float, ...]
     decision: Decision
-    aside: Beside = field(default_factory=Beside)
+    aside: PreparationThread = field(default_factory=PreparationThread)
     _expected: Expected[tuple[PreparedBatch, Future[None]]] = field(default_factory=Expected)
 
     @classmethod
-    def of(cls, decision: Decision, prepared: PreparedInputs, aside: Beside | None = None) -> Preparing:
+    def of(cls, decision: Decision, prepared: PreparedInputs, aside: PreparationThread | None = None) -> Preparing:
         """For a plan of a model."""
         by_stage = [site_speeds(decision, stage) for stage in range(len(decision.stages))]
         speeds = max(by_stage, key=len, default=())
-        return cls(prepared, prices(prepared.graph), speeds, decision, aside or Beside())
+        return cls(prepared, prices(prepared.graph), speeds, decision, aside or PreparationThread())
 
     @property
     def clock(self) -> PreparationClock:

@@ -42,7 +42,7 @@ class SharedSites:
         """A backward needs to be told nothing."""
 
     def rule(self, node: fx.Node) -> Callable[..., Any] | None:
-        """See :data:`runtime.stage.cut.Rule`."""
+        """See :data:`runtime.stage.cut.NodeRule`."""
         entry = self._forms.get(node.target)
         if entry is None:
             return None

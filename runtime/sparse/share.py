@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from cuda_ops.sparse.geometry import Route, Segments
+from cuda_ops.sparse.geometry import Segments, SiteRoute
 from cuda_ops.sparse.local import LocalMap, Owned, local_map, local_segments
 from planner.ir.graph import SAMPLE, is_sites
 from planner.ir.layout import Layout
@@ -59,7 +59,7 @@ class SiteShare:
         self.cuts = clouds.cut_points(places)
         self.sizes = {word: points[position + 1] - points[position] for word, points in self.cuts.items()}
         self._made: dict[tuple[str, torch.device], Any] = {}
-        self._of_sets: dict[Route, Owned] = {}
+        self._of_sets: dict[SiteRoute, Owned] = {}
 
     @classmethod
     def of(
@@ -122,7 +122,7 @@ class SiteShare:
         samples = self._clouds.sorted_samples(route)[self._owned(route).rows]
         return local_segments(samples, sum(self.shares))
 
-    def _owned(self, route: Route) -> Owned:
+    def _owned(self, route: SiteRoute) -> Owned:
         owned = self._of_sets.get(route)
         if owned is None:
             owned = self._of_sets[route] = self._clouds.owned(route, self._places, self._position)

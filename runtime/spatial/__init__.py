@@ -15,6 +15,7 @@ Modules:
     exchange      Forward halos and resharding inside a stage: every rank has a box of a tensor, and gets the box that
                   its next layer reads
     layer_shard   One layer of a divided stage: this rank's part, how it gets what it reads, who combines statistics
+    node_call     How one node of a captured graph is called on a part, and what of it depends on sizes
     op_rules      Op rules: how a layer kind's operator runs on this rank's part, one function a kind, in a module for
                   each family
     parameters    A rank's part of each parameter and buffer of a divided stage, and the ranks that share its gradient
@@ -32,14 +33,14 @@ if TYPE_CHECKING:
     from runtime.spatial.empties import connected
     from runtime.spatial.exchange import PeerGroup
     from runtime.spatial.layer_shard import groups_in
-    from runtime.spatial.parameters import ParameterPart, Parts, groups_of_parameters, parts_of, sliced
+    from runtime.spatial.parameters import ParameterPart, ParameterParts, groups_of_parameters, parts_of, sliced
 
 __all__ = [
     "DeferredGradients",
     "DividedStage",
     "DrawnPlaces",
     "ParameterPart",
-    "Parts",
+    "ParameterParts",
     "PeerGroup",
     "connected",
     "groups_in",
@@ -53,7 +54,7 @@ _HOMES = {
     "DividedStage": "decompose",
     "DrawnPlaces": "decompose",
     "ParameterPart": "parameters",
-    "Parts": "parameters",
+    "ParameterParts": "parameters",
     "PeerGroup": "exchange",
     "connected": "empties",
     "groups_in": "layer_shard",

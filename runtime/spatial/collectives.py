@@ -9,19 +9,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from runtime.spatial.layer_shard import LayerShard
+from runtime.spatial.layer_shard import LayerShard, worked_out_once
 from runtime.transport.small_allgather import PendingRows, RowGather, Tell
 
 _HALVES = (torch.float16, torch.bfloat16)
 
 
+@worked_out_once
 def rows_of(shard: LayerShard) -> Tell:
     """How the ranks of ``shard.group`` tell each other rows."""
-    if "rows" not in shard.memo:
-        key = shard.key(len(shard.layer.inputs))
-        shard.memo["rows"] = RowGather(shard.wire.transport, shard.group, key)
-    tell: Tell = shard.memo["rows"]
-    return tell
+    return RowGather(shard.wire.transport, shard.group, shard.key(len(shard.layer.inputs)))
 
 
 def rows_among(shard: LayerShard, positions: tuple[int, ...]) -> Tell:

@@ -23,9 +23,9 @@ from planner.ir.box import Box, Interval, Transfer
 from planner.layers.boxes import as_tuples
 from runtime.spatial.empties import connected
 from runtime.spatial.exchange import Arriving, Exchange
-from runtime.spatial.layer_shard import LayerShard, shape_of
+from runtime.spatial.layer_shard import LayerShard, shape_of, worked_out_once
 
-Run = Callable[[Tensor, Tensor], Tensor]
+MakePartialSums = Callable[[Tensor, Tensor], Tensor]
 """(x, weight) -> the outputs of the filters in ``weight`` and the places in ``x``, from the input channels in both,
 without bias."""
 
@@ -77,11 +77,9 @@ class Sharing:
         return ((rest, weight), (own, weight)) if self.weight_filters is None else ((x, rest), (x, own))
 
 
+@worked_out_once
 def sharing_of(shard: LayerShard) -> Sharing:
     """How this rank shares the input channels of a layer with ``ways`` above 1."""
-    cached = shard.memo.get("sharing")
-    if isinstance(cached, Sharing):
-        return cached
     division = shard.division
     me = shard.position
     plan = division.contraction
@@ -92,7 +90,7 @@ def sharing_of(shard: LayerShard) -> Sharing:
     own = division.own[me][plan.along]
     block = boxes[me][plan.along]
     own = own if len(own) else Interval(block.start, block.start)
-    made = shard.memo["sharing"] = Sharing(
+    return Sharing(
         Exchange.of(shard.wire, division.own, boxes, gather),
         plan.along,
         plan.dims.weight_filters if plan.along == plan.dims.filters else None,
@@ -100,10 +98,9 @@ def sharing_of(shard: LayerShard) -> Sharing:
         len(own),
         block.stop - own.stop,
     )
-    return made
 
 
-def contract(shard: LayerShard, x: Tensor, weight: Tensor, run: Run) -> Tensor:
+def contract(shard: LayerShard, x: Tensor, weight: Tensor, run: MakePartialSums) -> Tensor:
     """The outputs that this rank keeps, summed over all input channels, without bias; differentiable.
 
     Args:
@@ -186,7 +183,7 @@ def _total(own: Tensor, pieces: list[Tensor]) -> Tensor:
     return total
 
 
-def _run(run: Run, x: Tensor, weight: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _run(run: MakePartialSums, x: Tensor, weight: Tensor, shape: tuple[int, ...]) -> Tensor:
     """What ``run`` gives; zeros that hang on both where there is nothing to multiply."""
     if prod(shape) and x.numel() and weight.numel():
         return run(x, weight)

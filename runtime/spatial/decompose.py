@@ -33,9 +33,10 @@ from runtime.recent import Recent
 from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.empties import connected
 from runtime.spatial.exchange import PeerGroup
-from runtime.spatial.layer_shard import LayerShard, NodeCall, evaluate, group_of
+from runtime.spatial.layer_shard import LayerShard, group_of
+from runtime.spatial.node_call import NodeCall, evaluate
 from runtime.spatial.op_rules import form
-from runtime.stage.cut import NUM_SAMPLES, Rule
+from runtime.stage.cut import NUM_SAMPLES, NodeRule
 from runtime.stage.modes import MicrobatchShard
 from runtime.stage.random.streams import DrawnPart
 
@@ -178,7 +179,7 @@ class DividedStage:
         self.later.clear()
         self.wire.reset()
 
-    def rule(self, inner: Rule, *, training: bool = True) -> Rule:
+    def rule(self, inner: NodeRule, *, training: bool = True) -> NodeRule:
         """The rule that puts forms in place of operators; ``inner`` says what those are (draws, evaluation)."""
 
         def rule(node: fx.Node) -> Callable[..., Any] | None:
@@ -253,11 +254,9 @@ class DividedStage:
         op = call.operator(function)
 
         def helped(*args: Any, **kwargs: Any) -> Any:
-            rows = self.shard(layer, training).division.rows[self.wire.position]
-            division = self._division
-            if division is None:
-                raise ValueError("a divided stage was not told what is run")
-            return op(**{**call.arguments(args, kwargs), **self._integers(call, rows, division)})
+            shard = self.shard(layer, training)
+            rows = shard.division.rows[self.wire.position]
+            return op(**{**call.arguments(args, kwargs), **self._integers(call, rows, shard.whole)})
 
         return helped
 

@@ -79,7 +79,7 @@ def _read_by(shard: LayerShard, output: int, tensors: tuple[Tensor, ...]) -> tup
 
 def _shape(shard: LayerShard, output: int) -> tuple[int, ...]:
     box = shard.division.held[output][shard.position] if output else shard.done
-    if all(len(interval) for interval in box):
+    if all(map(len, box)):
         raise StageFailedError(
             f"layer {shard.layer.name} makes nothing of its first output here, and all of output {output} in "
             f"{', '.join(map(str, box))}",

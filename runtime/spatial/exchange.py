@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from planner.ir.box import Box, Transfer, intersect, volume
-from runtime.pipeline.routing import Cuts, cuts_of, narrowed
+from runtime.pipeline.routing import DimCuts, Piece, cuts_of, narrowed
 from runtime.transport import Exchanging, Pending
 
 _MOST_KEPT = 64
@@ -30,7 +30,7 @@ _KEPT_BYTES = 64 << 10
 _ZEROS = -2
 _HELD = -1
 
-Pieces = tuple[tuple[Box, Tensor], ...]
+BoxPieces = tuple[Piece, ...]
 """Boxes in global coordinates, and the tensors that cover them."""
 
 
@@ -93,7 +93,7 @@ class _P2PMessage:
 
     position: int
     boxes: tuple[Box, ...]
-    cuts: tuple[Cuts, ...]
+    cuts: tuple[DimCuts, ...]
     entries: tuple[int, ...]
     shape: tuple[int, ...]
 
@@ -116,7 +116,7 @@ class _P2PMessage:
         if len(self.boxes) == 1:
             return [buffer]
         parts = torch.split(buffer, [volume(box) for box in self.boxes])
-        return [part.view([len(interval) for interval in box]) for part, box in zip(parts, self.boxes, strict=True)]
+        return [part.view(tuple(map(len, box))) for part, box in zip(parts, self.boxes, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class P2PBatch:
         is_plain = [entry for message in messages for entry in message.entries] == list(range(len(messages)))
         return cls(tuple(box for _, box in entries), messages, is_plain)
 
-    def pieces(self, buffers: Iterable[Tensor]) -> Pieces:
+    def pieces(self, buffers: Iterable[Tensor]) -> BoxPieces:
         """The pieces of messages."""
         if self.is_plain:
             return tuple(zip(self.boxes, buffers, strict=True))
@@ -162,7 +162,7 @@ class Arriving:
         self._pending = pending
         self._sent = sent  # kept alive until the wait is over
 
-    def wait(self) -> Pieces:
+    def wait(self) -> BoxPieces:
         """All pieces, in the order of their entries."""
         if self._pending is not None:
             self._pending.wait()
@@ -269,7 +269,7 @@ class _Express:
 
     __slots__ = ("_lanes", "_pending", "_sent_bytes", "_wire", "pieces")
 
-    def __init__(self, wire: PeerGroup, lanes: Any, sent_bytes: Sequence[int], pieces: Pieces) -> None:
+    def __init__(self, wire: PeerGroup, lanes: Any, sent_bytes: Sequence[int], pieces: BoxPieces) -> None:
         self._wire = wire
         self._lanes = lanes
         self._sent_bytes = tuple(sent_bytes)
@@ -277,7 +277,7 @@ class _Express:
         self._pending: Pending | None = None
 
     @classmethod
-    def of(cls, exchange: Exchange, like: Tensor, cuts: Sequence[Cuts], *, is_adjoint: bool) -> _Express | None:
+    def of(cls, exchange: Exchange, like: Tensor, cuts: Sequence[DimCuts], *, is_adjoint: bool) -> _Express | None:
         """None where the transport has no such, or a message is of several pieces, or too large to keep room for it.
 
         Args:
@@ -309,7 +309,7 @@ class _Express:
         self._pending = self._lanes.start(whole)
         return self
 
-    def wait(self) -> Pieces:
+    def wait(self) -> BoxPieces:
         """All pieces, until the next start."""
         if self._pending is not None:
             self._pending.wait()
@@ -335,9 +335,9 @@ class _Laid:
     box: Box
     shape: tuple[int, ...]
     is_covered: bool
-    kept: tuple[tuple[Cuts, Cuts], ...]
-    pieces: tuple[Cuts, ...]
-    sent: tuple[Cuts, ...]
+    kept: tuple[tuple[DimCuts, DimCuts], ...]
+    pieces: tuple[DimCuts, ...]
+    sent: tuple[DimCuts, ...]
     is_all_held: bool
     row: tuple[int, tuple[tuple[int, int], ...]] | None
     _zeros: dict[tuple[int, torch.dtype, torch.device], Tensor] = field(default_factory=dict)
@@ -357,11 +357,11 @@ class _Laid:
             _row_of(exchange, box),
         )
 
-    def in_a_row(self, x: Tensor, pieces: Pieces, dim: int, parts: Sequence[tuple[int, int]]) -> Tensor:
+    def in_a_row(self, x: Tensor, pieces: BoxPieces, dim: int, parts: Sequence[tuple[int, int]]) -> Tensor:
         """The box by one call, where :attr:`row` says how."""
         return torch.cat([self._part(x, pieces, dim, *part) for part in parts], dim)
 
-    def _part(self, x: Tensor, pieces: Pieces, dim: int, which: int, extent: int) -> Tensor:
+    def _part(self, x: Tensor, pieces: BoxPieces, dim: int, which: int, extent: int) -> Tensor:
         if which == _HELD:
             return x
         if which != _ZEROS:
@@ -490,7 +490,7 @@ def moved_back(gradient: Tensor, exchange: Exchange, box: Box) -> Tensor:
     if laid.is_all_held:
         total = narrowed(gradient, laid.kept[0][0]).clone(memory_format=torch.contiguous_format)
     else:
-        total = gradient.new_zeros([len(interval) for interval in exchange.held])
+        total = gradient.new_zeros(tuple(map(len, exchange.held)))
         for place, source in laid.kept:
             narrowed(total, source).copy_(narrowed(gradient, place))
     arrived = arriving.wait()

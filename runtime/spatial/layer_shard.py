@@ -1,35 +1,23 @@
 """One layer of a divided stage, as its local form sees it: this rank's part, and how it gets what it reads.
 
-Integers of a captured graph that follow from the number of samples and other sizes, for one layer's own rows.
+The arguments of its operator with all that the part reads of them; which ranks combine statistics or partial sums.
 
-In a divided stage layers may have different numbers of samples on one rank, so no integer holds for all of them: each
-layer's are worked out from its own.
-
-The arguments of an operator with all that this rank's part reads of them.
-
-Which ranks of a divided stage combine statistics or partial sums of a layer.
-
-How one node of a captured graph is called on a part: arguments by name, and which inputs of its layer they are.
-
-Parts of tensors by boxes in global coordinates.
-
-Flat places in space, as pooling with indices gives them: from those in a part to those in the whole tensor.
+Parts of tensors by boxes in global coordinates, and flat places in space, as pooling with indices gives them.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
-from cuda_ops._torch import schema_of
 from planner.ir.box import Box, Interval
 from planner.ir.errors import StageFailedError
-from planner.ir.graph import Graph, Layer, producer
+from planner.ir.graph import Graph, Layer
 from planner.ir.plan import Decision
 from planner.layers import kind
 from planner.layers.boxes import as_boxes
@@ -38,50 +26,10 @@ from planner.layers.shards import summing_ranks
 from runtime.pipeline.routing import cuts_of, narrowed
 from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.exchange import Exchange, PeerGroup, redistribute
+from runtime.spatial.node_call import InputIndex
 from runtime.transport.base import exchange_key
 
-
-def depends(value: Any) -> bool:
-    """Whether an argument is, or holds, an integer that the graph computes."""
-    computed: list[bool] = []
-
-    def look(node: fx.Node) -> fx.Node:
-        computed.append(_is_integer(node))
-        return node
-
-    fx.map_arg(value, look)
-    return any(computed)
-
-
-def evaluate(value: Any, sizes: Mapping[str, int]) -> Any:
-    """``value`` with numbers in place of the nodes that compute them.
-
-    Args:
-        sizes: by placeholder, the number of samples included.
-    """
-    values: dict[fx.Node, Any] = {}
-
-    def number(node: fx.Node) -> Any:
-        if node not in values:
-            if node.op == "placeholder":
-                values[node] = sizes[str(node.target)]
-            else:
-                function: Any = node.target
-                values[node] = function(*fx.map_arg(node.args, number), **fx.map_arg(node.kwargs, number))
-        return values[node]
-
-    return fx.map_arg(value, number)
-
-
-def _is_integer(node: fx.Node) -> bool:
-    if node.op == "placeholder" and "val" not in node.meta:
-        return True  # the number of samples, or another size that varies
-    value = node.meta.get("val")
-    return isinstance(value, (int, float, torch.SymInt, torch.SymFloat)) and not isinstance(value, bool)
-
-
-InputIndex = int | tuple[int | None, ...] | None
-"""Which input of a layer an argument of its operator is; for a list of tensors, which one each of them is."""
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -121,7 +69,7 @@ class LayerShard:
         self.own: Box = self.division.own[self.position]
         self.done: Box = self.division.done[self.position]
         self.is_first: bool = self.division.is_first[self.position]
-        self.is_empty: bool = not all(len(interval) for interval in self.done)
+        self.is_empty: bool = not all(map(len, self.done))
 
     def input_of(self, argument: str) -> InputIndex:
         """Which input of the layer an argument is; None for parameters, buffers, constants and numbers."""
@@ -157,6 +105,19 @@ class LayerShard:
     def get(self, index: int, x: Tensor) -> Tensor:
         """What this rank needs of an input, inside the tensor; ``x`` is what it holds of it.  Differentiable."""
         return redistribute(x, self.exchange(index))
+
+
+def worked_out_once(make: Callable[[LayerShard], T]) -> Callable[[LayerShard], T]:
+    """``make``, called when it is first asked about a shard."""
+
+    @wraps(make)
+    def kept(shard: LayerShard) -> T:
+        if make not in shard.memo:
+            shard.memo[make] = make(shard)
+        made: T = shard.memo[make]
+        return made
+
+    return kept
 
 
 def gathered(shard: LayerShard, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -199,89 +160,9 @@ def groups_in(decision: Decision, graph: Graph) -> tuple[tuple[int, ...], ...]:
     return tuple(combining)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeCall:
-    """How one node is called, worked out once.
-
-    Attributes:
-        names: of the operator's arguments, by place; empty where it has no schema.
-        keywords: of those, the ones that are given by name only.
-        defaults: of the arguments that the node leaves out.
-        inputs: by argument, which inputs of the layer it is.
-        integers: by argument, those that depend on sizes, as the graph has them.
-    """
-
-    names: tuple[str, ...]
-    keywords: frozenset[str]
-    defaults: Mapping[str, Any]
-    inputs: Mapping[str, InputIndex]
-    integers: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, node: fx.Node, layer: Layer, value_of_node: Mapping[str, str]) -> NodeCall:
-        """The call of ``node``, of ``layer``; ``value_of_node`` says which values nodes are, by name."""
-        schema = schema_of(node.target)
-        parameters = () if schema is None else tuple(schema.arguments)
-        names = tuple(argument.name for argument in parameters) or tuple(f"argument_{k}" for k in range(len(node.args)))
-        keywords = frozenset(argument.name for argument in parameters if argument.kwarg_only)
-        defaults = {argument.name: argument.default_value for argument in parameters if argument.has_default_value()}
-        arguments = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-        places = _InputPlaces(layer, value_of_node)
-        inputs = {name: places.of(value) for name, value in arguments.items()}
-        return cls(
-            names,
-            keywords,
-            defaults,
-            {name: index for name, index in inputs.items() if index is not None},
-            {name: value for name, value in arguments.items() if depends(value)},
-        )
-
-    def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """By name."""
-        return {**self.defaults, **dict(zip(self.names, args, strict=False)), **kwargs}
-
-    def operator(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function``, which takes arguments by place, called with all of them by name."""
-        places = tuple(name for name in self.names if name not in self.keywords)
-        keywords = self.keywords
-
-        def call(**arguments: Any) -> Any:
-            named = {name: arguments[name] for name in keywords if name in arguments}
-            return function(*[arguments[name] for name in places if name in arguments], **named)
-
-        return call
-
-
-class _InputPlaces:
-    """Which inputs of a layer the nodes are that it reads, in the order in which it reads them."""
-
-    def __init__(self, layer: Layer, value_of_node: Mapping[str, str]) -> None:
-        self._layer = layer
-        self._value_of_node = value_of_node
-        self._reads = Counter[str]()
-
-    def of(self, value: Any) -> InputIndex:
-        """Of an argument; None where it is no input."""
-        if isinstance(value, fx.Node):
-            return self._index(value)
-        if isinstance(value, (list, tuple)) and any(isinstance(each, fx.Node) for each in value):
-            indices = tuple(self._index(each) if isinstance(each, fx.Node) else None for each in value)
-            return indices if any(index is not None for index in indices) else None
-        return None
-
-    def _index(self, node: fx.Node) -> int | None:
-        """The n-th reading of a value is its n-th place among the inputs."""
-        value = self._value_of_node.get(node.name)
-        if value is None or producer(value) == self._layer.name or value not in self._layer.inputs:
-            return None
-        places = [index for index, name in enumerate(self._layer.inputs) if name == value]
-        self._reads[value] += 1
-        return places[min(self._reads[value], len(places)) - 1]
-
-
 def shape_of(box: Box) -> tuple[int, ...]:
     """The shape of a tensor that covers ``box``."""
-    return tuple(len(interval) for interval in box)
+    return tuple(map(len, box))
 
 
 def within(x: Tensor, covered: Box, wanted: Box) -> Tensor:

@@ -190,7 +190,7 @@ class ParameterPart:
         return tensor[slices(self.box, whole(self.shape))]
 
 
-Parts = Mapping[str, ParameterPart]
+ParameterParts = Mapping[str, ParameterPart]
 """By the name of the parameter or buffer; those that are not named are whole on all ranks."""
 
 
@@ -211,7 +211,7 @@ def parts_of(model: CapturedModule, decision: Decision, stage: int, rank: int) -
 
 
 @torch.no_grad()
-def sliced(attributes: Mapping[str, Tensor], parts: Parts) -> dict[str, Tensor]:
+def sliced(attributes: Mapping[str, Tensor], parts: ParameterParts) -> dict[str, Tensor]:
     """Each attribute as this rank has it: the user's own object where that is whole, else a copy of the part.
 
     Parts of parameters are parameters.

@@ -115,16 +115,11 @@ def _lone_stage(
     context: RankContext, model: CapturedModule, stage: int, samples: int, example: Mapping[str, Tensor]
 ) -> LoneStage:
     graph = context.graph
-    program = context.program
+    trains = context.program.trains
     of_stage = context.decision.stages[stage]
-    layers = frozenset(context.decision.layers_of(stage))
-    outputs = dict.fromkeys(value for edge in program.stages.out_of(stage) for value in edge.values)
-    if producer(graph.loss) in layers:
-        outputs[graph.loss] = None
-    cut = StageCut(model, layers, tuple(outputs), device=context.device, recomputed=of_stage.recomputed)
     rng = CounterRng(0)
     noise = torch.Generator().manual_seed(0)
-    functions = StageFunctions(cut, None, RandomNodes(model).rule(rng), contexts=[rng])
+    functions = _functions(context, model, stage, rng)
     function = functions.training
     specs = graph.values()
     values = {
@@ -136,7 +131,7 @@ def _lone_stage(
     handed_on = [name for name in function.outputs if name != graph.loss and specs[name].is_float]
     gradients = {name: _made_up(specs[name].at(samples, graph.samples), noise) for name in handed_on}
     where = context.device or CPU
-    run_config = RunConfig(program.trains, of_stage.recompute and program.trains, autocast=model.autocast)
+    run_config = RunConfig(trains, of_stage.recompute and trains, autocast=model.autocast)
     sizes = tuple(example[source].shape[dim] for source, dim in (model.sizes[name] for name in function.sizes))
     runs = partial(
         StageProgram,
@@ -154,8 +149,20 @@ def _lone_stage(
         function,
         runs,
         {name: value.to(where) for name, value in values.items()},
-        {name: value.to(where) for name, value in gradients.items()} if program.trains else None,
+        {name: value.to(where) for name, value in gradients.items()} if trains else None,
     )
+
+
+def _functions(context: RankContext, model: CapturedModule, stage: int, rng: CounterRng) -> StageFunctions:
+    """Those of a stage of one rank."""
+    graph = context.graph
+    layers = frozenset(context.decision.layers_of(stage))
+    outputs = dict.fromkeys(value for edge in context.program.stages.out_of(stage) for value in edge.values)
+    if producer(graph.loss) in layers:
+        outputs[graph.loss] = None
+    recomputed = context.decision.stages[stage].recomputed
+    cut = StageCut(model, layers, tuple(outputs), device=context.device, recomputed=recomputed)
+    return StageFunctions(cut, None, RandomNodes(model).rule(rng), contexts=[rng])
 
 
 def _apart(function: StageFunction) -> StageFunction:

@@ -25,7 +25,7 @@ from torch import Tensor, fx
 from torch.autograd.function import once_differentiable
 
 from planner.ir.errors import StageFailedError
-from runtime.stage.cut import Rule, takes_statistics
+from runtime.stage.cut import NodeRule, takes_statistics
 from runtime.transport.small_allgather import Tell
 
 _CHUNK_BYTES = 4 * 2**20
@@ -34,14 +34,14 @@ _CHUNK_BYTES = 4 * 2**20
 Counted = tuple[slice, ...] | None
 """The part of a tensor that makes statistics: () is all of it, None nothing."""
 
-Correction = tuple[Tensor, Tensor, Tensor, Tensor, bool, float, float, bool]
+NormCorrection = tuple[Tensor, Tensor, Tensor, Tensor, bool, float, float, bool]
 """What ``torch.batch_norm`` takes behind its input."""
 
 Meanwhile = Callable[[], None]
 """Something else to do while ranks tell each other."""
 
 
-def synchronise(tell_of: Callable[[str], Tell]) -> Rule:
+def synchronise(tell_of: Callable[[str], Tell]) -> NodeRule:
     """The rule that puts :func:`synchronised_batch_norm` in place of batch normalisation in training mode.
 
     Args:
@@ -172,7 +172,7 @@ class _Normalise(torch.autograd.Function):
         return dx, sums[0] if needs_weight else None, sums[1] if needs_bias else None, None
 
 
-def _input_gradient(dy: Tensor, x: Tensor, scale: Tensor, counted: Counted, correction: Correction) -> Tensor:
+def _input_gradient(dy: Tensor, x: Tensor, scale: Tensor, counted: Counted, correction: NormCorrection) -> Tensor:
     """``scale dy``, and for what is counted ``slope x^ + offset``, which is itself one pass of batch normalisation."""
     scale = scale.to(dy.dtype).view(1, -1, *[1] * (x.dim() - 2))
     if counted == ():

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from cuda_ops._torch import schema_of
 from cuda_ops.calls import arguments_of, writes
@@ -33,12 +33,12 @@ _BROADCAST = torch.ops.aten.broadcast_tensors.default
 NUM_SAMPLES = "num_samples"
 """The captured graph's first argument, where it may be run for any number of samples."""
 
-Rule = Callable[[fx.Node], Callable[..., Any] | None]
+NodeRule = Callable[[fx.Node], Callable[..., Any] | None]
 """From a node of the captured graph to what is called in its place, with the node's own arguments; None: itself."""
 
-Run = Callable[..., tuple[torch.Tensor, ...]]
+TensorFunction = Callable[..., tuple[Tensor, ...]]
 
-Attribute = torch.Tensor | fx.GraphModule
+StageAttribute = Tensor | fx.GraphModule
 """What a captured graph has by name: a parameter, a buffer, a constant, or a graph that one of its operators calls."""
 
 Enclose = Callable[[fx.Graph, Mapping[str, str], Mapping[str, str]], fx.Graph]
@@ -61,19 +61,19 @@ class StageFunction:
         traced: its operators; None: it was made otherwise.
     """
 
-    function: Run
+    function: TensorFunction
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    attributes: Mapping[str, Attribute]
+    attributes: Mapping[str, StageAttribute]
     mutated: frozenset[str]
     sizes: tuple[str, ...] = ()
     idle: frozenset[str] = frozenset()
     traced: TracedFunction | None = field(default=None, compare=False, repr=False)
 
     @property
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         """The attributes but graphs."""
-        return {name: value for name, value in self.attributes.items() if isinstance(value, torch.Tensor)}
+        return {name: value for name, value in self.attributes.items() if isinstance(value, Tensor)}
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -91,7 +91,7 @@ def cut_stage(
     layer_of_node: Mapping[str, str],
     node_of_value: Mapping[str, str],
     outputs: tuple[str, ...],
-    replace: Rule | None = None,
+    replace: NodeRule | None = None,
     sizes: Collection[str] = (),
     *,
     late: bool = False,
@@ -140,45 +140,30 @@ class _Cut:
     def function(
         self,
         outputs: tuple[str, ...],
-        replace: Rule,
-        compiled: Callable[[fx.Graph], Run],
+        replace: NodeRule,
+        compiled: Callable[[fx.Graph], TensorFunction],
         extra_inputs: Mapping[str, str],
         enclose: Enclose | None,
     ) -> StageFunction:
+        needed = self._needed()
         graph = fx.Graph()
-        copies = {}
-        body, values, attributes, sizes = self._needed()
-        number = graph.placeholder(NUM_SAMPLES)
-        for name, nodes in sizes.items():
-            copies.update(dict.fromkeys(nodes, number if name == NUM_SAMPLES else graph.placeholder(name)))
-        for index, node in enumerate(values):
-            copies[node] = graph.placeholder(f"value_{index}")
-        further = {node.name: graph.placeholder(f"given_{node.name}") for node in body if node.name in extra_inputs}
-        for index, nodes in enumerate(attributes.values()):
-            copies.update(dict.fromkeys(nodes, graph.placeholder(f"state_{index}")))
-        mutated = set[str]()
+        copies, further = _arguments(graph, needed, extra_inputs)
         behind = attributes_behind(self._module.graph)
         wanted = [self._nodes[self._node_of_value[value]] for value in outputs]
-        same = _broadcast_to_themselves(body, wanted, replace)
-        body = [node for node in body if node not in same]
+        same = _broadcast_to_themselves(needed.body, wanted, replace)
+        body = [node for node in needed.body if node not in same]
 
         def copy_of(node: fx.Node) -> fx.Node:
             return copies[same.get(node, node)]
 
+        mutated = set[str]()
         for node in body:
             changed = written(node, behind)
             mutated |= changed
-            target: Any = node.target
             function = replace(node)
             if function is None and changed and writes(node.target):
-                function = partial(without_gradient, target)
-            if function is None:
-                copies[node] = graph.node_copy(node, copy_of)
-            else:
-                args = fx.map_arg(node.args, copy_of)
-                kwargs = fx.map_arg(node.kwargs, copy_of)
-                first = (further[node.name],) if node.name in further else ()
-                copies[node] = graph.call_function(_named(function), (*first, *args), kwargs)
+                function = partial(without_gradient, cast(Callable[..., Any], node.target))
+            copies[node] = _copied(graph, node, function, copy_of, further.get(node.name))
         graph.output(tuple(copies[node] for node in wanted))
         layers = {
             copies[node].name: self._layer_of_node[node.name] for node in body if node.name in self._layer_of_node
@@ -188,16 +173,15 @@ class _Cut:
         state = {copy.name: behind[node] for node, copy in copies.items() if behind.get(node) in mutated}
         return StageFunction(
             compiled(graph if enclose is None else enclose(graph, layers, state)),
-            (*(self._value_of_node[node.name] for node in values), *(extra_inputs[name] for name in further)),
+            (*(self._value_of_node[node.name] for node in needed.values), *(extra_inputs[name] for name in further)),
             outputs,
-            {name: self._attribute(name) for name in attributes},
+            {name: cast(StageAttribute, attribute(self._module, name)) for name in needed.attributes},
             frozenset(mutated),
-            tuple(name for name in sizes if name != NUM_SAMPLES),
+            tuple(name for name in needed.sizes if name != NUM_SAMPLES),
             traced=TracedFunction(graph, layers, {copies[node].name: _operator(node) for node in body}),
         )
 
-    def _needed(self) -> tuple[list[fx.Node], list[fx.Node], dict[str, list[fx.Node]], dict[str, list[fx.Node]]]:
-        """Nodes to copy, values, and attributes and sizes to be given."""
+    def _needed(self) -> _Needed:
         reached: set[fx.Node] = set()
         reading = [self._nodes[name] for name in self._own]
         while reading:
@@ -206,33 +190,73 @@ class _Cut:
                 reached.add(node)
                 if self._is_copied(node):
                     reading += node.all_input_nodes
-        body: list[fx.Node] = []
-        values: list[fx.Node] = []
-        attributes: dict[str, list[fx.Node]] = {}
-        sizes: dict[str, list[fx.Node]] = {}
+        needed = _Needed([], [], {}, {})
         for node in self._module.graph.nodes:
             if node not in reached:
                 continue
             if self._is_copied(node):
-                body.append(node)
+                needed.body.append(node)
             elif node.op == "get_attr":
-                attributes.setdefault(str(node.target), []).append(node)
+                needed.attributes.setdefault(str(node.target), []).append(node)
             elif node.op == "placeholder" and (node.target == NUM_SAMPLES or node.target in self._sizes):
-                sizes.setdefault(str(node.target), []).append(node)
+                needed.sizes.setdefault(str(node.target), []).append(node)
             elif node.name in self._value_of_node:
-                values.append(node)
+                needed.values.append(node)
             else:
                 layer = self._layer_of_node.get(node.name, "none")
                 raise UnsupportedModelError(
                     "a stage reads something that is no value of the graph", [f"node {node.name} of layer {layer}"]
                 )
-        return body, values, attributes, sizes
+        return needed
 
     def _is_copied(self, node: fx.Node) -> bool:
         return node.name in self._own or (node.op == "call_function" and node.name not in self._layer_of_node)
 
-    def _attribute(self, name: str) -> Attribute:
-        return cast(Attribute, attribute(self._module, name))
+
+class _Needed(NamedTuple):
+    """What a stage has, and what it reads of the captured graph.
+
+    Attributes:
+        body: nodes to copy.
+        values: nodes of values that are given.
+        attributes, sizes: nodes by the name of what is given.
+    """
+
+    body: list[fx.Node]
+    values: list[fx.Node]
+    attributes: dict[str, list[fx.Node]]
+    sizes: dict[str, list[fx.Node]]
+
+
+def _arguments(
+    graph: fx.Graph, needed: _Needed, extra_inputs: Mapping[str, str]
+) -> tuple[dict[fx.Node, fx.Node], dict[str, fx.Node]]:
+    """The arguments of a stage, in order: by node what stands for it, and by node's name what ``extra_inputs`` add."""
+    number = graph.placeholder(NUM_SAMPLES)
+    copies = dict[fx.Node, fx.Node]()
+    for name, nodes in needed.sizes.items():
+        copies.update(dict.fromkeys(nodes, number if name == NUM_SAMPLES else graph.placeholder(name)))
+    for index, node in enumerate(needed.values):
+        copies[node] = graph.placeholder(f"value_{index}")
+    further = {node.name: graph.placeholder(f"given_{node.name}") for node in needed.body if node.name in extra_inputs}
+    for index, nodes in enumerate(needed.attributes.values()):
+        copies.update(dict.fromkeys(nodes, graph.placeholder(f"state_{index}")))
+    return copies, further
+
+
+def _copied(
+    graph: fx.Graph,
+    node: fx.Node,
+    function: Callable[..., Any] | None,
+    copy_of: Callable[[fx.Node], fx.Node],
+    first: fx.Node | None,
+) -> fx.Node:
+    """A node of a stage, or in its place the call of ``function``, which takes ``first`` before its own arguments."""
+    if function is None:
+        return graph.node_copy(node, copy_of)
+    args = fx.map_arg(node.args, copy_of)
+    kwargs = fx.map_arg(node.kwargs, copy_of)
+    return graph.call_function(_named(function), args if first is None else (first, *args), kwargs)
 
 
 @torch.no_grad()
@@ -247,19 +271,19 @@ FUNCTIONS: Mapping[object, Callable[..., Any]] = {
 """What calls frequent operators from Python; through their schema a call takes one or two microseconds more."""
 
 
-def _compiled(graph: fx.Graph) -> Run:
+def _compiled(graph: fx.Graph) -> TensorFunction:
     called = fx.Graph()
     called.output(called.graph_copy(graph, {}))
     for node in called.nodes:
         node.target = FUNCTIONS.get(node.target, node.target)
-    run: Run = fx.GraphModule(nn.Module(), called, "Stage").forward
+    run: TensorFunction = fx.GraphModule(nn.Module(), called, "Stage").forward
     return run
 
 
-def _compiled_late(graph: fx.Graph) -> Run:
-    made: list[Run] = []
+def _compiled_late(graph: fx.Graph) -> TensorFunction:
+    made: list[TensorFunction] = []
 
-    def run(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    def run(*arguments: Any) -> tuple[Tensor, ...]:
         if not made:
             made.append(_compiled(graph))
         return made[0](*arguments)
@@ -273,7 +297,7 @@ def _operator(node: fx.Node) -> str:
 
 
 def _broadcast_to_themselves(
-    body: Iterable[fx.Node], wanted: Collection[fx.Node], replace: Rule
+    body: Iterable[fx.Node], wanted: Collection[fx.Node], replace: NodeRule
 ) -> dict[fx.Node, fx.Node]:
     """What tensors become that are broadcast together and have one shape already, as losses do it: themselves.
 

@@ -1,18 +1,11 @@
-"""A stage's functions on one rank: in training and evaluation, with and without rows.
+"""A stage's functions on one rank: made for training and evaluation, with and without rows, and called.
 
-Calling the functions of a stage: in training or evaluation, with and without gradients, under autocast.
-
-Stages on a rank that has no rows of a micro-batch.
-
-Most operators take tensors without rows.  Some refuse them: ``view(0, -1)`` cannot tell what -1 stands for, and others
-were not written for it, forward or backward.  Their result is known all the same, as it has no elements: a tensor of
-the right shape, hung on the operator's input, so that a gradient without elements flows back.
+They are called with and without gradients, and under autocast.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,9 +15,7 @@ from torch import Tensor, fx
 
 from cuda_ops.dense.deferred_gradients import CurrentQueue, deferred
 from cuda_ops.dense.recurrent import autocast
-from cuda_ops.dense.user_functions import is_user_function
 from cuda_ops.device.placing import move, tensors_of
-from cuda_ops.operator_table import operator_row
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.extras import extras, required
 from planner.ir.plan import Block
@@ -33,7 +24,7 @@ from runtime import spatial
 from runtime.captured import CapturedModule
 from runtime.extra import RuntimeExtra
 from runtime.numerics.finite import Examiner
-from runtime.stage.cut import Attribute, Rule, StageFunction, cut_stage
+from runtime.stage.cut import NodeRule, StageAttribute, StageFunction, cut_stage
 from runtime.stage.modes import MicrobatchContext, MicrobatchShard, Mode, cannot_evaluate, in_evaluation
 from runtime.stage.sample_weights import Weighed, weighing
 
@@ -58,7 +49,7 @@ class StageCall(NamedTuple):
 
     microbatch_shard: MicrobatchShard
     values: tuple[Tensor, ...]
-    state: tuple[Attribute, ...]
+    state: tuple[StageAttribute, ...]
 
 
 class StageCalls:
@@ -113,7 +104,7 @@ class StageCalls:
         function: StageFunction,
         microbatch_shard: MicrobatchShard,
         values: tuple[Tensor, ...],
-        state: tuple[Attribute, ...],
+        state: tuple[StageAttribute, ...],
     ) -> Sequence[Tensor]:
         if self.examiner is None or function.traced is None:
             return function.function(microbatch_shard.num_samples, *microbatch_shard.sizes, *values, *state)
@@ -146,14 +137,14 @@ class StageCut:
     layers: frozenset[str]
     outputs: tuple[str, ...]
     watched: tuple[str, ...] = ()
-    own: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    own: Mapping[str, Tensor] = field(default_factory=dict)
     device: torch.device | None = None
     weighed: tuple[Weighed, ...] = ()
     passes: ShardedPasses | None = None
     recomputed: Spans = ()
 
     def function(
-        self, rule: Rule, *, training: bool = True, late: bool = False, span_recompute: SpanRecompute | None = None
+        self, rule: NodeRule, *, training: bool = True, late: bool = False, span_recompute: SpanRecompute | None = None
     ) -> StageFunction:
         """The stage, with nodes replaced by ``rule``; ``late``: compiled when it is first called.
 
@@ -197,7 +188,7 @@ class StageFunctions:
 
     Attributes:
         current: where operators that can be halved leave their weight gradients.
-        again: how spans of layers that are computed again run once more; None: there are none.
+        span_recompute: how spans of layers that are computed again run once more; None: there are none.
         training: for shares with rows.
     """
 
@@ -205,7 +196,7 @@ class StageFunctions:
         self,
         cut: StageCut,
         tell_of: Callable[[str], Tell] | None,
-        draws: Rule,
+        draws: NodeRule,
         *,
         halves: bool = False,
         divided: spatial.DividedStage | None = None,
@@ -234,9 +225,10 @@ class StageFunctions:
                 evaluating = required(in_blocks, "runtime", "stages in blocks")
             self._others = {Mode(False, False): evaluating}
             return
-        together: list[Rule] = []
+        together: list[NodeRule] = []
         if tell_of is not None:
-            from runtime.stage.batch_norm import synchronise  # late: a rank alone has no statistics but its own
+            from runtime.stage.batch_norm import synchronise  # late, as a rank alone has all rows
+            from runtime.stage.without_rows import without_rows
 
             together.append(synchronise(tell_of))
         if sites is not None:
@@ -264,7 +256,7 @@ class StageFunctions:
         return function
 
 
-def first_of(rules: Iterable[Rule]) -> Rule:
+def first_of(rules: Iterable[NodeRule]) -> NodeRule:
     """The rule that asks ``rules`` in turn."""
     asked = tuple(rules)
 
@@ -275,7 +267,7 @@ def first_of(rules: Iterable[Rule]) -> Rule:
 
 
 def _attempt(
-    cut: StageCut, rule: Rule, training: bool, span_recompute: SpanRecompute | None
+    cut: StageCut, rule: NodeRule, training: bool, span_recompute: SpanRecompute | None
 ) -> StageFunction | UnsupportedModelError:
     """A function that may never be asked for, or why there is none."""
     if cut.model.evaluation and not training:
@@ -284,91 +276,3 @@ def _attempt(
         return cut.function(rule, training=training, late=True, span_recompute=span_recompute if training else None)
     except UnsupportedModelError as error:
         return error.with_traceback(None)  # whose frames hold the model
-
-
-def without_rows(rule: Rule) -> Rule:
-    """``rule``, and where it leaves an operator as it is, one that gives an empty result where torch refuses to."""
-
-    def found(node: fx.Node) -> Callable[..., Any] | None:
-        function = rule(node)
-        target: Any = node.target
-        if node.op == "call_function" and _is_reduction(node):
-            return partial(_nothing, function or target)
-        if function is not None or node.op != "call_function":
-            return function
-        if is_user_function(node):
-            return partial(_several, target, [_without_rows(each) for each in node.meta["val"]])
-        shape = _shape_without_rows(node)
-        if shape is None:
-            return None
-        return partial(_call, target, shape, operator_row(target).gradient != "rows")
-
-    return found
-
-
-def _call(target: Callable[..., Any], shape: tuple[int, ...], is_trusted: bool, *args: Any, **kwargs: Any) -> Any:
-    empty = next((tensor for tensor in _tensors(args) if not tensor.numel()), None)
-    if empty is None:
-        return target(*args, **kwargs)
-    if is_trusted:
-        with suppress(RuntimeError):  # the result is known
-            return target(*args, **kwargs)
-    return empty.reshape(shape)
-
-
-Result = tuple[tuple[int, ...], torch.dtype]
-"""Shape and dtype of one of several results."""
-
-
-def _several(target: Callable[..., Any], results: list[Result], *args: Any) -> list[Tensor]:
-    """Of a user's Function, which nobody wrote for no rows; other inputs than those without rows get gradients of 0."""
-    tensors = list(_tensors(args))
-    if all(tensor.numel() for tensor in tensors):
-        outputs: list[Tensor] = target(*args)
-        return outputs
-    nothing = sum((tensor.sum() * 0 for tensor in tensors if tensor.requires_grad), start=torch.zeros(()))
-    hung = nothing.nan_to_num()
-    return [
-        tensor + hung.to(dtype) if dtype.is_floating_point else tensor
-        for shape, dtype in results
-        for tensor in [torch.zeros(shape, dtype=dtype, device=tensors[0].device)]
-    ]
-
-
-def _without_rows(value: Tensor) -> Result:
-    return tuple(extent if isinstance(extent, int) else 0 for extent in value.shape), value.dtype
-
-
-def _nothing(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-    """0 in place of a mean of nothing, which is not a number and stays so however little it counts."""
-    result = function(*args, **kwargs)
-    return spatial.connected(torch.zeros_like(result), result)
-
-
-def _is_reduction(node: fx.Node) -> bool:
-    """Whether it makes one tensor of samples."""
-    value = node.meta.get("val")
-    if not isinstance(value, Tensor) or not value.is_floating_point() or _varies(value):
-        return False
-    return any(_varies(argument.meta.get("val")) for argument in node.all_input_nodes)
-
-
-def _varies(value: Any) -> bool:
-    return isinstance(value, Tensor) and any(not isinstance(extent, int) for extent in value.shape)
-
-
-def _shape_without_rows(node: fx.Node) -> tuple[int, ...] | None:
-    """The shape of a node's result where the dim that grows with the samples is 0; None if that dim is not plain."""
-    value = node.meta.get("val")
-    if not isinstance(value, Tensor):
-        return None
-    varying = sum(not isinstance(extent, int) for extent in value.shape)
-    return tuple(extent if isinstance(extent, int) else 0 for extent in value.shape) if varying == 1 else None
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for each in value:
-            yield from _tensors(each)

@@ -109,7 +109,6 @@ class MicrobatchContext(Protocol):
 
     def at(self, microbatch_shard: MicrobatchShard) -> None:
         """A micro-batch, or a part of one."""
-        ...
 
 
 def in_evaluation(node: fx.Node) -> Callable[..., Any] | None:

@@ -26,9 +26,8 @@ from cuda_ops.dense.data_dependent import cut_out
 from cuda_ops.dense.deferred_gradients import CurrentQueue, WeightGradientQueue
 from planner.ir.errors import UnsupportedModelError
 from planner.layers.recomputed import Spans, running_order
+from runtime.stage.cut import TensorFunction
 from runtime.stage.modes import MicrobatchContext, MicrobatchShard
-
-Run = Callable[..., tuple[Tensor, ...]]
 
 
 class SpanRecompute:
@@ -155,7 +154,7 @@ def _enclose(
         copies[node] = outer.call_function(getitem, (call, index))
 
 
-def _named(run: Run, written: frozenset[int], span_recompute: SpanRecompute) -> Callable[..., Any]:
+def _named(run: TensorFunction, written: frozenset[int], span_recompute: SpanRecompute) -> Callable[..., Any]:
     """A span, as fx wants functions: with a name."""
 
     def span(*inputs: Any) -> tuple[Tensor, ...]:
@@ -165,7 +164,7 @@ def _named(run: Run, written: frozenset[int], span_recompute: SpanRecompute) -> 
 
 
 def _run_span(
-    run: Run, written: frozenset[int], span_recompute: SpanRecompute, inputs: Sequence[Any]
+    run: TensorFunction, written: frozenset[int], span_recompute: SpanRecompute, inputs: Sequence[Any]
 ) -> tuple[Tensor, ...]:
     """Runs a span; with gradients it keeps ``inputs`` alone.
 

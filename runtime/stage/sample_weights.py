@@ -26,7 +26,7 @@ from torch import Tensor, fx
 from cuda_ops.calls import arguments_of, changed_call
 from planner.ir.graph import producer
 from runtime.captured import CapturedModule, attribute, main_nodes
-from runtime.stage.cut import NUM_SAMPLES, Rule
+from runtime.stage.cut import NUM_SAMPLES, NodeRule
 
 SUM = "sum"
 TERMS = "terms"
@@ -76,7 +76,7 @@ def weighed_in(model: CapturedModule, layers: Iterable[str]) -> tuple[Weighed, .
     )
 
 
-def weighing(inner: Rule, weighed: Mapping[str, Weighed]) -> Rule:
+def weighing(inner: NodeRule, weighed: Mapping[str, Weighed]) -> NodeRule:
     """``inner``, and for the operators of ``weighed``, by node, what takes their factor before their own arguments."""
 
     def rule(node: fx.Node) -> Callable[..., Any] | None:

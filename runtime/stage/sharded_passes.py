@@ -20,7 +20,7 @@ from cuda_ops.calls import writes
 from cuda_ops.dense.state_writes import attributes_behind, written
 from runtime.captured import CapturedModule
 from runtime.optim.pass_shards import PassShards, UsePlaces
-from runtime.stage.cut import Rule, without_gradient
+from runtime.stage.cut import NodeRule, without_gradient
 from runtime.stage.modes import MicrobatchShard
 
 
@@ -88,7 +88,7 @@ class ShardedPasses:
         everywhere = (0, len(graph.nodes))
         return by_name | {name: UsePlaces(everywhere, everywhere) for name in parameters if name not in by_name}
 
-    def rule(self, replace: Rule) -> Rule:
+    def rule(self, replace: NodeRule) -> NodeRule:
         """``replace``, with every operator of the stage called so that passes are followed."""
 
         def found(node: fx.Node) -> Callable[..., Any] | None:

@@ -3,49 +3,37 @@
 F keeps the graph of autograd; with recompute its inputs only, and without a backward in the program nothing.  Of spans
 of layers that are computed again it keeps what they read (:mod:`runtime.stage.recomputed`).
 B makes the gradients of inputs and parameters.
-I makes those of the inputs, and of the parameters of operators that cannot be halved; the others are left to W.
-
-The weight gradients that a backward for the input leaves, and when each parameter's is complete.
-
-The versions of a stage's weights, in programs that update them while micro-batches are on their way.
-
-    row        0F0 0F1 0F2 0B0 0UPDATE0 0F3@1 0B1 ...
-    storage    parameter: v0 ---------+ v1 ---------       the update changes the parameter, as ever
-               copy:                  + v0 ------ ...      what micro-batches 1 and 2 run on; dropped after the last
-
-A micro-batch runs on leaves of its own that share storage with the parameter, but not its version counter, as the
-optimiser writes it between forward and backward of other micro-batches.  Before an update, if a micro-batch of the
-step still needs the weights, the *parameter* moves to new storage: it stays the same object, and so does what the
-optimiser keeps for it.  ("Weight stashing", Narayanan et al. 2019, "PipeDream", section 3.3.)
+I makes those of the inputs, and of the parameters of operators that cannot be halved; W makes the others.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from cuda_ops._torch import run_backward
-from cuda_ops.dense.backward_halves import Gradients
+from cuda_ops.dense.backward_halves import WeightGradients
 from cuda_ops.dense.deferred_gradients import CurrentQueue, WeightGradientQueue, accumulate
 from runtime.numerics.finite import Examiner
-from runtime.stage.cut import Attribute, StageFunction
+from runtime.stage.cut import StageAttribute, StageFunction
 from runtime.stage.functions import StageCall, StageCalls, Variant
 from runtime.stage.modes import MicrobatchContext, MicrobatchShard, RunConfig
 from runtime.stage.random.streams import CounterRng
+from runtime.stage.weight_versions import Weights
 
 Added = Callable[[Tensor], None]
 """Told of a parameter whose ``.grad`` is complete, as far as one micro-batch goes."""
 
 
-class LeftGradients(WeightGradientQueue):
-    """What one micro-batch leaves; tells of parameters one by one, so that their gradients can be sent at once.
+class DeferredWeightGradients(WeightGradientQueue):
+    """What I leaves to W of one micro-batch; tells of parameters one by one, so that they can be sent at once.
 
     Args:
         added: told of each of ``parameters`` in :meth:`run`, once.
@@ -58,7 +46,7 @@ class LeftGradients(WeightGradientQueue):
         self._parts: Counter[Tensor] = Counter()
         self._announced: set[Tensor] = set()
 
-    def note(self, targets: tuple[Tensor | None, Tensor | None], compute: Callable[[], Gradients]) -> None:
+    def note(self, targets: tuple[Tensor | None, Tensor | None], compute: Callable[[], WeightGradients]) -> None:
         super().note(targets, compute)
         for target in targets:
             if target is not None:
@@ -90,15 +78,12 @@ class Divided(MicrobatchContext, Protocol):
 
     def begin(self, microbatch: int) -> None:
         """The backward of a micro-batch, or of a part, is next."""
-        ...
 
     def finish(self) -> None:
         """A backward for the input is over."""
-        ...
 
     def reset(self) -> None:
         """Forget what is under way."""
-        ...
 
 
 class _Recorded(NamedTuple):
@@ -115,13 +100,13 @@ class _Recorded(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Held:
-    """What a micro-batch leaves behind between its forward and the end of its backward.
+class _InFlight:
+    """A micro-batch between its forward and the end of its backward.
 
     Attributes:
         weights: what it runs on in place of the parameters, of which ``version``.
         seeds: gradients of the loss, and of what is added up to it, by name.
-        left: what a backward for the input leaves; None where backward is whole.
+        deferred: the weight gradients that I leaves to W; None where backward is whole.
         rerun: with recompute, until forward has been run again.
         recorded: otherwise, until the backward for the input.
     """
@@ -129,7 +114,7 @@ class _Held:
     weights: tuple[Tensor, ...]
     version: int
     seeds: dict[str, Tensor]
-    left: LeftGradients | None = None
+    deferred: DeferredWeightGradients | None = None
     rerun: StageCall | None = None
     recorded: _Recorded | None = None
 
@@ -182,6 +167,7 @@ class StageProgram:
         self.inputs = function.inputs
         self.sizes = function.sizes
         self.mutated = function.mutated
+        # Inputs to which gradients flow back: (number among the inputs, name).
         self._received_at = tuple((place, name) for place, name in enumerate(function.inputs) if name in received)
         self._graded: Mapping[str, Tensor] = function.parameters if slices is None else slices
         seed_weights = terms if loss is None else {**terms, loss: 1.0}
@@ -194,12 +180,13 @@ class StageProgram:
         self._calls = StageCalls(function, run_config.autocast, variant, contexts)
         parameters = function.parameters
         self._state = tuple(function.attributes.values())
+        # Places in the state: of parameters that are trained, and of buffers that the function writes.
         self._trained = tuple(index for index, name in enumerate(function.attributes) if name in parameters)
         self._written = frozenset(index for index, name in enumerate(function.attributes) if name in function.mutated)
         self.weights = Weights(tuple(parameters.values()), run_config.version_uses, added)
         self._is_versioned = self.weights.is_versioned
-        self._held: dict[int, _Held] = {}
-        self._seeds: dict[float, Tensor] = {}
+        self._in_flight: dict[int, _InFlight] = {}
+        self._seeds: dict[float, Tensor] = {}  # by weight, the gradients of losses, kept from step to step
         self.losses: dict[int, Tensor] = {}
 
     def examine(self, examiner: Examiner | None) -> None:
@@ -207,9 +194,9 @@ class StageProgram:
         self._calls.examiner = examiner
 
     @property
-    def num_held(self) -> int:
+    def num_in_flight(self) -> int:
         """Micro-batches on their way."""
-        return len(self._held)
+        return len(self._in_flight)
 
     def forward(
         self, microbatch_shard: MicrobatchShard, values: Mapping[str, Tensor], loss_weight: float, version: int = 0
@@ -227,18 +214,18 @@ class StageProgram:
         call = self._call(microbatch_shard, values)
         if not self._run_config.trains:
             return self._handed_out(microbatch, self._calls.run_without_gradients(call))
-        held = _Held(self.weights.leaves(version), version, {})
+        in_flight = _InFlight(self.weights.leaves(version), version, {})
         if microbatch in self._run_config.split:
-            held.left = LeftGradients(held.weights, None if self._is_versioned else self._added)
+            in_flight.deferred = DeferredWeightGradients(in_flight.weights, None if self._is_versioned else self._added)
         if self._is_versioned:
-            call = StageCall(microbatch_shard, call.values, self._with(held.weights))
+            call = StageCall(microbatch_shard, call.values, self._with(in_flight.weights))
         if self._run_config.recompute:
-            held.rerun = StageCall(microbatch_shard, call.values, self._unwritten(call.state))
+            in_flight.rerun = StageCall(microbatch_shard, call.values, self._unwritten(call.state))
             outputs = self._calls.run_without_gradients(call)
         else:
-            held.recorded, outputs = self._record(call, held.left)
-        held.seeds = {name: self._seed(outputs[name], loss_weight * part) for name, part in self._seeded.items()}
-        self._held[microbatch] = held
+            in_flight.recorded, outputs = self._record(call, in_flight.deferred)
+        in_flight.seeds = {name: self._seed(outputs[name], loss_weight * part) for name, part in self._seeded.items()}
+        self._in_flight[microbatch] = in_flight
         return self._handed_out(microbatch, outputs)
 
     def backward(self, microbatch: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -252,19 +239,19 @@ class StageProgram:
         return input_gradients
 
     def backward_input(self, microbatch: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The gradients of the received inputs; those of weights are left to :meth:`backward_weight` where they can be.
+        """The gradients of the received inputs; those of weights are for :meth:`backward_weight` where they can be.
 
         What that one does not need is let go.
         """
-        held = self._held[microbatch]
-        if held.rerun is not None:
-            held.recorded = self._record(held.rerun, held.left)[0]  # the outputs are needed no more
-            held.rerun = None
-        if held.recorded is None:
+        in_flight = self._in_flight[microbatch]
+        if in_flight.rerun is not None:
+            in_flight.recorded = self._record(in_flight.rerun, in_flight.deferred)[0]  # the outputs are needed no more
+            in_flight.rerun = None
+        if in_flight.recorded is None:
             raise KeyError(f"micro-batch {microbatch} has had its backward for the input")
-        recorded = held.recorded
-        held.recorded = None
-        output_gradients = {**gradients, **held.seeds}
+        recorded = in_flight.recorded
+        in_flight.recorded = None
+        output_gradients = {**gradients, **in_flight.seeds}
         seeds = {name: output_gradients[name] for name in recorded.roots if name in output_gradients}
         if self._divided is not None:
             self._divided.begin(microbatch)
@@ -278,12 +265,12 @@ class StageProgram:
         }
 
     def backward_weight(self, microbatch: int) -> None:
-        """Adds to the parameters' gradients what :meth:`backward_input` left, and forgets the micro-batch."""
-        held = self._held.pop(microbatch)
-        if held.left is not None:
-            held.left.run()
+        """Adds to the parameters' gradients what :meth:`backward_input` deferred, and forgets the micro-batch."""
+        in_flight = self._in_flight.pop(microbatch)
+        if in_flight.deferred is not None:
+            in_flight.deferred.run()
         if self._is_versioned:
-            self.weights.collect(held.weights, held.version)
+            self.weights.collect(in_flight.weights, in_flight.version)
         if self._calls.examiner is not None:
             self._calls.examiner.backward(microbatch, self._graded)
 
@@ -322,7 +309,7 @@ class StageProgram:
             self._rng.step = step
         if self._divided is not None:
             self._divided.reset()
-        self._held.clear()
+        self._in_flight.clear()
         self.losses.clear()
         if self._is_versioned:
             self.weights.reset()
@@ -336,14 +323,14 @@ class StageProgram:
     def _call(self, microbatch_shard: MicrobatchShard, values: Mapping[str, Tensor]) -> StageCall:
         return StageCall(microbatch_shard, tuple([values[name] for name in self.inputs]), self._state)
 
-    def _record(self, call: StageCall, left: LeftGradients | None) -> tuple[_Recorded, dict[str, Tensor]]:
+    def _record(self, call: StageCall, deferred: DeferredWeightGradients | None) -> tuple[_Recorded, dict[str, Tensor]]:
         """Runs with gradients."""
         values = list(call.values)
         leaves = {}
         for index, name in self._received_at:
             if _is_differentiable(values[index]):
                 values[index] = leaves[name] = values[index].detach().requires_grad_()
-        self._current.queue = left
+        self._current.queue = deferred
         try:
             outputs = self._calls.run(StageCall(call.microbatch_shard, tuple(values), call.state))
         finally:
@@ -360,19 +347,19 @@ class StageProgram:
             self.losses[microbatch] = outputs.pop(self._loss).detach()
         return {name: output.detach() for name, output in outputs.items()}
 
-    def _with(self, weights: tuple[Tensor, ...]) -> tuple[Attribute, ...]:
+    def _with(self, weights: tuple[Tensor, ...]) -> tuple[StageAttribute, ...]:
         """The attributes, with ``weights`` in place of the parameters."""
         state = list(self._state)
         for place, tensor in zip(self._trained, weights, strict=True):
             state[place] = tensor
         return tuple(state)
 
-    def _unwritten(self, state: tuple[Attribute, ...]) -> tuple[Attribute, ...]:
+    def _unwritten(self, state: tuple[StageAttribute, ...]) -> tuple[StageAttribute, ...]:
         """``state``, but with copies of what the function writes."""
         return _copied(state, self._written)
 
 
-def _copied(state: tuple[Attribute, ...], places: Collection[int]) -> tuple[Attribute, ...]:
+def _copied(state: tuple[StageAttribute, ...], places: Collection[int]) -> tuple[StageAttribute, ...]:
     """``state``, but with copies of what stands at ``places``."""
     if not places:
         return state
@@ -389,86 +376,3 @@ def _compact(gradient: Tensor) -> Tensor:
 
 def _is_differentiable(value: Tensor) -> bool:
     return value.is_floating_point() or value.is_complex()
-
-
-class Weights:
-    """The trained parameters of one stage, as its micro-batches see them.
-
-    Args:
-        parameters: of the stage; updates happen to these.
-        uses: how many micro-batches of a step run on each version; empty: all on version 0, none changed on the way.
-        added: told of each parameter whose ``.grad`` has been added to here rather than by autograd.
-    """
-
-    def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        uses: Mapping[int, int] | None = None,
-        added: Callable[[Tensor], None] | None = None,
-    ) -> None:
-        self._parameters = tuple(parameters)
-        self._uses = dict(uses or {})
-        self._added = added or _ignore
-        self._left: Counter[int] = Counter()
-        self._data: dict[int, tuple[Tensor, ...]] = {}
-        self._newest = 0
-        self.reset()
-
-    @property
-    def is_versioned(self) -> bool:
-        """Whether micro-batches run on leaves of their own."""
-        return bool(self._uses)
-
-    @property
-    def num_kept(self) -> int:
-        """Versions in memory, the newest included."""
-        return len({*self._data, self._newest})
-
-    def leaves(self, version: int) -> tuple[Tensor, ...]:
-        """What one micro-batch runs on, in the order of the parameters.
-
-        Raises:
-            ValueError: the version is not there, or no further micro-batch was to run on it.
-        """
-        if not self.is_versioned:
-            return self._parameters
-        if version == self._newest and version not in self._data:
-            self._data[version] = tuple(parameter.data for parameter in self._parameters)
-        if version not in self._data or not self._left[version]:
-            raise ValueError(
-                f"version {version} of the weights is not kept, only {sorted({*self._data, self._newest})}"
-            )
-        return tuple(data.detach().requires_grad_() for data in self._data[version])
-
-    def collect(self, leaves: Sequence[Tensor], version: int) -> None:
-        """Adds the gradients of a micro-batch to those of the parameters; it needs its weights no longer."""
-        if not self.is_versioned:
-            return
-        for leaf, parameter in zip(leaves, self._parameters, strict=True):
-            if leaf.grad is not None:
-                accumulate(parameter, leaf.grad)
-                leaf.grad = None
-                self._added(parameter)
-        self._left[version] -= 1
-        if not self._left[version]:
-            self._data.pop(version, None)
-
-    def before_update(self) -> None:
-        """Call before the optimiser changes the parameters: what still needs them keeps them as they are."""
-        if not self.is_versioned:
-            return
-        if self._left[self._newest]:
-            self._data.setdefault(self._newest, tuple(parameter.data for parameter in self._parameters))
-            for parameter in self._parameters:
-                parameter.data = torch.clone(parameter.data)
-        self._newest += 1
-
-    def reset(self) -> None:
-        """A new step: the parameters are its version 0."""
-        self._data.clear()
-        self._left = Counter(self._uses)
-        self._newest = 0
-
-
-def _ignore(parameter: Tensor) -> None:
-    """Nobody wants to know."""

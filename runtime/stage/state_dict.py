@@ -118,17 +118,17 @@ class StateDict:
 
     def held_tensors(self) -> list[Tensor]:
         """What stays between steps, but gradients: parameters, buffers and the optimisers' state."""
-        held: list[Tensor] = []
+        tensors: list[Tensor] = []
         for local_stage in self._local_stages.values():
             shards = local_stage.gathered
             names = () if shards is None else shards.names
-            held += [each for name, each in local_stage.parameters.items() if name not in names]
-            held += [] if shards is None else [part.view for part in shards.slices.values()]
-            held += local_stage.buffers.values()
+            tensors += [each for name, each in local_stage.parameters.items() if name not in names]
+            tensors += [] if shards is None else [part.view for part in shards.slices.values()]
+            tensors += local_stage.buffers.values()
             states = local_stage.optimizer.state.values() if local_stage.optimizer is not None else ()
             kept = (value for state in states if isinstance(state, Mapping) for value in state.values())
-            held += [value for value in kept if isinstance(value, Tensor)]
-        return held
+            tensors += [value for value in kept if isinstance(value, Tensor)]
+        return tensors
 
     @property
     def device(self) -> torch.device:

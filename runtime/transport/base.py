@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from cuda_ops._torch import PrefixStore, Store
@@ -24,7 +25,7 @@ from planner.ir.errors import DeadlineError, TransportError
 Spec = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of one tensor of a message."""
 
-Words = tuple[object, ...]
+ErrorWords = tuple[object, ...]
 """What an error would say, put together only if there is one."""
 
 KEYED = 1 << 30
@@ -71,7 +72,32 @@ class Pending(Protocol):
         """
 
 
-class Transport(Protocol):
+class Exchanging(Protocol):
+    """The part of a transport that exchanges."""
+
+    rank: int
+
+    def start_exchange(
+        self,
+        sent: Mapping[int, Tensor],
+        received: Mapping[int, Tensor],
+        key: int | None = None,
+    ) -> Pending:
+        """Start to send tensors to ranks and to fill those that come from ranks; both are in place after the wait.
+
+        What one rank sends another so is matched with what that one receives by order, never with anything else.  Only
+        those that something goes to or comes from take part.
+
+        Args:
+            sent: of any strides, as cut out of larger tensors; nobody may write to them before the wait has returned.
+            received: contiguous, of the shape and dtype that their sender sends.
+            key: below 2**30, the same at both ends, of an exchange that comes again and again with the same shapes: its
+                next receives may then be announced long before, and what is sent is waited for by the next one or by
+                :meth:`flush`.  Exchanges of one key are matched by order.
+        """
+
+
+class Transport(Exchanging, Protocol):
     """Point-to-point messages and sums among ``world_size`` ranks, used by one thread a rank.
 
     What ranks do together (``all_reduce``, ``start_sum``, ``reduce_scatter``, ``all_gather``, ``all_max``) is among
@@ -89,7 +115,6 @@ class Transport(Protocol):
         TransportError: a peer is gone, or what came is not what was announced.
     """
 
-    rank: int
     world_size: int
     name: str
     deadline_s: float
@@ -100,10 +125,10 @@ class Transport(Protocol):
     def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
         """Announce the message ``key`` from rank ``source``: its buffer is allocated and may be filled from now on."""
 
-    def receive(self, key: Key, source: int) -> tuple[torch.Tensor, ...]:
+    def receive(self, key: Key, source: int) -> tuple[Tensor, ...]:
         """The tensors of an announced message; small ones share a buffer, which lives as long as any of them."""
 
-    def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
+    def send(self, key: Key, destination: int, tensors: Sequence[Tensor]) -> None:
         """Start to send the tensors in one message.
 
         Nobody may write to them before the message was taken: small ones are copied, large ones need not be.
@@ -115,36 +140,17 @@ class Transport(Protocol):
         Messages let go by themselves as soon as one comes back from their receiver that was sent after it had them.
         """
 
-    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
         """Replace ``tensor`` by its sum over ``ranks``."""
 
-    def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
+    def start_sum(self, tensor: Tensor, ranks: tuple[int, ...]) -> Pending:
         """As :meth:`all_reduce`, in the background; nobody may read or write ``tensor`` before the wait has returned.
 
         The started sums of a group are matched with one another by order, never with what else the group does: a rank
         may start a sum before or after an ``all_reduce`` of the same group.
         """
 
-    def start_exchange(
-        self,
-        sent: Mapping[int, torch.Tensor],
-        received: Mapping[int, torch.Tensor],
-        key: int | None = None,
-    ) -> Pending:
-        """Start to send tensors to ranks and to fill those that come from ranks; both are in place after the wait.
-
-        What one rank sends another so is matched with what that one receives by order, never with anything else.  Only
-        those that something goes to or comes from take part.
-
-        Args:
-            sent: of any strides, as cut out of larger tensors; nobody may write to them before the wait has returned.
-            received: contiguous, of the shape and dtype that their sender sends.
-            key: below 2**30, the same at both ends, of an exchange that comes again and again with the same shapes: its
-                next receives may then be announced long before, and what is sent is waited for by the next one or by
-                :meth:`flush`.  Exchanges of one key are matched by order.
-        """
-
-    def reduce_scatter(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
+    def reduce_scatter(self, flat: Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
         """Replace this rank's part of ``flat`` by its sum over ``ranks``; the other parts are left as they were.
 
         Args:
@@ -152,10 +158,10 @@ class Transport(Protocol):
             counts: elements of each rank's part, in the order of ``ranks``; some may be 0.
         """
 
-    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
+    def all_gather(self, flat: Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
         """Replace the parts of ``flat`` that are others' by what those have there; as :meth:`reduce_scatter`."""
 
-    def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+    def all_max(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
         """Replace ``tensor``, a small one, by its largest elements over ``ranks``; NaN is larger than all."""
 
     def barrier(self, word: int = 0) -> int:
@@ -221,7 +227,7 @@ def check_member(rank: int, ranks: tuple[int, ...], declared: Iterable[tuple[int
         )
 
 
-def parts(flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+def parts(flat: Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> tuple[Tensor, ...]:
     """Each rank's part of ``flat``, as views.
 
     Raises:
@@ -235,7 +241,7 @@ def parts(flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> 
     return torch.split(flat, list(counts))
 
 
-def add_in_order(own: torch.Tensor, position: int, others: Sequence[torch.Tensor]) -> None:
+def add_in_order(own: Tensor, position: int, others: Sequence[Tensor]) -> None:
     """Adds ``others`` to ``own``, which comes before number ``position`` of them: all ranks get the same bits.
 
     Args:
@@ -252,54 +258,40 @@ def add_in_order(own: torch.Tensor, position: int, others: Sequence[torch.Tensor
         own += term.to(own.device)
 
 
-def is_plain(tensor: torch.Tensor) -> bool:
+def is_plain(tensor: Tensor) -> bool:
     """Whether its values are the bytes that follow one another in this process's memory."""
     return tensor.is_contiguous() and has_values(tensor)
 
 
-def has_values(tensor: torch.Tensor) -> bool:
+def has_values(tensor: Tensor) -> bool:
     """Whether what lies in this process's memory are its values, and not others that it stands for."""
     return tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg()
 
 
-def plain(tensor: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
+def plain(tensor: Tensor, device: torch.device | str = "cpu") -> Tensor:
     """Its values as bytes that follow one another on ``device``: its own memory, or a copy."""
     return tensor.detach().to(device).contiguous().resolve_conj().resolve_neg()
 
 
-def plain_copy(tensor: torch.Tensor) -> torch.Tensor:
+def plain_copy(tensor: Tensor) -> Tensor:
     """Its values as bytes that follow one another, in memory of their own: one pass over what has other strides."""
     return tensor.detach().clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
 
 
-def plain_like(tensor: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
+def plain_like(tensor: Tensor, device: torch.device | str = "cpu") -> Tensor:
     """Room for its values, as :func:`plain` would have them."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
 
 
-def flat_on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+def flat_on_cpu(tensor: Tensor) -> Tensor:
     """Its values in one dim, plain and on the CPU: its own memory, or a copy."""
     return plain(tensor).view(-1)
 
 
-def put_back(flat: torch.Tensor, tensor: torch.Tensor) -> None:
+def put_back(flat: Tensor, tensor: Tensor) -> None:
     """Where :func:`flat_on_cpu` had to copy, ``tensor`` becomes what ``flat`` is now."""
     if flat.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(flat.view(tensor.shape))
-
-
-class Exchanging(Protocol):
-    """The part of a transport that exchanges."""
-
-    rank: int
-
-    def start_exchange(
-        self,
-        sent: Mapping[int, torch.Tensor],
-        received: Mapping[int, torch.Tensor],
-        key: int | None = None,
-    ) -> Pending:
-        """See :class:`Transport`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +317,7 @@ class Deadline:
         )
 
 
-def words(parts: Words) -> str:
+def words(parts: ErrorWords) -> str:
     """As an error says it."""
     return " ".join(map(str, parts))
 
@@ -333,6 +325,11 @@ def words(parts: Words) -> str:
 def gone(what: str, rank: int, peer: str, cause: str) -> TransportError:
     """The error of a peer that can no longer be reached."""
     return TransportError(f"{what}: rank {rank} lost {peer}", [cause], [f"look for the first error of {peer}"])
+
+
+def named(ranks: Iterable[int]) -> str:
+    """Ranks in words."""
+    return ", ".join(f"rank {rank}" for rank in ranks)
 
 
 T = TypeVar("T")

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from runtime.transport.base import (
+    ErrorWords,
     Pending,
-    Words,
     add_in_order,
     check_member,
     declare,
@@ -30,7 +31,7 @@ from runtime.transport.base import (
     without_gradients,
 )
 
-ByRank = Mapping[int, torch.Tensor]
+ByRank = Mapping[int, Tensor]
 
 SUM = "sum"
 STARTED_SUM = "started sum"
@@ -71,7 +72,7 @@ class Meeting(NamedTuple):
     number: int
 
     @property
-    def what(self) -> Words:
+    def what(self) -> ErrorWords:
         """As errors call it."""
         return (self.series.title, self.number) if self.series.kind != BARRIER else (BARRIER,)
 
@@ -119,30 +120,30 @@ class CollectiveOperations(ABC):
         """What ``ranks`` exchange by."""
 
     @without_gradients
-    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
         """See :class:`runtime.transport.base.Transport`, also for the others."""
         self.among(ranks).begin_sum(SUM, tensor, ranks).wait()
 
     @without_gradients
-    def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
+    def start_sum(self, tensor: Tensor, ranks: tuple[int, ...]) -> Pending:
         return self.among(ranks).begin_sum(STARTED_SUM, tensor, ranks)
 
     @without_gradients
-    def reduce_scatter(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
+    def reduce_scatter(self, flat: Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
         group = self.among(ranks)
         meeting = group.meet(SCATTER, ranks)
         terms = dict(zip(ranks, parts(flat, counts, ranks), strict=True))
         Steps(group.added(meeting, terms)).wait()
 
     @without_gradients
-    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
+    def all_gather(self, flat: Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
         group = self.among(ranks)
         meeting = group.meet(GATHER, ranks)
         pieces = dict(zip(ranks, parts(flat, counts, ranks), strict=True))
         Steps(group.gathered(meeting, pieces)).wait()
 
     @without_gradients
-    def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+    def all_max(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
         group = self.among(ranks)
         group.become_largest(group.meet(MAXIMUM, ranks), tensor)
 
@@ -165,7 +166,7 @@ class ExchangedCollectives(CollectiveOperations):
         """See :class:`CollectiveOperations`: all exchange alike."""
         return self
 
-    def become_largest(self, meeting: Meeting, tensor: torch.Tensor) -> None:
+    def become_largest(self, meeting: Meeting, tensor: Tensor) -> None:
         """By a gather: a ring's maximum may lose NaN."""
         everybody = tensor.new_zeros((len(meeting.series.ranks), *tensor.shape))
         everybody[meeting.series.position] = tensor
@@ -190,7 +191,7 @@ class ExchangedCollectives(CollectiveOperations):
         series.count += 1
         return Meeting(series, series.count)
 
-    def is_in_parts(self, tensor: torch.Tensor, num_ranks: int) -> bool:
+    def is_in_parts(self, tensor: Tensor, num_ranks: int) -> bool:
         """Whether such a sum is added in parts."""
         return False
 
@@ -207,7 +208,7 @@ class ExchangedCollectives(CollectiveOperations):
         received = {rank: pieces[rank] for rank in meeting.series.others}
         yield self.exchange(meeting, dict.fromkeys(received, pieces[self.rank]), received, is_second=is_second)
 
-    def summed(self, meeting: Meeting, tensor: torch.Tensor) -> Iterator[Pending]:
+    def summed(self, meeting: Meeting, tensor: Tensor) -> Iterator[Pending]:
         """``tensor`` becomes the sum of those of all ranks."""
         ranks = meeting.series.ranks
         if not self.is_in_parts(tensor, len(ranks)):
@@ -223,7 +224,7 @@ class ExchangedCollectives(CollectiveOperations):
         """A sum that has begun."""
         return Steps(steps)
 
-    def begin_sum(self, kind: str, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
+    def begin_sum(self, kind: str, tensor: Tensor, ranks: tuple[int, ...]) -> Pending:
         """Starts to replace ``tensor`` by its sum over ``ranks``."""
         meeting = self.meet(kind, ranks)
         return self.begun(meeting, self.summed(meeting, tensor))

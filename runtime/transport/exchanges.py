@@ -23,16 +23,18 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from planner.ir.cluster import STANDING_BYTES
 from planner.ir.errors import TransportError
 from runtime.timeouts import TRANSPORT_S
 from runtime.transport.base import (
     KEYED,
+    ErrorWords,
     Pending,
-    Words,
     add_in_order,
     is_plain,
+    named,
     plain,
     plain_copy,
     plain_like,
@@ -45,9 +47,9 @@ from runtime.transport.works import OverWorks, PostedReceive, StreamWorks, Works
 ALL_STANDING_BYTES = 1 << 30
 """Of keyed exchanges' receives that stand ready; shapes that do not come again leave theirs behind."""
 
-_Place = tuple[str, int, int]
+_Endpoint = tuple[str, int, int]
 """Communicator, position of the other rank, tag."""
-_Sent = tuple[dist.Work, Words, torch.Tensor]
+_Sent = tuple[dist.Work, ErrorWords, Tensor]
 """A send on its way, to whom, and what it sends."""
 
 
@@ -62,11 +64,11 @@ class _Subgroup(NamedTuple):
 
     ranks: tuple[int, ...]
     group: dist.ProcessGroup | None
-    what: Words
+    what: ErrorWords
     key: int | None = None
     standing_bytes: int = 0
 
-    def tag(self, tensor: torch.Tensor) -> int:
+    def tag(self, tensor: Tensor) -> int:
         """Terms of different size must not meet: gloo has no frames, and a longer one would end the process.
 
         What stands ready has tags of its own, so that nothing else meets it.
@@ -82,9 +84,9 @@ class _Standing:
 
     def __init__(self, room_bytes: int) -> None:
         self._room_bytes = room_bytes
-        self._ready: dict[_Place, deque[PostedReceive]] = {}
+        self._ready: dict[_Endpoint, deque[PostedReceive]] = {}
 
-    def take(self, place: _Place) -> PostedReceive | None:
+    def take(self, place: _Endpoint) -> PostedReceive | None:
         """The first of those that stand there."""
         ready = self._ready.get(place)
         if not ready:
@@ -92,7 +94,7 @@ class _Standing:
         self._room_bytes += ready[0].buffer.nbytes
         return ready.popleft()
 
-    def add(self, place: _Place, receive: PostedReceive) -> None:
+    def add(self, place: _Endpoint, receive: PostedReceive) -> None:
         """One more, for which there is room."""
         self._room_bytes -= receive.buffer.nbytes
         self._ready.setdefault(place, deque()).append(receive)
@@ -142,13 +144,13 @@ class Exchanges(OverWorks):
         """These sends are waited for when their key comes again; until then they hold what they send."""
         self._sent.setdefault(key, []).extend(sent)
 
-    def post(self, subgroup: _Subgroup, place: _Place, buffer: torch.Tensor) -> PostedReceive:
+    def post(self, subgroup: _Subgroup, place: _Endpoint, buffer: Tensor) -> PostedReceive:
         """Announce what comes from a place."""
         assert subgroup.group is not None  # there are two ranks
         begin = partial(subgroup.group.recv, [buffer], *place[1:])
         return PostedReceive(self._works.start(begin, subgroup.what, _peer(subgroup, place[1])), buffer)
 
-    def here(self, tensor: torch.Tensor) -> torch.Tensor:
+    def here(self, tensor: Tensor) -> Tensor:
         """Where the backend can send it."""
         return tensor if self.device.type == "cpu" and is_plain(tensor) else plain(tensor, self.device)
 
@@ -167,7 +169,7 @@ class Exchanges(OverWorks):
         """
         pending = _PendingExchange(self, subgroup, standing, is_read)
         group = subgroup.group
-        moves = list[tuple[bool, int, torch.Tensor]]()
+        moves = list[tuple[bool, int, Tensor]]()
         if group is None:
             return pending
         for position, tensor in received.items():
@@ -206,9 +208,9 @@ class Exchanges(OverWorks):
         return pending
 
     def _start_batch(
-        self, subgroup: _Subgroup, moves: list[tuple[bool, int, torch.Tensor]]
-    ) -> list[tuple[dist.Work, Words]]:
-        peers = ("one of", ", ".join(f"rank {subgroup.ranks[position]}" for _, position, _ in moves))
+        self, subgroup: _Subgroup, moves: list[tuple[bool, int, Tensor]]
+    ) -> list[tuple[dist.Work, ErrorWords]]:
+        peers = ("one of", named(subgroup.ranks[position] for _, position, _ in moves))
         operations = [
             dist.P2POp(
                 dist.isend if sends else dist.irecv,
@@ -239,9 +241,9 @@ class _PendingExchange:
     subgroup: _Subgroup
     standing: _Standing
     is_read: bool = False
-    works: list[tuple[dist.Work, Words]] = field(default_factory=list)
-    copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    reposted: list[tuple[_Place, torch.Tensor]] = field(default_factory=list)
+    works: list[tuple[dist.Work, ErrorWords]] = field(default_factory=list)
+    copies: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    reposted: list[tuple[_Endpoint, Tensor]] = field(default_factory=list)
     kept: list[_Sent] = field(default_factory=list)
 
     @without_gradients
@@ -357,7 +359,7 @@ class GroupCollectives(Exchanges, ExchangedCollectives):
         add_in_order(own, meeting.series.position, [buffer.view(own.shape) for _, buffer in pending.copies])
         pending.post_again()
 
-    def summed(self, meeting: Meeting, tensor: torch.Tensor) -> Iterator[Pending]:
+    def summed(self, meeting: Meeting, tensor: Tensor) -> Iterator[Pending]:
         """Small sums of two ranks by an exchange, others by the backend's ring."""
         if len(meeting.series.ranks) == 2 and tensor.nbytes <= self._pair_bytes:
             yield from super().summed(meeting, tensor)
@@ -366,7 +368,7 @@ class GroupCollectives(Exchanges, ExchangedCollectives):
         if subgroup.group is None or not tensor.numel():
             return
         term = plain(tensor, self.device)
-        peers = ("one of", ", ".join(f"rank {rank}" for rank in meeting.series.others))
+        peers = ("one of", named(meeting.series.others))
         pending = _PendingExchange(self, subgroup, self._standing)
         pending.works.append(
             (self._works.start(partial(subgroup.group.allreduce, [term]), subgroup.what, peers), peers)
@@ -386,7 +388,7 @@ def _number_of(num_elements: int, dtype: torch.dtype) -> int:
     return zlib.crc32(f"{num_elements} {dtype}".encode()) % KEYED
 
 
-def _peer(subgroup: _Subgroup, position: int) -> Words:
+def _peer(subgroup: _Subgroup, position: int) -> ErrorWords:
     return "rank", subgroup.ranks[position]
 
 

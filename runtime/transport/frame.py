@@ -18,6 +18,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from planner.ir.errors import TransportError
 from runtime.transport.base import Key, Spec
@@ -32,8 +33,18 @@ _STAMP_MASK = 0xFFFFFFFF
 _MAGIC = b"HALO"
 _VERSION = 2
 _DTYPES = (
-    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64),
-    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex128,
+    torch.complex64,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
 )
 _TAG_BITS = {"src_stage": 7, "dst_stage": 7, "microbatch": 10}
 _STEP_SHIFT = 24
@@ -73,7 +84,7 @@ def layout_of(specs: Sequence[Spec], alone_bytes: int | None = None) -> FrameLay
     return _layout_of(specs if isinstance(specs, tuple) else tuple(specs), alone_bytes)
 
 
-def layout_for(tensors: Sequence[torch.Tensor], alone_bytes: int | None = None) -> FrameLayout:
+def layout_for(tensors: Sequence[Tensor], alone_bytes: int | None = None) -> FrameLayout:
     """The layout of a message with tensors like these."""
     return _layout_of(tuple([(tensor.shape, tensor.dtype) for tensor in tensors]), alone_bytes)
 
@@ -116,13 +127,13 @@ class Frame:
 
     __slots__ = ("_header", "layout", "message", "tensors")
 
-    def __init__(self, layout: FrameLayout, message: torch.Tensor | None = None, spare_bytes: int = 0) -> None:
+    def __init__(self, layout: FrameLayout, message: Tensor | None = None, spare_bytes: int = 0) -> None:
         self.layout = layout
         self.message = torch.empty(layout.total_bytes + spare_bytes, dtype=torch.uint8) if message is None else message
         self.tensors = views(self.message, layout)
         self._header = self.message.numpy().data[:HEADER_BYTES]
 
-    def write(self, key: Key, tensors: Iterable[torch.Tensor], number: int = 0, acknowledged: int = 0) -> None:
+    def write(self, key: Key, tensors: Iterable[Tensor], number: int = 0, acknowledged: int = 0) -> None:
         """Copy the tensors in, under the name ``key``; those that travel alone are left out."""
         self._header[:] = header_of(key, self.layout, number, acknowledged)
         for slot, tensor in zip(self.tensors, tensors, strict=True):
@@ -137,7 +148,7 @@ class Frame:
         return check(self._header, key, source, self.layout)
 
 
-def views(message: torch.Tensor, layout: FrameLayout) -> list[torch.Tensor]:
+def views(message: Tensor, layout: FrameLayout) -> list[Tensor]:
     """The tensors inside a frame, in order."""
     return [
         message[span[0] : span[1]].view(dtype).view(shape)
@@ -146,15 +157,13 @@ def views(message: torch.Tensor, layout: FrameLayout) -> list[torch.Tensor]:
     ]
 
 
-def alone_buffer(spec: Spec, spare_bytes: int, device: str | torch.device = "cpu") -> torch.Tensor:
+def alone_buffer(spec: Spec, spare_bytes: int, device: str | torch.device = "cpu") -> Tensor:
     """Room for a tensor that travels alone, and behind it at most ``spare_bytes`` for a wrong, longer one."""
     num_bytes = prod(spec[0]) * spec[1].itemsize
     return torch.empty(num_bytes + min(num_bytes // 8, spare_bytes), dtype=torch.uint8, device=device)
 
 
-def whole(
-    layout: FrameLayout, inside: Iterable[torch.Tensor], buffers: Iterable[torch.Tensor]
-) -> tuple[torch.Tensor, ...]:
+def whole(layout: FrameLayout, inside: Iterable[Tensor], buffers: Iterable[Tensor]) -> tuple[Tensor, ...]:
     """All tensors of a message: those inside the frame, and those that came alone, from their buffers."""
     here = iter(inside)
     apart = iter(buffers)
@@ -166,7 +175,7 @@ def whole(
     )
 
 
-def unpack(message: torch.Tensor, key: Key, source: int, layout: FrameLayout) -> tuple[torch.Tensor, ...]:
+def unpack(message: Tensor, key: Key, source: int, layout: FrameLayout) -> tuple[Tensor, ...]:
     """The tensors of a frame in somebody else's buffer, which may be of any size.
 
     Raises:

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from cuda_ops._torch import Store, times_written
 from planner.ir.cluster import PAIR_SUM_BYTES
@@ -41,7 +41,7 @@ class _FrameReceive:
     """A message to come: ``works`` of its frame, then of each tensor in ``alone``."""
 
     frame: Frame
-    alone: list[torch.Tensor]
+    alone: list[Tensor]
     works: list[dist.Work]
 
 
@@ -55,7 +55,7 @@ class _FrameSend:
 
     key: Key
     frame: Frame
-    alone: list[torch.Tensor]
+    alone: list[Tensor]
     versions: list[int]
     works: list[dist.Work] = field(default_factory=list)
 
@@ -88,7 +88,7 @@ class Peer:
             raise self._gone("receive", key, error) from error
         self._receives[key] = _FrameReceive(frame, alone, works)
 
-    def receive(self, key: Key, deadline: Deadline) -> tuple[torch.Tensor, ...]:
+    def receive(self, key: Key, deadline: Deadline) -> tuple[Tensor, ...]:
         """See :class:`runtime.transport.base.Transport`."""
         posted = self._receives.pop(key, None)
         if posted is None:
@@ -101,7 +101,7 @@ class Peer:
         self._note(number, acknowledged)
         return whole(posted.frame.layout, posted.frame.tensors, posted.alone)
 
-    def send(self, key: Key, tensors: Sequence[torch.Tensor]) -> None:
+    def send(self, key: Key, tensors: Sequence[Tensor]) -> None:
         """See :class:`runtime.transport.base.Transport`."""
         layout = layout_for(tensors, ALONE_BYTES)
         spare = self._spare_frames.get(layout)
@@ -180,10 +180,10 @@ class FrameMessages(OverWorks):
         """See :class:`runtime.transport.base.Transport`, also for the others."""
         self._peers[source].post_receive(key, specs)
 
-    def receive(self, key: Key, source: int) -> tuple[torch.Tensor, ...]:
+    def receive(self, key: Key, source: int) -> tuple[Tensor, ...]:
         return self._peers[source].receive(key, self._works.deadline())
 
-    def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
+    def send(self, key: Key, destination: int, tensors: Sequence[Tensor]) -> None:
         self._peers[destination].send(key, tensors)
 
     def flush(self, deadline: Deadline | None = None) -> None:

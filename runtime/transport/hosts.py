@@ -15,7 +15,7 @@ from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-import torch
+from torch import Tensor
 
 from cuda_ops._torch import PrefixStore, Store, default_store
 from cuda_ops.device.compiling import CannotCompileError
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from runtime.transport.gloo import GlooTransport
 
 _LOGGER = logging.getLogger(__name__)
-
-Pairs = frozenset[tuple[int, int]]
-"""Of ranks, the smaller one first."""
 
 
 def open_named(
@@ -113,21 +110,8 @@ def _meet(groups: tuple[Sequence[int], ...], hosts: Sequence[str], required: boo
     size = world.size()
     hosts = hosts or [""] * size
     store = PrefixStore("halopipe/segments", default_store())
-    segments, why = _segments(rank, size)
-    mine = None if segments is None else segments.address(hosts[rank])
-    store.set(f"address/{rank}", "" if mine is None else mine.text())
-    neighbours: dict[int, Address] = {}
-    for other in range(size):
-        text = store.get(f"address/{other}").decode()
-        address = Address.of_text(text) if text else None
-        if segments is None or mine is None or address is None or other == rank:
-            continue
-        if (address.host, address.boot) == (mine.host, mine.boot):
-            fault = segments.attach(other, address)
-            why = why or fault
-            if not fault:
-                neighbours[other] = address
-    store.set(f"attached/{rank}", json.dumps({"ranks": [rank, *neighbours], "why": why}))
+    segments, addresses, why = _attached(store, rank, size, hosts[rank])
+    store.set(f"attached/{rank}", json.dumps({"ranks": [rank, *addresses], "why": why}))
     attached = [json.loads(store.get(f"attached/{other}")) for other in range(size)]
     pairs = [*combinations(range(size), 2)]
     near = frozenset(pair for pair in pairs if all(set(pair) <= set(attached[each]["ranks"]) for each in pair))
@@ -135,20 +119,40 @@ def _meet(groups: tuple[Sequence[int], ...], hosts: Sequence[str], required: boo
     if apart:
         _say(apart, [each["why"] for each in attached], required)
     far_groups = [ranks for ranks in groups if len(ranks) == 1 or not near.issuperset(combinations(ranks, 2))]
-    name = transport_text(SHARED_MEMORY if near else "", GLOO)  # of the world: the same on all ranks
-    if segments is None or mine is None or not any(rank in pair for pair in near):
+    if segments is None or not any(rank in pair for pair in near):
         if segments is not None:
             segments.close()
         alone = _over_gloo(far_groups)
-        alone.name = name
+        alone.name = transport_text(SHARED_MEMORY if near else "", GLOO)  # of the world: the same on all ranks
         return alone
-    beside = [neighbours[other] for other in neighbours if tuple(sorted((rank, other))) in near]
-    cores = set(mine.cores).union(*(address.cores for address in beside))
-    spin_s = SPIN_S if len(cores) > len(beside) and not sleeps else 0.0
+    cores = [addresses[other].cores for other in addresses if other == rank or tuple(sorted((rank, other))) in near]
+    has_core_each = len(set[int]().union(*cores)) >= len(cores)
+    spin_s = SPIN_S if has_core_each and not sleeps else 0.0
     if len(near) == len(pairs):
         return SharedMemoryTransport(segments, size, groups, spin_s=spin_s, owns_group=True)
     shared = SharedMemoryTransport(segments, size, groups, spin_s=spin_s, in_parts=False)
     return MixedTransport(shared, _over_gloo(far_groups), near)
+
+
+def _attached(store: Store, rank: int, size: int, host: str) -> tuple[SharedSegments | None, dict[int, Address], str]:
+    """This rank's segment, the addresses of those that it could map with its own, and why it could not map others."""
+    segments, why = _segments(rank, size)
+    if segments is None:
+        store.set(f"address/{rank}", "")
+        return None, {}, why
+    mine = segments.address(host)
+    store.set(f"address/{rank}", mine.text())
+    texts = [store.get(f"address/{other}").decode() for other in range(size)]
+    addresses = {rank: mine}
+    for other, text in enumerate(texts):
+        address = Address.of_text(text) if text else None
+        if other == rank or address is None or (address.host, address.boot) != (mine.host, mine.boot):
+            continue
+        fault = segments.attach(other, address)
+        why = why or fault
+        if not fault:
+            addresses[other] = address
+    return segments, addresses, why
 
 
 def _over_gloo(groups: Iterable[Sequence[int]]) -> GlooTransport:
@@ -184,10 +188,10 @@ class MixedTransport(CollectiveOperations):
     See :class:`runtime.transport.base.Transport`.
 
     Args:
-        near: the pairs that share memory.
+        near: the pairs of ranks that share memory, the smaller one first.
     """
 
-    def __init__(self, shared: SharedMemoryTransport, gloo: GlooTransport, near: Pairs) -> None:
+    def __init__(self, shared: SharedMemoryTransport, gloo: GlooTransport, near: frozenset[tuple[int, int]]) -> None:
         super().__init__(shared.groups, gloo.world_size)
         self.rank = gloo.rank
         self.world_size = gloo.world_size
@@ -211,10 +215,10 @@ class MixedTransport(CollectiveOperations):
     def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
         self._to(source).post_receive(key, source, specs)
 
-    def receive(self, key: Key, source: int) -> tuple[torch.Tensor, ...]:
+    def receive(self, key: Key, source: int) -> tuple[Tensor, ...]:
         return self._to(source).receive(key, source)
 
-    def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
+    def send(self, key: Key, destination: int, tensors: Sequence[Tensor]) -> None:
         self._to(destination).send(key, destination, tensors)
 
     def flush(self) -> None:

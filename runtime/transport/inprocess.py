@@ -14,14 +14,15 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from planner.ir.cluster import IN_PROCESS
 from planner.ir.errors import DeadlineError, TransportError
-from runtime.transport.base import Deadline, Key, Pending, Spec, Words, declare, gone, words
+from runtime.transport.base import Deadline, ErrorWords, Key, Pending, Spec, declare, gone, named, words
 from runtime.transport.collectives import BARRIER, ByRank, ExchangedCollectives, Meeting
 from runtime.transport.frame import Frame, FrameLayout, layout_for, layout_of, tag, unpack
 
-_Address = tuple[int, int, Hashable]
+_Slot = tuple[int, int, Hashable]
 
 
 @dataclass(slots=True)
@@ -29,7 +30,7 @@ class QueuedMessage:
     """One message; ``taken`` when its receiver has announced it."""
 
     key: Key
-    buffer: torch.Tensor
+    buffer: Tensor
     taken: bool = False
 
 
@@ -86,7 +87,7 @@ class Hub:
         self.deadline_s = deadline_s
         self.changed = threading.Condition()
         self.mailboxes: dict[tuple[int, int, int], Mailbox] = {}
-        self.parcels: dict[_Address, torch.Tensor] = {}
+        self.parcels: dict[_Slot, Tensor] = {}
         self._closed: set[int] = set()
         self._waiting: dict[int, _BlockedRank] = {}
         self._stall: tuple[str, ...] = ()
@@ -100,13 +101,13 @@ class Hub:
             self._look_for_stall()
             while not ready():
                 if self._stall:
-                    raise DeadlineError(f"{what}: rank {rank} waits for {_names(missing())} forever", self._stall)
-                left = self._closed.intersection(missing())
-                if left:
-                    raise gone(what, rank, _names(sorted(left)), "it closed its transport")
+                    raise DeadlineError(f"{what}: rank {rank} waits for {named(missing())} forever", self._stall)
+                departed = self._closed.intersection(missing())
+                if departed:
+                    raise gone(what, rank, named(sorted(departed)), "it closed its transport")
                 remaining_s = deadline.left_s()
                 if remaining_s <= 0:
-                    raise deadline.error(what, rank, _names(missing()))
+                    raise deadline.error(what, rank, named(missing()))
                 self.changed.wait(remaining_s)
         finally:
             del self._waiting[rank]
@@ -128,14 +129,10 @@ class Hub:
         if self._stall or not all_wait or any(w.ready() or self._closed.intersection(w.missing()) for w in waits):
             return
         self._stall = tuple(
-            f"rank {rank} waits for {_names(wait.missing())}: {wait.what}"
+            f"rank {rank} waits for {named(wait.missing())}: {wait.what}"
             for rank, wait in sorted(self._waiting.items())
         )
         self.changed.notify_all()
-
-
-def _names(ranks: Sequence[int]) -> str:
-    return ", ".join(f"rank {rank}" for rank in ranks)
 
 
 class InProcessTransport(ExchangedCollectives):
@@ -170,7 +167,7 @@ class InProcessTransport(ExchangedCollectives):
             mailbox.match()
             self._hub.changed.notify_all()
 
-    def receive(self, key: Key, source: int) -> tuple[torch.Tensor, ...]:
+    def receive(self, key: Key, source: int) -> tuple[Tensor, ...]:
         layout = self._layouts.pop((key, source), None)
         if layout is None:
             raise TransportError(f"{key} from rank {source} was not announced")
@@ -187,7 +184,7 @@ class InProcessTransport(ExchangedCollectives):
                 del self._hub.mailboxes[slot]
         return self._unpacked(message, key, source, layout)
 
-    def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
+    def send(self, key: Key, destination: int, tensors: Sequence[Tensor]) -> None:
         message = self._packed(key, tensors)
         number = tag(key)
         with self._hub.changed:
@@ -229,13 +226,13 @@ class InProcessTransport(ExchangedCollectives):
         """How many announced messages, and how many sent ones, have their buffers now."""
         return len(self._layouts), len(self._sent)
 
-    def _packed(self, key: Key, tensors: Sequence[torch.Tensor]) -> QueuedMessage:
+    def _packed(self, key: Key, tensors: Sequence[Tensor]) -> QueuedMessage:
         """What is on its way, in memory of its own."""
         frame = Frame(layout_for(tensors))
         frame.write(key, tensors)
         return QueuedMessage(key, frame.message)
 
-    def _unpacked(self, message: QueuedMessage, key: Key, source: int, layout: FrameLayout) -> tuple[torch.Tensor, ...]:
+    def _unpacked(self, message: QueuedMessage, key: Key, source: int, layout: FrameLayout) -> tuple[Tensor, ...]:
         """What :meth:`_packed` made, for who announced ``key`` with ``layout``."""
         return unpack(message.buffer, key, source, layout)
 
@@ -257,7 +254,7 @@ class InProcessTransport(ExchangedCollectives):
     @torch.no_grad()
     def _start(
         self,
-        what: Words,
+        what: ErrorWords,
         sent: ByRank,
         received: ByRank,
         going: Mapping[int, Hashable],
@@ -279,7 +276,7 @@ class _Delivery:
     transport: InProcessTransport
     hub: Hub
     what: str
-    expected: dict[_Address, torch.Tensor]
+    expected: dict[_Slot, Tensor]
 
     def wait(self) -> None:
         rank = self.transport.rank

@@ -16,13 +16,13 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from planner.ir import cluster as names
 from planner.ir.errors import TransportError
 from runtime.timeouts import TRANSPORT_S
-from runtime.transport.base import KEYED, Pending, Words, is_plain, met, plain, plain_like
+from runtime.transport.base import KEYED, ErrorWords, Pending, is_plain, met, plain, plain_like
 from runtime.transport.collectives import STARTED_SUM, ByRank, ExchangedCollectives, Meeting
 from runtime.transport.gloo import FrameMessages
 from runtime.transport.mpi_requests import MpiExchange, MpiSteps, MpiWire, MpiWorks, library, load_mpi, meet
@@ -117,7 +117,7 @@ class MpiTransport(ExchangedCollectives, FrameMessages):
         tag = series.group << 14 | number % _NUMBERS << 2 | (series.kind == STARTED_SUM) << 1 | is_second
         return self._start(sent, received, _TOGETHER | tag, meeting.what)
 
-    def is_in_parts(self, tensor: torch.Tensor, num_ranks: int) -> bool:
+    def is_in_parts(self, tensor: Tensor, num_ranks: int) -> bool:
         return tensor.nbytes > (PAIR_SUM_BYTES if num_ranks == 2 else SUM_BYTES)
 
     def begun(self, meeting: Meeting, steps: Iterator[Pending]) -> Pending:
@@ -127,7 +127,7 @@ class MpiTransport(ExchangedCollectives, FrameMessages):
             self._works.run(begun)
         return begun
 
-    def _start(self, sent: ByRank, received: ByRank, tag: int, what: Words) -> Pending:
+    def _start(self, sent: ByRank, received: ByRank, tag: int, what: ErrorWords) -> Pending:
         """Receives, then sends; what is not plain on the CPU, by way of what is."""
         copies = []
         requests = []

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from planner.ir.errors import DeadlineError, TransportError
-from runtime.transport.base import Deadline, Words, gone, words
+from runtime.transport.base import Deadline, ErrorWords, gone, named, words
 from runtime.transport.collectives import Steps
 from runtime.transport.works import Works
 
@@ -47,7 +48,7 @@ _TAG_BITS = 32
 _MOST_COMMUNICATORS = 64
 _FAREWELL = 29 << 26  # the upper five bits of a tag, which no message has
 
-_UNFINISHED: list[tuple[MPI.Request, torch.Tensor]] = []
+_UNFINISHED: list[tuple[MPI.Request, Tensor]] = []
 """What nobody waits for any more, and MPI may still read or write: both live as long as the process does."""
 
 
@@ -135,7 +136,7 @@ class MpiRequest:
     __slots__ = ("_is_exact", "_is_receive", "_request", "_tensor", "_wire", "peer")
 
     def __init__(
-        self, wire: MpiWire, request: MPI.Request, tensor: torch.Tensor, peer: int, is_receive: bool, is_exact: bool
+        self, wire: MpiWire, request: MPI.Request, tensor: Tensor, peer: int, is_receive: bool, is_exact: bool
     ) -> None:
         self._wire = wire
         self._tensor = tensor
@@ -218,19 +219,19 @@ class MpiWire:
         """How many ranks there are."""
         return self._size
 
-    def send(self, tensors: Sequence[torch.Tensor], rank: int, tag: int) -> MpiRequest:
+    def send(self, tensors: Sequence[Tensor], rank: int, tag: int) -> MpiRequest:
         """Start to send a contiguous tensor of the CPU."""
         (tensor,) = tensors
         request = self._communicators[tag >> self._bits].Isend(self._buffer(tensor), rank, tag & self._mask)
         return MpiRequest(self, request, tensor, rank, False, False)
 
-    def recv(self, tensors: Sequence[torch.Tensor], rank: int, tag: int, is_exact: bool = False) -> MpiRequest:
+    def recv(self, tensors: Sequence[Tensor], rank: int, tag: int, is_exact: bool = False) -> MpiRequest:
         """Start to receive one; what is shorter is refused if ``is_exact``."""
         (tensor,) = tensors
         request = self._communicators[tag >> self._bits].Irecv(self._buffer(tensor), rank, tag & self._mask)
         return MpiRequest(self, request, tensor, rank, True, is_exact)
 
-    def _buffer(self, tensor: torch.Tensor) -> list[Any]:
+    def _buffer(self, tensor: Tensor) -> list[Any]:
         num_bytes = tensor.nbytes
         return [self.mpi.buffer.fromaddress(tensor.data_ptr(), num_bytes), num_bytes, self.mpi.BYTE]
 
@@ -251,12 +252,12 @@ class MpiWorks(Works):
         self._farewells = {rank: self._farewell(wire.recv, rank) for rank in others}
         self._has_left = False
 
-    def wait(self, work: dist.Work, what: Words, peer: Words, deadline: Deadline) -> None:
+    def wait(self, work: dist.Work, what: ErrorWords, peer: ErrorWords, deadline: Deadline) -> None:
         request = cast("MpiRequest", work)
         self.until(request.test, what, lambda: (request.peer,), deadline)
 
     def until(
-        self, is_done: Callable[[], bool], what: Words, peers: Callable[[], Sequence[int]], deadline: Deadline
+        self, is_done: Callable[[], bool], what: ErrorWords, peers: Callable[[], Sequence[int]], deadline: Deadline
     ) -> None:
         """Until ``is_done()``, which depends on what ``peers()`` do.
 
@@ -281,7 +282,7 @@ class MpiWorks(Works):
                 pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
                 self._go_on()
         except self._wire.mpi.Exception as error:
-            raise gone(words(what), self.rank, _names(peers()), str(error)) from error
+            raise gone(words(what), self.rank, named(peers()), str(error)) from error
 
     def run(self, steps: MpiSteps) -> None:
         """Take the steps of something beside all waits of this rank."""
@@ -296,20 +297,20 @@ class MpiWorks(Works):
         self._running.clear()
 
     def _look(
-        self, is_done: Callable[[], bool], what: Words, peers: Callable[[], Sequence[int]], deadline: Deadline
+        self, is_done: Callable[[], bool], what: ErrorWords, peers: Callable[[], Sequence[int]], deadline: Deadline
     ) -> None:
-        left = [rank for rank in peers() if self._farewells[rank].test()]
-        if left:
+        departed = [rank for rank in peers() if self._farewells[rank].test()]
+        if departed:
             end_s = time.monotonic() + _STRAGGLE_S
             while time.monotonic() < end_s:
                 if is_done():
                     return
             self._fail()
-            raise gone(words(what), self.rank, _names(left), "it has left the job, or waited in vain itself")
+            raise gone(words(what), self.rank, named(departed), "it has left the job, or waited in vain itself")
         if deadline.waited_s() >= deadline.limit_s:
             self._fail()
             self.leave()
-            raise deadline.error(words(what), self.rank, _names(peers()))
+            raise deadline.error(words(what), self.rank, named(peers()))
 
     def _fail(self) -> None:
         atexit.unregister(_leave)
@@ -330,8 +331,8 @@ class MpiExchange:
         self,
         works: MpiWorks,
         requests: list[MpiRequest],
-        copies: list[tuple[torch.Tensor, torch.Tensor]],
-        what: Words,
+        copies: list[tuple[Tensor, Tensor]],
+        what: ErrorWords,
     ) -> None:
         self._works = works
         self._requests = requests
@@ -368,7 +369,3 @@ class MpiSteps(Steps):
         while self.now is not None and self.now.is_done():
             self.go_on()
         return self.now is None
-
-
-def _names(ranks: Sequence[int]) -> str:
-    return ", ".join(f"rank {rank}" for rank in ranks)

@@ -15,6 +15,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from cuda_ops._torch import Store
 from planner.ir.errors import TransportError
@@ -70,7 +71,7 @@ class _ChannelReceive:
     """A message to come: its frame, then the tensors that travel alone."""
 
     layout: FrameLayout
-    buffers: list[torch.Tensor]
+    buffers: list[Tensor]
     works: list[dist.Work]
 
 
@@ -80,7 +81,7 @@ class _ChannelSend:
 
     key: Key
     destination: int
-    buffers: list[torch.Tensor]
+    buffers: list[Tensor]
     works: list[dist.Work]
 
 
@@ -91,7 +92,7 @@ class _Unchecked:
     key: Key
     source: int
     layout: FrameLayout
-    header: torch.Tensor
+    header: Tensor
 
 
 class ChannelTransport(GroupCollectives):
@@ -157,7 +158,7 @@ class ChannelTransport(GroupCollectives):
         works = self._works.start(begin, ("receive", key), ("rank", source))
         self._receives[key, source] = _ChannelReceive(layout, buffers, works)
 
-    def receive(self, key: Key, source: int) -> tuple[torch.Tensor, ...]:
+    def receive(self, key: Key, source: int) -> tuple[Tensor, ...]:
         if key.kind in self._host_kinds:
             return self._peers[source].receive(key, self._works.deadline())
         posted = self._receives.pop((key, source), None)
@@ -170,7 +171,7 @@ class ChannelTransport(GroupCollectives):
         self._unchecked.append(_Unchecked(key, source, posted.layout, frame[:HEADER_BYTES].clone()))
         return whole(posted.layout, views(frame, posted.layout), alone)
 
-    def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
+    def send(self, key: Key, destination: int, tensors: Sequence[Tensor]) -> None:
         if key.kind in self._host_kinds:
             self._peers[destination].send(key, tensors)
             return
@@ -269,7 +270,7 @@ class ChannelTransport(GroupCollectives):
             )
         return link
 
-    def _frame(self, key: Key, layout: FrameLayout) -> torch.Tensor:
+    def _frame(self, key: Key, layout: FrameLayout) -> Tensor:
         frame = torch.empty(layout.total_bytes, dtype=torch.uint8, device=self.device)
         header = torch.frombuffer(bytearray(header_of(key, layout, 0, 0)), dtype=torch.uint8)
         frame[:HEADER_BYTES].copy_(header)
@@ -291,7 +292,7 @@ def _other(group: dist.ProcessGroup) -> int:
     return 1 - group.rank()
 
 
-def _each(begin: Callable[..., dist.Work], buffers: list[torch.Tensor], position: int) -> list[dist.Work]:
+def _each(begin: Callable[..., dist.Work], buffers: list[Tensor], position: int) -> list[dist.Work]:
     return [begin([buffer], position, 0) for buffer in buffers]
 
 
@@ -319,7 +320,8 @@ def open_nccl(
     torch.cuda.set_device(device)
     make = partial(
         ChannelTransport,
-        *(channels, groups),
+        channels,
+        groups,
         backend="nccl",
         device=device,
         host_kinds=host_kinds,

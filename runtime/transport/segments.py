@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from cuda_ops.device.compiling import CannotCompileError, LibrarySources, compiled
@@ -188,8 +189,8 @@ class SharedSegments:
         self._offset = ctypes.c_uint64()
         self._last_counts = ctypes.c_uint64()
         self._view = ctypes.c_void_p()
-        self._memory: dict[int, torch.Tensor] = {rank: self._all_of(rank)}
-        self._kept: dict[tuple[int, int, Spec], torch.Tensor] = {}
+        self._memory: dict[int, Tensor] = {rank: self._all_of(rank)}
+        self._kept: dict[tuple[int, int, Spec], Tensor] = {}
         self._frames: dict[tuple[int, FrameLayout], Frame] = {}
         self._charge: int | None = None
         self.count_memory()
@@ -231,7 +232,7 @@ class SharedSegments:
         if not calls.put(self._context, rank, channel, address, num_bytes, guard):
             raise self._is_full(num_bytes)
 
-    def put_cut(self, tensor: torch.Tensor, rank: int, channel: int, guard: int) -> bool:
+    def put_cut(self, tensor: Tensor, rank: int, channel: int, guard: int) -> bool:
         """As :meth:`put` of what is cut out of a tensor along one dim; nothing, and False, if it lies otherwise.
 
         Raises:
@@ -242,7 +243,7 @@ class SharedSegments:
             self.put_rows(tensor.data_ptr(), rows, rank, channel, guard)
         return rows is not None
 
-    def put_rows(self, address: int, rows: Rows, rank: int, channel: int, guard: int) -> None:
+    def put_rows(self, address: int, rows: StridedRows, rank: int, channel: int, guard: int) -> None:
         """As :meth:`put` of stretches of memory, the first of them at ``address``.
 
         Raises:
@@ -283,7 +284,7 @@ class SharedSegments:
             ["fewer micro-batches in flight", "--transport gloo"],
         )
 
-    def tensor(self, owner: int, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def tensor(self, owner: int, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A block's data for a moment, by its owner or while it has a reader; not to be handed on."""
         place = (owner, offset, (shape, dtype))
         view = self._kept.get(place)
@@ -296,7 +297,7 @@ class SharedSegments:
             view = self._kept[place] = self._memory[owner][offset : offset + num_bytes].view(dtype).view(shape)
         return view
 
-    def send(self, rank: int, channel: int, key: Key, tensors: Sequence[torch.Tensor]) -> bool:
+    def send(self, rank: int, channel: int, key: Key, tensors: Sequence[Tensor]) -> bool:
         """Announces a message to one rank: a frame of copies of the tensors, on any device and of any strides.
 
         Returns:
@@ -350,13 +351,13 @@ class SharedSegments:
         )
         return ended
 
-    def taken(self, layout: FrameLayout) -> tuple[torch.Tensor, ...]:
+    def taken(self, layout: FrameLayout) -> tuple[Tensor, ...]:
         """The tensors of the message that was received last, where its sender wrote them.
 
         Its block goes back when the last of them, and of their views, is gone; until then it counts as memory of this
         rank's tensors, where somebody counts.
         """
-        message: torch.Tensor = from_dlpack(_new_capsule(self._view, b"dltensor", None))
+        message: Tensor = from_dlpack(_new_capsule(self._view, b"dltensor", None))
         return (message,) if _shape_of(layout).start else tuple(views(message, layout))
 
     def header(self, owner: int, offset: int) -> memoryview:
@@ -444,7 +445,7 @@ class SharedSegments:
             self._calls.free(self._context)
             self._context = None
 
-    def _all_of(self, rank: int) -> torch.Tensor:
+    def _all_of(self, rank: int) -> Tensor:
         base = self._calls.base(self._context, rank)
         size = self._calls.size(self._context, rank)
         return torch.frombuffer((ctypes.c_uint8 * size).from_address(base), dtype=torch.uint8)
@@ -466,12 +467,12 @@ def _shape_of(layout: FrameLayout) -> _Shape:
     return _Shape(HEADER_BYTES, _CODES[dtype], 8 * dtype.itemsize, len(shape), shape)
 
 
-Rows = tuple[int, int, int]
+StridedRows = tuple[int, int, int]
 """How many stretches of memory, bytes of each, bytes from one to the next."""
 
 
 @functools.lru_cache(maxsize=1024)
-def rows_of(shape: torch.Size, strides: tuple[int, ...], itemsize: int) -> Rows | None:
+def rows_of(shape: torch.Size, strides: tuple[int, ...], itemsize: int) -> StridedRows | None:
     """The stretches that make up such a tensor; None: it is no such.
 
     Elements of a stretch follow one another, and stretches are equally far apart.

@@ -20,6 +20,7 @@ from functools import lru_cache, partial
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.errors import TransportError
@@ -27,10 +28,10 @@ from runtime.timeouts import TRANSPORT_S
 from runtime.transport.base import (
     KEYED,
     Deadline,
+    ErrorWords,
     Key,
     Pending,
     Spec,
-    Words,
     add_in_order,
     gone,
     has_values,
@@ -39,7 +40,18 @@ from runtime.transport.base import (
 )
 from runtime.transport.collectives import ByRank, ExchangedCollectives, Meeting, Steps
 from runtime.transport.frame import FrameLayout, another, header_of, layout_of, tag
-from runtime.transport.segments import GONE, HERE, LATE, NOW_S, WATCHED, WRONG, ByteRange, Rows, SharedSegments, rows_of
+from runtime.transport.segments import (
+    GONE,
+    HERE,
+    LATE,
+    NOW_S,
+    WATCHED,
+    WRONG,
+    ByteRange,
+    SharedSegments,
+    StridedRows,
+    rows_of,
+)
 
 SPIN_S = 10e-3
 """So long a wait looks before it sleeps, where every rank has a core of its own."""
@@ -51,7 +63,7 @@ _MESSAGE, _KEYED, _EXCHANGE, _BARRIER, _GROUP, _SECOND = (kind << 56 for kind in
 _PLACE_SHIFT = 32
 _KEY_SHIFT = 16
 _NUMBERS = (1 << 32) - 1
-_EXCHANGING: Words = ("exchange",)
+_EXCHANGING: ErrorWords = ("exchange",)
 _MOST_SENT = 16  # are remembered before it is asked which of them were taken
 
 
@@ -102,7 +114,7 @@ class SharedMemoryTransport(ExchangedCollectives):
             raise TransportError(f"{key} from rank {source} is announced twice")
         self._announced[source][key] = layout_of(specs)
 
-    def receive(self, key: Key, source: int) -> tuple[torch.Tensor, ...]:
+    def receive(self, key: Key, source: int) -> tuple[Tensor, ...]:
         layout = self._announced[source].pop(key, None)
         if layout is None:
             raise TransportError(f"{key} from rank {source} was not announced")
@@ -116,7 +128,7 @@ class SharedMemoryTransport(ExchangedCollectives):
             raise another(segments.header(source, segments.block_offset), header, key, source)
         return segments.taken(layout)
 
-    def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
+    def send(self, key: Key, destination: int, tensors: Sequence[Tensor]) -> None:
         channel = _MESSAGE | tag(key)
         sent = self._sent[destination]
         if self._why_unusable or not self.segments.send(destination, channel, key, tensors):
@@ -171,7 +183,7 @@ class SharedMemoryTransport(ExchangedCollectives):
         coming = [(rank, channel, tensor, _place(tensor)) for rank, tensor in received.items()]
         return _BlockExchange(self, coming, meeting.what)
 
-    def is_in_parts(self, tensor: torch.Tensor, num_ranks: int) -> bool:
+    def is_in_parts(self, tensor: Tensor, num_ranks: int) -> bool:
         return self._in_parts and num_ranks > 2 and tensor.nbytes >= IN_PARTS_BYTES
 
     def added(self, meeting: Meeting, terms: ByRank) -> Iterator[Pending]:
@@ -217,7 +229,7 @@ class SharedMemoryTransport(ExchangedCollectives):
             self._forget_taken(rank)
         return sum(map(len, self._announced)), sum(map(len, self._sent))
 
-    def require_usable(self, what: Words, rank: int | None = None) -> None:
+    def require_usable(self, what: ErrorWords, rank: int | None = None) -> None:
         """Raises as every wait, for ``rank``, where no peer can be reached any more."""
         if self._why_unusable:
             raise self._gone(what, self.rank if rank is None else rank)
@@ -226,7 +238,7 @@ class SharedMemoryTransport(ExchangedCollectives):
         """``ranks`` but this one, in order."""
         return tuple(rank for rank in ranks if rank != self.rank)
 
-    def next_block(self, rank: int, channel: int, what: Words, deadline: Deadline) -> int:
+    def next_block(self, rank: int, channel: int, what: ErrorWords, deadline: Deadline) -> int:
         """The next block that ``rank`` announces on ``channel``; raises as every wait."""
         if self._why_unusable:
             raise self._gone(what, rank)
@@ -234,7 +246,7 @@ class SharedMemoryTransport(ExchangedCollectives):
             self._wait(partial(self.segments.wait, rank, channel), rank, what, deadline)
         return self.segments.block_offset
 
-    def put(self, tensor: torch.Tensor, ranks: tuple[int, ...], channel: int, what: Words) -> None:
+    def put(self, tensor: Tensor, ranks: tuple[int, ...], channel: int, what: ErrorWords) -> None:
         """Copies ``tensor`` into one block and announces it to ``ranks``."""
         if not ranks:
             return
@@ -250,7 +262,7 @@ class SharedMemoryTransport(ExchangedCollectives):
         for rank in ranks:
             self.segments.announce(rank, channel, offset)
 
-    def fetch(self, tensor: torch.Tensor, rank: int, channel: int, what: Words, deadline: Deadline) -> None:
+    def fetch(self, tensor: Tensor, rank: int, channel: int, what: ErrorWords, deadline: Deadline) -> None:
         """Waits for a block of the size and dtype of ``tensor``, which becomes what lies there."""
         place = _place(tensor)
         if place is None:
@@ -263,7 +275,7 @@ class SharedMemoryTransport(ExchangedCollectives):
         if self._wait(partial(self.segments.fetch, place, rank, channel), rank, what, deadline) == WRONG:
             raise self._unlike(tensor, rank, self.segments.block_offset, what)
 
-    def fetch_now(self, tensor: torch.Tensor, place: ByteRange, rank: int, channel: int, what: Words) -> bool:
+    def fetch_now(self, tensor: Tensor, place: ByteRange, rank: int, channel: int, what: ErrorWords) -> bool:
         """As :meth:`fetch`, if that takes no wait, of a tensor that lies at ``place``."""
         if self._why_unusable:
             raise self._gone(what, rank)
@@ -284,7 +296,7 @@ class SharedMemoryTransport(ExchangedCollectives):
         if sums in self._unfinished:
             self._unfinished.remove(sums)
 
-    def _put_all(self, sent: ByRank, channel: int, what: Words) -> None:
+    def _put_all(self, sent: ByRank, channel: int, what: ErrorWords) -> None:
         """Puts what goes to several ranks into one block."""
         for tensor in {id(tensor): tensor for tensor in sent.values()}.values():
             self.put(tensor, tuple(rank for rank, one in sent.items() if one is tensor), channel, what)
@@ -301,20 +313,20 @@ class SharedMemoryTransport(ExchangedCollectives):
         number = self._counts[counted] = self._counts.get(counted, 0) + 1
         return number & _NUMBERS
 
-    def term(self, like: torch.Tensor, rank: int, offset: int, what: Words) -> torch.Tensor:
+    def term(self, like: Tensor, rank: int, offset: int, what: ErrorWords) -> Tensor:
         """What lies in a block of ``rank``, of the size and dtype of ``like``; the block is to be let go of."""
         if self.segments.about(rank, offset) != (like.nbytes, _guard(like)):
             raise self._unlike(like, rank, offset, what)
         return self.segments.tensor(rank, offset, like.shape, like.dtype)
 
-    def _unlike(self, like: torch.Tensor, rank: int, offset: int, what: Words) -> TransportError:
+    def _unlike(self, like: Tensor, rank: int, offset: int, what: ErrorWords) -> TransportError:
         num_bytes, _ = self.segments.about(rank, offset)
         return TransportError(
             f"{words(what)}: rank {self.rank} expects {tuple(like.shape)} {like.dtype} from rank {rank}",
             [f"expected {like.nbytes} bytes, came {num_bytes} bytes", "or they are of another dtype"],
         )
 
-    def _wait(self, look: Callable[[float, float, bool], int], rank: int, what: Words, deadline: Deadline) -> int:
+    def _wait(self, look: Callable[[float, float, bool], int], rank: int, what: ErrorWords, deadline: Deadline) -> int:
         """How it ended that ``look(seconds, seconds awake, whether watched channels count)`` found something."""
         if self._why_unusable:
             raise self._gone(what, rank)
@@ -335,12 +347,12 @@ class SharedMemoryTransport(ExchangedCollectives):
         while len(sent) > self._num_sent[rank] - self.segments.num_taken(rank):
             sent.popleft()
 
-    def _gone(self, what: Words, rank: int) -> TransportError:
+    def _gone(self, what: ErrorWords, rank: int) -> TransportError:
         why = self._why_unusable or "it has closed its transport, or ended"
         return gone(words(what), self.rank, f"rank {rank}", why)
 
 
-_Receive = tuple[int, torch.Tensor, ByteRange | None]  # from which rank, and where it belongs
+_Receive = tuple[int, Tensor, ByteRange | None]  # from which rank, and where it belongs
 
 
 class _BlockExchange:
@@ -351,8 +363,8 @@ class _BlockExchange:
     def __init__(
         self,
         transport: SharedMemoryTransport,
-        coming: Sequence[tuple[int, int, torch.Tensor, ByteRange | None]],
-        what: Words,
+        coming: Sequence[tuple[int, int, Tensor, ByteRange | None]],
+        what: ErrorWords,
     ) -> None:
         self._transport = transport
         self._coming = coming
@@ -379,7 +391,7 @@ class _Blocks:
     __slots__ = ("_channel", "_like", "_ranks", "_transport", "_what", "offsets")
 
     def __init__(
-        self, transport: SharedMemoryTransport, like: torch.Tensor, ranks: tuple[int, ...], channel: int, what: Words
+        self, transport: SharedMemoryTransport, like: Tensor, ranks: tuple[int, ...], channel: int, what: ErrorWords
     ) -> None:
         self._transport = transport
         self._like = like
@@ -407,7 +419,7 @@ class _Blocks:
         """Whether a wait for something else hears of them."""
         return self._channel >= WATCHED
 
-    def terms(self) -> list[torch.Tensor]:
+    def terms(self) -> list[Tensor]:
         """What lies there, in the order of ranks."""
         return [self._transport.term(self._like, rank, self.offsets[rank], self._what) for rank in self._ranks]
 
@@ -437,7 +449,7 @@ class Lanes:
     def __init__(
         self,
         transport: SharedMemoryTransport,
-        sends: Sequence[tuple[int, int, Rows, int]],
+        sends: Sequence[tuple[int, int, StridedRows, int]],
         receives: Sequence[_Receive],
         key: int | None,
     ) -> None:
@@ -446,7 +458,7 @@ class Lanes:
         self._receives = receives
         self._key = key
 
-    def start(self, whole: torch.Tensor) -> Pending:
+    def start(self, whole: Tensor) -> Pending:
         """Sends the parts of ``whole``, contiguous and on the processor; what comes is there after the wait."""
         transport = self._transport
         key = self._key
@@ -472,10 +484,10 @@ def _receives(received: ByRank) -> list[_Receive]:
     return [(rank, tensor, _place(tensor)) for rank, tensor in received.items() if tensor.numel()]
 
 
-def _place(tensor: torch.Tensor) -> ByteRange | None:
+def _place(tensor: Tensor) -> ByteRange | None:
     return ByteRange(tensor.data_ptr(), tensor.nbytes, _guard(tensor)) if is_plain(tensor) else None
 
 
-def _guard(tensor: torch.Tensor) -> int:
+def _guard(tensor: Tensor) -> int:
     """Terms of different size or dtype must not meet."""
     return _guard_of(tensor.numel(), tensor.dtype)

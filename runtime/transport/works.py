@@ -17,10 +17,11 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from planner.ir.errors import TransportError
 from runtime.timeouts import TRANSPORT_S
-from runtime.transport.base import Deadline, Words, gone, words
+from runtime.transport.base import Deadline, ErrorWords, gone, words
 
 T = TypeVar("T")
 _SHORTEST_PAUSE_S = 20e-6
@@ -38,7 +39,7 @@ class Works:
         """Of a wait that begins now."""
         return Deadline(self.deadline_s)
 
-    def start(self, begin: Callable[[], T], what: Words, peer: Words) -> T:
+    def start(self, begin: Callable[[], T], what: ErrorWords, peer: ErrorWords) -> T:
         """What ``begin`` starts.
 
         Raises:
@@ -49,7 +50,7 @@ class Works:
         except RuntimeError as error:
             raise gone(words(what), self.rank, words(peer), str(error)) from error
 
-    def wait(self, work: dist.Work, what: Words, peer: Words, deadline: Deadline) -> None:
+    def wait(self, work: dist.Work, what: ErrorWords, peer: ErrorWords, deadline: Deadline) -> None:
         """Until what follows on this thread may use what ``work`` brings.
 
         Raises:
@@ -64,7 +65,7 @@ class Works:
                 raise deadline.error(words(what), self.rank, words(peer)) from error
             raise gone(words(what), self.rank, words(peer), str(error)) from error
 
-    def finish(self, work: dist.Work, what: Words, peer: Words, deadline: Deadline) -> None:
+    def finish(self, work: dist.Work, what: ErrorWords, peer: ErrorWords, deadline: Deadline) -> None:
         """Until ``work`` is done; raises as :meth:`wait`."""
         self.wait(work, what, peer, deadline)
 
@@ -95,13 +96,13 @@ class StreamWorks(Works):
 
     def __init__(self, rank: int) -> None:
         super().__init__(rank)
-        self._waited_for: deque[tuple[dist.Work, Words, Words]] = deque()
+        self._waited_for: deque[tuple[dist.Work, ErrorWords, ErrorWords]] = deque()
 
-    def wait(self, work: dist.Work, what: Words, peer: Words, deadline: Deadline) -> None:
+    def wait(self, work: dist.Work, what: ErrorWords, peer: ErrorWords, deadline: Deadline) -> None:
         self.start(work.wait, what, peer)
         self._waited_for.append((work, what, peer))
 
-    def finish(self, work: dist.Work, what: Words, peer: Words, deadline: Deadline) -> None:
+    def finish(self, work: dist.Work, what: ErrorWords, peer: ErrorWords, deadline: Deadline) -> None:
         pause_s = _SHORTEST_PAUSE_S
         while not self.start(work.is_completed, what, peer):
             if deadline.waited_s() >= deadline.limit_s:
@@ -124,7 +125,7 @@ class PostedReceive:
     """A posted receive and its buffer."""
 
     work: dist.Work
-    buffer: torch.Tensor
+    buffer: Tensor
 
 
 class Barrier:

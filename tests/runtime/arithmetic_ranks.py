@@ -121,7 +121,7 @@ class _Rank:
             executor.run()
             assert executor.num_left == 0
             assert self.transport.num_buffers() == (0, 0)
-            assert not any(local_stage.program.num_held for local_stage in local_stages.values())
+            assert not any(local_stage.program.num_in_flight for local_stage in local_stages.values())
             losses.append(sum(local_stage.loss() for local_stage in local_stages.values()) / sum(rows))
         weights = {
             name: parameter.detach()

@@ -15,7 +15,7 @@ from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import Triple
 from cuda_ops.sparse.nn import Conv3d
 
-Change = Callable[[Tensor], Tensor]
+WeightChange = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)

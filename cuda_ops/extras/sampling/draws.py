@@ -25,7 +25,7 @@ from cuda_ops.device.compiling import CannotCompileError, LibrarySources, compil
 from cuda_ops.extras.sampling.graph import GraphError, NodeGraph
 
 _LOGGER = logging.getLogger(__name__)
-Ints = NDArray[np.int64]
+NodeIds = NDArray[np.int64]
 _STEP = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
 _FIRST = 0xBF58476D1CE4E5B9
@@ -52,7 +52,9 @@ def _mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 class NeighbourDraws(Protocol):
     """How neighbours are drawn, and what was drawn becomes rows."""
 
-    def sample(self, graph: NodeGraph, nodes: Ints, fanout: int, base: int, *, with_self: bool) -> tuple[Ints, Ints]:
+    def sample(
+        self, graph: NodeGraph, nodes: NodeIds, fanout: int, base: int, *, with_self: bool
+    ) -> tuple[NodeIds, NodeIds]:
         """How many neighbours each node has, (nodes,), and all of them, those of a node together.
 
         Args:
@@ -60,21 +62,20 @@ class NeighbourDraws(Protocol):
             base: from :func:`base_of`.
             with_self: whether each node comes behind its own neighbours.
         """
-        ...
 
-    def relabel(self, graph: NodeGraph, targets: Ints, sampled: Ints) -> tuple[Ints, Ints, Ints]:
+    def relabel(self, graph: NodeGraph, targets: NodeIds, sampled: NodeIds) -> tuple[NodeIds, NodeIds, NodeIds]:
         """The distinct nodes, those of ``targets`` first, and the rows of ``targets`` and ``sampled`` among them."""
-        ...
 
-    def gather(self, values: NDArray[Any], nodes: Ints) -> NDArray[Any]:
+    def gather(self, values: NDArray[Any], nodes: NodeIds) -> NDArray[Any]:
         """Rows of features."""
-        ...
 
 
 class PlainDraws:
     """In numpy."""
 
-    def sample(self, graph: NodeGraph, nodes: Ints, fanout: int, base: int, *, with_self: bool) -> tuple[Ints, Ints]:
+    def sample(
+        self, graph: NodeGraph, nodes: NodeIds, fanout: int, base: int, *, with_self: bool
+    ) -> tuple[NodeIds, NodeIds]:
         """See :class:`NeighbourDraws`."""
         first = graph.starts[nodes]
         degrees = graph.starts[nodes + 1] - graph.starts[nodes]
@@ -102,7 +103,7 @@ class PlainDraws:
         neighbours = graph.neighbours[at].astype(np.int64) if len(graph.neighbours) else np.zeros(len(owner), np.int64)
         return counts, np.where(is_self, nodes[owner], neighbours)
 
-    def relabel(self, graph: NodeGraph, targets: Ints, sampled: Ints) -> tuple[Ints, Ints, Ints]:
+    def relabel(self, graph: NodeGraph, targets: NodeIds, sampled: NodeIds) -> tuple[NodeIds, NodeIds, NodeIds]:
         """See :class:`NeighbourDraws`."""
         both = np.concatenate([targets, sampled])
         values, first, inverse = np.unique(both, return_index=True, return_inverse=True)
@@ -112,7 +113,7 @@ class PlainDraws:
         rows = rank[inverse]
         return values[order], rows[: len(targets)], rows[len(targets) :]
 
-    def gather(self, values: NDArray[Any], nodes: Ints) -> NDArray[Any]:
+    def gather(self, values: NDArray[Any], nodes: NodeIds) -> NDArray[Any]:
         """See :class:`NeighbourDraws`."""
         return np.asarray(values[nodes])
 
@@ -135,7 +136,9 @@ class CompiledDraws:
         self._gather.restype = None
         self._gather.argtypes = (pointer, pointer, number, number, pointer)
 
-    def sample(self, graph: NodeGraph, nodes: Ints, fanout: int, base: int, *, with_self: bool) -> tuple[Ints, Ints]:
+    def sample(
+        self, graph: NodeGraph, nodes: NodeIds, fanout: int, base: int, *, with_self: bool
+    ) -> tuple[NodeIds, NodeIds]:
         """See :class:`NeighbourDraws`."""
         nodes = np.ascontiguousarray(nodes)
         most = fanout * len(nodes) if fanout >= 0 else int((graph.starts[nodes + 1] - graph.starts[nodes]).sum())
@@ -158,7 +161,7 @@ class CompiledDraws:
             raise GraphError("starts or neighbours of the graph point outside of it: its files are damaged")
         return counts, neighbours[:total]
 
-    def relabel(self, graph: NodeGraph, targets: Ints, sampled: Ints) -> tuple[Ints, Ints, Ints]:
+    def relabel(self, graph: NodeGraph, targets: NodeIds, sampled: NodeIds) -> tuple[NodeIds, NodeIds, NodeIds]:
         """See :class:`NeighbourDraws`."""
         targets = np.ascontiguousarray(targets)
         sampled = np.ascontiguousarray(sampled)
@@ -185,7 +188,7 @@ class CompiledDraws:
             table = self._own.table = np.full(nodes, -1, np.int32)
         return table
 
-    def gather(self, values: NDArray[Any], nodes: Ints) -> NDArray[Any]:
+    def gather(self, values: NDArray[Any], nodes: NodeIds) -> NDArray[Any]:
         """See :class:`NeighbourDraws`."""
         if not values.flags.c_contiguous:
             return np.asarray(values[nodes])

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cuda_ops.extras.sampling.draws import Ints, NeighbourDraws, base_of, fastest
+from cuda_ops.extras.sampling.draws import NeighbourDraws, NodeIds, base_of, fastest
 from cuda_ops.extras.sampling.graph import GraphError, NodeGraph
 
 _WORK_UNIT = 16  # parts of an edge, in which work is counted
@@ -67,7 +67,7 @@ class NeighbourSampler:
     def __reduce__(self) -> tuple[Any, ...]:
         return NeighbourSampler, (self.graph, tuple(self.fanouts), self.seed, self.self_loops)
 
-    def levels(self, seeds: Ints, draw: int) -> SampledLevels:
+    def levels(self, seeds: NodeIds, draw: int) -> SampledLevels:
         """The blocks of ``seeds`` (samples,) in the draw of that number.
 
         Raises:
@@ -75,7 +75,7 @@ class NeighbourSampler:
         """
         targets = self._nodes(seeds)
         draws = self.draws or fastest()
-        blocks: list[tuple[Ints, Ints]] = []
+        blocks: list[tuple[NodeIds, NodeIds]] = []
         sizes = [len(targets)]
         for layer in reversed(range(len(self.fanouts))):
             base = base_of(self.seed, draw, layer)
@@ -90,15 +90,15 @@ class NeighbourSampler:
         """The blocks and features of ``seeds``, as one batch."""
         return SampledGraph(self, torch.as_tensor(seeds, dtype=torch.int64), draw)
 
-    def features(self, nodes: Ints) -> Tensor:
+    def features(self, nodes: NodeIds) -> Tensor:
         """Rows of the graph's features."""
         return torch.from_numpy((self.draws or fastest()).gather(self.graph.features, nodes))
 
-    def work(self, seeds: Ints) -> Ints:
+    def work(self, seeds: NodeIds) -> NodeIds:
         """int64 (samples,): edges that each seed is expected to need alone, in sixteenths."""
         return _work(self.graph, self.fanouts, self.self_loops)[seeds]
 
-    def work_before(self, seeds: Ints) -> Ints:
+    def work_before(self, seeds: NodeIds) -> NodeIds:
         """int64 (samples + 1,): the work of the seeds before each place.
 
         Raises:
@@ -106,7 +106,7 @@ class NeighbourSampler:
         """
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.work(self._nodes(seeds)))])
 
-    def _nodes(self, seeds: Ints) -> Ints:
+    def _nodes(self, seeds: NodeIds) -> NodeIds:
         nodes = np.ascontiguousarray(seeds, dtype=np.int64)
         odd = nodes[(nodes < 0) | (nodes >= self.graph.num_nodes)]
         if len(odd):
@@ -119,7 +119,7 @@ class NeighbourSampler:
 
 
 @lru_cache(maxsize=4)
-def _work(graph: NodeGraph, fanouts: tuple[int, ...], self_loops: bool) -> Ints:
+def _work(graph: NodeGraph, fanouts: tuple[int, ...], self_loops: bool) -> NodeIds:
     """Of every node, layer by layer: its own edges, and those of whom it reads, as its neighbours have on average."""
     degrees = graph.degrees
     edges = np.zeros(graph.num_nodes)
@@ -143,8 +143,8 @@ class SampledLevels:
         sizes: rows of each level, 0 to L.
     """
 
-    nodes: Ints
-    blocks: tuple[tuple[Ints, Ints], ...]
+    nodes: NodeIds
+    blocks: tuple[tuple[NodeIds, NodeIds], ...]
     sizes: tuple[int, ...]
 
     @property

@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from cuda_ops.sparse.gpu.launch import block_of, jit, launch
 from cuda_ops.sparse.gpu.tiling import CONVOLUTION, WEIGHT, Arrangements, Configuration, configuration
@@ -84,7 +85,7 @@ def precision() -> str:
     return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
-def device_name(tensor: torch.Tensor) -> str:
+def device_name(tensor: Tensor) -> str:
     """Such as ``sm_90``; empty on a CPU."""
     if not tensor.is_cuda:
         return ""
@@ -103,11 +104,11 @@ def blocks(tile: Configuration, in_channels: int, out_channels: int) -> dict[str
 
 def sparse_conv(
     arrangements: Arrangements,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    neighbours: torch.Tensor,
-    reverse: torch.Tensor,
-) -> torch.Tensor:
+    x: Tensor,
+    weight: Tensor,
+    neighbours: Tensor,
+    reverse: Tensor,
+) -> Tensor:
     """``y[o] = sum_k x[neighbours[k, o]] @ weight[k]``: x [N, Cin], weight [K, Cin, Cout] of any strides."""
     if x.dtype == torch.float64:
         from cuda_ops.sparse import reference
@@ -118,9 +119,7 @@ def sparse_conv(
     return convolved(tile, arrangements, x, weight, neighbours)
 
 
-def convolved(
-    tile: Configuration, arrangements: Arrangements, x: torch.Tensor, weight: torch.Tensor, neighbours: torch.Tensor
-) -> torch.Tensor:
+def convolved(tile: Configuration, arrangements: Arrangements, x: Tensor, weight: Tensor, neighbours: Tensor) -> Tensor:
     """`sparse_conv` with a given configuration."""
     num_offsets, num_rows = neighbours.shape
     in_channels, out_channels = weight.shape[1:]
@@ -195,9 +194,7 @@ def add_shares(
     tl.store(dw + at, total.to(dw.dtype.element_ty), mask=exists)
 
 
-def sparse_conv_weight(
-    arrangements: Arrangements, x: torch.Tensor, dy: torch.Tensor, neighbours: torch.Tensor
-) -> torch.Tensor:
+def sparse_conv_weight(arrangements: Arrangements, x: Tensor, dy: Tensor, neighbours: Tensor) -> Tensor:
     """``dw[k] = sum_o x[neighbours[k, o]]^T dy[o]``: [K, Cin, Cout], of x's type."""
     if x.dtype == torch.float64:
         from cuda_ops.sparse import reference
@@ -209,8 +206,8 @@ def sparse_conv_weight(
 
 
 def weight_gradient(
-    tile: Configuration, arrangements: Arrangements, x: torch.Tensor, dy: torch.Tensor, neighbours: torch.Tensor
-) -> torch.Tensor:
+    tile: Configuration, arrangements: Arrangements, x: Tensor, dy: Tensor, neighbours: Tensor
+) -> Tensor:
     """`sparse_conv_weight` with a given configuration."""
     num_offsets, num_rows = neighbours.shape
     in_channels = x.shape[1]

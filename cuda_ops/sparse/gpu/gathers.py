@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from cuda_ops.sparse.gpu.launch import accumulator, block_of, jit, launch
 
@@ -82,7 +83,7 @@ def row_tile(num_columns: int) -> dict[str, int]:
     return {"ROWS": min(ELEMENTS // columns, 128), "COLUMNS": columns}
 
 
-def pack_rows(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def pack_rows(x: Tensor, index: Tensor) -> Tensor:
     """Rows index [R] of x [N, ...]."""
     flat = x.contiguous().flatten(1) if x.ndim > 1 else x.contiguous()[:, None]
     y = flat.new_empty((len(index), flat.shape[1]))
@@ -92,7 +93,7 @@ def pack_rows(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return y.view(len(index), *x.shape[1:])
 
 
-def unpack_add(base: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def unpack_add(base: Tensor, index: Tensor, rows: Tensor) -> Tensor:
     """Base [N, ...] with rows [R, ...] added at index [R]; those of one row one after another."""
     sums = base.clone(memory_format=torch.contiguous_format)
     if len(index):
@@ -100,9 +101,7 @@ def unpack_add(base: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> t
     return sums
 
 
-def add_in_order(
-    y: torch.Tensor, index: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor | None, entries_a_row: int
-) -> None:
+def add_in_order(y: Tensor, index: Tensor, rows: Tensor, weight: Tensor | None, entries_a_row: int) -> None:
     """Adds to y [N, C], in place, every entry e at index[e]: row ``e // entries_a_row`` of rows times weight[e].
 
     An index of -1 is nowhere.
@@ -166,7 +165,7 @@ def point_tile(num_channels: int) -> dict[str, int]:
     return {"POINTS": min(ELEMENTS // columns, 128), "COLUMNS": columns}
 
 
-def interpolate(x: torch.Tensor, index: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def interpolate(x: Tensor, index: Tensor, weight: Tensor) -> Tensor:
     """[P, C]: for every point the sum of rows index [P, E] of x [N, C] times weight [P, E]; -1 is an absent row."""
     num_points, num_entries = index.shape
     num_channels = x.shape[1]
@@ -181,7 +180,7 @@ def interpolate(x: torch.Tensor, index: torch.Tensor, weight: torch.Tensor) -> t
     return y
 
 
-def interpolate_backward(dy: torch.Tensor, index: torch.Tensor, weight: torch.Tensor, num_rows: int) -> torch.Tensor:
+def interpolate_backward(dy: Tensor, index: Tensor, weight: Tensor, num_rows: int) -> Tensor:
     """[num_rows, C]: every row gets dy [P, C] of the points that read it, times their weight, in the points' order."""
     dx = dy.new_zeros((num_rows, dy.shape[1]))
     if index.numel():
@@ -189,7 +188,7 @@ def interpolate_backward(dy: torch.Tensor, index: torch.Tensor, weight: torch.Te
     return dx
 
 
-def interpolate_weight(x: torch.Tensor, dy: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def interpolate_weight(x: Tensor, dy: Tensor, index: Tensor) -> Tensor:
     """[P, E]: the product of dy [P, C] and the row of x [N, C] that a point reads; 0 where it is absent."""
     num_points, num_entries = index.shape
     num_channels = x.shape[1]
@@ -230,7 +229,7 @@ def move_box(
         tl.store(x + at, total.to(x.dtype.element_ty), mask=here)
 
 
-def pack_boxes(x: torch.Tensor, boxes: Sequence[int]) -> torch.Tensor:
+def pack_boxes(x: Tensor, boxes: Sequence[int]) -> Tensor:
     """The elements of boxes of x one box after another, 1-D; boxes are flat: start, stop a dim, box by box."""
     pieces = list(parts(x, boxes))
     if not fits(x, pieces):
@@ -242,7 +241,7 @@ def pack_boxes(x: torch.Tensor, boxes: Sequence[int]) -> torch.Tensor:
     return buffer
 
 
-def unpack_boxes(buffer: torch.Tensor, x: torch.Tensor, boxes: Sequence[int], add: bool) -> torch.Tensor:
+def unpack_boxes(buffer: Tensor, x: Tensor, boxes: Sequence[int], add: bool) -> Tensor:
     """A copy of x with the elements of buffer put into its boxes, or added to them."""
     filled = x.clone(memory_format=torch.contiguous_format)
     pieces = list(parts(filled, boxes))
@@ -254,19 +253,19 @@ def unpack_boxes(buffer: torch.Tensor, x: torch.Tensor, boxes: Sequence[int], ad
     return filled
 
 
-def parts(x: torch.Tensor, boxes: Sequence[int]) -> Iterator[torch.Tensor]:
+def parts(x: Tensor, boxes: Sequence[int]) -> Iterator[Tensor]:
     """The boxes as views of x."""
     for first in range(0, len(boxes), 2 * x.ndim):
         bounds = boxes[first : first + 2 * x.ndim]
         yield x[tuple(slice(*pair) for pair in zip(bounds[::2], bounds[1::2], strict=True))]
 
 
-def fits(x: torch.Tensor, pieces: Sequence[torch.Tensor]) -> bool:
+def fits(x: Tensor, pieces: Sequence[Tensor]) -> bool:
     """Whether the kernel counts so many dims and elements."""
     return 0 < x.ndim <= DIMS and all(part.numel() <= MOST for part in pieces)
 
 
-def _move(pieces: Sequence[torch.Tensor], buffer: torch.Tensor, mode: int) -> None:
+def _move(pieces: Sequence[Tensor], buffer: Tensor, mode: int) -> None:
     first = 0
     for part in pieces:
         padding = DIMS - part.ndim

@@ -13,6 +13,7 @@ from typing import Any, Protocol, overload
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 # Sums of products may be fused; Triton warns where that is left open.
 OPTIONS = {"enable_fp_fusion": True}
@@ -48,12 +49,12 @@ def accumulator(dtype: torch.dtype) -> tl.dtype:
     return ACCUMULATORS.get(dtype, tl.float32)
 
 
-def on_device(tensor: torch.Tensor) -> AbstractContextManager[Any]:
+def on_device(tensor: Tensor) -> AbstractContextManager[Any]:
     """Triton launches on the current device, which need not be the tensor's."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
-def launch(kernel: TritonKernel, grid: Sequence[int], like: torch.Tensor, *arguments: Any, **options: Any) -> None:
+def launch(kernel: TritonKernel, grid: Sequence[int], like: Tensor, *arguments: Any, **options: Any) -> None:
     """Run ``kernel`` over ``grid``; an empty grid is no launch."""
     if min(grid) > 0:
         with on_device(like):

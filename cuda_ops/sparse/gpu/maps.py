@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from cuda_ops.sparse import keys
 from cuda_ops.sparse.gpu.launch import jit, launch
@@ -85,13 +86,13 @@ def reverse_rows(
 
 
 def kernel_map(
-    in_keys: torch.Tensor,
-    out_keys: torch.Tensor,
+    in_keys: Tensor,
+    out_keys: Tensor,
     kernel: Sequence[int],
     stride: Sequence[int],
     dilation: Sequence[int],
     transposed: bool,
-) -> torch.Tensor:
+) -> Tensor:
     """int32 [K, M]: the input row that output row o reads through offset k, or -1."""
     num_offsets = kernel[0] * kernel[1] * kernel[2]
     num_inputs = len(in_keys)
@@ -106,7 +107,7 @@ def kernel_map(
     return neighbours
 
 
-def reversed_map(neighbours: torch.Tensor, num_inputs: int) -> torch.Tensor:
+def reversed_map(neighbours: Tensor, num_inputs: int) -> Tensor:
     """int32 [K, N]: the output row that reads input row j through offset k, or -1."""
     num_offsets, num_outputs = neighbours.shape
     reverse = torch.full((num_offsets, num_inputs), -1, dtype=torch.int32, device=neighbours.device)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from cuda_ops.sparse.gpu.launch import accumulator, block_of, jit, launch
 
@@ -76,9 +77,7 @@ def window_tile(num_channels: int) -> dict[str, int]:
     return {"ROWS": min(ELEMENTS // columns, 256), "COLUMNS": columns}
 
 
-def sparse_max_pool(
-    x: torch.Tensor, neighbours: torch.Tensor, reverse: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def sparse_max_pool(x: Tensor, neighbours: Tensor, reverse: Tensor) -> tuple[Tensor, Tensor]:
     """Largest neighbour [M, C] and its input row int32 [M, C]; 0 and -1 where there is none."""
     num_offsets, num_rows = neighbours.shape
     num_channels = x.shape[1]
@@ -94,17 +93,17 @@ def sparse_max_pool(
     return y, argmax
 
 
-def sparse_max_pool_backward(dy: torch.Tensor, argmax: torch.Tensor, reverse: torch.Tensor) -> torch.Tensor:
+def sparse_max_pool_backward(dy: Tensor, argmax: Tensor, reverse: Tensor) -> Tensor:
     """[N, C]: every input row gets the gradients dy [M, C] of the outputs that took it."""
     return _sum_pool(dy, reverse, argmax)
 
 
-def sparse_sum_pool(x: torch.Tensor, neighbours: torch.Tensor, reverse: torch.Tensor) -> torch.Tensor:
+def sparse_sum_pool(x: Tensor, neighbours: Tensor, reverse: Tensor) -> Tensor:
     """[M, C]: the sum of the neighbours that are there."""
     return _sum_pool(x, neighbours, None)
 
 
-def _sum_pool(x: torch.Tensor, neighbours: torch.Tensor, argmax: torch.Tensor | None) -> torch.Tensor:
+def _sum_pool(x: Tensor, neighbours: Tensor, argmax: Tensor | None) -> Tensor:
     num_offsets, num_rows = neighbours.shape
     num_channels = x.shape[1]
     y = x.new_empty((num_rows, num_channels))
@@ -221,13 +220,13 @@ def grid_of(num_segments: int, shares: int, num_channels: int, sizes: dict[str, 
     return triton.cdiv(num_segments, sizes["SEGMENTS"]), shares, triton.cdiv(num_channels, sizes["COLUMNS"])
 
 
-def runs(num_segments: int, shares: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def runs(num_segments: int, shares: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Starts and lengths of the shares of each segment."""
     starts = torch.arange(0, num_segments * shares, shares, device=like.device)
     return starts, torch.full_like(starts, shares)
 
 
-def segment_sum(x: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+def segment_sum(x: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
     """[B, C]: sums of rows starts[b] .. starts[b] + lengths[b] of x [N, C]; 0 for an empty segment."""
     num_segments = len(starts)
     num_rows, num_channels = x.shape
@@ -244,7 +243,7 @@ def segment_sum(x: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor) ->
     return y if shares == 1 else y.view(num_segments, shares, num_channels).sum(1).to(x.dtype)
 
 
-def segment_max(x: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def segment_max(x: Tensor, starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Largest value [B, C] of every segment and its row int32 [B, C]; 0 and -1 for an empty segment."""
     num_segments = len(starts)
     num_rows, num_channels = x.shape
@@ -259,9 +258,7 @@ def segment_max(x: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor) ->
     return torch.where(argmax < 0, 0, largest), argmax
 
 
-def _largest(
-    x: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, shares: int, sizes: dict[str, int]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _largest(x: Tensor, starts: Tensor, lengths: Tensor, shares: int, sizes: dict[str, int]) -> tuple[Tensor, Tensor]:
     num_segments = len(starts)
     num_channels = x.shape[1]
     y = x.new_empty((num_segments * shares, num_channels))
@@ -274,7 +271,7 @@ def _largest(
     return y, argmax
 
 
-def segment_expand(y: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, num_rows: int) -> torch.Tensor:
+def segment_expand(y: Tensor, starts: Tensor, lengths: Tensor, num_rows: int) -> Tensor:
     """[num_rows, C]: every row gets its segment's row of y [B, C]; rows of no segment get 0."""
     num_segments, num_channels = y.shape
     x = y.new_zeros((num_rows, num_channels))

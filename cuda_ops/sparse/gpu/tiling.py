@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from cuda_ops._torch import times_written
@@ -111,19 +112,19 @@ class OffsetPairs:
         counts: int32 [K], how many pairs there are.
     """
 
-    inputs: torch.Tensor
-    outputs: torch.Tensor
-    counts: torch.Tensor
+    inputs: Tensor
+    outputs: Tensor
+    counts: Tensor
 
 
 class Arrangements:
     """Arrangements by the map's tensor and the stream that reads it, dropped with the map."""
 
     def __init__(self) -> None:
-        self._grouped: MutableMapping[torch.Tensor, dict[int, torch.Tensor]] = WeakTensorKeyDictionary()
-        self._pairs: MutableMapping[torch.Tensor, dict[int, tuple[int, OffsetPairs]]] = WeakTensorKeyDictionary()
+        self._grouped: MutableMapping[Tensor, dict[int, Tensor]] = WeakTensorKeyDictionary()
+        self._pairs: MutableMapping[Tensor, dict[int, tuple[int, OffsetPairs]]] = WeakTensorKeyDictionary()
 
-    def grouped(self, neighbours: torch.Tensor) -> torch.Tensor | None:
+    def grouped(self, neighbours: Tensor) -> Tensor | None:
         """The output rows in groups, int32 [M]; None: as they are."""
         if capturing(neighbours):
             return None
@@ -133,7 +134,7 @@ class Arrangements:
             kept[stream] = grouped(neighbours)
         return kept[stream]
 
-    def pairs(self, neighbours: torch.Tensor) -> OffsetPairs:
+    def pairs(self, neighbours: Tensor) -> OffsetPairs:
         """The pairs of a map."""
         if capturing(neighbours):
             return pairs(neighbours)
@@ -145,17 +146,17 @@ class Arrangements:
         return kept[stream][1]
 
 
-def capturing(tensor: torch.Tensor) -> bool:
+def capturing(tensor: Tensor) -> bool:
     """Whether work on this tensor goes into a CUDA graph."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def stream_of(tensor: torch.Tensor) -> int:
+def stream_of(tensor: Tensor) -> int:
     """The stream that works on this tensor now."""
     return torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else 0
 
 
-def grouped(neighbours: torch.Tensor) -> torch.Tensor:
+def grouped(neighbours: Tensor) -> Tensor:
     """The output rows sorted by the set of their offsets, int32 [M]; the rarest offset counts most."""
     present = neighbours >= 0
     rarest_last = torch.argsort(present.sum(1), descending=True, stable=True)[:BITS]
@@ -164,7 +165,7 @@ def grouped(neighbours: torch.Tensor) -> torch.Tensor:
     return torch.argsort(sets, stable=True).to(torch.int32)
 
 
-def pairs(neighbours: torch.Tensor) -> OffsetPairs:
+def pairs(neighbours: Tensor) -> OffsetPairs:
     """The pairs of every offset, in the order of output rows."""
     num_offsets, num_rows = neighbours.shape
     present = neighbours >= 0

@@ -11,7 +11,7 @@ handed when it is loaded; so its sources include no header of torch, and compile
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from cuda_ops._torch import library_path
 from cuda_ops.sparse import reference
+from cuda_ops.sparse.keys import AxisInts
 
 
 class Library:
@@ -69,7 +70,6 @@ def _parallel_for() -> int:
     return ctypes.cast(symbol, ctypes.c_void_p).value or 0
 
 
-Triple = Sequence[int]
 _COMPUTED = (torch.float32, torch.float64)
 
 
@@ -93,15 +93,17 @@ class NativeOperators:
                 return keys, order
         return reference.sorted_sites(coordinates)  # which says what is wrong
 
-    def strided_sites(self, keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple) -> Tensor:
+    def strided_sites(self, keys: Tensor, kernel: AxisInts, stride: AxisInts, dilation: AxisInts) -> Tensor:
         """Every site whose field of a strided kernel holds one of keys [N]."""
         return self._moved_sites(keys, kernel, stride, dilation, generated=False)
 
-    def generated_sites(self, keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple) -> Tensor:
+    def generated_sites(self, keys: Tensor, kernel: AxisInts, stride: AxisInts, dilation: AxisInts) -> Tensor:
         """Every site that a transposed kernel writes to from keys [N]."""
         return self._moved_sites(keys, kernel, stride, dilation, generated=True)
 
-    def _moved_sites(self, keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple, generated: bool) -> Tensor:
+    def _moved_sites(
+        self, keys: Tensor, kernel: AxisInts, stride: AxisInts, dilation: AxisInts, generated: bool
+    ) -> Tensor:
         """Axis after axis; tensors take no more memory than what is written to them."""
         for axis in range(3):
             room = _empty(keys.shape[0] * kernel[axis])
@@ -110,7 +112,13 @@ class NativeOperators:
         return keys.clone()
 
     def kernel_map(
-        self, in_keys: Tensor, out_keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple, transposed: bool
+        self,
+        in_keys: Tensor,
+        out_keys: Tensor,
+        kernel: AxisInts,
+        stride: AxisInts,
+        dilation: AxisInts,
+        transposed: bool,
     ) -> Tensor:
         """int32 [K, M]: the input row that each output reads through each offset, or -1."""
         inputs = in_keys.shape[0]

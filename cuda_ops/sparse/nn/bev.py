@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.geometry import Bound, Grid, KernelMap, MapSpec, Route, RouteStep, Triple
+from cuda_ops.sparse.geometry import Bound, Grid, KernelMap, MapSpec, RouteStep, SiteRoute, Triple
 from cuda_ops.sparse.keys import HIGHEST, LOWEST
 from cuda_ops.sparse.nn.functional import on_grid
 from cuda_ops.sparse.nn.tensor import SparseTensor, require_channels, require_same_sites, triple
@@ -251,13 +251,13 @@ class ToBEVHeightCompression(nn.Module):
         return f"{self.channels}, shape={self.shape}, offset={self.offset}, dim={self.dim}"
 
 
-def _gathered(x: SparseTensor, route: Route) -> SparseTensor:
+def _gathered(x: SparseTensor, route: SiteRoute) -> SparseTensor:
     """The features of ``x`` at the sites of another set of the same stride; 0 where ``x`` has no site."""
     kernel_map = x.geometry.map(MapSpec(x.route, route, (1, 1, 1)))
     return x.with_feats(torch.ops.halopipe.sparse_sum_pool(x.feats, kernel_map.neighbours, kernel_map.reverse), route)
 
 
-def _columns(x: SparseTensor, axis: int, bound: tuple[int, int]) -> tuple[Route, KernelMap]:
+def _columns(x: SparseTensor, axis: int, bound: tuple[int, int]) -> tuple[SiteRoute, KernelMap]:
     """The site set of the columns of ``x``, and the map that has a column's sites, lowest first, as its offsets."""
     nowhere: tuple[Bound, Bound, Bound] = (None, None, None)
     route = (*x.route, RouteStep("flattened", bounds=(*nowhere[:axis], bound, *nowhere[axis + 1 :])))  # type: ignore[arg-type]  # of three

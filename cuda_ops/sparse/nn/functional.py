@@ -24,20 +24,20 @@ from torch.nn import functional
 
 from cuda_ops._torch import check
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.geometry import Grid, KernelMap, MapSpec, Route, RouteStep, Segments, Triple, stride_of
+from cuda_ops.sparse.geometry import Grid, KernelMap, MapSpec, RouteStep, Segments, SiteRoute, Triple, stride_of
 from cuda_ops.sparse.nn.tensor import SparseTensor, require_channels, triple, volume
 
-Size = int | Sequence[int]
+KernelSize = int | Sequence[int]
 _ONES = (1, 1, 1)
 
 
 def conv3d(
     input: SparseTensor,
     weight: Tensor,
-    kernel_size: Size,
+    kernel_size: KernelSize,
     bias: Tensor | None = None,
-    stride: Size = 1,
-    dilation: Size = 1,
+    stride: KernelSize = 1,
+    dilation: KernelSize = 1,
     transposed: bool = False,
     generative: bool = False,
 ) -> SparseTensor:
@@ -70,7 +70,7 @@ def conv3d(
 
 def conv_map(
     x: SparseTensor, kernel: Triple, stride: Triple, dilation: Triple, transposed: bool, generative: bool
-) -> tuple[Route, KernelMap]:
+) -> tuple[SiteRoute, KernelMap]:
     """Where a convolution leads from ``x``, and by which map."""
     if generative:
         if not transposed:
@@ -92,20 +92,24 @@ def conv_map(
     return finer, x.geometry.map(MapSpec(finer, x.route, kernel, stride, dilation)).inverse()
 
 
-def window_map(x: SparseTensor, kernel: Triple, stride: Triple, dilation: Triple) -> tuple[Route, KernelMap]:
+def window_map(x: SparseTensor, kernel: Triple, stride: Triple, dilation: Triple) -> tuple[SiteRoute, KernelMap]:
     """Where a convolution or a pooling leads from ``x``, and by which map: the same sites where nothing is strided."""
     route = x.route if stride == _ONES else (*x.route, RouteStep("strided", kernel, stride, dilation))
     return route, x.geometry.map(MapSpec(x.route, route, kernel, stride, dilation))
 
 
-def max_pool3d(input: SparseTensor, kernel_size: Size, stride: Size | None = None, dilation: Size = 1) -> SparseTensor:
+def max_pool3d(
+    input: SparseTensor, kernel_size: KernelSize, stride: KernelSize | None = None, dilation: KernelSize = 1
+) -> SparseTensor:
     """The largest of the sites in each window that are there; ``stride`` None: the kernel's."""
     route, kernel_map = _pool_map(input, kernel_size, stride, dilation, "max_pool3d")
     feats, _ = torch.ops.halopipe.sparse_max_pool(input.feats, kernel_map.neighbours, kernel_map.reverse)
     return input.with_feats(feats, route)
 
 
-def avg_pool3d(input: SparseTensor, kernel_size: Size, stride: Size | None = None, dilation: Size = 1) -> SparseTensor:
+def avg_pool3d(
+    input: SparseTensor, kernel_size: KernelSize, stride: KernelSize | None = None, dilation: KernelSize = 1
+) -> SparseTensor:
     """The mean of the sites in each window that are there; ``stride`` None: the kernel's."""
     route, kernel_map = _pool_map(input, kernel_size, stride, dilation, "avg_pool3d")
     sums = torch.ops.halopipe.sparse_sum_pool(input.feats, kernel_map.neighbours, kernel_map.reverse)
@@ -255,8 +259,8 @@ def site_cross_entropy(logits: Tensor, targets: Tensor, segments: Segments, igno
 
 
 def _pool_map(
-    x: SparseTensor, kernel_size: Size, stride: Size | None, dilation: Size, where: str
-) -> tuple[Route, KernelMap]:
+    x: SparseTensor, kernel_size: KernelSize, stride: KernelSize | None, dilation: KernelSize, where: str
+) -> tuple[SiteRoute, KernelMap]:
     kernel = triple(kernel_size, "kernel_size", where)
     strides = kernel if stride is None else triple(stride, "stride", where)
     return window_map(x, kernel, strides, triple(dilation, "dilation", where))

@@ -21,10 +21,10 @@ from cuda_ops.dense.running_statistics import MOMENTUM, averaged, is_averaging
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import Triple
 from cuda_ops.sparse.nn import functional
-from cuda_ops.sparse.nn.functional import Size
+from cuda_ops.sparse.nn.functional import KernelSize
 from cuda_ops.sparse.nn.tensor import SparseTensor, require_channels, triple, volume
 
-Value = TypeVar("Value", SparseTensor, Tensor)
+SparseOrDense = TypeVar("SparseOrDense", SparseTensor, Tensor)
 
 
 class Conv3d(nn.Module):
@@ -52,14 +52,14 @@ class Conv3d(nn.Module):
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: Size = 3,
-        stride: Size = 1,
+        kernel_size: KernelSize = 3,
+        stride: KernelSize = 1,
         *,
-        dilation: Size = 1,
+        dilation: KernelSize = 1,
         bias: bool = False,
         transposed: bool = False,
         generative: bool = False,
-        padding: Size | None = None,
+        padding: KernelSize | None = None,
     ) -> None:
         super().__init__()
         self.in_channels = in_channels
@@ -130,7 +130,7 @@ def _require_transposed(transposed: bool, generative: bool) -> None:
         )
 
 
-def _require_padding(padding: Size | None, kernel: Triple, stride: Triple, dilation: Triple) -> None:
+def _require_padding(padding: KernelSize | None, kernel: Triple, stride: Triple, dilation: Triple) -> None:
     """Refuse what would move the kernel; at stride 1 torchsparse centres an odd one whatever it is given."""
     if padding is None:
         return
@@ -150,7 +150,7 @@ def _require_padding(padding: Size | None, kernel: Triple, stride: Triple, dilat
 class _Pool3d(nn.Module):
     """Holds a window: kernel, stride (the kernel's unless given) and dilation."""
 
-    def __init__(self, kernel_size: Size, stride: Size | None = None, dilation: Size = 1) -> None:
+    def __init__(self, kernel_size: KernelSize, stride: KernelSize | None = None, dilation: KernelSize = 1) -> None:
         super().__init__()
         name = type(self).__name__
         self.kernel_size = triple(kernel_size, "kernel_size", name)
@@ -197,7 +197,7 @@ class GlobalMaxPool(nn.Module):
 class Pointwise:
     """Put before a module of torch's: calls it with the features and puts the result on the same sites."""
 
-    def forward(self, input: Value) -> Value:
+    def forward(self, input: SparseOrDense) -> SparseOrDense:
         """See the class."""
         if isinstance(input, SparseTensor):
             return input.with_feats(super().forward(input.feats))  # type: ignore[misc]  # torch's module, behind it
@@ -244,7 +244,7 @@ class LayerNorm(Pointwise, nn.LayerNorm):
 class Linear(Pointwise, nn.Linear):
     """One matrix for every site; its parameters are torch's ``weight`` (out, in) and ``bias``."""
 
-    def forward(self, input: Value) -> Value:
+    def forward(self, input: SparseOrDense) -> SparseOrDense:
         """Raises SparseInputError where a sparse tensor has other channels."""
         if isinstance(input, SparseTensor):
             require_channels(input.feats, self.in_features, "Linear")

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from cuda_ops.sparse import operators
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.geometry import BuiltGeometry, Geometry, Route, Segments, Triple, geometry_of, stride_of
+from cuda_ops.sparse.geometry import BuiltGeometry, Geometry, Segments, SiteRoute, Triple, geometry_of, stride_of
 
-Array = npt.NDArray[Any]
 _WHOLE_NUMBERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 
 
@@ -52,8 +51,8 @@ class SparseTensor:
 
     def __init__(
         self,
-        feats: Tensor | Array,
-        coords: Tensor | Array,
+        feats: Tensor | npt.NDArray[Any],
+        coords: Tensor | npt.NDArray[Any],
         stride: int | Sequence[int] = 1,
         *,
         num_samples: int | None = None,
@@ -68,11 +67,13 @@ class SparseTensor:
         self.geometry, order = _sorted(coords, num_samples)
         self.order: Tensor | None = order
         self.feats = feats.index_select(0, order)
-        self.route: Route = ()
+        self.route: SiteRoute = ()
         self.base_stride = triple(stride, "stride", "SparseTensor")
 
     @classmethod
-    def on(cls, geometry: Geometry, feats: Tensor, route: Route = (), base_stride: Triple = (1, 1, 1)) -> SparseTensor:
+    def on(
+        cls, geometry: Geometry, feats: Tensor, route: SiteRoute = (), base_stride: Triple = (1, 1, 1)
+    ) -> SparseTensor:
         """Features (sites, channels) that already lie in the order of the sites of ``geometry`` at ``route``."""
         made = cls.__new__(cls)
         made.feats = feats
@@ -141,7 +142,7 @@ class SparseTensor:
         channels = math.prod(self.feats.shape[1:])
         return f"SparseTensor({rows} sites, {channels} channels, stride {self.stride}, {self.dtype}, {self.device})"
 
-    def with_feats(self, feats: Tensor, route: Route | None = None) -> SparseTensor:
+    def with_feats(self, feats: Tensor, route: SiteRoute | None = None) -> SparseTensor:
         """Other features on the same sites, or on those of another route of the same geometry."""
         same = route is None or route == self.route
         made = SparseTensor.on(self.geometry, feats, self.route if route is None else route, self.base_stride)
@@ -272,7 +273,7 @@ def _operand(x: SparseTensor, other: SparseTensor | Tensor | complex, sign: str)
     return other
 
 
-def _path(route: Route) -> str:
+def _path(route: SiteRoute) -> str:
     return " > ".join(map(str, route)) or "the input"
 
 

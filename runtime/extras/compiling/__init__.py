@@ -14,7 +14,7 @@ from runtime.extra import RuntimeExtra
 
 if TYPE_CHECKING:
     from runtime.rank import Compiler, RankContext
-    from runtime.stage.local_stage import StageCompiler
+    from runtime.stage.builder import StageCompiler
 
 
 class Compiling(RuntimeExtra):

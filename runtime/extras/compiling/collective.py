@@ -15,10 +15,10 @@ computed as soon as its input is known.  Both are wrong where ranks differ.  A r
 use of the result, and drops the call that others wait for; one with an empty part sends back zeros, which it knows in
 forward already.  Therefore
 
-    forward    what is waited for is tied to an output
-    backward   what is sent is tied to the gradients that come, what is waited for to one that goes
+    forward    what is waited for is linked to an output
+    backward   what is sent is linked to the gradients that come, what is waited for to one that goes
 
-where a tie is a slice without elements, concatenated: it depends on what it was cut from, and changes nothing.  The
+where a link is a slice without elements, concatenated: it depends on what it was cut from, and changes nothing.  The
 order of collectives is the graph's, which compilers keep.
 """
 
@@ -87,7 +87,7 @@ class Collectives:
             return _Arrived()
         name = self._name(ranks)
         with torch.no_grad():
-            term = torch.cat([tensor.reshape(-1), *self.order.ties(tensor)])
+            term = torch.cat([tensor.reshape(-1), *self.order.links(tensor)])
             return _PendingCollective(self, "sum", _all_reduce(term, "sum", name), ((tensor, 0),))
 
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
@@ -118,7 +118,7 @@ class Collectives:
         if len(ranks) == 1:
             return _Arrived()
         flat = [sent[rank].detach().reshape(-1) for rank in ranks if rank in sent] or [self._nothing(received)]
-        flat += self.order.ties(flat[0])
+        flat += self.order.links(flat[0])
         packed = torch.cat(flat) if len(flat) > 1 else flat[0].contiguous()
         sizes = [[each[rank].numel() if rank in each else 0 for rank in ranks] for each in (received, sent)]
         arriving = _all_to_all(packed, *sizes, self._name(ranks))
@@ -240,7 +240,7 @@ class _Arrived:
 
 
 class CollectiveOrder:
-    """The ties of one rank's collectives while a compiler watches; otherwise without effect."""
+    """The links of one rank's collectives while a compiler watches; otherwise without effect."""
 
     __slots__ = ("_is_watched", "_origin", "_results")
 
@@ -249,7 +249,7 @@ class CollectiveOrder:
         self._origin: Tensor | None = None
         self._results: list[Tensor] = []
 
-    def ties(self, like: Tensor) -> list[Tensor]:
+    def links(self, like: Tensor) -> list[Tensor]:
         """What to concatenate with what is sent: nothing, or a slice without elements."""
         return [] if self._origin is None else [self._origin.to(like.dtype)]
 
@@ -259,7 +259,7 @@ class CollectiveOrder:
             self._results.append(_nothing_of(result))
 
     def watched(self, run: Callable[..., tuple[Tensor, ...]], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """``run(*tensors)``, whose collectives, and those of its backward, are tied."""
+        """``run(*tensors)``, whose collectives, and those of its backward, are linked."""
         arguments = list(tensors)
         places = [place for place, tensor in enumerate(arguments) if tensor.requires_grad]
         _put(arguments, places, _Enter, self)
@@ -284,14 +284,14 @@ class CollectiveOrder:
         self._origin = None
         self._results = []
 
-    def tied(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def linked(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
         """``tensors``, of which the smallest depends on all that was waited for."""
         linked = list(tensors)
         there = [(tensor.numel(), place, tensor) for place, tensor in enumerate(linked) if tensor is not None]
         if there and self._results:
             _, place, smallest = min(there, key=lambda each: each[:2])
-            ties = [result.to(smallest.dtype) for result in self._results]
-            linked[place] = torch.cat([smallest.reshape(-1), *ties]).view(smallest.shape)
+            links = [result.to(smallest.dtype) for result in self._results]
+            linked[place] = torch.cat([smallest.reshape(-1), *links]).view(smallest.shape)
         return linked
 
 
@@ -322,9 +322,9 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-        tied = ctx.order.tied(gradients)
+        linked = ctx.order.linked(gradients)
         ctx.order.end()
-        return None, *tied
+        return None, *linked
 
 
 class _Leave(torch.autograd.Function):
@@ -334,9 +334,10 @@ class _Leave(torch.autograd.Function):
     def forward(ctx: Any, order: CollectiveOrder, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         ctx.order = order
         ctx.set_materialize_grads(False)
-        tied = order.tied(tensors)
+        linked = order.linked(tensors)
         return tuple(
-            tensor.view_as(tensor) if tensor is before else tensor for tensor, before in zip(tied, tensors, strict=True)
+            tensor.view_as(tensor) if tensor is before else tensor
+            for tensor, before in zip(linked, tensors, strict=True)
         )
 
     @staticmethod

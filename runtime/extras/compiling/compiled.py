@@ -31,13 +31,13 @@ from runtime.optim.ties import groups_of
 from runtime.rank import Compiler, RankContext
 from runtime.recent import Recent
 from runtime.sparse.rules import SharedSites
-from runtime.stage.cut import Run, StageFunction
+from runtime.stage.cut import StageFunction, TensorFunction
 from runtime.stage.functions import StageCut
 from runtime.stage.random.streams import RandomNodes
 
 
 class CompiledStages:
-    """See :class:`runtime.stage.local_stage.StageCompiler`.
+    """See :class:`runtime.stage.builder.StageCompiler`.
 
     Raises:
         UnsupportedModelError: a stage has token slices or computes spans again.
@@ -121,7 +121,7 @@ def refuse_user_code(stage: int, model: CapturedModule, layers: Collection[str])
 class _BySize:
     def __init__(
         self,
-        run: Run,
+        run: TensorFunction,
         num_integers: int,
         key: Callable[[], Hashable],
         backend: Compiler,
@@ -132,7 +132,7 @@ class _BySize:
         self._key = key
         self._backend = backend
         self._order = order
-        self._runs = Recent[Hashable, Run | None]()
+        self._runs = Recent[Hashable, TensorFunction | None]()
 
     def __call__(self, *arguments: Any) -> tuple[Tensor, ...]:
         self._order.end()  # a run that failed may have left it watched
@@ -147,14 +147,14 @@ class _BySize:
             run = self._runs[key] = self._compiled(integers)
         return run(*tensors)
 
-    def _compiled(self, integers: tuple[int, ...]) -> Run:
+    def _compiled(self, integers: tuple[int, ...]) -> TensorFunction:
         run = partial(self._run, *integers)
         order = self._order
 
         def at_size(*tensors: Tensor) -> tuple[Tensor, ...]:
             return order.watched(run, tensors)
 
-        allow: Callable[[Run], Run] = torch.compiler.allow_in_graph
+        allow: Callable[[TensorFunction], TensorFunction] = torch.compiler.allow_in_graph
         recorded = allow(at_size)
 
         def call(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -16,7 +16,7 @@ from runtime.extra import RuntimeExtra
 if TYPE_CHECKING:
     from cuda_ops.preparation import InputPreparation
     from planner.ir.plan import Decision
-    from runtime.sparse.ahead import BatchPreparation, Beside
+    from runtime.sparse.ahead import BatchPreparation, PreparationThread
     from runtime.sparse.batch import PreparedInputs
 
 
@@ -24,7 +24,7 @@ class SampledGraphBatches(RuntimeExtra):
     """Graph networks on sampled neighbours."""
 
     def batch_preparation(
-        self, preparation: InputPreparation, decision: Decision, prepared: PreparedInputs, aside: Beside
+        self, preparation: InputPreparation, decision: Decision, prepared: PreparedInputs, aside: PreparationThread
     ) -> BatchPreparation[Any] | None:
         if not is_a(preparation, "cuda_ops.extras.sampling.preparation.SampledPreparation"):
             return None

@@ -30,7 +30,7 @@ from planner.ir.graph import SAMPLE
 from planner.ir.plan import Decision
 from planner.sites.partition import balanced_cuts
 from runtime.pipeline.microbatches import Batch
-from runtime.sparse.ahead import Beside, Expected, PreparationClock
+from runtime.sparse.ahead import Expected, PreparationClock, PreparationThread
 from runtime.sparse.batch import PreparedInputs, SeparateBatch, site_speeds
 
 _FEATURES = "features"
@@ -58,17 +58,19 @@ class SampledPreparing:
     preparation: SampledPreparation
     decision: Decision
     speeds: dict[int, tuple[float, ...]]
-    aside: Beside = field(default_factory=Beside)
+    aside: PreparationThread = field(default_factory=PreparationThread)
     _expected: Expected[SampledBatch] = field(default_factory=Expected)
 
     @classmethod
-    def of(cls, decision: Decision, prepared: PreparedInputs, aside: Beside | None = None) -> SampledPreparing:
+    def of(
+        cls, decision: Decision, prepared: PreparedInputs, aside: PreparationThread | None = None
+    ) -> SampledPreparing:
         """For a plan (that its ranks can share seeds, :mod:`planner.layers.stage_rules` has seen to)."""
         speeds = {
             stage: of_stage for stage in range(len(decision.stages)) if (of_stage := site_speeds(decision, stage))
         }
         preparation = cast("SampledPreparation", prepared.preparation)
-        return cls(prepared, preparation, decision, speeds, aside or Beside())
+        return cls(prepared, preparation, decision, speeds, aside or PreparationThread())
 
     @property
     def clock(self) -> PreparationClock:

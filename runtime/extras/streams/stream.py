@@ -260,12 +260,12 @@ def _buffers(local_stages: Mapping[int, LocalStage]) -> dict[int, tuple[Tensor, 
 
 def _apart(pieces: Mapping[str, Piece], local_stages: Mapping[int, LocalStage]) -> dict[str, Piece]:
     """``pieces``, with copies of what lies in a buffer, which the next batch may write."""
-    held = {
+    storages = {
         tensor.untyped_storage().data_ptr()
         for local_stage in local_stages.values()
         for tensor in local_stage.buffers.values()
     }
     return {
-        name: (box, tensor.clone() if tensor.untyped_storage().data_ptr() in held else tensor)
+        name: (box, tensor.clone() if tensor.untyped_storage().data_ptr() in storages else tensor)
         for name, (box, tensor) in pieces.items()
     }

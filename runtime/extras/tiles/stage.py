@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from planner.extras.tiles.division import BlockDivision, BlockedDivision, ends_of
@@ -170,7 +169,7 @@ class _BlockedRun:
             outputs[value] = narrowed(tensor, cuts_of(owned, made))
             return
         if value not in outputs:
-            outputs[value] = tensor.new_empty([len(interval) for interval in owned])
+            outputs[value] = tensor.new_empty(tuple(map(len, owned)))
         if part is not None:
             outputs[value][slices(part, owned)] = tensor[slices(part, made)]
 
@@ -203,11 +202,11 @@ def _covering(pieces: list[tuple[Box, Tensor]], box: Box) -> Tensor:
     """The tensor that covers ``box``: a view of one piece, or parts of several put together."""
     own = pieces[0][1]
     if not volume(box):
-        return own.new_empty([len(interval) for interval in box])
+        return own.new_empty(tuple(map(len, box)))
     for place, tensor in pieces:
         if intersect(box, place) == box:
             return narrowed(tensor, cuts_of(box, place))
-    assembled = own.new_zeros([len(interval) for interval in box])
+    assembled = own.new_zeros(tuple(map(len, box)))
     for place, tensor in pieces:
         part = intersect(box, place)
         if part is not None:
@@ -216,6 +215,6 @@ def _covering(pieces: list[tuple[Box, Tensor]], box: Box) -> Tensor:
 
 
 def _tensor(value: object) -> Tensor:
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, Tensor):
         raise TypeError(f"{value!r} is no tensor")
     return value

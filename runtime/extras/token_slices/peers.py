@@ -23,10 +23,10 @@ from planner.extras.token_slices.axes import TokenAxes
 from planner.ir.box import Box, Transfer, whole
 from planner.ir.errors import UnsupportedModelError
 from runtime.pipeline.routing import Piece, cuts_of, narrowed
-from runtime.spatial.exchange import NO_MESSAGES, Arriving, Exchange, PeerGroup, Pieces
+from runtime.spatial.exchange import NO_MESSAGES, Arriving, BoxPieces, Exchange, PeerGroup
 from runtime.transport import Pending
 
-Name = tuple[int, int]
+SliceName = tuple[int, int]
 """(micro-batch, key of the exchange)."""
 
 
@@ -64,8 +64,8 @@ class SlicePeers(PeerGroup):
         super().__init__(self._here, tuple(range(slices)))
         self.microbatch = 0
         self._evaluated = -1
-        self.values: dict[Name, dict[int, Tensor]] = {}
-        self.gradients: dict[Name, dict[int, Tensor]] = {}
+        self.values: dict[SliceName, dict[int, Tensor]] = {}
+        self.gradients: dict[SliceName, dict[int, Tensor]] = {}
 
     def at(self, microbatch: int) -> None:
         self.microbatch, self._here.rank = divmod(microbatch, len(self.ranks))
@@ -123,11 +123,11 @@ class _There(Arriving):
 
     __slots__ = ("_pieces",)
 
-    def __init__(self, pieces: Pieces) -> None:
+    def __init__(self, pieces: BoxPieces) -> None:
         super().__init__(NO_MESSAGES, {}, None, None)
         self._pieces = pieces
 
-    def wait(self) -> Pieces:
+    def wait(self) -> BoxPieces:
         return self._pieces
 
 

@@ -6,6 +6,12 @@ Convolution whose input channels are shared by several ranks: each makes partial
 
 The input is fetched first; partial sums travel while a rank convolves for the filters that it keeps
 (:mod:`runtime.spatial.contraction`).
+
+A cut along the filters may run through a group.  Then the filters fall into up to three calls, each of whole groups or
+of part of one:
+
+    3 groups of 4 filters       0 0 0 0  1 1 1 1  2 2 2 2
+    a rank's filters                [0 0][1 1 1 1][2]           part of group 0, group 1, part of group 2
 """
 
 from __future__ import annotations
@@ -17,10 +23,11 @@ import torch
 from torch import Tensor
 
 from planner.ir.box import Box, Interval
-from runtime.pipeline.routing import Cuts, narrowed
+from runtime.pipeline.routing import DimCuts, narrowed
 from runtime.spatial.contraction import contract, sharing_of
-from runtime.spatial.convolution.overlapped import LocalConv, Put, halo_conv
-from runtime.spatial.convolution.terms import ConvWindow, FilterSegment, TermCall, main_term, segments, spread
+from runtime.spatial.convolution.overlapped import LocalConv, PutGradients, halo_conv
+from runtime.spatial.convolution.term_call import TermCall, spread
+from runtime.spatial.convolution.terms import ConvWindow, main_term
 from runtime.spatial.empties import connected
 from runtime.spatial.exchange import Exchange, redistribute
 from runtime.spatial.layer_shard import LayerShard
@@ -40,10 +47,10 @@ class GatheredConv:
     exchange: Exchange
     box: Box
     shape: tuple[int, ...]
-    filters: Cuts
+    filters: DimCuts
     parts: tuple[tuple[FilterSegment, LocalConv], ...]
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, put: Put | None = None) -> Tensor:
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, put: PutGradients | None = None) -> Tensor:
         """The outputs; differentiable."""
         x = redistribute(x, self.exchange, self.box)
         if not self.parts:
@@ -131,7 +138,7 @@ class SharedConv:
     locals: dict[int, LocalConv | None] = field(default_factory=dict)
 
     def __call__(
-        self, shard: LayerShard, x: Tensor, weight: Tensor, bias: Tensor | None, put: Put | None = None
+        self, shard: LayerShard, x: Tensor, weight: Tensor, bias: Tensor | None, put: PutGradients | None = None
     ) -> Tensor:
         """The outputs that this rank keeps; differentiable."""
         y = contract(shard, redistribute(x, self.exchange, self.box), weight, self._partial_sums)
@@ -160,3 +167,64 @@ def shared_conv(shard: LayerShard, window: ConvWindow) -> partial[Tensor]:
     is_made = all(map(len, outputs)) and not window.transposed
     box = box_with_zeros(window, outputs, shard.needed(0), exchange) if is_made else exchange.wanted
     return partial(SharedConv(window, exchange, outputs, box), shard)
+
+
+@dataclass(frozen=True, slots=True)
+class FilterSegment:
+    """Filters that one call of the operator makes.
+
+    Attributes:
+        outputs: the filters, as channels of the whole output.
+        source, weight, bias: what of this rank's input, weight and bias goes in; everything where empty.
+    """
+
+    groups: int
+    outputs: Interval
+    source: DimCuts = ()
+    weight: DimCuts = ()
+    bias: DimCuts = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the call takes all that the rank has."""
+        return not (self.source or self.weight or self.bias)
+
+
+def segments(
+    window: ConvWindow, filters: Interval, read: Interval, channels: tuple[int, int]
+) -> tuple[FilterSegment, ...]:
+    """The calls that make ``filters``, in order.
+
+    Args:
+        filters: of this rank.  Its weight holds those of a convolution; of a transposed one in several groups it holds
+            all that there are.
+        read: the input channels that this rank reads.
+        channels: of the whole input and of the whole output.
+    """
+    if window.groups == 1:
+        return (FilterSegment(1, filters),)
+    inputs_each = channels[0] // window.groups
+    outputs_each = channels[1] // window.groups
+    calls = []
+    start = filters.start
+    while start < filters.stop:
+        group, offset = divmod(start, outputs_each)
+        whole = 0 if offset else (filters.stop - start) // outputs_each
+        stop = start + whole * outputs_each if whole else min(filters.stop, (group + 1) * outputs_each)
+        number = max(1, whole)
+        its = Interval(start, stop)
+        source = (group * inputs_each - read.start, number * inputs_each)
+        if window.transposed:
+            rows = (group * inputs_each, number * inputs_each)
+            columns = (0, outputs_each) if whole else (offset, len(its))
+            weight = _cuts(((0, rows, channels[0]), (1, columns, outputs_each)))
+            bias = _cuts(((0, (start, len(its)), channels[1]),))
+        else:
+            weight = bias = _cuts(((0, (start - filters.start, len(its)), len(filters)),))
+        calls.append(FilterSegment(number, its, _cuts(((1, source, len(read)),)), weight, bias))
+        start = stop
+    return tuple(calls)
+
+
+def _cuts(parts: tuple[tuple[int, tuple[int, int], int], ...]) -> DimCuts:
+    return tuple((dim, *part) for dim, part, extent in parts if part != (0, extent))

@@ -18,13 +18,12 @@ from cuda_ops.dense.deferred_gradients import as_autocast
 from planner.ir.box import Box, Interval
 from planner.layers import kind
 from planner.layers.backward_halo import backward_halo
-from runtime.pipeline.routing import Cuts, narrowed
+from runtime.pipeline.routing import DimCuts, narrowed
 from runtime.spatial.convolution.gathered import gathered_conv, shared_conv
 from runtime.spatial.convolution.overlapped import (
     ConvPart,
     ConvTerms,
-    LocalConv,
-    Put,
+    PutGradients,
     ReturnedHalo,
     halo_conv,
     linear_conv,
@@ -32,11 +31,12 @@ from runtime.spatial.convolution.overlapped import (
     num_multiplications,
     pays,
 )
-from runtime.spatial.convolution.terms import ConvWindow, TermCall, piece_term
+from runtime.spatial.convolution.term_call import TermCall
+from runtime.spatial.convolution.terms import ConvWindow, piece_term
 from runtime.spatial.exchange import Exchange
 from runtime.spatial.layer_shard import LayerShard
 
-Mode = Literal["linear", "blocking"]
+HaloMode = Literal["linear", "blocking"]
 FormOf = Callable[["ConvPart", "Exchange"], "LocalForm | None"]
 
 
@@ -55,7 +55,7 @@ class HaloSettings:
         instead: of ``blocking``, where it gives a form: one that a benchmark compares with.
     """
 
-    mode: Mode = "linear"
+    mode: HaloMode = "linear"
     most_extra: float = 0.25
     backward: Literal["fewest", "dx", "dy"] = "fewest"
     instead: FormOf | None = None
@@ -75,7 +75,7 @@ Measured on one core, what a convolution of 8 channels and 16 x 32 rows costs be
 class LocalForm(Protocol):
     """A rank's part of a convolution, for one size."""
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, put: Put | None = None) -> Tensor:
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, put: PutGradients | None = None) -> Tensor:
         """The outputs from what is held; differentiable."""
 
 
@@ -93,7 +93,7 @@ def local_form(
         if terms is not None:
             shape = tuple(map(len, part.outputs))
             halo = None if returned is None else _returned(part, exchange, returned)
-            return partial(_run, linear_conv(terms, shape, exchange, halo))
+            return partial(halo_conv, local=linear_conv(terms, shape, exchange, halo))
     elif settings.instead is not None:
         other = settings.instead(part, exchange)
         if other is not None:
@@ -110,10 +110,6 @@ def overlapped(
         return None
     fewest = FEWEST if settings.fewest is None else settings.fewest
     return terms if num_multiplications(part, terms, held) >= fewest else None
-
-
-def _run(local: LocalConv, x: Tensor, weight: Tensor, bias: Tensor | None, put: Put | None = None) -> Tensor:
-    return halo_conv(x, weight, bias, local, put)
 
 
 def _returned(part: ConvPart, exchange: Exchange, returned: Exchange) -> ReturnedHalo:
@@ -141,8 +137,8 @@ class PreparedConv:
 
     form: LocalForm | None
     is_batch: bool
-    weight: Cuts
-    bias: Cuts
+    weight: DimCuts
+    bias: DimCuts
     may_wait: bool = False
 
 
@@ -178,7 +174,7 @@ def _convolved(shard: LayerShard, ready: PreparedConv, x: Tensor, weight: Tensor
     if form is None:
         raise ValueError("the operator itself was to be called")
     if ready.is_batch:
-        return form(x, weight, bias, _put(shard, weight, bias) if ready.may_wait else None)
+        return form(x, weight, bias, put=_put(shard, weight, bias) if ready.may_wait else None)
     output = form(shard.get(0, x).unsqueeze(0), weight, bias)
     return output.squeeze(0)
 
@@ -273,7 +269,7 @@ def _alone(shard: LayerShard, exchange: Exchange) -> Exchange:
     return Exchange.of(shard.wire, boxes, boxes, ())
 
 
-def _of_filters(shard: LayerShard, name: str, tensor: Tensor | None, cuts: Cuts) -> Any:
+def _of_filters(shard: LayerShard, name: str, tensor: Tensor | None, cuts: DimCuts) -> Any:
     """A parameter is this rank's part already; a weight that is computed comes whole."""
     index = shard.input_of(name)
     if tensor is None or not isinstance(index, int):
@@ -281,7 +277,7 @@ def _of_filters(shard: LayerShard, name: str, tensor: Tensor | None, cuts: Cuts)
     return narrowed(shard.get(index, tensor), cuts)
 
 
-def _put(shard: LayerShard, weight: Tensor, bias: Tensor | None) -> Put | None:
+def _put(shard: LayerShard, weight: Tensor, bias: Tensor | None) -> PutGradients | None:
     """Where gradients of parameters may wait; None where they are not this layer's own leaves."""
     if shard.later is None or not torch.is_grad_enabled():
         return None

@@ -26,9 +26,10 @@ import torch
 from torch import Tensor
 
 from planner.ir.box import Box
-from runtime.pipeline.routing import Cuts, cuts_of
-from runtime.spatial.convolution.terms import LEADING, ConvWindow, Term, TermCall, main_term, piece_term
-from runtime.spatial.exchange import Arriving, Exchange, Pieces
+from runtime.pipeline.routing import DimCuts, cuts_of
+from runtime.spatial.convolution.term_call import TermCall
+from runtime.spatial.convolution.terms import LEADING, ConvWindow, Term, main_term, piece_term
+from runtime.spatial.exchange import Arriving, BoxPieces, Exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ class LocalConv:
     main: TermCall
     exchange: Exchange | None = None
     pieces: tuple[TermCall | None, ...] = ()
-    places: tuple[Cuts, ...] = ()
+    places: tuple[DimCuts, ...] = ()
     returned: ReturnedHalo | None = None
 
     def piece_gradients(
@@ -158,7 +159,7 @@ class LocalConv:
                 gradients[entry : entry + 1] = [dpiece]
         return gradients, parts
 
-    def add_returned(self, dx: Tensor, pieces: Pieces, weight: Tensor) -> None:
+    def add_returned(self, dx: Tensor, pieces: BoxPieces, weight: Tensor) -> None:
         """Adds to ``dx`` what came: gradients, or what pieces of dy give."""
         if self.returned is not None:
             for call, (_, piece) in zip(self.returned.pieces, pieces, strict=True):
@@ -187,10 +188,10 @@ class LocalConv:
         return dweight, dbias
 
 
-TapsGradient = tuple[Cuts, Tensor]
+TapsGradient = tuple[DimCuts, Tensor]
 """Some taps of the kernel, and their gradient."""
 
-Put = Callable[[tuple[Tensor | None, ...], Callable[[], tuple[Tensor | None, ...]]], None]
+PutGradients = Callable[[tuple[Tensor | None, ...], Callable[[], tuple[Tensor | None, ...]]], None]
 """Leaves the gradients of parameters for later; see ``DeferredGradients.put_gradients``."""
 
 
@@ -213,7 +214,9 @@ def linear_conv(
     )
 
 
-def halo_conv(x: Tensor, weight: Tensor, bias: Tensor | None, local: LocalConv, put: Put | None = None) -> Tensor:
+def halo_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, local: LocalConv, put: PutGradients | None = None
+) -> Tensor:
     """The convolution; differentiable.
 
     Args:
@@ -221,13 +224,15 @@ def halo_conv(x: Tensor, weight: Tensor, bias: Tensor | None, local: LocalConv, 
         weight, bias: of this rank's filters.
         put: where the gradients of weight and bias are left, if they are leaves; backward then gives none.
     """
-    convolve: Callable[[Tensor, Tensor, Tensor | None, LocalConv, Put | None], Tensor] = _HaloConv.apply
+    convolve: Callable[[Tensor, Tensor, Tensor | None, LocalConv, PutGradients | None], Tensor] = _HaloConv.apply
     return convolve(x, weight, bias, local, put)
 
 
 class _HaloConv(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, local: LocalConv, put: Put | None) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, local: LocalConv, put: PutGradients | None
+    ) -> Tensor:
         exchange = local.exchange
         main = local.main
         arriving = None if exchange is None else exchange.start(x)

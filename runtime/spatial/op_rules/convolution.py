@@ -21,7 +21,7 @@ from runtime.pipeline.routing import slices
 from runtime.spatial.collectives import sum_dtype, summed
 from runtime.spatial.convolution.layer import convolve
 from runtime.spatial.empties import connected
-from runtime.spatial.layer_shard import LayerShard, gathered, global_places, shape_of
+from runtime.spatial.layer_shard import LayerShard, gathered, global_places, shape_of, worked_out_once
 from runtime.spatial.op_rules.generic import on_operands
 
 _AVERAGE_POOLS = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
@@ -45,16 +45,16 @@ def run_pool(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any]
     """The windows of this rank's part: padding lies at the tensor's own edges only, averages divide as one device does.
 
         kernel 3, stride 2, padding 1:      . 0 1 2 3 4 5 6 7 .
-        output [0, 2) reads [-1, 4)         . 0 1 2 3               a row of padding on the left
+        output [0, 2) reads [-1, 4)         . 0 1 2 3               a row of padding before it
         output [2, 4) reads  [3, 8)                 3 4 5 6 7       none: 3 is a row of the neighbour
 
     What reaches outside is padding.  Where the operator can pad by itself, it does so on both sides, and results beyond
     the part are cut off; else padding is put in front.
     """
-    way = shard.memo.get("way")
-    if way is None:
-        way = shard.memo["way"] = _PoolCall.of(shard, operands)
-    return way.averages(op, operands) if "avg" in shard.operator else way.maxima(op, operands)
+    call = shard.memo.get("call")
+    if call is None:
+        call = shard.memo["call"] = _PoolCall.of(shard, operands)
+    return call.averages(op, operands) if "avg" in shard.operator else call.maxima(op, operands)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +75,21 @@ class _PoolWindow:
     available: Interval
 
     @property
-    def left(self) -> int:
+    def before(self) -> int:
         """Rows of padding that the first output reads."""
         return max(0, self.padding - self.outputs.start * self.stride)
 
     @property
-    def right(self) -> int:
+    def behind(self) -> int:
         """Rows of padding that the last output reads."""
         reach = (self.outputs.stop - 1) * self.stride - self.padding + self.dilation * (self.kernel - 1) + 1
         return max(0, reach - self.extent)
 
     def has_own_padding(self, rounds_up: bool) -> bool:
         """Whether the operator's own padding makes at least these outputs, its windows beginning at the same rows."""
-        if self.left not in (0, self.padding) or len(self.available) < self.kernel:
+        if self.before not in (0, self.padding) or len(self.available) < self.kernel:
             return False  # nor does torch pad in three dims what is smaller than the window
-        return self.outputs_made(self.left, rounds_up) >= len(self.outputs)
+        return self.outputs_made(self.before, rounds_up) >= len(self.outputs)
 
     def outputs_made(self, padding: int, rounds_up: bool) -> int:
         """Outputs that the operator makes of the rows available."""
@@ -128,7 +128,7 @@ class _PoolCall:
     def of(cls, shard: LayerShard, arguments: dict[str, Any]) -> _PoolCall:
         windows = _windows(shard)
         is_average = "avg" in shard.operator
-        rounds_up = bool(arguments["ceil_mode"]) or any(window.right and not window.left for window in windows)
+        rounds_up = bool(arguments["ceil_mode"]) or any(window.behind and not window.before for window in windows)
         rounds_up = rounds_up and not is_average
         settings: dict[str, Any] = {
             "kernel_size": [window.kernel for window in windows],
@@ -137,9 +137,9 @@ class _PoolCall:
         }
         front: tuple[int, ...] = ()
         if all(window.has_own_padding(rounds_up) for window in windows):
-            settings["padding"] = [window.left for window in windows]
+            settings["padding"] = [window.before for window in windows]
         else:
-            front = tuple(rows for window in reversed(windows) for rows in (window.left, window.right))
+            front = tuple(rows for window in reversed(windows) for rows in (window.before, window.behind))
             settings |= {"padding": [0] * len(windows), "ceil_mode": False}
         if not is_average:
             settings["dilation"] = [window.dilation for window in windows]
@@ -155,8 +155,8 @@ class _PoolCall:
         values, places = result
         starts = [window.available.start for window in self.windows]
         if self.front:
-            starts = [start - window.left for start, window in zip(starts, self.windows, strict=True)]
-        local = [len(w.available) + (w.left + w.right if self.front else 0) for w in self.windows]
+            starts = [start - window.before for start, window in zip(starts, self.windows, strict=True)]
+        local = [len(w.available) + (w.before + w.behind if self.front else 0) for w in self.windows]
         extents = [window.extent for window in self.windows]
         return self._cut(values), global_places(self._cut(places), local, starts, extents)
 
@@ -318,18 +318,16 @@ def _bin_widths(bins: Sequence[_Bins]) -> list[int] | None:
     return None if None in widths else [width for width in widths if width is not None]
 
 
+@worked_out_once
 def _bins(shard: LayerShard) -> tuple[_Bins, ...]:
-    if "bins" not in shard.memo:
-        name = shard.operator
-        space = int(name[name.index("pool") + 4])
-        inputs = shard.division.inputs[0].shape
-        outputs = shard.layer.outputs[0].shape
-        numbers = zip(
-            inputs[-space:], outputs[-space:], shard.done[-space:], shard.exchange(0).wanted[-space:], strict=True
-        )
-        shard.memo["bins"] = tuple(_Bins(*each) for each in numbers)
-    bins: tuple[_Bins, ...] = shard.memo["bins"]
-    return bins
+    name = shard.operator
+    space = int(name[name.index("pool") + 4])
+    inputs = shard.division.inputs[0].shape
+    outputs = shard.layer.outputs[0].shape
+    numbers = zip(
+        inputs[-space:], outputs[-space:], shard.done[-space:], shard.exchange(0).wanted[-space:], strict=True
+    )
+    return tuple(_Bins(*each) for each in numbers)
 
 
 def run_global_pool(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Tensor:

@@ -18,7 +18,7 @@ from planner.ir.box import Box, Interval, whole
 from planner.ir.graph import SAMPLE
 from planner.layers.data_movement import regrouped
 from runtime.spatial.empties import connected, connected_to_all, empty_like_done
-from runtime.spatial.layer_shard import LayerShard, gathered, picked, shape_of, within
+from runtime.spatial.layer_shard import LayerShard, gathered, picked, shape_of, within, worked_out_once
 from runtime.spatial.op_rules.generic import on_operands, run_whole_samples, whole_samples
 
 _CUBIC_A = -0.75
@@ -41,9 +41,14 @@ def run_reshape(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, 
     made = _view_of_reads(shard)
     if elements == PERMUTED:  # which takes no sizes
         return within(op(**operands), made, shard.done)
-    x = next(value for argument, value in operands.items() if shard.input_of(argument) == 0)
+    x = _data(shard, operands)
     result = within((x.expand if elements == EXPANDED else x.reshape)(shape_of(made)), made, shard.done)
     return connected_to_all(shard, result, operands) if len(shard.layer.inputs) > 1 else result  # view_as has a model
+
+
+def _data(shard: LayerShard, operands: dict[str, Any]) -> Tensor:
+    x: Tensor = next(value for name, value in operands.items() if shard.input_of(name) == 0)
+    return x
 
 
 def _view_of_reads(shard: LayerShard) -> Box:
@@ -69,11 +74,11 @@ def run_slice(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, An
     operands = gathered(shard, arguments)
     covered = shard.exchange(0).wanted
     gives_list = operator_row(shard.operator).elements == PARTS  # even of one part
-    if not all(len(interval) for interval in covered):
+    if not all(map(len, covered)):
         nothing = empty_like_done(shard, operands)
         return [nothing] if isinstance(nothing, Tensor) and gives_list else nothing
     attributes: Any = shard.layer.attributes
-    x = next(value for name, value in operands.items() if shard.input_of(name) == 0)
+    x = _data(shard, operands)
     dim = attributes["dim"]
     drops = bool(attributes.get("drops"))
     rows = [_SliceOutput(dim, start, attributes.get("step", 1), drops) for start in attributes["starts"]]
@@ -93,7 +98,7 @@ class _SliceOutput:
 
     def of(self, x: Tensor, covered: Box, box: Box) -> Tensor:
         """The part ``box`` of the output, from ``x``, which covers ``covered``."""
-        if not all(len(interval) for interval in box):
+        if not all(map(len, box)):
             return connected(x.new_empty(shape_of(box)), x)
         before = box[: self.dim]
         after = box[self.dim + (not self.drops) :]
@@ -112,17 +117,17 @@ class _SliceOutput:
 def run_concat(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any]) -> Any:
     """Concatenation and stacking: the parts of the inputs that lie in this rank's part, one behind the other.
 
-    Inputs that lie beside it are asked for nothing, and hang on the result all the same.
+    Inputs that lie outside it are asked for nothing, and hang on the result all the same.
     """
     attributes: Any = shard.layer.attributes
     pieces = [each for each in operands["tensors"] if each.numel()]
-    beside = [each for each in operands["tensors"] if not each.numel()]
+    outside = [each for each in operands["tensors"] if not each.numel()]
     output = shard.layer.outputs[0]
     if pieces[0].ndim < len(output.shape):
         result = torch.stack(pieces, attributes["dim"])
     else:
         result = pieces[0] if len(pieces) == 1 else torch.cat(pieces, attributes["dim"])
-    return connected(result.to(getattr(torch, output.dtype)), *beside)
+    return connected(result.to(getattr(torch, output.dtype)), *outside)
 
 
 @on_operands
@@ -132,7 +137,7 @@ def run_pad(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any])
     Rows inside the tensor are taken as they are; only a part at an edge makes others.
     """
     attributes: Any = shard.layer.attributes
-    x = next(value for name, value in operands.items() if shard.input_of(name) == 0)
+    x = _data(shard, operands)
     mode = str(attributes.get("mode", "constant"))
     before = attributes["before"]
     positions = [Interval(done.start - rows, done.stop - rows) for done, rows in zip(shard.done, before, strict=True)]
@@ -153,7 +158,7 @@ def run_pad(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any])
 def _padded_with(shard: LayerShard, x: Tensor, positions: list[Interval], value: float) -> Tensor:
     """``value`` around what lies inside the tensor, of which there may be nothing."""
     available = shard.exchange(0).wanted
-    if not all(len(interval) for interval in available):
+    if not all(map(len, available)):
         return connected(x.new_full(shape_of(shard.done), value), x)
     around = [
         rows
@@ -186,7 +191,7 @@ def run_upsample(shard: LayerShard, op: Callable[..., Any], operands: dict[str, 
 
     Else rows are picked and weighted, dim by dim.
     """
-    x = next(value for name, value in operands.items() if shard.input_of(name) == 0)
+    x = _data(shard, operands)
     key = "taps", x.dtype, x.device
     if key not in shard.memo:
         shard.memo[key] = _taps_along(shard, x)
@@ -234,7 +239,7 @@ class Resampling:
         positions = self._positions(torch.float64 if like.dtype == torch.float64 else torch.float32, like.device)
         first = positions.floor().clamp(max=self.inputs - 1)
         beyond = (positions - first).clamp(0, 1)
-        weights = _linear_weights(beyond) if self.mode == "linear" else _cubic_weights(beyond)
+        weights = (1 - beyond, beyond) if self.mode == "linear" else _cubic_weights(beyond)
         before = 0 if self.mode == "linear" else 1
         indices = first.long() - before
         return tuple(
@@ -283,10 +288,6 @@ def resampled(x: Tensor, dim: int, start: int, taps: tuple[tuple[Tensor, Tensor 
     if total is None:
         raise ValueError("no taps")
     return total
-
-
-def _linear_weights(beyond: Tensor) -> tuple[Tensor, ...]:
-    return 1 - beyond, beyond
 
 
 def _cubic_weights(beyond: Tensor) -> tuple[Tensor, ...]:
@@ -384,14 +385,8 @@ def _resized_natively(shard: LayerShard, sides: tuple[_ResampledDim, ...], x: Te
     return made
 
 
+@worked_out_once
 def _resampled_dims(shard: LayerShard) -> tuple[_ResampledDim, ...]:
-    if "sides" not in shard.memo:
-        shard.memo["sides"] = tuple(_resampled_dims_of(shard))
-    sides: tuple[_ResampledDim, ...] = shard.memo["sides"]
-    return sides
-
-
-def _resampled_dims_of(shard: LayerShard) -> list[_ResampledDim]:
     attributes: Any = shard.layer.attributes
     inputs = shard.division.inputs[0].shape
     outputs = shard.layer.outputs[0].shape
@@ -401,7 +396,7 @@ def _resampled_dims_of(shard: LayerShard) -> list[_ResampledDim]:
         ratios = zip(attributes["factor_numerators"], attributes["factor_denominators"], strict=True)
         factors = [numerator / denominator for numerator, denominator in ratios]
     is_aligned = bool(attributes.get("align_corners"))
-    return [
+    return tuple(
         _ResampledDim(Resampling(attributes["mode"], come, made, is_aligned, factor, done), rows)
         for come, made, factor, done, rows in zip(
             inputs[-space:],
@@ -411,4 +406,4 @@ def _resampled_dims_of(shard: LayerShard) -> list[_ResampledDim]:
             shard.exchange(0).wanted[-space:],
             strict=True,
         )
-    ]
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -132,19 +133,39 @@ def _of_classes(shard: LayerShard, operands: dict[str, Any], counts: bool) -> Te
     firsts = shard.division.is_first
     mine = (*shard.own[:_CLASS], *shard.own[_CLASS + 1 :])
     members = tuple(at for at, box in enumerate(own) if firsts[at] and (*box[:_CLASS], *box[_CLASS + 1 :]) == mine)
-    apply: Callable[..., Tensor] = _ClassParallel.apply
-    return apply(
-        operands["self"],
-        operands["target"],
-        operands.get("weight"),
+    part = _ClassPart(
         operands["ignore_index"],
         operands.get("label_smoothing", 0.0),
         shard.own[_CLASS].start,
         shard.division.work.shape[_CLASS],
         counts,
         rows_among(shard, members),
-        getattr(torch, shard.layer.outputs[0].dtype),  # autocast makes it larger than the logits
+        getattr(torch, shard.layer.outputs[0].dtype),
     )
+    apply: Callable[..., Tensor] = _ClassParallel.apply
+    return apply(operands["self"], operands["target"], operands.get("weight"), part)
+
+
+@dataclass(frozen=True, slots=True)
+class _ClassPart:
+    """This rank's part of the classes.
+
+    Attributes:
+        ignored: a target that does not count.
+        smoothing: e of :class:`_ClassParallel`.
+        first: the class that the part begins with, of ``num_classes``.
+        counts: whether the sum over these places counts here.
+        tell: the ranks that have the other classes of these places.
+        result: the dtype of the sum; autocast makes it larger than the logits'.
+    """
+
+    ignored: int
+    smoothing: float
+    first: int
+    num_classes: int
+    counts: bool
+    tell: Tell
+    result: torch.dtype
 
 
 class _ClassParallel(torch.autograd.Function):
@@ -160,36 +181,25 @@ class _ClassParallel(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        logits: Tensor,
-        target: Tensor,
-        weight: Tensor | None,
-        ignored: int,
-        smoothing: float,
-        first: int,
-        num_classes: int,
-        counts: bool,
-        tell: Tell,
-        result: torch.dtype,
-    ) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, target: Tensor, weight: Tensor | None, part: _ClassPart) -> Tensor:
+        smoothing = part.smoothing
         dtype = logits.dtype if logits.dtype == torch.float64 else torch.float32
-        x = logits.movedim(_CLASS, -1).to(dtype)
-        counted = target != ignored
-        weights = torch.ones(num_classes, dtype=dtype, device=x.device) if weight is None else weight.to(dtype)
-        of_part = weights[first : first + x.shape[-1]]
-        of_target = torch.where(counted, weights[target.clamp(0, num_classes - 1)], 0.0)
-        local = target - first
+        x = logits.movedim(_CLASS, -1).to(dtype)  # [places, classes of the part]
+        counted = target != part.ignored  # [places]
+        weights = x.new_ones(part.num_classes) if weight is None else weight.to(dtype)
+        of_part = weights[part.first : part.first + x.shape[-1]]
+        of_target = torch.where(counted, weights[target.clamp(0, part.num_classes - 1)], 0.0)
+        local = target - part.first
         here = counted & (local >= 0) & (local < x.shape[-1])
         local = local.clamp(0, x.shape[-1] - 1).unsqueeze(-1)
         most = x.amax(-1)
         exponentials = (x - torch.where(most.isfinite(), most, 0.0).unsqueeze(-1)).exp_().sum(-1)
         at_target = torch.where(here, x.gather(-1, local).squeeze(-1), 0.0)
         numbers = [most, exponentials, at_target, x @ of_part if smoothing else torch.zeros_like(most)]
-        by_rank = tell([each.reshape(-1) for each in numbers], dtype).wait().view(-1, len(numbers), *most.shape)
+        by_rank = part.tell([each.reshape(-1) for each in numbers], dtype).wait().view(-1, len(numbers), *most.shape)
         most = by_rank[:, 0].amax(0)
         lse = most + (by_rank[:, 1] * (by_rank[:, 0] - most).exp()).sum(0).log()
-        smooth = counted.to(dtype) * (smoothing / num_classes)
+        smooth = counted.to(dtype) * (smoothing / part.num_classes)
         loss = (1 - smoothing) * of_target * (lse - by_rank[:, 2].sum(0))
         loss = loss + smooth * (lse * weights.sum() - by_rank[:, 3].sum(0)) if smoothing else loss
         kept = (1 - smoothing) * of_target
@@ -197,8 +207,8 @@ class _ClassParallel(torch.autograd.Function):
             x, lse, local, torch.where(here, kept, 0.0), kept + smooth * weights.sum(), smooth, of_part
         )
         ctx.dtype = logits.dtype
-        total = torch.where(counted, loss, 0.0).sum() if counts else loss.new_zeros(())
-        return total.to(result)
+        total = torch.where(counted, loss, 0.0).sum() if part.counts else loss.new_zeros(())
+        return total.to(part.result)
 
     @staticmethod
     @once_differentiable
@@ -210,7 +220,7 @@ class _ClassParallel(torch.autograd.Function):
         dlogits.addcmul_(smooth.unsqueeze(-1), of_part, value=-1)
         dlogits.scatter_add_(-1, local, -at_target.unsqueeze(-1))
         dlogits *= gradient.to(dlogits.dtype)
-        return dlogits.movedim(-1, _CLASS).to(ctx.dtype), *(None,) * 9
+        return dlogits.movedim(-1, _CLASS).to(ctx.dtype), None, None, None
 
 
 def _own_part(shard: LayerShard, index: int, x: Tensor) -> Tensor:

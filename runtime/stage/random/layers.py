@@ -277,8 +277,18 @@ def _kept(
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (
-        *(alpha_dropout, attention, dropout, native_dropout, recurrence, rrelu),
-        *(bernoulli, multinomial, normal, rand, randint, randn),
+        alpha_dropout,
+        attention,
+        bernoulli,
+        dropout,
+        multinomial,
+        native_dropout,
+        normal,
+        rand,
+        randint,
+        randn,
+        recurrence,
+        rrelu,
     )
 }
 

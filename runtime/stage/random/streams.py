@@ -35,7 +35,7 @@ from planner.ir.box import Box, Interval, whole
 from planner.ir.errors import StageFailedError
 from runtime.captured import CapturedModule, makers
 from runtime.pipeline.routing import slices
-from runtime.stage.cut import Rule
+from runtime.stage.cut import NodeRule
 from runtime.stage.modes import MicrobatchShard
 from runtime.stage.random.layers import Filled, drawing
 from runtime.stage.shapes import SampleDims, cannot_share
@@ -67,15 +67,12 @@ class DrawnParts(Protocol):
 
     def place(self, layer: str, is_main: bool) -> DrawnPart:
         """In the micro-batch that is being run; ``is_main``: by the layer's own operator, not one that helps it."""
-        ...
 
     def parts_of_samples(self, layer: str) -> int:
         """Into how many parts the samples of a layer are cut."""
-        ...
 
     def draws_all(self, layer: str) -> bool:
         """Whether every rank draws all that one device draws."""
-        ...
 
 
 def drawn_part(
@@ -95,7 +92,7 @@ def drawn_part(
         num_dims: the dims behind these are 1.
     """
     box, shape = _shortened(place, num_dims)
-    local = [len(interval) for interval in box]
+    local = tuple(map(len, box))
     if not all(local):
         return torch.empty(local, dtype=dtype, device=device)
     if dim is None or (num_dims is not None and dim >= num_dims):
@@ -194,9 +191,7 @@ class NodeStream:
         index: int = 0,
         num_dims: int | None = None,
     ) -> Tensor:
-        """A tensor of this rank's rows, drawn by ``filled``.
-
-        Rows are drawn in blocks, which are the same however they are shared out.
+        """A tensor of this rank's numbers, drawn by ``filled``.
 
         Args:
             shape: of this rank's part; the samples lie along ``dim``.  In a divided stage the place says it.
@@ -205,42 +200,39 @@ class NodeStream:
         """
         rng = self.rng
         dim = self.dim
-        start = rng.start
-        count = rng.count
-        total = rng.total
-        if self.place is not None:
-            place = self.place()
-            if place.box is not None:
-                generators = partial(self._generator, device, index)
-                return drawn_part(place, dim, dtype, device, filled, generators, num_dims)
-            start = place.start
-            count = place.count
-            total = place.total
+        place = None if self.place is None else self.place()
+        if place is not None and place.box is not None:
+            return drawn_part(place, dim, dtype, device, filled, partial(self._generator, device, index), num_dims)
+        numbers = torch.empty(shape, dtype=dtype, device=device)
         if not all(shape):
-            return torch.empty(shape, dtype=dtype, device=device)
+            return numbers
         if dim is None or (num_dims is not None and dim >= num_dims):
-            return filled(torch.empty(shape, dtype=dtype, device=device), self._generator(device, index))
-        each, rest = divmod(shape[dim], count)
+            return filled(numbers, self._generator(device, index))
+        self._fill_blocks(numbers, dim, place or DrawnPart(rng.start, rng.count, rng.total), filled, index)
+        return numbers
+
+    def _fill_blocks(self, numbers: Tensor, dim: int, place: DrawnPart, filled: Filled, index: int) -> None:
+        """Fills ``numbers`` by those of whole samples, in blocks, which are the same however samples are shared out."""
+        shape = numbers.shape
+        each, rest = divmod(shape[dim], place.count)
         if rest:
             raise StageFailedError(
-                f"node {self.node} draws numbers of shape {shape} for {count} samples", [f"along dim {dim}"]
+                f"node {self.node} draws numbers of shape {tuple(shape)} for {place.count} samples",
+                [f"along dim {dim}"],
             )
-        rows = math.ceil(BLOCK * count / math.prod(shape))
-        stop = start + count
-        numbers = torch.empty(shape, dtype=dtype, device=device)
-        for first in range(start - start % rows, stop, rows):
-            last = min(first + rows, total)
-            begin = max(first, start)
+        rows = math.ceil(BLOCK * place.count / math.prod(shape))
+        stop = place.start + place.count
+        for first in range(place.start - place.start % rows, stop, rows):
+            last = min(first + rows, place.total)
+            begin = max(first, place.start)
             end = min(last, stop)
-            part = numbers.narrow(dim, each * (begin - start), each * (end - begin))
-            generator = self._generator(device, index, first)
+            part = numbers.narrow(dim, each * (begin - place.start), each * (end - begin))
+            generator = self._generator(numbers.device, index, first)
             if (begin, end) == (first, last) and part.is_contiguous():
                 filled(part, generator)
             else:
-                block = (*shape[:dim], each * (last - first), *shape[dim + 1 :])
-                drawn = filled(torch.empty(block, dtype=dtype, device=device), generator)
-                part.copy_(drawn.narrow(dim, each * (begin - first), each * (end - begin)))
-        return numbers
+                block = numbers.new_empty((*shape[:dim], each * (last - first), *shape[dim + 1 :]))
+                part.copy_(filled(block, generator).narrow(dim, each * (begin - first), each * (end - begin)))
 
     def _generator(self, device: torch.device, index: int, first: int = 0) -> torch.Generator:
         return self.rng.generator(device, self.rng.key(self.node, index, first))
@@ -271,7 +263,7 @@ class RandomNodes:
         self._main = frozenset(node.name for node in makers(model).values())
         self.layers = tuple(dict.fromkeys(model.layer_of_node[node.name] for node in nodes if is_random(node)))
 
-    def rule(self, rng: CounterRng, num_ranks: int = 1, places: DrawnParts | None = None) -> Rule:
+    def rule(self, rng: CounterRng, num_ranks: int = 1, places: DrawnParts | None = None) -> NodeRule:
         """The rule that makes the nodes of a stage on ``num_ranks`` ranks draw by ``rng``.
 
         Args:

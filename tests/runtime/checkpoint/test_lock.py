@@ -19,11 +19,11 @@ import pytest
 from cuda_ops.device.host import process_state
 from planner.ir.errors import MissingFileError, UsageError
 from runtime.checkpoint import lock
-from runtime.checkpoint.lock import LOCK, STALE_S, Owner, held
+from runtime.checkpoint.lock import LOCK, STALE_S, LockOwner, held
 from tests.runtime.checkpoint.faults import in_child
 
 
-def leave(folder: Path, owner: Owner, age_s: float = 0.0) -> Path:
+def leave(folder: Path, owner: LockOwner, age_s: float = 0.0) -> Path:
     """The lock of ``owner``, who renewed it so long ago."""
     path = folder / LOCK
     path.write_text(json.dumps(asdict(owner)))
@@ -32,8 +32,8 @@ def leave(folder: Path, owner: Owner, age_s: float = 0.0) -> Path:
     return path
 
 
-def elsewhere(**changes: object) -> Owner:
-    return replace(Owner.here({}), host="node9", place="node9 another boot", pid=1, **changes)
+def elsewhere(**changes: object) -> LockOwner:
+    return replace(LockOwner.here({}), host="node9", place="node9 another boot", pid=1, **changes)
 
 
 def test_a_folder_is_held_by_one_job_and_free_afterwards(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_job_that_was_killed_gives_the_folder_up_at_once(tmp_path: Path, caplo
 
 
 def test_a_number_that_came_again_is_not_the_same_process(tmp_path: Path) -> None:
-    mine = Owner.here({})
+    mine = LockOwner.here({})
     leave(tmp_path, replace(mine, started=mine.started - 1))
     with held(tmp_path):
         pass
@@ -106,10 +106,10 @@ def test_a_job_of_another_host_is_believed_until_it_was_silent_for_long(tmp_path
 def test_the_same_job_may_start_again_on_another_host(
     tmp_path: Path, environment: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert Owner.here(environment).job == name
+    assert LockOwner.here(environment).job == name
     leave(tmp_path, elsewhere(job=name))
-    here = Owner.here(environment)
-    monkeypatch.setattr(Owner, "here", lambda: here)
+    here = LockOwner.here(environment)
+    monkeypatch.setattr(LockOwner, "here", lambda: here)
     if not name:
         with pytest.raises(UsageError), held(tmp_path):
             pass
@@ -147,7 +147,7 @@ def test_a_lock_that_says_nothing_is_waited_for_as_one_of_another_host(tmp_path:
 
 def test_of_many_that_find_a_stale_lock_one_gets_the_folder(tmp_path: Path) -> None:
     leave(tmp_path, elsewhere(), STALE_S + 1)
-    (tmp_path / f"{LOCK}.taking").write_text(json.dumps(asdict(replace(Owner.here({}), started=1))))
+    (tmp_path / f"{LOCK}.taking").write_text(json.dumps(asdict(replace(LockOwner.here({}), started=1))))
     together, over = threading.Barrier(8), threading.Barrier(8)
 
     def race(number: int) -> bool:
@@ -189,7 +189,7 @@ def test_a_pipe_that_takes_the_place_of_a_lock_meanwhile_is_not_waited_for(tmp_p
 
 
 def test_a_zombie_holds_nothing(tmp_path: Path) -> None:
-    mine = Owner.here({})
+    mine = LockOwner.here({})
     child = os.fork()
     if not child:
         os._exit(0)
@@ -207,7 +207,7 @@ def test_one_that_was_killed_while_it_took_a_lock_away_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock, "_PATIENCE_S", 0.1)
-    dead, turn = replace(Owner.here({}), started=1), tmp_path / f"{LOCK}.taking"
+    dead, turn = replace(LockOwner.here({}), started=1), tmp_path / f"{LOCK}.taking"
     leave(tmp_path, dead)
     turn.write_text(json.dumps(asdict(dead)))
     with held(tmp_path):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from benchmarks.site_balance import Ownership, cut, morton, random_blocks
-from cuda_ops.sparse.geometry import BuiltGeometry, KernelMap, MapSpec, Route, Segments, geometry_of, stride_of
+from cuda_ops.sparse.geometry import BuiltGeometry, KernelMap, MapSpec, Segments, SiteRoute, geometry_of, stride_of
 from cuda_ops.sparse.local import LocalMap, Owned, local_map, local_segments
 from planner.sites.arrangement import arrange
 from planner.sites.bisection import bisection
@@ -28,7 +28,7 @@ from runtime.stage.modes import MicrobatchShard
 from runtime.transport import InProcessTransport
 from tests.runtime.ranks import on_ranks
 
-Owners = Callable[[Route], Tensor]
+Owners = Callable[[SiteRoute], Tensor]
 """int64 (sites,) of a site set: the position of each site's owner."""
 OWNERSHIPS = ("bisection", "morton", "random_blocks", "random_sites", "one_empty", "only_last")
 _OPS = torch.ops.halopipe
@@ -65,14 +65,14 @@ def ownership(kind: str, geometry: BuiltGeometry, num_ranks: int, seed: int = 0)
         else cut(arrange(work, speeds, 0.0, order), speeds, 0.0)
     )
 
-    def owners(route: Route) -> Tensor:
+    def owners(route: SiteRoute) -> Tensor:
         found = level_of(geometry, route)
         return torch.from_numpy(owned.owner(found.samples, found.coordinates, found.stride)).long()
 
     return _kept(owners)
 
 
-def level_of(geometry: BuiltGeometry, route: Route) -> SiteLevel:
+def level_of(geometry: BuiltGeometry, route: SiteRoute) -> SiteLevel:
     coordinates = geometry.coordinates(route).long()
     return SiteLevel(coordinates[:, 0].numpy(), coordinates[:, 1:].numpy(), stride_of(route))
 
@@ -120,7 +120,7 @@ class Sharing:
     num_ranks: int
     shares: tuple[int, ...] = ()
 
-    def owned(self, route: Route, position: int) -> Owned:
+    def owned(self, route: SiteRoute, position: int) -> Owned:
         """In ascending order on even positions, in descending order on odd ones: any order does."""
         found = Owned.by(self.owners(route), position)
         return replace(found, rows=found.rows.flip(0)) if position % 2 else found
@@ -130,7 +130,7 @@ class Sharing:
         source, target = self.owned(spec.source, position), self.owned(spec.target, position)
         return local_map(found.inverse(), target, source) if inverse else local_map(found, source, target)
 
-    def segments(self, route: Route, position: int) -> Segments:
+    def segments(self, route: SiteRoute, position: int) -> Segments:
         samples = self.geometry.coordinates(route)[:, 0].long()
         return local_segments(samples[self.owned(route, position).rows], self.geometry.num_samples)
 
@@ -142,13 +142,13 @@ class Sharing:
     def run(
         self,
         target: Any,
-        tensors: Mapping[str, tuple[Tensor, Route | str]],
+        tensors: Mapping[str, tuple[Tensor, SiteRoute | str]],
         rest: Sequence[Any],
-        dy: tuple[Tensor, Route | str],
+        dy: tuple[Tensor, SiteRoute | str],
         *,
         spec: MapSpec | None = None,
         inverse: bool = False,
-        route: Route = (),
+        route: SiteRoute = (),
         leaves: bool = True,
     ) -> list[Part]:
         """An operator's shared form on each rank, forward and backward.
@@ -185,14 +185,14 @@ class Sharing:
 
         return on_ranks(self.num_ranks, run)
 
-    def part(self, whole: Tensor, where: Route | str, position: int) -> Tensor:
+    def part(self, whole: Tensor, where: SiteRoute | str, position: int) -> Tensor:
         """A rank's rows."""
         if where == "whole":
             return whole.clone()
         rows = self.samples_of(position) if where == "samples" else self.owned(where, position).rows
         return whole[rows].clone()
 
-    def together(self, parts: Sequence[Tensor], where: Route | str) -> Tensor:
+    def together(self, parts: Sequence[Tensor], where: SiteRoute | str) -> Tensor:
         """The rows of all ranks, where they belong; what all have all of, added up."""
         if where == "whole":
             return torch.stack(list(parts)).sum(0)
@@ -202,7 +202,7 @@ class Sharing:
         assert len(found) == len(rows)
         return found[rows.argsort()]
 
-    def _rows(self, where: Route | str, position: int) -> Tensor:
+    def _rows(self, where: SiteRoute | str, position: int) -> Tensor:
         return self.samples_of(position) if where == "samples" else self.owned(where, position).rows
 
 
@@ -246,10 +246,10 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 1e-12) -> None:
 
 def _kept(owners: Owners) -> Owners:
     """The same answer to the same question, whichever rank asks."""
-    found: dict[Route, Tensor] = {}
+    found: dict[SiteRoute, Tensor] = {}
     lock = threading.Lock()
 
-    def kept(route: Route) -> Tensor:
+    def kept(route: SiteRoute) -> Tensor:
         with lock:
             if route not in found:
                 found[route] = owners(route)

@@ -27,7 +27,7 @@ from runtime.captured import CapturedModule
 from runtime.engine import Engine, EvaluationResult
 from runtime.optim.ties import groups_of
 from runtime.rank import RankContext
-from runtime.stage.local_stage import StageBuilder
+from runtime.stage.builder import StageBuilder
 from runtime.stage.modes import MicrobatchShard
 from runtime.transport import Hub, InProcessTransport, Pending
 from tests.captures import capture
@@ -265,7 +265,7 @@ def test_only_the_program_says_what_a_stage_keeps() -> None:
     x = torch.randn(2, 2, 4, 4, dtype=torch.float64)
     outputs = local_stage.program.forward(MicrobatchShard(0, 2, 0, 2), {"inputs": x}, 1.0)
     assert not any(output.requires_grad for output in outputs.values())
-    assert local_stage.program.num_held == 0
+    assert local_stage.program.num_in_flight == 0
 
 
 class Noting(InProcessTransport):

@@ -17,8 +17,8 @@ from profiler.source.losses import mean_of_squares
 from profiler.source.model import LoadedModel
 from runtime.captured import CapturedModule
 from runtime.stage.cut import FUNCTIONS, StageFunction, cut_stage
-from runtime.stage.functions import without_rows
 from runtime.stage.modes import in_evaluation
+from runtime.stage.without_rows import without_rows
 
 
 class Net(nn.Module):

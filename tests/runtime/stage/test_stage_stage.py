@@ -64,7 +64,7 @@ def test_no_gradient_at_all_gives_zeros(recompute: bool) -> None:
     stage.forward(ONE_ROW[0], X, 1.0)
     assert stage.backward(0, {})["x"].tolist() == [[0, 0]]
     assert weight.grad is None
-    assert stage.num_held == 0
+    assert stage.num_in_flight == 0
 
 
 def test_the_two_halves_make_the_whole() -> None:
@@ -108,7 +108,7 @@ def test_forward_alone_keeps_nothing() -> None:
     assert stage.forward(ONE_ROW[0], {"x": x, "c": X["c"]}, 1.0)["y"].tolist() == [[3, 7]]
     del x
     assert alive() is None
-    assert stage.num_held == 0
+    assert stage.num_in_flight == 0
 
 
 def watched(run_config: RunConfig) -> tuple[StageProgram, list[weakref.ref]]:
@@ -215,7 +215,7 @@ def test_evaluation_leaves_no_trace() -> None:
     assert count.item() == 0
     del x
     assert alive() is None
-    assert stage.num_held == 0
+    assert stage.num_in_flight == 0
 
 
 def test_sizes_are_given_in_order_and_what_runs_is_told_before_each_run() -> None:

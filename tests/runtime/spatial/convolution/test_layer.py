@@ -16,7 +16,7 @@ from planner.ir.graph import Layer, TensorSpec
 from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision
 from runtime.pipeline.routing import slices
-from runtime.spatial.convolution.layer import HaloSettings, Mode, convolve
+from runtime.spatial.convolution.layer import HaloMode, HaloSettings, convolve
 from runtime.spatial.exchange import Exchange, PeerGroup
 from runtime.spatial.layer_shard import LayerShard
 from runtime.transport import InProcessTransport
@@ -46,7 +46,7 @@ LAYOUTS: dict[str, list[Cuts]] = {
 
 @pytest.mark.parametrize("mode", ["linear", "blocking"])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_chain_of_convolutions_is_what_one_device_computes(name: str, mode: Mode) -> None:
+def test_a_chain_of_convolutions_is_what_one_device_computes(name: str, mode: HaloMode) -> None:
     chain = Chain(NET, images())
     for most_extra in (0.25, 1e9):
         check(chain, [Placement(0, cuts) for cuts in LAYOUTS[name][:7]], HaloSettings(mode, most_extra))
@@ -62,7 +62,7 @@ def test_ranks_with_little_to_do_may_fetch_first_while_others_overlap(name: str)
 
 
 @pytest.mark.parametrize("mode", ["linear", "blocking"])
-def test_margins_are_held_and_their_gradients_add_up(mode: Mode) -> None:
+def test_margins_are_held_and_their_gradients_add_up(mode: HaloMode) -> None:
     chain = Chain((Conv(4), Conv(4), Conv(4, kernel=5, padding=2)), images())
     cuts = {"height": (0, 1, 2), "width": (0, 2, 3)}
     check(chain, [Placement(0, cuts, margin=margin) for margin in (3, 2, 0)], HaloSettings(mode, 1e9))
@@ -145,7 +145,7 @@ def test_shared_channels_and_cut_rows_go_together() -> None:
 
 
 @pytest.mark.parametrize("mode", ["linear", "blocking"])
-def test_no_more_moves_than_must(mode: Mode) -> None:
+def test_no_more_moves_than_must(mode: HaloMode) -> None:
     chain = Chain(NET, images())
     division = chain.division([Placement(0, cuts) for cuts in LAYOUTS["grid"]])
     found = run(chain, division, HaloSettings(mode))

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from planner.ir.box import Box, Transfer, intersect, whole
 from runtime.pipeline.routing import slices
-from runtime.spatial.convolution.layer import HaloSettings, Mode, local_form
+from runtime.spatial.convolution.layer import HaloMode, HaloSettings, local_form
 from runtime.spatial.exchange import Exchange
 from tests.runtime.spatial.convolution.cases import ConvCase, Tensors, random_case
 
-MODES: tuple[Mode, ...] = ("linear", "blocking")
+MODES: tuple[HaloMode, ...] = ("linear", "blocking")
 TOLERANCE = 1e-12
 
 
@@ -120,7 +120,7 @@ def check(case: ConvCase, settings: HaloSettings) -> float:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("transposed", [False, True])
-def test_any_convolution_is_what_one_device_computes(mode: Mode, transposed: bool) -> None:
+def test_any_convolution_is_what_one_device_computes(mode: HaloMode, transposed: bool) -> None:
     numbers = random.Random(f"{mode} {transposed}")
     for number in range(200):
         check(random_case(numbers, transposed), HaloSettings(mode, most_extra=1e9 if number % 2 else 0.25))

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from planner.ir.box import Box, Interval
-from runtime.spatial.convolution.terms import ConvWindow, main_term, piece_term, segments
+from runtime.spatial.convolution.gathered import segments
+from runtime.spatial.convolution.terms import ConvWindow, main_term, piece_term
 
 
 def rows(*part: int) -> Box:
