@@ -31,8 +31,8 @@ from typing import Any, ClassVar, TypeVar, cast
 
 from planner.ir.errors import UnsupportedModelError, UsageError
 
-Answer = TypeVar("Answer")
-Kind = TypeVar("Kind", bound="Extra")
+R = TypeVar("R")
+E = TypeVar("E", bound="Extra")
 Places = Mapping[str, str]
 """Where things are by their names: ``"module:attribute"``, imported when they are first used."""
 
@@ -66,9 +66,9 @@ class Additions(Mapping[str, Any]):
         return len(self._places)
 
 
-def extras(kind: type[Kind]) -> tuple[Kind, ...]:
+def extras(kind: type[E]) -> tuple[E, ...]:
     """The extras of the package that ``kind`` is of; none where it has no folder of extras."""
-    return cast("tuple[Kind, ...]", _extras_of(kind.__module__.partition(".")[0]))
+    return cast("tuple[E, ...]", _extras_of(kind.__module__.partition(".")[0]))
 
 
 @functools.cache
@@ -79,7 +79,7 @@ def _extras_of(package: str) -> tuple[Extra, ...]:
     return tuple(extra for extra in added if extra is not None)
 
 
-def required(answers: Iterable[Answer | None], package: str, what: str) -> Answer:
+def required(answers: Iterable[R | None], package: str, what: str) -> R:
     """The first answer that is one, where a plan or a request cannot do without.
 
     Args:

@@ -7,29 +7,29 @@ from functools import wraps
 from importlib import import_module
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-Key = TypeVar("Key")
-Value = TypeVar("Value")
-Owner = TypeVar("Owner")
-Arguments = ParamSpec("Arguments")
+K = TypeVar("K")
+V = TypeVar("V")
+S = TypeVar("S")
+P = ParamSpec("P")
 
 
-class Memo(dict[Key, Value]):
+class Memo(dict[K, V]):
     """Values by key, each made once."""
 
     __slots__ = ("_make",)
 
-    def __init__(self, make: Callable[[Key], Value]) -> None:
+    def __init__(self, make: Callable[[K], V]) -> None:
         super().__init__()
         self._make = make
 
-    def __missing__(self, key: Key) -> Value:
+    def __missing__(self, key: K) -> V:
         value = self[key] = self._make(key)
         return value
 
 
 def once_by(
     key: Callable[..., object] | None,
-) -> Callable[[Callable[Concatenate[Owner, Arguments], Value]], Callable[Concatenate[Owner, Arguments], Value]]:
+) -> Callable[[Callable[Concatenate[S, P], V]], Callable[Concatenate[S, P], V]]:
     """A decorator of methods that give the same for arguments of the same ``key``: each value is made once an object.
 
     The values are in the object's ``__dict__``: its class has no slots.
@@ -39,12 +39,12 @@ def once_by(
     """
 
     def decorated(
-        method: Callable[Concatenate[Owner, Arguments], Value],
-    ) -> Callable[Concatenate[Owner, Arguments], Value]:
+        method: Callable[Concatenate[S, P], V],
+    ) -> Callable[Concatenate[S, P], V]:
         name = f"values of {method.__qualname__}"
 
         @wraps(method)
-        def looked_up(owner: Owner, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Value:
+        def looked_up(owner: S, /, *arguments: P.args, **named: P.kwargs) -> V:
             values = owner.__dict__.get(name)
             if values is None:
                 values = owner.__dict__[name] = {}
@@ -64,7 +64,7 @@ def once_by(
     return decorated
 
 
-def once(method: Callable[Concatenate[Owner, Arguments], Value]) -> Callable[Concatenate[Owner, Arguments], Value]:
+def once(method: Callable[Concatenate[S, P], V]) -> Callable[Concatenate[S, P], V]:
     """The method, whose value is made once for an object and the same arguments."""
     return once_by(None)(method)
 
