@@ -255,7 +255,9 @@ def cases(sizes: tuple[int, ...], time_limit_s: float, names: frozenset[str] = f
                 name = f"{network}, {shape}, {rate / 1e9:g} GB/s"
                 if not names or name in names:
                     profile = as_profile(_graph(file), cluster, SAMPLES, SPEEDS)
-                    problem = Problem(profile, GLOBAL_BATCH, micro_batch_sizes=sizes, time_limit_s=time_limit_s)
+                    problem = Problem(
+                        profile, GLOBAL_BATCH, micro_batch_sizes=sizes, time_limit_s=time_limit_s, confidence=0.0
+                    )
                     yield Case(name, len(cluster.devices), problem)
 
 
@@ -288,7 +290,7 @@ def _graph(file: str) -> LayerGraph:
 def _synthetic(name: str, layers: int, cluster: Cluster, size: int, limit_s: float, time_limit_s: float) -> Case:
     """16 micro-batches of ``size`` samples."""
     profile = as_profile(network(layers), cluster, SAMPLES, SPEEDS)
-    problem = Problem(profile, 16 * size, micro_batch_sizes=(size,), time_limit_s=time_limit_s)
+    problem = Problem(profile, 16 * size, micro_batch_sizes=(size,), time_limit_s=time_limit_s, confidence=0.0)
     return Case(name, len(cluster.devices), problem, limit_s)
 
 

@@ -93,7 +93,7 @@ class Case:
         """What is planned."""
         profile = scale_profile(self.layers, self.devices, self.kinds) if self.layers else resnet(self.devices)
         batch = GLOBAL_BATCH if self.layers else RESNET_SAMPLES
-        return Problem(profile, batch, time_limit_s=self.limit_s, allow=self.allow)
+        return Problem(profile, batch, time_limit_s=self.limit_s, allow=self.allow, confidence=0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from planner.costs.predict import forecast
 from planner.costs.pricing import Pricing
 from planner.ir.codec import fingerprint
 from planner.ir.plan import Plan, Search
-from planner.ir.problem import DEFAULT_CONFIDENCE, Problem
+from planner.ir.problem import Problem
 from planner.ir.profile import ModelSource, Profile
 from planner.solvers.candidates.candidate import decision_of, split_batch
 from profiler import profile
@@ -100,7 +100,7 @@ def _beside_baselines(cases: Sequence[Case], measured_s: Sequence[float]) -> Ite
 
 
 def _plans(found: Profile, pipelines: Sequence[tuple[str, int]]) -> Iterator[tuple[str, Plan]]:
-    problem = Problem(found, GLOBAL_BATCH, confidence=DEFAULT_CONFIDENCE)
+    problem = Problem(found, GLOBAL_BATCH)
     for name in SOLVERS:
         yield name, planner.plan(problem, name)
     cost_model = CostModel(found)

@@ -15,7 +15,7 @@ from halopipe.planning import measure, plan_files, search_progress, solve
 from halopipe.planning import problem as problems
 from halopipe.planning.compare import Comparison, tie_text
 from halopipe.planning.options import DEFAULT_SOLVER, ProfileOptions
-from halopipe.reports import explain, run
+from halopipe.reports import explain, measured, run
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
 from halopipe.terminal import tables, units
@@ -113,7 +113,7 @@ def _profile(folder: Path, network: DemoNetwork) -> Profile:
     )  # the full profile measures for longer than all the rest
     profile = measure.measure(source, asked)
     dump(profile, folder / "profile.json")
-    emit(measure.summary(profile))
+    emit(measured.summary(profile))
     return profile
 
 

@@ -85,7 +85,7 @@ def _plan(profile: Profile, name: str) -> Plan:
         split_batch(GLOBAL_BATCH, MICRO_BATCH),
         name,
     )
-    problem = Problem(profile, GLOBAL_BATCH)
+    problem = Problem(profile, GLOBAL_BATCH, confidence=0.0)
     decision = decision_of(problem, candidate)
     prediction = predict(profile, decision)[0]
     return plan_of(problem, decision, prediction, Search("by hand", "notebook", "heuristic", 0.0, 0.0, 1, 1))

@@ -21,11 +21,11 @@ from profiler.links.kept import KeptLinks, Quietness, keep, kept, key_of
 from profiler.links.processes import LinkCosts, measure_links, num_measurements
 from profiler.measure.contention import clocks, governor
 from profiler.measure.devices import CPU, CUDA, Backend, chosen, described, num_at_once
-from profiler.measure.job import MeasuringJob, Shapes
+from profiler.measure.job import MeasuringJob, PartShapesOf
 from profiler.measure.partial_results import Unfinished
 from profiler.measure.processes import MeasuredProcesses, measure_in_processes
 from profiler.measure.progress import Overall, ProfileProgress
-from profiler.measure.sizes import Read
+from profiler.measure.sizes import ReadBetween
 from profiler.merge import (
     merged,
     merged_overhead_s,
@@ -53,8 +53,8 @@ def profile(
     optimizer: Optimizer = Optimizer("SGD", {"lr": 0.01, "momentum": 0.9}, 1.0),  # noqa: B008 - it is frozen
     sizes: tuple[int, ...] | None = None,
     quick: bool = False,
-    shapes: Shapes | None = None,
-    read: Read | None = None,
+    shapes: PartShapesOf | None = None,
+    read: ReadBetween | None = None,
     num_processes: int = 0,
     unfinished: Path | None = None,
     resume: bool = False,

@@ -136,13 +136,13 @@ def own_loop(bench: Bench, profile: Profile) -> tuple[float, int]:
 def plan_of(bench: Bench, profile: Profile, batch: int, what: str, links: _Links) -> Plan:
     """The plan; its ranks are on one card, whatever their number, or on cores of this host."""
     if what == ONE:
-        return planner.plan(Problem(profile, batch), SOLVERS[ONE])
+        return planner.plan(Problem(profile, batch, confidence=0.0), SOLVERS[ONE])
     (device,) = profile.cluster.devices
     half_bytes = device.memory_bytes // 2
     devices = tuple(replace(device, name=f"{device.name[:-1]}{rank}", memory_bytes=half_bytes) for rank in range(2))
     costs = links.measured()
     cluster = replace(profile.cluster, devices=devices, links=costs.links, collectives=costs.collectives)
-    plan = planner.plan(Problem(replace(profile, cluster=cluster), batch), SOLVERS[what])
+    plan = planner.plan(Problem(replace(profile, cluster=cluster), batch, confidence=0.0), SOLVERS[what])
     if bench.device == "cpu":
         return plan
     stages = tuple(replace(each, devices=(device.name,) * len(each.ranks)) for each in plan.decision.stages)

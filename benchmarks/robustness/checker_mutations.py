@@ -121,7 +121,10 @@ def case(name: str) -> tuple[Plan, Profile]:
     profile = load(FILES / f"{file}.json", Profile)
     profile = profile.corrected_by(_CORRECTIONS) if name == "corrected" else profile
     method = str(asked.get("solver", "best-first"))
-    plan = planner.plan(Problem(profile, **{key: value for key, value in asked.items() if key != "solver"}), method)
+    plan = planner.plan(
+        Problem(profile, **{"confidence": 0.0, **{key: value for key, value in asked.items() if key != "solver"}}),
+        method,
+    )
     return (change(plan) if change is not None else plan), profile
 
 

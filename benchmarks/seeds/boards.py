@@ -88,7 +88,7 @@ def _step_s(p: int, m: int, transfer: float, schedule: str) -> float:
     bounds = (*range(p), len(profile.graph.layers))
     ranks = tuple((rank,) for rank in range(p))
     candidate = Candidate.chain(bounds, ranks, ((1,),) * p, (1,) * m, schedule)
-    problem = Problem(profile, m, schedules=(schedule,), micro_batch_sizes=(1,))
+    problem = Problem(profile, m, schedules=(schedule,), micro_batch_sizes=(1,), confidence=0.0)
     return best_of_these(problem, lambda *_: [candidate], "by hand", "a layer a board").prediction.step_s
 
 
@@ -108,7 +108,9 @@ def on_chip(num_layers: int = 8, num_boards: int = 4, m: int = 8, times: float =
         measured = replace(profile_of_layers(graph, _WIDTH, 1.0, 1), parameters={"GPU": free})
         found = on_boards(measured, board, count)
         found = replace(found, parameters=dict.fromkeys(found.measurements, free))
-        problem = Problem(found, m, schedules=("1f1b-as",), micro_batch_sizes=(1,), fix=(parse_rule("*=replicas:1"),))
+        problem = Problem(
+            found, m, schedules=("1f1b-as",), micro_batch_sizes=(1,), fix=(parse_rule("*=replicas:1"),), confidence=0.0
+        )
         steps[count] = solve(problem).prediction.step_s
     gain = steps[1] / steps[num_boards]
     closed = times * num_boards * m / (m + num_boards - 1)
@@ -166,6 +168,7 @@ def board_problem(name: str, count: int, batch: int) -> Problem:
         schedules=schedules,
         micro_batch_sizes=(1, 2, 4, batch),
         time_limit_s=30.0,
+        confidence=0.0,
     )
 
 

@@ -65,7 +65,7 @@ from planner.extras.baselines import sparsepipe
 from planner.extras.baselines.common.answer import Trial, bandwidth_bytes_per_s, candidates, names_in, stages_in
 from planner.extras.baselines.common.problem import block_ends, blocks_at, network
 from planner.ir.plan import Decision
-from planner.ir.problem import DEFAULT_CONFIDENCE, Problem
+from planner.ir.problem import Problem
 from planner.ir.profile import ModelSource, Profile
 from planner.sites.work import SiteLevel
 from planner.solvers.candidates.candidate import decision_of
@@ -125,7 +125,7 @@ def measure(quick: bool) -> list[Row]:
     load = os.getloadavg()[0]
     with awake() as are_awake:
         found = with_devices(profile(setting.source, num_workers=2, quick=True), FACTORS)
-        planned = cases(Problem(found, setting.samples, confidence=DEFAULT_CONFIDENCE))
+        planned = cases(Problem(found, setting.samples))
         steps = _run(setting, planned)
     return [
         Row("load of the machine before and after, larger of both", max(load, os.getloadavg()[0]), "processes"),

@@ -28,6 +28,7 @@ from planner.ir.profile import Profile
 
 P = ParamSpec("P")
 R = TypeVar("R")
+A = TypeVar("A")
 
 _MADE_BY = {
     Profile: "hp.profile(...) makes a profile, hp.load('profile.json') reads one",
@@ -52,6 +53,28 @@ _OTHERWISE = {
     "local_loss": "local_losses",
 }
 """What an option is called as an argument."""
+
+
+def call_of(options: Callable[P, A]) -> Callable[[Callable[[A], R]], Callable[P, R]]:
+    """A call of ``hp`` whose arguments are the fields of ``options``, a dataclass: their names, types and defaults.
+
+    So type checkers, editors and ``help`` know what a list of options holds, and it stands in one place.
+    """
+
+    def decorated(call: Callable[[A], R]) -> Callable[P, R]:
+        @functools.wraps(call)
+        def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            return call(options(*args, **kwargs))
+
+        signature = inspect.signature(options)
+        hints = get_type_hints(options)
+        typed = [each.replace(annotation=hints[each.name]) for each in signature.parameters.values()]
+        returned = inspect.signature(call).return_annotation
+        shown = signature.replace(parameters=typed, return_annotation=returned)
+        called.__signature__ = shown  # type: ignore[attr-defined]  # which inspect reads
+        return checked(called)
+
+    return decorated
 
 
 def checked(call: Callable[P, R]) -> Callable[P, R]:

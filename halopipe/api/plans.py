@@ -1,58 +1,54 @@
-"""From a model to a profile, and from a profile to plans."""
+"""From a model to a profile, and from a profile to plans.
+
+A call takes the fields of its dataclass (:func:`halopipe.api.arguments.call_of`): those of the lists of options that
+the command line has too (:mod:`halopipe.planning.options`), and its own.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
-from halopipe.api.arguments import checked
+from halopipe.api.arguments import call_of, checked
 from halopipe.api.files import ProfileOrPath, profile_in, remember
 from halopipe.extra import FaceExtra
 from halopipe.planning import search_progress, solve
-from halopipe.planning.options import DEFAULT_SOLVER, MEASURING, Asked, ProfileOptions
-from halopipe.planning.problem import make_problem
-from halopipe.terminal import units
+from halopipe.planning.options import DEFAULT_SOLVER, MEASURING, MeasurementOptions, PlanOptions, ProfileOptions
+from halopipe.planning.problem import problem_for
 from planner.ir.cluster import Cluster
 from planner.ir.extras import extras, required
+from planner.ir.options import asked_as
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.ir.profile import Optimizer, Profile
+from planner.ir.profile import Profile
+from planner.solvers.progress import Progress
 
 if TYPE_CHECKING:
     from halopipe.planning.pareto import Front
-    from planner.solvers import Progress
 
 
-@checked
-def profile(
-    model: str | Path | Callable[..., Any],
-    example: Any = None,
-    *,
-    loss_fn: Callable[..., Any] | None = None,
-    varying: Mapping[str, Any] | None = None,
-    input_shape: Sequence[int] = (),
-    arguments: Mapping[str, Any] | None = None,
-    cluster: int | str = "auto",
-    device: str = "cpu",
-    optimizer: str | Optimizer = "SGD",
-    sizes: Sequence[int] = (),
-    dtype: str = "",
-    autocast: str = "",
-    allow: Sequence[str] = (),
-    num_ranks: int = 0,
-    elementwise: Sequence[str] = (),
-    local_losses: int = 0,
-    quick: bool = False,
-    num_processes: int = 0,
-    transport: str = "",
-    measure_machine: bool = False,
-    unfinished: str | Path | None = None,
-    on: str = "",
-    tables: Sequence[str | Path] = (),
-    quiet: bool = False,
-) -> Profile:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ProfileCall(MeasurementOptions):
+    """What :func:`profile` takes."""
+
+    model: str | Path | Callable[..., Any] = field(kw_only=False)
+    example: Any = field(default=None, kw_only=False)
+    device: str = "cpu"
+    allow: Sequence[str] = ()
+    loss_fn: Callable[..., Any] | None = None
+    varying: Mapping[str, Any] | None = None
+    arguments: Mapping[str, Any] | None = None
+    cluster: int | str = "auto"
+    local_losses: int = 0
+    unfinished: str | Path | None = None
+    quiet: bool = False
+
+
+@call_of(ProfileCall)
+def profile(asked: ProfileCall) -> Profile:
     """Measures what every layer, device and link of this machine costs for ``model``.
 
     Args:
@@ -97,57 +93,58 @@ def profile(
     from halopipe.planning import measure
 
     source = measure.source_of(
-        model,
-        input_shape,
-        arguments or {},
-        dtype,
-        autocast,
-        elementwise,
-        example=example,
-        loss_fn=loss_fn,
-        varying=varying,
-        local_losses=local_losses,
+        asked.model,
+        asked.input_shape,
+        asked.arguments or {},
+        asked.dtype,
+        asked.autocast,
+        asked.elementwise,
+        example=asked.example,
+        loss_fn=asked.loss_fn,
+        varying=asked.varying,
+        local_losses=asked.local_losses,
     )
-    kept = Path(unfinished) if unfinished is not None else None
+    kept = Path(asked.unfinished) if asked.unfinished is not None else None
     options = ProfileOptions(
-        workers=measure.num_workers(cluster),
-        device=device,
-        optimizer=optimizer,
-        sizes=sizes,
-        allow=allow,
-        num_ranks=num_ranks,
-        quick=quick,
-        num_processes=num_processes,
-        transport=transport,
-        measure_machine=measure_machine,
+        workers=measure.num_workers(asked.cluster),
         resume=kept is not None,
-        on=on,
-        tables=tuple(map(str, tables)),
+        **{each.name: getattr(asked, each.name) for each in fields(MeasurementOptions)},
     )
-    if on or tables:
-        nothing = ProfileOptions(device="cpu", allow=())
-        unlike = [name for name in MEASURING if getattr(options, name) != getattr(nothing, name)]
-        refused = sorted([*unlike, *(["unfinished"] if kept is not None else [])])
+    if asked.on or asked.tables:
+        of_no_use = {each.name for each in fields(asked) if getattr(asked, each.name) != each.default}
+        refused = sorted(of_no_use & {*MEASURING, "unfinished"})
         profiles = (extra.profile_on(source, options, refused, quiet=True) for extra in extras(FaceExtra))
         return required(profiles, "halopipe", "profiles of machines that are not here")
-    measured = measure.measure(source, options, unfinished=kept, quiet=quiet)
+    measured = measure.measure(source, options, unfinished=kept, quiet=asked.quiet)
     if kept is not None:
         kept.unlink(missing_ok=True)
     return measured
 
 
-@checked
-def plan(
-    profile: ProfileOrPath,
-    *,
-    cluster: str | Path | Cluster | None = None,
-    solver: str = DEFAULT_SOLVER,
-    memory: str | int = 0,
-    progress: Progress | None = None,
-    measure_missing: bool = False,
-    quiet: bool = False,
-    **asked: Unpack[Asked],
-) -> Plan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PlansCall(PlanOptions):
+    """What calls take that have a solver search, perhaps for machines that one does not have."""
+
+    profile: ProfileOrPath = field(kw_only=False)
+    cluster: str | Path | Cluster | None = None
+    solver: str = DEFAULT_SOLVER
+
+    def problem(self, loaded: Profile) -> Problem:
+        """What is asked of the profile, on these machines."""
+        return problem_for(loaded if self.cluster is None else on_cluster(loaded, self.cluster), self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanCall(_PlansCall):
+    """What :func:`plan` takes."""
+
+    progress: Progress | None = None
+    measure_missing: bool = False
+    quiet: bool = False
+
+
+@call_of(PlanCall)
+def plan(asked: PlanCall) -> Plan:
     """The best plan for a profile.
 
     Args:
@@ -159,9 +156,7 @@ def plan(
         progress: called with how far the search is, in place of a bar.
         quiet: show no progress on stderr.
         memory: most that a plan may use on any device: bytes, or text such as ``2GiB``; 0: what the device has.
-        asked: ``global_batch``, ``micro_batch``, ``schedules``, ``num_ranks``, ``max_stages``, ``gap``,
-            ``time_limit_s``, ``objective``, ``allow``, ``recompute``, ``shard``, ``zero``, ``fix``, ``forbid``,
-            ``calibration``, ``batch_statistics``: see :class:`halopipe.planning.options.PlanOptions`.
+        global_batch, micro_batch, schedules, objective, ...: see :class:`halopipe.planning.options.PlanOptions`.
 
     Raises:
         UsageError: what is asked for does not exist, or is of another type.
@@ -169,36 +164,35 @@ def plan(
     """
     from halopipe.planning import measure_missing as missing
 
-    if measure_missing:
-        missing.require_possible(cluster)
-    loaded = profile_in(profile)
+    if asked.measure_missing:
+        missing.require_possible(asked.cluster)
+    loaded = profile_in(asked.profile)
     completed = missing.plan_and_store(
-        _problem(loaded, cluster, memory, asked),
-        lambda problem: search_progress.shown(problem, solver, progress, quiet=quiet),
-        missing.measure_here(quiet=quiet) if measure_missing else None,
+        asked.problem(loaded),
+        lambda problem: search_progress.shown(problem, asked.solver, asked.progress, quiet=asked.quiet),
+        missing.measure_here(quiet=asked.quiet) if asked.measure_missing else None,
         loaded,
-        None if isinstance(profile, Profile) else Path(profile),
+        None if isinstance(asked.profile, Profile) else Path(asked.profile),
     )
     return remember(completed.plan, completed.profile)
 
 
-@checked
-def pareto(
-    profile: ProfileOrPath,
-    *,
-    num_points: int = 0,
-    cluster: str | Path | Cluster | None = None,
-    solver: str = DEFAULT_SOLVER,
-    memory: str | int = 0,
-    jobs: int = 1,
-    **asked: Unpack[Asked],
-) -> Front:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParetoCall(_PlansCall):
+    """What :func:`pareto` takes."""
+
+    num_points: int = 0
+    jobs: int = 1
+
+
+@call_of(ParetoCall)
+def pareto(asked: ParetoCall) -> Front:
     """The Pareto front of step time and memory: the best step under each memory limit, every point a plan.
 
     Args:
         profile: or the name of its file.
         num_points: about how many; 0: all there are.
-        cluster, solver, memory, asked: as of :func:`plan`; ``memory`` is the largest limit that is tried.
+        cluster, solver, memory, ...: as of :func:`plan`; ``memory`` is the largest limit that is tried.
         jobs: processes that share out the searches of ``num_points`` plans, which are the same for any number.  They
             import the script that calls: more than one only under ``if __name__ == "__main__"``.
 
@@ -209,29 +203,40 @@ def pareto(
     """
     from halopipe.planning import pareto as fronts
 
-    problem = _problem(profile_in(profile), cluster, memory, asked)
-    front = fronts.front(problem, num_points, solver, jobs=jobs)
+    problem = asked.problem(profile_in(asked.profile))
+    front = fronts.front(problem, asked.num_points, asked.solver, jobs=asked.jobs)
     for one in front.plans:
         remember(one, problem.profile)
     return front
 
 
-@checked
-def baselines(profile: ProfileOrPath, *, jobs: int = 1, **asked: Unpack[Asked]) -> tuple[Plan, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselinesCall(PlanOptions):
+    """What :func:`baselines` takes."""
+
+    profile: ProfileOrPath = field(kw_only=False)
+    time_limit_s: float = asked_as(Problem, "time_limit_s", default=inf)
+    jobs: int = 1
+
+
+@call_of(BaselinesCall)
+def baselines(asked: BaselinesCall) -> tuple[Plan, ...]:
     """The published strategies on the same profile, those that fit.
 
     Args:
         profile: or the name of its file.
-        asked: as of :func:`plan`; ``time_limit_s`` is for all of them together.  Without it each takes what its authors
-            state, or as long as a search of ours.
+        time_limit_s: for all of them together.  Without it each takes what its authors state, or as long as a search
+            of ours.
         jobs: processes that share them out, as of :func:`pareto`.
+        memory, global_batch, ...: as of :func:`plan`.
 
     Raises:
         UsageError: what is asked for does not exist.  A strategy that does not fit is left out.
     """
-    problem = make_problem(profile_in(profile), **asked)
-    within_s = asked.get("time_limit_s", math.inf)
-    baseline_plans = solve.solve_baselines(problem, within_s=within_s, jobs=jobs).plans.values()
+    within_s = asked.time_limit_s
+    options = asked if within_s < inf else replace(asked, time_limit_s=PlanOptions().time_limit_s)
+    problem = problem_for(profile_in(asked.profile), options)
+    baseline_plans = solve.solve_baselines(problem, within_s=within_s, jobs=asked.jobs).plans.values()
     return tuple(remember(one, problem.profile) for one in baseline_plans)
 
 
@@ -250,8 +255,3 @@ def on_cluster(profile: ProfileOrPath, cluster: str | Path | Cluster) -> Profile
     from halopipe.planning import plan_files
 
     return plan_files.on_cluster(profile_in(profile), cluster)
-
-
-def _problem(profile: Profile, cluster: str | Path | Cluster | None, memory: str | int, asked: Asked) -> Problem:
-    memory_bytes = units.parse_size(memory) if memory and isinstance(memory, str) else int(memory or 0)
-    return make_problem(profile if cluster is None else on_cluster(profile, cluster), memory_bytes, **asked)

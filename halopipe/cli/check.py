@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from halopipe.cli.options import ClusterOption, Json, PlanPath, ProfileOption
+from halopipe.cli.options import ClusterOption, JsonOption, PlanPath, ProfileOption
 from halopipe.terminal import console, units
 from planner.ir.errors import PlanCheckError, UsageError
 
@@ -31,7 +31,7 @@ def check(
             help="Verify the plan's proof too, as written by 'halopipe plan --proof'.",
         ),
     ] = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Check a plan without devices: its program, request and figures; with its profile all that it states."""
     from halopipe.planning import plan_files

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from halopipe.cli import completion
-from halopipe.cli.options import Json
+from halopipe.cli.options import JsonOption
 from halopipe.run_spec.schema import MOST_WHOLE
 from halopipe.terminal import console
 from halopipe.terminal.output_files import claimed, made
@@ -47,7 +47,7 @@ def checkpoint(
         Path | None,
         typer.Option(metavar="PLAN", help="import: of the model that it is the weights of."),
     ] = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Check every byte of a checkpoint and say what it holds; with --to, write its weights as a plain state dict.
 

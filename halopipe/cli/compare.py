@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from halopipe.cli.options import ClusterOption, Json, ProfileOption
+from halopipe.cli.options import ClusterOption, JsonOption, ProfileOption
 from halopipe.run_spec.schema import MOST_JOBS
 from halopipe.terminal import console
 from halopipe.terminal.output_files import require_once
@@ -30,7 +30,7 @@ def compare(
     ] = 1,
     profile: ProfileOption = None,
     cluster: ClusterOption = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Put plans beside one another: a table, and what they decide differently."""
     from halopipe.planning import plan_files, problem, search_progress

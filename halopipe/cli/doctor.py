@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from halopipe.cli.options import Json
+from halopipe.cli.options import JsonOption
 from halopipe.terminal import console
 from planner.ir.errors import CheckError
 
 
-def doctor(json: Json = False) -> None:
+def doctor(json: JsonOption = False) -> None:
     """Say what is missing or odd on this machine, and what to do; exit code 6 if halopipe cannot run here."""
     from halopipe.reports import doctor as examining
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from halopipe.cli import completion
-from halopipe.cli.options import ClusterOption, Json, PlanPath, ProfileOption, with_options
-from halopipe.run_spec.schema import option
+from halopipe.cli.options import ClusterOption, JsonOption, PlanPath, ProfileOption, with_options
 from halopipe.terminal import console
 from planner.ir.errors import UsageError
+from planner.ir.options import option
 
 if TYPE_CHECKING:
     from halopipe.terminal.console import Answer
@@ -52,7 +52,7 @@ def explain(
     cluster: ClusterOption = None,
     *,
     questions: Questions,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Say why this plan: the step as a picture, stages, memory, what binds, what else there was."""
     from halopipe.planning import plan_files

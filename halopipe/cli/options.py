@@ -15,21 +15,10 @@ import typer
 
 from halopipe.cli import completion
 from halopipe.run_spec.options import ASKED, flag_of, option_of
-from halopipe.run_spec.schema import (
-    METRICS,
-    NAMES,
-    PATH,
-    WORD,
-    WRITTEN,
-    asked_in,
-    default_text,
-    flag,
-    from_text,
-    limit_faults,
-    spec,
-)
+from halopipe.run_spec.schema import WRITTEN, asked_in, default_text, flag, from_text, limit_faults
 from halopipe.terminal import console
 from planner.ir.errors import HalopipeError, UsageError
+from planner.ir.options import METRICS, NAMES, PATH, WORD, spec
 
 
 def _from_job(context: typer.Context, path: Path) -> Path:
@@ -146,7 +135,8 @@ ClusterOption = Annotated[
         help="Cluster file (YAML) of machines that are not here; see 'halopipe devices'.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Write the result alone, as JSON, to stdout.")]
+FileOption = Annotated[Path, typer.Option("-o", "--output", help="File to write.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Write the result alone, as JSON, to stdout.")]
 HostsOption = Annotated[
     Path | None,
     typer.Option(
@@ -161,7 +151,7 @@ HostsOption = Annotated[
 def with_options(verb: Callable[..., None]) -> Callable[..., None]:
     """``verb``, with an option of the command line for each field of its parameters that are lists of options.
 
-    Such a list is a dataclass of fields that :func:`halopipe.run_spec.schema.option` made.
+    Such a list is a dataclass of fields that :func:`planner.ir.options.option` made.
     """
     parameters = inspect.signature(verb, eval_str=True).parameters
     groups = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from halopipe.cli.options import ClusterOption, Json, with_options
+from halopipe.cli.options import ClusterOption, FileOption, JsonOption, with_options
 from halopipe.extra import FaceExtra
 from halopipe.planning.options import PlanOptions, SearchOptions, of_a_search
 from halopipe.terminal import console, units
@@ -34,7 +34,7 @@ def plan(
         typer.Argument(metavar="PROFILE", help="A profile, as written by 'halopipe profile'."),
     ],
     *,
-    output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("plan.json"),
+    output: FileOption = Path("plan.json"),
     proof: Annotated[
         Path | None,
         typer.Option(
@@ -46,7 +46,7 @@ def plan(
     cluster: ClusterOption = None,
     options: PlanOptions,
     search: SearchOptions,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Search for the best plan -> plan.json. Needs no devices, but for --measure-missing."""
     from halopipe.planning import measure_missing, plan_files
@@ -133,14 +133,16 @@ def _front(loaded: Profile, search: SearchOptions, num_points: int, options: Pla
 
 def _by_ways(loaded: Profile, search: SearchOptions, options: PlanOptions, files: _Files) -> None:
     """The plan that a way of a transformer is."""
+    from halopipe.planning.problem import bytes_of
+
     if useless := of_a_search(search, options):
         raise UsageError(
             f"--ways says what the plan is, and {', '.join(useless)} what a search may choose",
             ["nothing is searched for with --ways"],
             [f"leave out {', '.join(useless)}", "leave out --ways"],
         )
-    batches = options.global_batch, options.micro_batch
-    plans = (extra.plan_by_ways(loaded, search.ways, *batches, options.memory_bytes) for extra in extras(FaceExtra))
+    asked = (options.global_batch, options.micro_batch, bytes_of(options.memory))
+    plans = (extra.plan_by_ways(loaded, search.ways, *asked) for extra in extras(FaceExtra))
     plan = required(plans, "halopipe", "plans by --ways")
     files.write(plan, loaded, options.objective)
     console.wrote(files.output, console.command("run", files.output))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from halopipe.cli.options import HostsOption, Json, explicit, with_options
+from halopipe.cli.options import FileOption, HostsOption, JsonOption, explicit, with_options
 from halopipe.extra import FaceExtra
 from halopipe.planning.options import MEASURING, ProfileOptions
 from halopipe.run_spec.schema import asked_in, flag
@@ -44,8 +44,8 @@ def profile(
     ],
     options: ProfileOptions,
     hosts: HostsOption = None,
-    output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("profile.json"),
-    json: Json = False,
+    output: FileOption = Path("profile.json"),
+    json: JsonOption = False,
 ) -> None:
     """Measure what every layer, device and link costs -> profile.json; in a job of torchrun, on all of its hosts."""
     from halopipe.launch.job_environment import hosts_refused, job_rank
@@ -107,9 +107,9 @@ def _stages_elsewhere(local_loss: str, workers: int) -> str:
 
 
 def _write(profile: Profile, output: Path, json: bool) -> None:
-    from halopipe.planning import measure
+    from halopipe.reports.measured import summary
     from planner.ir.codec import dump, dumps
 
     dump(profile, output)
-    console.emit(dumps(profile) if json else measure.summary(profile))
+    console.emit(dumps(profile) if json else summary(profile))
     console.wrote(output, console.command("plan", output))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from halopipe.data.batch_sources import BatchSource
-from halopipe.data.factories import Item, Pair
+from halopipe.data.factories import BatchItem, Pair
 from halopipe.data.sources import bound, tensors_of
 from runtime.pipeline.microbatches import Batch, InputSpecs
 
@@ -113,14 +113,14 @@ class Announced:
     _tensors: Sequence[Sequence[Tensor]] = ()
     _batch: Batch | None = None
 
-    def announce(self, item: Item, inputs: InputSpecs, planned: Sequence[int]) -> Batch:
+    def announce(self, item: BatchItem, inputs: InputSpecs, planned: Sequence[int]) -> Batch:
         """``item`` as the engine takes it; raises as :func:`halopipe.data.sources.bound`."""
         copied = [_copied(pair) for pair in item] if isinstance(item, list) else _copied(item)
         self._tensors = tensors_of(copied)
         self._batch = bound(copied, inputs, planned, is_prepared=True)
         return self._batch
 
-    def recognised(self, item: Item) -> Batch | None:
+    def recognised(self, item: BatchItem) -> Batch | None:
         """What was announced, if ``item`` is the same; it is forgotten in either case."""
         tensors = self._tensors
         batch = self._batch

@@ -16,10 +16,10 @@ from torch.nn import functional
 
 from planner.ir.errors import UsageError
 
-Batch = tuple[Tensor, Tensor]
+LabelledBatch = tuple[Tensor, Tensor]
 
 
-def digits(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[Batch]:
+def digits(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[LabelledBatch]:
     """Scikit-learn's 1797 handwritten digits as images of ``input_shape``'s channels, height and width, without end.
 
     The 8 x 8 images are resized bilinearly, repeated over the channels and brought to mean 0 and variance 1; each pass
@@ -58,7 +58,9 @@ def _read_digits() -> tuple[Tensor, Tensor]:
     return rows[:, :-1], rows[:, -1].long()
 
 
-def synthetic(global_batch: int, input_shape: tuple[int, ...], seed: int, num_classes: int = 10) -> Iterator[Batch]:
+def synthetic(
+    global_batch: int, input_shape: tuple[int, ...], seed: int, num_classes: int = 10
+) -> Iterator[LabelledBatch]:
     """Normal numbers of ``input_shape``; a label is the largest of a few fixed random projections."""
     generator = torch.Generator().manual_seed(seed)
     dtype = torch.get_default_dtype()

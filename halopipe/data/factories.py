@@ -20,21 +20,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from planner.ir.errors import FactoryError, HalopipeError, OutOfMemoryError
 from profiler.source.model import Casts, cast_tensors
 from profiler.source.parts import where
 from profiler.source.structure import BatchStructure
 from runtime.memory import out_of_memory
+from runtime.numerics.single_device import Tensors
 
-Tensors = tuple[Tensor, ...]
 Pair = tuple[Tensors, Tensors]
 """Inputs and targets, samples first."""
 
 SIGNATURE = "a factory takes up to three parameters: global_batch, input_shape, seed, by name or in this order"
 
-Item = Pair | list[Pair]
+BatchItem = Pair | list[Pair]
 """A global batch whole, or its micro-batches one by one."""
 
 
@@ -66,7 +64,7 @@ class BatchPytree:
     batch: BatchStructure
     call: str = ""
 
-    def item(self, raw: Any) -> Item:
+    def item(self, raw: Any) -> BatchItem:
         """A batch, or a list of micro-batches, each a batch by itself.
 
         Raises:

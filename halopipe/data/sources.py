@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from cuda_ops._torch import forget_iterator
 from cuda_ops.device.seeding import seed_generators, seeded
-from halopipe.data.factories import BatchPytree, Item, Pair, call_of
+from halopipe.data.factories import BatchItem, BatchPytree, Pair, call_of
 from planner.ir.errors import DifferentDataError, FactoryError, UsageError
 from profiler.source.model import LoadedModel, fed_example
 from profiler.source.source import find_factory
@@ -60,7 +60,7 @@ class Data(Protocol):
     repeats: bool
     origin: str
 
-    def epoch(self, start: Position) -> Iterator[Item]:
+    def epoch(self, start: Position) -> Iterator[BatchItem]:
         """The batches of an epoch from ``start`` on."""
         ...
 
@@ -73,7 +73,7 @@ class ExampleData:
     repeats: bool = False
     origin: str = "the model's own example, again and again"
 
-    def epoch(self, start: Position) -> Iterator[Item]:
+    def epoch(self, start: Position) -> Iterator[BatchItem]:
         while True:
             yield self.pair
 
@@ -101,7 +101,7 @@ class StreamData:
         self._form = form
         self.origin = f"{form.call} gave an iterator of batches"
 
-    def epoch(self, start: Position) -> Iterator[Item]:
+    def epoch(self, start: Position) -> Iterator[BatchItem]:
         with self._form.told():
             iterator = self._make() if self._first is None else self._first
             self._first = None
@@ -123,7 +123,7 @@ class LoaderData:
         self.origin = f"{form.call} gave batches in epochs ({type(loader).__name__})"
         self.length = self._samples(global_batch)
 
-    def epoch(self, start: Position) -> Iterator[Item]:
+    def epoch(self, start: Position) -> Iterator[BatchItem]:
         with self._form.told():
             self._begin(start.epoch)
             with drawing(self._seed, start.epoch):
@@ -177,7 +177,7 @@ class Samples:
         if not self.length:
             raise FactoryError(f"{form.name} gave a Dataset without samples", [f"it is a {type(dataset).__name__}"])
 
-    def epoch(self, start: Position) -> Iterator[Item]:
+    def epoch(self, start: Position) -> Iterator[BatchItem]:
         for indices in self.indices(start):
             yield self.collated(start.epoch, indices)
 
@@ -320,7 +320,7 @@ def _of_size(model: LoadedModel, name: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def batches(data: str, model: LoadedModel, global_batch: int, seed: int) -> Iterator[Item]:
+def batches(data: str, model: LoadedModel, global_batch: int, seed: int) -> Iterator[BatchItem]:
     """What every step trains on, from the first on.
 
     Raises:
@@ -330,7 +330,7 @@ def batches(data: str, model: LoadedModel, global_batch: int, seed: int) -> Iter
         yield item
 
 
-def read(data: Data, start: Position, epochs: int = 0) -> Iterator[tuple[int, Item]]:
+def read(data: Data, start: Position, epochs: int = 0) -> Iterator[tuple[int, BatchItem]]:
     """The epoch of each batch and the batch, from ``start`` on; ``epochs`` of them in all, 0: as many as there are."""
     at = start
     while True:
@@ -343,7 +343,7 @@ def read(data: Data, start: Position, epochs: int = 0) -> Iterator[tuple[int, It
         at = Position(at.epoch + 1)
 
 
-def take(stream: Iterator[Item], step: int) -> Item:
+def take(stream: Iterator[BatchItem], step: int) -> BatchItem:
     """The next batch.
 
     Raises:
@@ -366,7 +366,7 @@ def ended(step: int) -> UsageError:
     )
 
 
-def bound(item: Item, inputs: InputSpecs, planned: Sequence[int], *, is_prepared: bool = False) -> Batch:
+def bound(item: BatchItem, inputs: InputSpecs, planned: Sequence[int], *, is_prepared: bool = False) -> Batch:
     """What the engine takes.
 
     Args:
@@ -397,7 +397,7 @@ def _require_dtypes(pair: Pair, inputs: InputSpecs) -> None:
             )
 
 
-def tensors_of(item: Item) -> list[tuple[Tensor, ...]]:
+def tensors_of(item: BatchItem) -> list[tuple[Tensor, ...]]:
     """Of each input and target its tensors, one a micro-batch."""
     pairs = item if isinstance(item, list) else [item]
     return list(zip(*((*model_inputs, *targets) for model_inputs, targets in pairs), strict=True))

@@ -9,7 +9,7 @@ from statistics import median
 
 from halopipe.run_spec.job import RankResult
 from halopipe.run_spec.options import RunOptions
-from halopipe.run_spec.result import Progress, RunNotes, RunProgress, RunResult
+from halopipe.run_spec.result import RunNotes, RunProgress, RunResult, ShowRun
 from halopipe.training.resuming import ResumePoint
 from planner.ir.plan import Decision, Plan, RankMeasured
 from planner.ir.schedule import Action, Op
@@ -17,7 +17,7 @@ from planner.ir.timeline import MemorySample, Timeline
 from runtime.numerics.compare import NumericsReport, report
 
 
-def combine(plan: Plan, options: RunOptions, results: list[RankResult], progress: Progress | None) -> RunResult:
+def combine(plan: Plan, options: RunOptions, results: list[RankResult], progress: ShowRun | None) -> RunResult:
     """The run as a whole; NumericsError if it is not what one device computes."""
     seconds = tuple(max(each) for each in zip(*(result.step_seconds for result in results), strict=True))
     losses = next((result.losses for result in results if result.losses), ())

@@ -35,7 +35,7 @@ from halopipe.training.optimizer_spec import (
 from halopipe.training.rank import Rank
 from halopipe.training.rank_device import DEVICES
 from halopipe.training.script_values import ScriptValues
-from halopipe.training.session import Execution, Tensors, users_module
+from halopipe.training.session import Execution, TensorOrTuple, users_module
 from halopipe.training.single_device import KeptModel, parameters_of
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
@@ -61,7 +61,7 @@ def execute(
     loss_fn: Callable[..., Tensor] | None = None,
     optimizer: str | torch.optim.Optimizer | MakeOptimizer | None = None,
     *,
-    example: tuple[Tensors, Tensors] | None = None,
+    example: tuple[TensorOrTuple, TensorOrTuple] | None = None,
     **options: Unpack[ScriptOptions],
 ) -> Execution:
     """Joins the job that torchrun started, as the rank that it gave this process.
@@ -192,7 +192,7 @@ def loaded_of_script(
     plan: Plan,
     model: nn.Module | None,
     loss_fn: Callable[..., Tensor] | None,
-    example: tuple[Tensors, Tensors] | None,
+    example: tuple[TensorOrTuple, TensorOrTuple] | None,
 ) -> LoadedModel:
     """The user's parts, those of the plan's factory where there are none."""
     if model is not None and example is not None:

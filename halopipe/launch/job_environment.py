@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cuda_ops.device.host import MPI_JOB
+from halopipe.planning.plan_files import devices_of
 from planner.ir.errors import RankCountError, TransportError, UsageError
 from planner.ir.plan import Decision
 from planner.ir.validation import MOST_DEVICES
@@ -222,14 +223,10 @@ def ranks_by_host(decision: Decision) -> dict[str, tuple[int, ...]]:
 
     The host of device ``n0/cpu1`` is ``n0``.
     """
-    device_of: dict[int, str] = {}
-    for stage in decision.stages:
-        for rank, device in zip(stage.ranks, stage.devices, strict=False):
-            device_of.setdefault(rank, device)
     hosts: dict[str, list[int]] = {}
     host = ""
-    for rank in range(decision.num_ranks):
-        host = device_of[rank].rpartition("/")[0] if rank in device_of else host
+    for rank, device in enumerate(devices_of(decision)):
+        host = device.rpartition("/")[0] if device else host
         hosts.setdefault(host, []).append(rank)
     return {name: tuple(ranks) for name, ranks in hosts.items()}
 

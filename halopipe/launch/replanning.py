@@ -20,7 +20,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +31,7 @@ from halopipe.launch.job_environment import JobRank, ranks_by_host
 from halopipe.planning import plan_files
 from halopipe.planning.replan import HeardSpeeds, Replan, is_worth, replan
 from halopipe.run_spec.options import FREE, RunOptions
-from halopipe.run_spec.result import Progress, RunProgress
+from halopipe.run_spec.result import RunProgress, ShowRun
 from halopipe.terminal import console, units
 from halopipe.training.rank_device import DeviceAssignment, device_assignments_of
 from planner.ir.cluster import Cluster
@@ -139,7 +139,7 @@ class Replanner:
             chosen = Replan(self.plan, self.first, {}, self.plan.prediction.step_s)
         return self._take(chosen, speeds)
 
-    def watching(self, progress: Progress | None) -> Progress:
+    def watching(self, progress: ShowRun | None) -> ShowRun:
         """``progress``, which also hears of devices that run at another speed; it ends an attempt for a better plan.
 
         That is right after a checkpoint, and only where it saves more over the rest of the job than it costs.
@@ -368,19 +368,15 @@ def _assigned(own: Replanner, arrivals: Mapping[JobRank, str]) -> RankAssignment
     }
     left = set(device_of.values())
     used = [assignment.name for assignment in device_assignments_of(decision) if assignment.name]
-    if left.issuperset(used):
+    missing = [name for name in used if name not in left]
+    if missing:
+        plan = _without(own, missing, left)
+    else:
         plan = own.first
         if path is not None and len(set(names)) == len(names):
             path.parent.mkdir(parents=True, exist_ok=True)
             whose = {name: devices[0].rpartition("/")[0] for name, devices in zip(names, there, strict=True) if devices}
             write_text(path, json.dumps(whose))
-    else:
-        speeds = {device.name: 0.0 for device in cluster.devices if device.name not in left}
-        if own.options.patience_s and own._kept(speeds) is None:
-            missing = ", ".join(name for name in used if name not in left)
-            own.say(f"{missing} did not come; the job waits for {units.seconds(own.options.patience_s)}")
-            time.sleep(own.options.patience_s)  # torchrun ends this rank where they join meanwhile
-        plan = own.change(speeds)
     rank_with = {device: rank for rank, device in device_of.items()}
     rank_of = {rank_with[assignment.name]: assignment.rank for assignment in device_assignments_of(plan.decision)}
     idle = [rank for rank in range(len(arrivals)) if rank not in rank_of]
@@ -389,6 +385,16 @@ def _assigned(own: Replanner, arrivals: Mapping[JobRank, str]) -> RankAssignment
             f"{units.count(len(idle), 'rank')} of the job {'has' if len(idle) == 1 else 'have'} nothing to do: {idle}"
         )
     return RankAssignment(plan, rank_of)
+
+
+def _without(own: Replanner, missing: Sequence[str], left: Container[str]) -> Plan:
+    """The plan for the devices that are left, once those that did not come have had time to."""
+    speeds = {device.name: 0.0 for device in own.profile.cluster.devices if device.name not in left}
+    patience_s = own.options.patience_s
+    if patience_s and own._kept(speeds) is None:
+        own.say(f"{', '.join(missing)} did not come; the job waits for {units.seconds(patience_s)}")
+        time.sleep(patience_s)  # torchrun ends this rank where they join meanwhile
+    return own.change(speeds)
 
 
 def _known_hosts(path: Path | None) -> dict[str, str]:

@@ -27,9 +27,9 @@ from typing import TypeVar
 
 from halopipe.launch.combine import nothing_left
 from halopipe.launch.spawn import spawn
-from halopipe.run_spec.job import AttemptRecord, EventLog, cleared, event_log_path
+from halopipe.run_spec.event_log import AttemptRecord, EventLog, cleared, event_log_path
 from halopipe.run_spec.options import IF_ANY, RunOptions
-from halopipe.run_spec.result import Progress, RunProgress, RunResult, Saves, Score
+from halopipe.run_spec.result import RunProgress, RunResult, Saves, Score, ShowRun
 from halopipe.terminal import units
 from halopipe.training.resuming import ResumePoint, resume_point
 from planner.ir.codec import from_json, plain
@@ -112,7 +112,7 @@ def may_pass(error: HalopipeError, num_done: int = 0) -> bool:
 
 
 def supervised(
-    plan: Plan, options: RunOptions, progress: Progress | None = None, decide: Decide | None = None
+    plan: Plan, options: RunOptions, progress: ShowRun | None = None, decide: Decide | None = None
 ) -> RunResult:
     """Runs all ranks on this host, again after each of up to ``options.restarts`` losses; nothing is left behind.
 
@@ -190,7 +190,7 @@ class History:
 class _Attempts:
     plan: Plan
     options: RunOptions
-    progress: Progress | None
+    progress: ShowRun | None
     decide: Decide
     folder: Path
     losses: tuple[LostAttempt, ...] = ()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from halopipe.launch.job_environment import job_rank
 from halopipe.launch.processes import warm_workers
 from halopipe.run_spec.options import RunOptions
-from halopipe.run_spec.result import Progress, RunProgress, RunResult
+from halopipe.run_spec.result import RunProgress, RunResult, ShowRun
 from halopipe.training.check_options import require_consistent
 from halopipe.training.rank_device import device_assignments_of, on_gpus
 from planner.ir.errors import UsageError
@@ -29,7 +29,7 @@ __all__ = ["RunOptions", "RunProgress", "RunResult", "run_plan"]
 def run_plan(
     plan: Plan,
     options: RunOptions | None = None,
-    progress: Progress | None = None,
+    progress: ShowRun | None = None,
     replanner: Replanner | None = None,
 ) -> RunResult | None:
     """Trains by the plan and returns what was measured; nothing is left behind, whatever happens.

@@ -25,7 +25,7 @@ _SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ModuleSettings:
     """How a module is set up beside its weights, by name; sent to the ranks, which compare it with their own.
 
     Attributes:
@@ -37,7 +37,7 @@ class Settings:
     training: Mapping[str, bool]
 
     @classmethod
-    def of(cls, owned: Mapping[str, nn.Module]) -> Settings:
+    def of(cls, owned: Mapping[str, nn.Module]) -> ModuleSettings:
         """Of a module and its loss (:func:`profiler.source.model.owners`)."""
         parts = ((prefix + name, part) for prefix, module in owned.items() for name, part in module.named_modules())
         return cls(
@@ -45,7 +45,7 @@ class Settings:
             {name: part.training for name, part in parts if _asks_for_its_mode(part)},
         )
 
-    def differences(self, other: Settings) -> list[str]:
+    def differences(self, other: ModuleSettings) -> list[str]:
         """Of what both have, those that are otherwise in ``other``, in words."""
         changes = []
         for mine, theirs, yes, no in (
@@ -60,7 +60,7 @@ class Settings:
         return changes
 
 
-def require_planned(planned: Settings, now: Settings) -> None:
+def require_planned(planned: ModuleSettings, now: ModuleSettings) -> None:
     """Raises :class:`UsageError` where a script's module is set up otherwise than the one that was planned."""
     if differences := planned.differences(now):
         raise UsageError(
@@ -84,7 +84,7 @@ class ScriptModule:
     def __init__(self, module: nn.Module, loss_fn: Any) -> None:
         self.module = module
         self.owned = owners(module, loss_fn)
-        self.settings = Settings.of(self.owned)
+        self.settings = ModuleSettings.of(self.owned)
         self.known()
 
     def known(self) -> None:
@@ -122,7 +122,7 @@ class ScriptModule:
 
     def require_settings(self) -> None:
         """Raises :class:`UsageError` where parts were frozen, or put into another mode, since the ranks began."""
-        if differences := self.settings.differences(Settings.of(self.owned)):
+        if differences := self.settings.differences(ModuleSettings.of(self.owned)):
             raise UsageError(
                 "the script has set up its module otherwise, which the ranks do not see",
                 [f"when the run began, and now: {each}" for each in differences],

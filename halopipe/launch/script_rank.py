@@ -20,7 +20,7 @@ from torch import Tensor
 from halopipe.launch.execute import joined, rank_of_script
 from halopipe.launch.job_environment import JobRank
 from halopipe.launch.packed_optimizer import Packed
-from halopipe.launch.script_module import Settings, require_planned
+from halopipe.launch.script_module import ModuleSettings, require_planned
 from halopipe.run_spec.options import ScriptOptions
 from halopipe.training.checkpoint_folders import load_weights
 from halopipe.training.session import Execution
@@ -68,7 +68,7 @@ class Script:
     options: ScriptOptions
     has_state: bool
     answers: bool = False
-    settings: Settings | None = None
+    settings: ModuleSettings | None = None
     default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
 
 
@@ -78,7 +78,7 @@ def serve(folder: Path, job: JobRank, store: Store, board: StatusStore) -> None:
     torch.set_default_dtype(script.default_dtype)
     model = load_model(script.plan.inputs.model, script.options.get("seed", 0))
     if script.settings is not None:
-        require_planned(Settings.of(model.owners), script.settings)
+        require_planned(ModuleSettings.of(model.owners), script.settings)
     if script.has_state:
         state = torch.load(folder / STATE, weights_only=False)
         is_with_loss = any(name.startswith(LOSS_PREFIX) for name in state)  # else the script left it to the plan

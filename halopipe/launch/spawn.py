@@ -13,7 +13,7 @@ from halopipe.launch.combine import combine
 from halopipe.launch.processes import Processes, captured_once, workers_of
 from halopipe.run_spec.job import JOB, REFERENCE, Job, RankResult
 from halopipe.run_spec.options import RunOptions
-from halopipe.run_spec.result import Progress, RunProgress, RunResult
+from halopipe.run_spec.result import RunProgress, RunResult, ShowRun
 from halopipe.training.rank_device import device_assignments_of, on_gpus, require_devices
 from halopipe.training.save_times import EndRequest
 from planner.ir.errors import EndedError, HalopipeError, WorkerDiedError
@@ -32,7 +32,7 @@ ONE_DEVICE = "halopipe.launch.worker:reference"
 _POLL_S = 0.02
 
 
-def spawn(plan: Plan, options: RunOptions, progress: Progress | None, folder: Path) -> RunResult:
+def spawn(plan: Plan, options: RunOptions, progress: ShowRun | None, folder: Path) -> RunResult:
     """Run all ranks as processes of this host; none of them is left afterwards.
 
     Args:
@@ -112,7 +112,7 @@ def _reference_text(store: Store, ended: EndedWorker) -> str:
     return left or Reference(skipped=f"the run on one device ended by {how} without a word").to_text()
 
 
-def _watched(job: Job, workers: Processes, store: Store, progress: Progress | None) -> list[RankResult]:
+def _watched(job: Job, workers: Processes, store: Store, progress: ShowRun | None) -> list[RankResult]:
     """The result of each rank.
 
     Where checkpoints are written, who asks this process to end asks the ranks: they save, and raise EndedError.

@@ -25,7 +25,7 @@ from halopipe.launch.restart import EventLogs
 from halopipe.launch.spawn import one_device
 from halopipe.run_spec.job import JOB, Job, RankResult
 from halopipe.run_spec.options import IF_ANY, RunOptions
-from halopipe.run_spec.result import Progress, RunProgress, RunResult
+from halopipe.run_spec.result import RunProgress, RunResult, ShowRun
 from halopipe.training.resuming import resume_point_by_rank_0
 from halopipe.training.work import work
 from planner.ir.errors import HalopipeError
@@ -67,7 +67,7 @@ def join(
     job_rank: JobRank,
     plan: Plan,
     options: RunOptions,
-    progress: Progress | None,
+    progress: ShowRun | None,
     replanner: Replanner | None = None,
 ) -> RunResult | None:
     """Be one rank of the job that torchrun started; the result on rank 0, None elsewhere.

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from halopipe.launch.job_environment import JobRank, job_rank
-from halopipe.run_spec.job import EventLog, Job, event_log_path
+from halopipe.run_spec.event_log import EventLog, event_log_path
+from halopipe.run_spec.job import Job
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store

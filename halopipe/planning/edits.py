@@ -31,17 +31,29 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from halopipe.planning import problem as problems
-from halopipe.planning.options import DEFAULT_SOLVER, FAMILIES
+from halopipe.planning.options import DEFAULT_SOLVER
 from halopipe.planning.solve import known_solver
 from halopipe.terminal.units import names_in, parse_pair, parse_sum, require_known, whole
 from planner.ir.cluster import DATASHEET, Cluster, Collective, DeviceSpec, Link
 from planner.ir.constraints import FAMILY_OF, cut_named
 from planner.ir.errors import RankCountError, UnknownNameError, UsageError
-from planner.ir.problem import ALWAYS, MOST_BATCH, NEVER, OBJECTIVES, RECOMPUTE, SHARD, TIME_DIMS, ZERO, Problem, Rule
+from planner.ir.problem import (
+    ALWAYS,
+    DIM_FAMILIES,
+    MOST_BATCH,
+    NEVER,
+    OBJECTIVES,
+    RECOMPUTE,
+    SHARD,
+    TIME_DIMS,
+    ZERO,
+    Problem,
+    Rule,
+)
 from planner.ir.quantities import BYTES, BYTES_PER_S, SECONDS, parse_quantity
 from planner.ir.validation import MOST_DEVICES
 
-Points = tuple[tuple[int, float], ...]
+LinkPoints = tuple[tuple[int, float], ...]
 
 
 def with_devices(cluster: Cluster, count: int) -> Cluster:
@@ -93,7 +105,7 @@ def with_link(
     new_s = latency_s if latency_s is not None else least_s
     ratio = old.bandwidth_bytes_per_s / bandwidth_bytes_per_s if bandwidth_bytes_per_s is not None else 1.0
 
-    def scaled(points: Points, messages: int, before_s: float = least_s) -> Points:
+    def scaled(points: LinkPoints, messages: int, before_s: float = least_s) -> LinkPoints:
         now_s = before_s if latency_s is None else new_s
         return tuple(
             (size, messages * now_s + max(0.0, seconds - messages * before_s) * ratio) for size, seconds in points
@@ -114,7 +126,7 @@ def with_link(
 def with_faster_link(cluster: Cluster, name: str, times: float) -> Cluster:
     """The cluster with everything on a link ``times`` as fast; what the cores do for a message stays."""
 
-    def faster(points: Points) -> Points:
+    def faster(points: LinkPoints) -> LinkPoints:
         return tuple((size, seconds / times) for size, seconds in points)
 
     def changed(link: Link) -> Link:
@@ -127,7 +139,7 @@ def with_faster_link(cluster: Cluster, name: str, times: float) -> Cluster:
 
 
 def _with_links(
-    cluster: Cluster, name: str, changed: Callable[[Link], Link], points: Callable[[Collective], Points]
+    cluster: Cluster, name: str, changed: Callable[[Link], Link], points: Callable[[Collective], LinkPoints]
 ) -> Cluster:
     """The cluster with the links of a tier changed, also those stated for pairs of hosts, and its collectives' points.
 
@@ -318,8 +330,8 @@ def _zero(problem: Problem, value: str) -> Problem:
 
 def _allow(problem: Problem, value: str) -> Problem:
     families = value.split("+")
-    require_known("family of dims", families, FAMILIES)
-    return replace(problem, allow=tuple(name for name in FAMILIES if name in families))
+    require_known("family of dims", families, DIM_FAMILIES)
+    return replace(problem, allow=tuple(name for name in DIM_FAMILIES if name in families))
 
 
 def _with_rules(problem: Problem, *rules: str | Rule) -> Problem:
@@ -331,7 +343,7 @@ def _with_rules(problem: Problem, *rules: str | Rule) -> Problem:
 
 def also_allowed(allow: Sequence[str], families: Sequence[str]) -> tuple[str, ...]:
     """Families of dims that may be cut, with others among them."""
-    return tuple(name for name in FAMILIES if name in (*allow, *families))
+    return tuple(name for name in DIM_FAMILIES if name in (*allow, *families))
 
 
 def _on(problem: Problem, cluster: Any) -> Problem:

@@ -20,8 +20,8 @@ from typing import ParamSpec, TypeVar
 
 from planner.ir.errors import UsageError, WorkerDiedError
 
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Jobs:
@@ -56,9 +56,7 @@ class Jobs:
             self._ends.close()
             self._pool.shutdown(cancel_futures=True)
 
-    def submit(
-        self, function: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
-    ) -> Callable[[], Result]:
+    def submit(self, function: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> Callable[[], R]:
         """What gives the function's result, as often as it is called; it raises what the function does.
 
         Args:
@@ -69,7 +67,7 @@ class Jobs:
         return functools.partial(_result, self._pool.submit(function, *arguments, **named))
 
 
-def _result(future: Future[Result]) -> Result:
+def _result(future: Future[R]) -> R:
     try:
         return future.result()
     except BrokenProcessPool as error:

@@ -1,4 +1,4 @@
-"""Measuring a model: what a person names becomes a source, the profiler measures it, and its result in a few lines."""
+"""Measuring a model: what a person names becomes a source, and the profiler measures it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cuda_ops.device.host import MPI_JOB
-from halopipe.planning.options import FAMILIES, ProfileOptions
+from halopipe.planning.options import ProfileOptions
 from halopipe.run_spec.options import GLOO, SHARED, TRANSPORTS
 from halopipe.terminal import console, units
 from halopipe.terminal.console import Reporter
@@ -28,7 +27,7 @@ from planner.ir.codec import fingerprint, load
 from planner.ir.errors import UsageError
 from planner.ir.extras import extras
 from planner.ir.planner_extra import PlannerExtra
-from planner.ir.problem import SAMPLE_DIMS
+from planner.ir.problem import DIM_FAMILIES, SAMPLE_DIMS
 from planner.ir.profile import ModelSource, Optimizer, Profile
 
 if TYPE_CHECKING:
@@ -147,7 +146,7 @@ def measure(
         UsageError: a family of dims is not known, or GPUs are to exchange by something else than NCCL.
         MissingDeviceError: there is no GPU, or there are too few.
     """
-    require_known("family of dims", asked.allow, FAMILIES)
+    require_known("family of dims", asked.allow, DIM_FAMILIES)
     _require_transport(asked.transport, (SHARED, GLOO))
     optimizer = optimizer_of(asked)
     from profiler.measure.devices import chosen
@@ -280,60 +279,6 @@ def merged(paths: Sequence[Path]) -> Profile:
                 [f"leave out {name}, or profile on the other host"],
             )
     return gather(list(profiles.values()), list(profiles))
-
-
-_MOST_NAMED = 8
-
-
-def summary(profile: Profile) -> str:
-    """What was measured: the model, its time by micro-batch size, the links, and how far it can be trusted."""
-    from halopipe.reports.explain import model_text
-
-    graph = profile.graph
-    cluster = profile.cluster
-    provenance = profile.provenance
-    num_parameters = sum(prod(spec.shape) for spec in graph.parameters.values())
-    lines = [
-        model_text(profile.model),
-        f"  {len(graph.layers)} layers, {num_parameters:,} parameters ({units.size(graph.parameter_bytes())})",
-    ]
-    devices: dict[str, list[str]] = {}
-    for device in cluster.devices:
-        devices.setdefault(device.kind, []).append(device.name)
-    for kind, names in devices.items():
-        named = names if len(names) <= _MOST_NAMED else [names[0], "...", f"{names[-1]} ({len(names)})"]
-        lines.append(f"  devices {', '.join(named)}: {kind}")
-    lines.append(f"  memory {units.size(cluster.devices[0].memory_bytes)} a device")
-    for samples, step_s in sorted(provenance.iteration_s.items(), key=lambda item: int(item[0])):
-        each = units.seconds(step_s / int(samples))
-        lines.append(f"  one device, batch {samples}: {units.seconds(step_s)} a step, {each} a sample")
-    for name, link in cluster.links.items():
-        ends = [link.points[0], link.points[-1]] if link.points else []
-        shown = ", ".join(f"{units.size(number)} in {units.seconds(value_s)}" for number, value_s in ends)
-        over = f" over {link.transport}" if link.transport else ""
-        lines.append(f"  link {name}{over}: {shown or units.size(link.bandwidth_bytes_per_s) + '/s'}")
-    if provenance.links_measured_at:
-        lines.append(
-            f"  links as they were measured at {provenance.links_measured_at}; --measure-machine measures them anew"
-        )
-    for kind, measured in profile.parts.items():
-        layers = {each.layer for each in measured}
-        lines.append(f"  {kind}: {len(measured)} parts of {len(layers)} layers were measured at their own shapes")
-    alike = {m.layer for measured in profile.measurements.values() for m in measured if m.alike}
-    if alike:
-        lines.append(f"  {len(alike)} layers do the same work as others, whose seconds count for them")
-    for what, share in provenance.kernels.items():
-        lines.append(f"  {units.percent(share)} of a step on {what}")
-    if provenance.process_spread:
-        worst = max(provenance.process_spread.values())
-        lines.append(f"  {len(provenance.processes)} processes measured; their steps are {units.percent(worst)} apart")
-    if provenance.contended:
-        lines.append(
-            f"  warning: the machine was busy: {units.percent(provenance.run_delay)} of the time waited for a core, "
-            f"a fixed kernel took {units.seconds(provenance.canary_before_s)} before and "
-            f"{units.seconds(provenance.canary_after_s)} after; close other programs and profile again"
-        )
-    return "\n".join(lines)
 
 
 def no_model(candidate: object) -> UsageError:

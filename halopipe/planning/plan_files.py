@@ -12,7 +12,7 @@ from planner.ir.codec import fingerprint, load, plan_fingerprint, require_match
 from planner.ir.errors import CorruptFileError, InputFileError, PlanCheckError, UsageError
 from planner.ir.extras import extras, required
 from planner.ir.graph import Graph
-from planner.ir.plan import Plan
+from planner.ir.plan import Decision, Plan
 from planner.ir.planner_extra import PlannerExtra
 from planner.ir.profile import Profile
 from planner.ir.timeline import TimelineFile
@@ -197,7 +197,11 @@ def other_plan(plan: Plan, run: TimelineFile) -> str:
 
 def device_names(plan: Plan) -> list[str]:
     """Names of the devices that the plan is meant for, by rank."""
-    names = {
-        rank: device for stage in plan.decision.stages for rank, device in zip(stage.ranks, stage.devices, strict=True)
-    }
-    return [names.get(rank, "not used") for rank in range(plan.decision.num_ranks)]
+    return [name or "not used" for name in devices_of(plan.decision)]
+
+
+def devices_of(decision: Decision) -> list[str]:
+    """The device of each rank; empty where the plan names none."""
+    named = (zip(stage.ranks, stage.devices, strict=False) for stage in reversed(decision.stages))
+    device_of = {rank: device for pairs in named for rank, device in pairs}
+    return [device_of.get(rank, "") for rank in range(decision.num_ranks)]

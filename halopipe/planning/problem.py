@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from fnmatch import fnmatchcase
-from typing import Unpack
+from typing import Any
 
-from halopipe.planning.options import FAMILIES, Asked, PlanOptions
+from halopipe.planning.options import PlanOptions
 from halopipe.run_spec.schema import limit_faults
 from halopipe.terminal import units
 from halopipe.terminal.units import require_known
@@ -19,6 +19,7 @@ from planner.ir.plan import Decision, Plan
 from planner.ir.problem import (
     AUTO,
     CHANNEL_DIMS,
+    DIM_FAMILIES,
     MICRO,
     NEVER,
     OBJECTIVES,
@@ -40,9 +41,14 @@ _AS_THEY_ARE = {field.name for field in fields(Problem)} & {field.name for field
 """Options that a problem has under the same name."""
 
 
-def make_problem(profile: Profile, memory_bytes: int = 0, **asked: Unpack[Asked]) -> Problem:
+def make_problem(profile: Profile, **asked: Any) -> Problem:
     """As :func:`problem_for`, of the options by name."""
-    return problem_for(profile, PlanOptions(memory_bytes=memory_bytes, **asked))
+    return problem_for(profile, PlanOptions(**asked))
+
+
+def bytes_of(memory: str | int) -> int:
+    """Bytes that are asked for as a number, or as text such as ``2GiB``; of empty text none."""
+    return units.parse_size(memory) if memory and isinstance(memory, str) else int(memory or 0)
 
 
 def problem_for(profile: Profile, options: PlanOptions) -> Problem:
@@ -57,13 +63,14 @@ def problem_for(profile: Profile, options: PlanOptions) -> Problem:
     for what, names, choices in (
         ("schedule", options.schedules, schedule_names()),
         ("objective", [options.objective], OBJECTIVES),
-        ("family of dims", options.allow, FAMILIES),
+        ("family of dims", options.allow, DIM_FAMILIES),
         ("way to recompute", [options.recompute], RECOMPUTE),
         ("way to shard", [options.shard], SHARD),
         ("batch of statistics", [options.batch_statistics], STATISTICS),
     ):
         require_known(what, names, choices)
-    for fault in limit_faults(options):
+    memory_bytes = bytes_of(options.memory)
+    for fault in limit_faults(replace(options, memory=memory_bytes)):
         raise fault
     gone = dict.fromkeys(devices_named(options.without, profile.cluster), 0.0)
     schedules = tuple(options.schedules)
@@ -76,6 +83,7 @@ def problem_for(profile: Profile, options: PlanOptions) -> Problem:
         global_batch=options.global_batch or profile.graph.samples,
         schedules=schedules,
         micro_batch_sizes=tuple(options.micro_batch),
+        memory_bytes=memory_bytes,
         allow=_families(options, profile.graph),
         token_slices=tuple(options.token_slices),
         chunks=NEVER if schedules else AUTO,
@@ -103,7 +111,7 @@ def _families(options: PlanOptions, graph: Graph) -> tuple[str, ...]:
         trains = not options.schedules or any(schedules.traits(name).trains for name in options.schedules)
         if is_step and trains and not options.token_slices and has_dims(graph, SPATIAL_DIMS):
             asked.add(SPATIAL_DIMS)
-    return tuple(name for name in FAMILIES if name in asked)
+    return tuple(name for name in DIM_FAMILIES if name in asked)
 
 
 def _require_devices(asked: Problem) -> None:
@@ -166,7 +174,7 @@ def _allowed(decision: Decision, asked: tuple[str, ...]) -> tuple[str, ...]:
     dims = {dim for placement in decision.layers.values() for dim in placement.cuts}
     families = {*asked, *((SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS) if dims - {SAMPLE} else ())}
     families |= {TIME_DIMS} if decision.token_slices else set()
-    return tuple(name for name in FAMILIES if name in families)
+    return tuple(name for name in DIM_FAMILIES if name in families)
 
 
 def standing(problem: Problem, speeds: Mapping[str, float]) -> Problem:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from math import isclose
 from typing import TYPE_CHECKING
 
-from halopipe.terminal import tables, units
+from halopipe.terminal import units
 from planner.ir.cluster import GLOO, MPI
 from planner.ir.plan import Prediction, RankPrediction
 from planner.ir.timeline import Timeline
@@ -19,18 +20,8 @@ _ALIKE = 1e-9
 
 _TOGETHER = "compute + communication"
 
-
-def timeline_table(
-    predicted: Timeline,
-    measured: Timeline,
-    step_s: float,
-    ranks: Sequence[Sequence[int]],
-    rank_predictions: Sequence[RankPrediction] = (),
-    *,
-    alike: bool = True,
-) -> str:
-    """:func:`timeline_cells` as text."""
-    return tables.table(*timeline_cells(predicted, measured, step_s, ranks, rank_predictions, alike=alike))
+BothSeconds = tuple[str, float | None, float | None]
+"""A line: its name, seconds predicted, seconds measured; None: not known."""
 
 
 def timeline_cells(
@@ -54,31 +45,40 @@ def timeline_cells(
         rank_predictions: the parts that are predicted of the same step; empty: as far as its actions say.
         alike: whether both are of one transport and kind of device; if not, their difference says nothing.
     """
+    lines: list[BothSeconds] = [("step", predicted.step_s or None, step_s)]
+    for stage, rows in enumerate(_stages(predicted, measured, ranks, rank_predictions)):
+        lines += [(f"stage {stage} {name}", a, b) for name, a, b in rows]
+    header = ["", "predicted", "measured", "difference"]
+    cells = [_row(*line) for line in lines]
+    return (header, cells) if alike else (header[:-1], [row[:-1] for row in cells])
+
+
+def _stages(
+    predicted: Timeline,
+    measured: Timeline,
+    ranks: Sequence[Sequence[int]],
+    rank_predictions: Sequence[RankPrediction],
+) -> Iterator[Iterator[BothSeconds]]:
+    """Of each stage a forward, a backward, and the parts of its ranks' step."""
     from planner.costs.rows import stage_seconds
 
-    lines: list[tuple[str, float | None, float | None]] = [("step", predicted.step_s or None, step_s)]
     times = [stage_seconds(timeline) for timeline in (predicted, measured)]
     parts = [_by_rank(timeline, ranks) for timeline in (predicted, measured)]
     for stage, of_stage in enumerate(ranks):
         before, after = (seconds.get(stage, (None, None)) for seconds in times)
-        both = zip(("forward", "backward"), before, after, strict=True)
-        lines += [(f"stage {stage} {word}", a, b) for word, a, b in both]
+        passes = zip(("forward", "backward"), before, after, strict=True)
         by_actions, measured_parts = (_parts(by_rank, of_stage) for by_rank in parts)
         predicted_parts = _predicted_parts(rank_predictions, of_stage) or by_actions
         is_told_apart = len(of_stage) == 1 or _is_alike(by_actions, predicted_parts)
-        rows = _beside(predicted_parts, measured_parts, is_told_apart=is_told_apart)
-        lines += [(f"stage {stage} {word}", a, b) for word, a, b in rows]
-    cells = [
-        [
-            name,
-            units.known_seconds(a),
-            units.known_seconds(b),
-            units.signed_percent(b / a - 1) if a and b is not None else "–",
-        ]
-        for name, a, b in lines
-    ]
-    header = ["", "predicted", "measured", "difference"]
-    return (header, cells) if alike else (header[:-1], [row[:-1] for row in cells])
+        yield chain(passes, _beside(predicted_parts, measured_parts, is_told_apart=is_told_apart))
+
+
+def _row(name: str, predicted_s: float | None, measured_s: float | None) -> list[str]:
+    """The cells of a line, with how far the two are apart where both are known."""
+    difference = "–"
+    if predicted_s and measured_s is not None:
+        difference = units.signed_percent(measured_s / predicted_s - 1)
+    return [name, units.known_seconds(predicted_s), units.known_seconds(measured_s), difference]
 
 
 def apart_text(prediction: Prediction, used: str, kinds: Sequence[str]) -> str:
@@ -109,9 +109,7 @@ def _is_alike(by_actions: Parts | None, predicted: Parts | None) -> bool:
     return isclose(by_actions.compute_s, predicted.compute_s, rel_tol=_ALIKE)
 
 
-def _beside(
-    predicted: Parts | None, measured: Parts | None, *, is_told_apart: bool
-) -> Iterator[tuple[str, float | None, float | None]]:
+def _beside(predicted: Parts | None, measured: Parts | None, *, is_told_apart: bool) -> Iterator[BothSeconds]:
     both = [] if is_told_apart or measured is None else [_TOGETHER]
     for part in ("compute", "communication", *both, "bubble", "idle"):
         a, b = (None if parts is None else parts.seconds(part) for parts in (predicted, measured))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from halopipe.planning import calibration, plan_files, solve
 from halopipe.reports.explain import optimisation_lines, within
-from halopipe.reports.predicted_vs_measured import apart_text, timeline_table
+from halopipe.reports.predicted_vs_measured import apart_text, timeline_cells
 from halopipe.terminal import console, tables, units
 from halopipe.terminal.console import Reporter
 from planner.ir.codec import plain
@@ -140,7 +140,7 @@ class RunReport:
     def _stages(self, step_s: float, *, alike: bool) -> str:
         ranks = [stage.ranks for stage in self.plan.decision.stages]
         steps = self.predicted, self.result.timeline, step_s
-        return timeline_table(*steps, ranks, self.prediction.ranks, alike=alike)
+        return tables.table(*timeline_cells(*steps, ranks, self.prediction.ranks, alike=alike))
 
     def _pictures(self) -> Iterator[str]:
         for timeline in (self.predicted, self.result.timeline):

@@ -24,10 +24,11 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from halopipe.run_spec.options import ASKED, TENSORBOARD, RunFiles, RunOptions, flag_of, option_of
-from halopipe.run_spec.schema import DURATION, FACTORY, INTERVAL, METRICS, PATH, SIZE, WORD, WRITTEN, limits
+from halopipe.run_spec.schema import WRITTEN, limits
 from halopipe.terminal import units
 from planner.ir.errors import CorruptFileError, UsageError
 from planner.ir.files import read_text, write_text
+from planner.ir.options import DURATION, FACTORY, INTERVAL, METRICS, PATH, SIZE, WORD
 from planner.ir.strict_yaml import cut, parse_yaml_words, suggestion
 
 SUFFIXES = (".yaml", ".yml")

@@ -1,6 +1,6 @@
 """What to run: the one list of options, from which the command line, the calls and the checks of limits take theirs.
 
-A new option is a field here (:mod:`halopipe.run_spec.schema`), with the help that ``halopipe run`` shows, and is used
+A new option is a field here (:mod:`planner.ir.options`), with the help that ``halopipe run`` shows, and is used
 where it acts.  Other verbs have lists of the same make where they are at home (:mod:`halopipe.planning.options`).
 """
 
@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from halopipe.run_spec.schema import (
+from halopipe.run_spec.schema import asked_in, flag
+from planner.ir.options import (
     DURATION,
     FACTORY,
     INTERVAL,
@@ -20,8 +21,6 @@ from halopipe.run_spec.schema import (
     SIZE,
     WORD,
     OptionSpec,
-    asked_in,
-    flag,
     option,
     spec,
 )

@@ -89,7 +89,7 @@ class RunProgress:
     word: str = ""
 
 
-Progress = Callable[[RunProgress], None]
+ShowRun = Callable[[RunProgress], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

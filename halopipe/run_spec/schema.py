@@ -1,30 +1,19 @@
-"""One schema of options: a field has its type, default, limits, help, and what a shell offers for it.
+"""Lists of options as the command line, the calls of ``hp`` and job files take them: flags, limits, text to values.
 
-The command line, the calls of ``hp`` and job files are made of dataclasses whose fields :func:`option` makes; what a
-verb may be asked stands in one of them, and nowhere else.
+They are dataclasses whose fields ``planner.ir.options.option`` makes: type, default, limits, help, and what a shell
+offers; what a verb may be asked stands in one of them, and nowhere else.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from halopipe.terminal import units
 from planner.ir.errors import UsageError
-from planner.ir.quantities import limits_of
-
-PATH = "path"
-METRICS = "metrics"
-FACTORY = "factory"
-WORD = "word"
-SIZE = "size"
-DURATION = "duration"
-INTERVAL = "interval"
-NAMES = "names"
-INTEGERS = "integers"
-SUM = "sum"
+from planner.ir.options import DURATION, INTEGERS, INTERVAL, NAMES, SIZE, SUM, spec
+from planner.ir.quantities import BYTES_LIMITS, limits_of
 
 MOST_WHOLE = 2**31 - 1
 """Of what is counted, and no option limits otherwise: steps, samples, ranks, processes."""
@@ -35,55 +24,10 @@ MOST_JOBS = 1024
 MOST_PLANS = 10_000
 """Of a front of step and memory."""
 
-_OPTION = "option"
-
-
-@dataclass(frozen=True, slots=True)
-class OptionSpec:
-    """How a field is asked for.
-
-    Attributes:
-        help: for the command line; empty: it is no option there.
-        metavar: stands for its value.
-        panel: heading in the help.
-        flag: on the command line; empty: the field's name.  One of a field that is true begins with ``--no-``.
-        short: the same, one letter.
-        least, most: limits of a number; None: as :func:`limits` has them.
-        kind: ``path``: a file or folder, kept as absolute; ``metrics``: the same, perhaps behind ``tb:``; ``factory``:
-            the name of one may begin with a path; ``size``: bytes, written such as ``2GiB``; ``duration``: seconds,
-            written such as ``10min``; ``interval``: a number of steps, or text: a duration, or ``auto``; ``names`` and
-            ``integers``: several with commas between them; ``sum``: integers with + between them; ``word``: a flag
-            (True), which one of ``choices`` may follow.
-        offers: what a shell offers for it: names; or ``package.module:name`` of what holds or gives them,
-            imported once somebody asks; or what typer asks for them.  Of none it offers files.
-    """
-
-    help: str
-    metavar: str = ""
-    panel: str = ""
-    flag: str = ""
-    short: str = ""
-    least: float | None = None
-    most: float | None = None
-    kind: str = ""
-    choices: tuple[str, ...] = ()
-    offers: Sequence[str] | Callable[..., list[str]] = ()
-
-
-def option(default: Any, help: str = "", metavar: str = "", panel: str = "", **others: Any) -> Any:
-    """A field of a list of options; ``help``, ``metavar``, ``panel`` and ``others`` as of :class:`OptionSpec`."""
-    return dataclasses.field(default=default, metadata={_OPTION: OptionSpec(help, metavar, panel, **others)})
-
 
 def asked_in(group: type[Any]) -> Mapping[str, dataclasses.Field[Any]]:
     """The fields of a list of options that the command line knows, by name, in its order."""
     return {each.name: each for each in dataclasses.fields(group) if spec(each).help}
-
-
-def spec(field: dataclasses.Field[Any]) -> OptionSpec:
-    """How the field is asked for."""
-    option: OptionSpec = field.metadata[_OPTION]
-    return option
 
 
 def flag(field: dataclasses.Field[Any]) -> str:
@@ -94,8 +38,8 @@ def flag(field: dataclasses.Field[Any]) -> str:
 def limits(field: dataclasses.Field[Any], kind: type) -> tuple[float, float]:
     """Least and most of a number that the field may be, as its option says, else by its name and ``kind``."""
     option = spec(field)
-    highest = limits_of(field.name)[1]
-    if kind is int and not field.name.endswith("_bytes"):
+    highest = BYTES_LIMITS[1] if option.kind == SIZE else limits_of(field.name)[1]
+    if kind is int and option.kind != SIZE:
         highest = min(MOST_WHOLE, int(highest))
     most = highest if option.most is None else option.most
     return -most if option.least is None else option.least, most

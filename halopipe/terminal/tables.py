@@ -26,15 +26,17 @@ _FILL = {
     Op.PREPARE: ":",
 }
 _LABEL = {Op.REDUCE_GRAD: "R", Op.UPDATE: "U"}
-_LEGEND = {
-    Op.FORWARD: "F forward",
-    Op.BACKWARD: "B backward",
-    Op.BACKWARD_INPUT: "I backward for inputs",
-    Op.BACKWARD_WEIGHT: "W backward for weights",
-    Op.REDUCE_GRAD: "R gradient all-reduce",
-    Op.UPDATE: "U update",
-    Op.PREPARE: "P preparing on the host",
+WORDS = {
+    Op.FORWARD: "forward",
+    Op.BACKWARD: "backward",
+    Op.BACKWARD_INPUT: "backward for inputs",
+    Op.BACKWARD_WEIGHT: "backward for weights",
+    Op.REDUCE_GRAD: "gradient all-reduce",
+    Op.UPDATE: "update",
+    Op.PREPARE: "preparing on the host",
 }
+"""What is drawn of a step."""
+
 _IDLE = "·"
 _PICTURE = 96
 _WIDE = 10_000
@@ -114,7 +116,7 @@ def gantt(timeline: Timeline, devices: Sequence[str] = (), width: int = 0) -> st
     end = units.seconds(timeline.step_s)
     axis = " " * margin + "0" + end.rjust(cells - 1)
     shown = {action.op for _, action in drawn}
-    legend = "   ".join(text for op, text in _LEGEND.items() if op in shown)
+    legend = "   ".join(f"{_LABEL.get(op, op.value[0])} {word}" for op, word in WORDS.items() if op in shown)
     return "\n".join([*lines, axis, " " * margin + f"{legend}   {_IDLE} idle or waiting".strip()])
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 
 from cuda_ops._torch import TorchDispatchMode, tree_leaves
 from cuda_ops.operator_table import operator_row
-from halopipe.data.factories import Item
+from halopipe.data.factories import BatchItem
 from halopipe.training.single_device import losses_of, parts_of, rows_of
 from planner.ir.graph import producer
 from planner.ir.plan import Decision
@@ -36,7 +36,7 @@ _GRADIENT = "gradient"
 
 
 def first_divergence(
-    context: RankContext, model: LoadedModel, captured: CapturedModule, item: Item, wrong: Sequence[Difference]
+    context: RankContext, model: LoadedModel, captured: CapturedModule, item: BatchItem, wrong: Sequence[Difference]
 ) -> list[str]:
     """The lines that say it.
 
@@ -65,7 +65,7 @@ def first_divergence(
     return [line for line in lines if line]
 
 
-def _in_the_graph(context: RankContext, model: LoadedModel, captured: CapturedModule, item: Item) -> str:
+def _in_the_graph(context: RankContext, model: LoadedModel, captured: CapturedModule, item: BatchItem) -> str:
     """The first value that the graph makes on one device and the user's module does not; empty: there is none."""
     decision = context.decision
     dtype = next((each.dtype for each in model.module.parameters()), torch.get_default_dtype())
@@ -163,7 +163,7 @@ def _graph_inputs(model: CapturedModule, rows: int, tensors: Sequence[Tensor]) -
 
 
 def _micro_batches(
-    item: Item, decision: Decision, captured: CapturedModule
+    item: BatchItem, decision: Decision, captured: CapturedModule
 ) -> Iterator[tuple[int, tuple[Tensor, ...], tuple[Tensor, ...]]]:
     specs = step_inputs(captured)
     rows = rows_of(item, decision.micro_batches, specs)

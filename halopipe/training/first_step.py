@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from halopipe.data.factories import Item
+from halopipe.data.factories import BatchItem
 from halopipe.data.sources import batches, take
 from halopipe.run_spec.job import REFERENCE, Job
 from halopipe.training.rank import Rank
@@ -41,7 +41,7 @@ PATIENCE_S = SETUP_S / 2
 _POLL_S = 0.02
 
 
-Comparison = tuple[Reference, tuple[Difference, ...]]
+ComparedStep = tuple[Reference, tuple[Difference, ...]]
 """One device's first steps, and this rank's differences from them."""
 
 
@@ -57,13 +57,13 @@ class FirstStep:
 
     rank: Rank
     read: Callable[[], Reference] | None
-    first_batch: Callable[[], tuple[LoadedModel, CapturedModule, Item] | None]
+    first_batch: Callable[[], tuple[LoadedModel, CapturedModule, BatchItem] | None]
     strict: bool = False
     _losses: list[float] = field(default_factory=list)
     _num_done: int = 0
     _left_out: int = 0
 
-    def after(self, result: StepResult) -> Comparison | None:
+    def after(self, result: StepResult) -> ComparedStep | None:
         """Call after each step; as :meth:`compare` after the one that ends with the first update, else None."""
         self._losses += [] if result.loss is None else [result.loss]
         self._num_done += 1
@@ -76,7 +76,7 @@ class FirstStep:
             return Reference(skipped=f"the update of step {self._left_out} was left out"), ()
         return self.compare(self._losses)
 
-    def compare(self, losses: Sequence[float]) -> Comparison:
+    def compare(self, losses: Sequence[float]) -> ComparedStep:
         """One device's step, and this rank's differences from it.
 
         Args:
@@ -158,7 +158,7 @@ class FirstStep:
             return [f"where values part could not be found: {type(error).__name__}: {error}"]
 
 
-def first_batch_of(job: Job) -> tuple[LoadedModel, CapturedModule, Item]:
+def first_batch_of(job: Job) -> tuple[LoadedModel, CapturedModule, BatchItem]:
     """The model, loaded as it is before the first step of a job, its capture, and what that step reads."""
     model, captured = capture_for(load_model(job.source, job.options.seed), CPU)
     return model, captured, take(batches(job.options.data, model, job.plan.decision.global_batch, job.options.seed), 0)

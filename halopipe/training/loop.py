@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from halopipe.data.ahead import AheadSource
 from halopipe.data.shared_source import DataSources
 from halopipe.data.sources import Position, ended
-from halopipe.run_spec.job import EventLog, Job, RankResult
+from halopipe.run_spec.event_log import EventLog
+from halopipe.run_spec.job import Job, RankResult
 from halopipe.run_spec.result import Saves, Score
 from halopipe.terminal import units
 from halopipe.training.first_step import FirstStep, first_batch_of

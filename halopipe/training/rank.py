@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 OpenTransport = Callable[[tuple[tuple[int, ...], ...], Callable[[], Program]], Transport]
 """Joins the ranks, with these groups, for this program."""
 
-Load = Callable[[], tuple[LoadedModel, CapturedModule | None]]
+LoadModel = Callable[[], tuple[LoadedModel, CapturedModule | None]]
 """Gives a model, and its capture on the processor if there is one already."""
 
 _HEX = 16
@@ -181,7 +181,7 @@ class Rank:
         is_as_measured = not self.context.compiler and self.spelled.get("dtype", planned) == planned
         return SlowWatch(plan.decision, plan.prediction if is_as_measured else replace(plan.prediction, ranks=()))
 
-    def prepare(self, load: Load, load_to_run: Load | None = None) -> None:
+    def prepare(self, load: LoadModel, load_to_run: LoadModel | None = None) -> None:
         """Captures its model, which is the planned one.
 
         Args:

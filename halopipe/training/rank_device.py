@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from cuda_ops.device.gpus import num_gpus, why_no_gpu
 from cuda_ops.device.host import core_of, cores_beside, device_description, prepare_process, spare_core
+from halopipe.planning.plan_files import devices_of
 from halopipe.run_spec.options import AUTO
 from planner.ir.errors import MissingDeviceError, UsageError
 from planner.ir.extras import extras
@@ -87,7 +88,7 @@ def device_assignments_of(decision: Decision, on: str = AS_PLANNED) -> tuple[Dev
     """
     if on not in DEVICES:
         raise UsageError(f"device {on!r} is not known", [], ["cpu, or leave it out: the plan's devices"])
-    names = _devices(decision)
+    names = devices_of(decision)
     numbers = [_gpu(name) if on == AS_PLANNED else None for name in names]
     places = [(name.rpartition("/")[0], number) for name, number in zip(names, numbers, strict=True)]
     over_nccl = None not in numbers and len(set(places)) == len(places)
@@ -258,16 +259,7 @@ def opened(
 
 def hosts_of(decision: Decision) -> tuple[str, ...]:
     """The host of each rank; empty where the plan names none."""
-    return tuple(name.rpartition("/")[0] for name in _devices(decision))
-
-
-def _devices(decision: Decision) -> list[str]:
-    """The device of each rank; empty where the plan names none."""
-    device_of: dict[int, str] = {}
-    for stage in decision.stages:
-        for rank, device in zip(stage.ranks, stage.devices, strict=False):
-            device_of.setdefault(rank, device)
-    return [device_of.get(rank, "") for rank in range(decision.num_ranks)]
+    return tuple(name.rpartition("/")[0] for name in devices_of(decision))
 
 
 def _gpu(name: str) -> int | None:

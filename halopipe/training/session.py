@@ -17,7 +17,7 @@ from cuda_ops.sparse.nn.tensor import SparseTensor
 from cuda_ops.sparse.recipe import PreparedNetwork
 from halopipe.data.ahead import Announced, Upcoming
 from halopipe.data.batch_sources import COMPARING, Agreement, agreement_of
-from halopipe.data.factories import BatchPytree, Item, Pair
+from halopipe.data.factories import BatchItem, BatchPytree, Pair
 from halopipe.data.sources import bound, tensors_of
 from halopipe.run_spec.options import RESUME
 from halopipe.run_spec.result import Score
@@ -42,8 +42,7 @@ from runtime.numerics.compare import NumericsReport, report
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer_state import give_back, load_followed
 from runtime.optim.whole_state import WholeState
-from runtime.pipeline.microbatches import Batch as EngineBatch
-from runtime.pipeline.microbatches import InputSpecs
+from runtime.pipeline.microbatches import Batch, InputSpecs
 from runtime.rank import RankContext
 
 _log = logging.getLogger(__name__)
@@ -52,8 +51,8 @@ _TAKES_BACK = "run.optimizer_state_dict()"
 _NONE_THERE = -1
 _NONE_SOUND = -2
 
-Tensors = Tensor | tuple[Tensor, ...]
-Batch = Any
+TensorOrTuple = Tensor | tuple[Tensor, ...]
+UserBatch = Any
 """A global batch as its user has it (:class:`profiler.source.structure.BatchStructure`); or a list of micro-batches.
 
 Of a sparse network the inputs are a SparseTensor, and targets one a sample or one a point in the order that the points
@@ -97,7 +96,7 @@ class Execution:
         self.followed = optimizer if isinstance(optimizer, Followed) else None
         self.plan = opened.plan
         self._kept = kept
-        self._given = list[Batch]()
+        self._given = list[UserBatch]()
         self.activity = opened.context.activity
         self._form = BatchPytree("the batch", {}, opened.model.batch)
         self.model = users_module(opened.model.module)
@@ -142,7 +141,7 @@ class Execution:
         """Whether what the next batch needs is prepared during a step, if that batch is known (:meth:`ahead`)."""
         return self._engine.looks_ahead
 
-    def ahead(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def ahead(self, batches: Iterable[UserBatch]) -> Iterator[UserBatch]:
         """``batches``, one after another, each asked for a step before its turn; all ranks loop over the same.
 
         Of sparse and graph networks whose plan says so the next step is prepared during this one: sites, maps, sampled
@@ -150,7 +149,7 @@ class Execution:
         """
         return self._upcoming.ahead(batches)
 
-    def step(self, batch: Batch) -> float:
+    def step(self, batch: UserBatch) -> float:
         """One training step, on a batch that every rank is given whole, the same one.
 
         Args:
@@ -168,7 +167,7 @@ class Execution:
         """
         return cast("float", self.train(batch).loss)  # told to all ranks
 
-    def train(self, batch: Batch) -> StepResult:
+    def train(self, batch: UserBatch) -> StepResult:
         """As :meth:`step`, with everything that is known of the step: times, learning rates, norm of the gradients."""
         if self.values is not None:
             self.values.require_same()
@@ -176,13 +175,13 @@ class Execution:
             self.followed.require_state()
         return self.train_before(batch, *self._upcoming.take())
 
-    def train_before(self, batch: Batch, *upcoming: Batch) -> StepResult:
+    def train_before(self, batch: UserBatch, *upcoming: UserBatch) -> StepResult:
         """As :meth:`train`; ``upcoming`` is the batch of the next step, or nothing where nobody knows it."""
         self._given = [batch, *upcoming]
         result = cast("StepResult", self._steps.step(self.num_steps))  # there is a batch
         return replace(result, loss=self._loss_on_all(result.loss))
 
-    def evaluate(self, *batches: Batch, metric: str | MakeMetrics = "", outputs: Sequence[str] = ()) -> Score:
+    def evaluate(self, *batches: UserBatch, metric: str | MakeMetrics = "", outputs: Sequence[str] = ()) -> Score:
         """The mean loss over ``batches``, and the accuracy of a model that classifies, in evaluation mode.
 
         All ranks call this with the same batches, and get the same answer; nothing is changed by it.
@@ -416,7 +415,7 @@ class Execution:
         with self._engine.between_steps("telling the loss to all ranks"):
             return self._sum(0.0 if loss is None or self.rank != self._context.loss_rank else loss)
 
-    def _take(self, number: int) -> EngineBatch:
+    def _take(self, number: int) -> Batch:
         """The batch that was given, as the engine takes it; the one that was announced, if it is that."""
         batch, *upcoming = self._given
         self._given = []
@@ -431,7 +430,7 @@ class Execution:
             self._kept.items.append(item)
         return bound_batch
 
-    def _bound(self, item: Item, agreement: Agreement, announced: EngineBatch | None = None) -> EngineBatch:
+    def _bound(self, item: BatchItem, agreement: Agreement, announced: Batch | None = None) -> Batch:
         """The batch, which all ranks were given, as the engine takes it."""
         is_prepared = self._context.preparation is not None
         bound_batch = announced or bound(item, *self._batch_settings, is_prepared=is_prepared)
@@ -466,7 +465,7 @@ class Execution:
     def _batch_settings(self) -> tuple[InputSpecs, tuple[int, ...]]:
         return self._context.inputs, self._context.decision.micro_batches
 
-    def _item(self, batch: Batch) -> Item:
+    def _item(self, batch: UserBatch) -> BatchItem:
         return [self._pair(each) for each in batch] if self._form.is_several(batch) else self._pair(batch)
 
     def _pair(self, batch: Any) -> Pair:
@@ -484,5 +483,5 @@ _NUM_OF_CLOUDS = 3
 """Coordinates, features and counts."""
 
 
-def _tuple(value: Tensors) -> tuple[Tensor, ...]:
+def _tuple(value: TensorOrTuple) -> tuple[Tensor, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)

@@ -30,7 +30,7 @@ from cuda_ops.calls import arguments_of
 from cuda_ops.dense.data_dependent import is_unit
 from cuda_ops.dense.state_writes import attributes_behind, written
 from cuda_ops.device.host import available_bytes
-from halopipe.data.factories import Item, Tensors
+from halopipe.data.factories import BatchItem
 from halopipe.data.sources import batches, take
 from halopipe.run_spec.job import NUM_COMPARED, REFERENCE_RANK, Job
 from halopipe.terminal.units import count, size
@@ -47,7 +47,7 @@ from profiler.source.parts import cast_module
 from runtime.captured import CapturedModule
 from runtime.monitor.failure import write_error
 from runtime.numerics.compare import TOLERANCES, relative_error, sketches, tensor_differences
-from runtime.numerics.single_device import LossOf, serial_step, serial_step_each
+from runtime.numerics.single_device import LossOf, Tensors, serial_step, serial_step_each
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer import StageOptimizer
 from runtime.pipeline.microbatches import InputSpecs, WholeBatch, filled
@@ -128,7 +128,7 @@ class KeptModel:
     model: LoadedModel | None = None
     reason: str = ""
     optimizer: Followed | None = None
-    items: list[Item] = field(default_factory=list)
+    items: list[BatchItem] = field(default_factory=list)
 
     @classmethod
     def of(cls, rank: Rank) -> KeptModel:
@@ -150,7 +150,7 @@ class KeptModel:
             _log.warning("the first step was not compared with one device: %s", reference.skipped)
         return reference
 
-    def first_batch(self) -> tuple[LoadedModel, CapturedModule, Item] | None:
+    def first_batch(self) -> tuple[LoadedModel, CapturedModule, BatchItem] | None:
         """The model, its capture, and the first of the items."""
         return None if self.model is None else (self.model, capture(self.model), self.items[0])
 
@@ -189,7 +189,7 @@ def _job_bytes(plan: Plan) -> int:
 def reference_of(
     rank: Rank,
     model: LoadedModel,
-    items: Sequence[Item],
+    items: Sequence[BatchItem],
     device: torch.device,
     captured: CapturedModule | None = None,
 ) -> Reference:
@@ -319,7 +319,7 @@ def losses_of(model: LoadedModel, captured: CapturedModule, context: RankContext
     return loss_of
 
 
-def rows_of(item: Item, micro_batches: Sequence[int], specs: InputSpecs) -> tuple[int, ...]:
+def rows_of(item: BatchItem, micro_batches: Sequence[int], specs: InputSpecs) -> tuple[int, ...]:
     """The samples of each micro-batch of a batch."""
     batches = item if isinstance(item, list) else [item]
     samples = [specs.samples(zip(specs.specs, (*inputs, *targets), strict=True)) for inputs, targets in batches]
@@ -328,7 +328,7 @@ def rows_of(item: Item, micro_batches: Sequence[int], specs: InputSpecs) -> tupl
     return tuple(filter(None, filled(min(samples[0], sum(micro_batches)), tuple(micro_batches))))
 
 
-def parts_of(item: Item, rows: Sequence[int], specs: InputSpecs) -> list[tuple[Tensors, Tensors]]:
+def parts_of(item: BatchItem, rows: Sequence[int], specs: InputSpecs) -> list[tuple[Tensors, Tensors]]:
     """The micro-batches of a batch, which have so many samples."""
     if isinstance(item, list):
         return list(item)
@@ -338,17 +338,14 @@ def parts_of(item: Item, rows: Sequence[int], specs: InputSpecs) -> list[tuple[T
     return [(part[: len(inputs)], part[len(inputs) :]) for part in parts]
 
 
-def _run(rank: Rank, model: LoadedModel, captured: CapturedModule, items: Sequence[Item]) -> Reference:
-    decision = rank.plan.decision
-    draw = CounterRng(rank.context.seed)
-    answers = Answers(captured, draw)
+def _run(rank: Rank, model: LoadedModel, captured: CapturedModule, items: Sequence[BatchItem]) -> Reference:
     specs = step_inputs(captured)
-    fits = _needed_bytes(rank.plan, len(decision.micro_batches)) <= _available_bytes(rank.plan, model.inputs[0].device)
-    can_be_whole = answers.in_parts and not mixes(captured) and not (captured.preparation is not None and answers)
-    whole = can_be_whole and (fits or len(decision.micro_batches) == 1)
-    loss_of = _shared(losses_of(model, captured, rank.context), rank.context.accumulate)
     if not rank.plan.decision.trains:
         return _evaluated(rank, model, specs, items[:1])
+    draw = CounterRng(rank.context.seed)
+    answers = Answers(captured, draw)
+    whole = _is_whole(rank.plan, model, captured, answers)
+    loss_of = _shared(losses_of(model, captured, rank.context), rank.context.accumulate)
     parameters = named_parameters(model.owners)
     buffers = named_buffers(model.owners)
     optimizer = cast("torch.optim.Optimizer", _Optimizer(rank.context, parameters))  # has what a step calls
@@ -356,7 +353,7 @@ def _run(rank: Rank, model: LoadedModel, captured: CapturedModule, items: Sequen
     first: dict[str, Any] = {}
     for step, item in enumerate(items):
         draw.step = step
-        rows = rows_of(item, decision.micro_batches, specs)
+        rows = rows_of(item, rank.plan.decision.micro_batches, specs)
         if whole and not isinstance(item, list):
             inputs, targets = map(model.cast, item)
             losses.append(serial_step(loss_of, optimizer, inputs, targets, rows, answers=answers, whole=True))
@@ -375,6 +372,14 @@ def _run(rank: Rank, model: LoadedModel, captured: CapturedModule, items: Sequen
     return Reference("", tuple(losses), **first, witness=WHOLE if whole else IN_PARTS)
 
 
+def _is_whole(plan: Plan, model: LoadedModel, captured: CapturedModule, answers: Answers) -> bool:
+    """Whether the batch is run at once: it fits, or is one micro-batch, and does the same whole as in parts."""
+    num_parts = len(plan.decision.micro_batches)
+    fits = num_parts == 1 or _needed_bytes(plan, num_parts) <= _available_bytes(plan, model.inputs[0].device)
+    prepares_draws = captured.preparation is not None and answers
+    return bool(fits and answers.in_parts and not mixes(captured) and not prepares_draws)
+
+
 def _weights(
     captured: CapturedModule, parts: Sequence[tuple[Tensors, Tensors]], rows: Sequence[int]
 ) -> tuple[float, ...] | None:
@@ -387,7 +392,7 @@ def _weights(
 
 
 @torch.no_grad()
-def _evaluated(rank: Rank, model: LoadedModel, specs: InputSpecs, items: Sequence[Item]) -> Reference:
+def _evaluated(rank: Rank, model: LoadedModel, specs: InputSpecs, items: Sequence[BatchItem]) -> Reference:
     """The loss in evaluation mode: all that a plan of forward passes has."""
     model.module.eval()
     losses = []

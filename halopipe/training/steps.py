@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from halopipe.data.batch_sources import COMPARING, Agreement
-from halopipe.training.first_step import Comparison, FirstStep
+from halopipe.training.first_step import ComparedStep, FirstStep
 from runtime.engine import Engine, StepResult
 from runtime.pipeline.microbatches import Batch
 
@@ -54,7 +54,7 @@ class RankSteps:
     first: FirstStep | None = None
     behind: Callable[[int], object] | None = None
     around: Callable[[int], AbstractContextManager[object]] = nullcontext
-    comparison: Comparison | None = None
+    comparison: ComparedStep | None = None
 
     def step(self, number: int) -> StepResult | None:
         """The step behind ``number`` others; None where there is no batch for it.

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from halopipe.data.shared_source import DataSources
-from halopipe.run_spec.job import EventLog, Job, RankResult
+from halopipe.run_spec.event_log import EventLog
+from halopipe.run_spec.job import Job, RankResult
 from halopipe.training.isolated_timing import IsolatedTimer, budget_s
 from halopipe.training.loop import AfterStep, Loop
 from halopipe.training.rank import OpenTransport, Rank, rank_of

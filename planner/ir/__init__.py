@@ -18,10 +18,11 @@ Modules:
     graph         The network as the planner sees it: layers in topological order, and what flows between them
     layout        How a tensor is divided over the ranks of a stage: cut points per dim
     lazy          What is made when it is first asked for: names of a package, and values by key
+    options       How a field of a list of options is asked for: help, limits, how its text is read
     plan          The plan: what is decided, what it is predicted to cost, how it was found, and when it counts as
                   proven
     planner_extra All that extras may add to the planner
-    problem       What a solver is asked: a profile, and the request (batch, schedules, objective, memory margin)
+    problem       What a solver is asked: a profile, and the request: every option of a plan, with its help and default
     profile       What every layer, device and link costs: the file between ``profile`` and ``plan``
     program       A program: a schedule with every message, reduction and update explicit; which gradients share a
                   bucket

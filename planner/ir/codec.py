@@ -19,7 +19,7 @@ import types
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -85,7 +85,7 @@ def loads(text: str, cls: type[T], source: str = "text", named: tuple[str, int] 
             whoever reads it sees whether it makes sense.
     """
     name, version = named or _format_of(cls)
-    body = _checked_header(text, name, version, source)
+    body = json.dumps([_with_absent(_checked_header(text, name, version, source), cls)])
     try:
         value: T = _adapter(cls).validate_json(body)[0]  # type: ignore[arg-type]  # classes are hashable
     except ValidationError as error:
@@ -208,8 +208,8 @@ def _object(most_keys: int, pairs: list[tuple[str, Any]]) -> _Object:
     return result
 
 
-def _checked_header(text: str, name: str, version: int, source: str) -> str:
-    """The file's fields as JSON array text, with the header taken off; duplicates and syntax are refused here."""
+def _checked_header(text: str, name: str, version: int, source: str) -> dict[str, Any]:
+    """The file's fields, with the header taken off; duplicates and syntax are refused here."""
     try:
         root = parse_json(text, functools.partial(_object, MOST_KEYS if name in FORMATS else len(text)))
     except json.JSONDecodeError as error:
@@ -235,8 +235,20 @@ def _checked_header(text: str, name: str, version: int, source: str) -> str:
     faults = [f"{path}: key given twice" for path in _duplicate_paths(root, "")]
     if faults:
         raise _corrupt(source, name, faults)
-    fields = {key: value for key, value in root.items() if key not in ("halopipe", "version")}
-    return json.dumps([fields])
+    return {key: value for key, value in root.items() if key not in ("halopipe", "version")}
+
+
+_hints = functools.cache(get_type_hints)
+
+
+def _with_absent(section: Any, cls: Any) -> Any:
+    """A section of a file, with what it means by leaving keys out where that is no default: metadata say ``absent``."""
+    for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) and isinstance(section, dict) else ():
+        if "absent" in field.metadata:
+            section.setdefault(field.name, field.metadata["absent"])
+        elif field.name in section:
+            _with_absent(section[field.name], _hints(cls)[field.name])
+    return section
 
 
 def _syntax(text: str, error: json.JSONDecodeError) -> str:
@@ -301,20 +313,21 @@ def _field_names(cls: type) -> tuple[str, ...]:
 
 
 def _plain_fields(value: Any) -> dict[str, Any]:
-    """The fields by name, but those that were added to a format later (their metadata says so) and have their default.
+    """The fields by name, but those that were added to a format later (their metadata says so) and need no key.
 
     So older releases read such a file, and fingerprints stay what they were.
     """
     return {
         field.name: plain(field_value)
         for field in dataclasses.fields(value)
-        if (field_value := getattr(value, field.name)) != _default(field) or "added" not in field.metadata
+        if (field_value := getattr(value, field.name)) != _if_absent(field) or "added" not in field.metadata
     }
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
-    """What the field is unless something else is given."""
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+def _if_absent(field: dataclasses.Field[Any]) -> Any:
+    """What the field is where a file has no key of it."""
+    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return field.metadata.get("absent", default)
 
 
 def _render(value: Any, depth: int) -> str:

@@ -35,7 +35,7 @@ from cuda_ops.sparse.geometry import MapSpec, geometry_of
 from cuda_ops.sparse.local import Owned, local_map
 from planner.ir.box import Interval, Transfer
 from planner.ir.cluster import GRADIENT_SUMS, NORMALISATION, PARTIAL_SUMS, PIECES, SITES, Collective
-from profiler.links.messages import Points
+from profiler.links.messages import LinkPoints
 from profiler.measure.child_process import Report
 from runtime.optim.gradient_buckets import GradientBuckets
 from runtime.sparse.halo import shared_conv
@@ -102,7 +102,7 @@ def report_calls(_: Report, link: str, sites: bool) -> tuple[Collective, ...]:
     return exchange_calls(link, sites)
 
 
-def _measured(sites: bool) -> Iterator[tuple[str, Points]]:
+def _measured(sites: bool) -> Iterator[tuple[str, LinkPoints]]:
     burst = Burst()
     yield (
         NORMALISATION,

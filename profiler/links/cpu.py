@@ -41,7 +41,7 @@ from cuda_ops._torch import FileStore
 from planner.ir.cluster import ALL_REDUCE, MEMORY, STATISTICS, Collective, Link, PairLink, host_tier
 from profiler.links.calls import Burst, exchange_calls
 from profiler.links.host_pairs import measure_across, measure_fully, rounded
-from profiler.links.messages import FULL, LEAST_LAST_BYTES, QUICK, LinkEffort, Points, medians
+from profiler.links.messages import FULL, LEAST_LAST_BYTES, QUICK, LinkEffort, LinkPoints, medians
 from profiler.links.processes import SILENCE_S, LinkCosts, groups_of
 from profiler.measure.child_process import Report
 from runtime.transport import Transport, open_named
@@ -58,7 +58,7 @@ _MEMORY_BYTES = 64 << 20
 _MEMORY_RUNS = 3
 
 
-def gradients(transport: Transport, ranks: tuple[int, ...], effort: LinkEffort) -> Points:
+def gradients(transport: Transport, ranks: tuple[int, ...], effort: LinkEffort) -> LinkPoints:
     """(bytes, seconds) of sums that nothing else runs beside; least of the medians of some rounds."""
     times: dict[int, float] = {}
     for size in SIZES:
@@ -71,7 +71,7 @@ def gradients(transport: Transport, ranks: tuple[int, ...], effort: LinkEffort) 
     return tuple(times.items())
 
 
-def of_statistics(transport: Transport, ranks: tuple[int, ...], effort: LinkEffort) -> Points:
+def of_statistics(transport: Transport, ranks: tuple[int, ...], effort: LinkEffort) -> LinkPoints:
     """(bytes, mean seconds) of sums that follow computation, the waits for late ranks included."""
     times: dict[int, float] = {}
     burst = Burst()
@@ -124,7 +124,7 @@ def _agreed(transport: Transport, ranks: tuple[int, ...], value: float) -> float
     return float(word)
 
 
-MeasureGroup = Callable[[Transport, tuple[int, ...], LinkEffort], Points]
+MeasureGroup = Callable[[Transport, tuple[int, ...], LinkEffort], LinkPoints]
 
 
 def measure_rank(
@@ -210,7 +210,7 @@ def measure_together(
     return LinkCosts(links, tuple(sums), pairs)
 
 
-def passes_over_memory(transport: Transport, ranks: tuple[int, ...], effort: LinkEffort) -> Points:
+def passes_over_memory(transport: Transport, ranks: tuple[int, ...], effort: LinkEffort) -> LinkPoints:
     """(bytes, processor seconds) of a pass over memory by all of ``ranks`` at once."""
     total, more = (torch.ones(_MEMORY_BYTES // (2 * _ELEMENT_BYTES)) for _ in range(2))
     times = []
@@ -230,7 +230,7 @@ def _neighbours(hosts: Sequence[str]) -> tuple[int, int] | None:
     return None
 
 
-def _agreed_points(store: Store, what: str, points: Points, tells: bool) -> Points:
+def _agreed_points(store: Store, what: str, points: LinkPoints, tells: bool) -> LinkPoints:
     """The points of the one rank that tells them, on all."""
     if tells:
         store.set(f"halopipe/{what}", json.dumps(points))

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from planner.ir.cluster import MEASURED, Link, PairLink
-from profiler.links.messages import GLANCE, LinkEffort, OneWay, PairCosts, PeerLink, Points, measure_pair
+from profiler.links.messages import GLANCE, LinkEffort, LinkPoints, OneWay, PairCosts, PeerLink, measure_pair
 from runtime.transport import Transport
 
 if TYPE_CHECKING:
@@ -47,11 +47,11 @@ _LONGEST_S = 0.5  # for a computation: larger messages are not looked at
 class CoreCosts:
     """(bytes of a message, seconds that its computation is delayed)."""
 
-    sender: Points
-    receiver: Points
+    sender: LinkPoints
+    receiver: LinkPoints
 
 
-def measure_cores(wire: PeerLink, transfers: Points, budget_s: float, leads: bool = True) -> CoreCosts:
+def measure_cores(wire: PeerLink, transfers: LinkPoints, budget_s: float, leads: bool = True) -> CoreCosts:
     """The delays of messages from the leader to the other rank (back if not ``leads``), on both ranks.
 
     Args:
@@ -131,7 +131,7 @@ DIFFERS = 1.1
 _GLANCED = (1 << 10, 64 << 10, 1 << 20)
 _CORE_EFFORTS = 4.0  # times as long as the messages of one size
 
-Ends = tuple[int, int]
+RankPair = tuple[int, int]
 """Two ranks, from one to the other."""
 
 
@@ -157,8 +157,8 @@ def measure_across(
 
 
 def measure_fully(
-    transport: Transport, store: Store, pairs: Sequence[Ends], effort: LinkEffort, *, one_host: bool = False
-) -> dict[Ends, Link]:
+    transport: Transport, store: Store, pairs: Sequence[RankPair], effort: LinkEffort, *, one_host: bool = False
+) -> dict[RankPair, Link]:
     """The links of pairs, each there and back; on all ranks."""
     links = {}
     for pair in pairs:
@@ -211,14 +211,14 @@ def _record(costs: PairCosts, way: OneWay, core: CoreCosts, name: str) -> dict[s
     return {**asdict(way), **asdict(core), "duplex": costs.duplex, "transport": name}
 
 
-def _shared(wire: PeerLink, points: Points) -> Points:
+def _shared(wire: PeerLink, points: LinkPoints) -> LinkPoints:
     """The leader's points, on both ranks."""
     count = round(wire.agree(len(points)))
     padded = points if wire.leads else ((0, 0.0),) * count
     return tuple((round(wire.agree(size)), wire.agree(seconds)) for size, seconds in padded)
 
 
-def _by_two(transport: Transport, store: Store, pair: Ends, what: str, measure: Callable[[PeerLink], Any]) -> Any:
+def _by_two(transport: Transport, store: Store, pair: RankPair, what: str, measure: Callable[[PeerLink], Any]) -> Any:
     """What the first rank of the pair makes of it together with the second; on all ranks."""
     rank = transport.rank
     key = f"halopipe/{what}/{pair[0]}/{pair[1]}"
@@ -248,6 +248,6 @@ def _link(record: Mapping[str, Any]) -> Link:
     )
 
 
-def rounded(rows: Sequence[Sequence[float]]) -> Points:
+def rounded(rows: Sequence[Sequence[float]]) -> LinkPoints:
     """Rows of a table to five digits: files need not carry the noise."""
     return tuple((int(size), float(f"{seconds:.5g}")) for size, seconds in rows)

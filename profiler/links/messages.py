@@ -154,7 +154,7 @@ SIZES = tuple(1024 << power for power in range(15))  # 1 KiB ... 16 MiB
 LEAST_LAST_BYTES = 64 << 10
 """Tables go so far however slow the link is."""
 
-Points = tuple[tuple[int, float], ...]
+LinkPoints = tuple[tuple[int, float], ...]
 
 _DUPLEX_BYTES = 1 << 20
 _DUPLEX_LIMIT = 1.5
@@ -199,8 +199,8 @@ GLANCE = LinkEffort(2, 5, 0.02, 0.03, 0.2, False)
 class OneWay:
     """Messages in one direction."""
 
-    points: Points
-    sending: Points
+    points: LinkPoints
+    sending: LinkPoints
     bytes_per_s: float
     burst_bytes: int
 
@@ -253,7 +253,7 @@ def rate_of_largest(times: dict[int, tuple[float, float]]) -> float:
     return (sizes[-1] - sizes[0]) / more_s if more_s > 0 else math.inf
 
 
-def burst_bytes(points: Points, bytes_per_s: float) -> int:
+def burst_bytes(points: LinkPoints, bytes_per_s: float) -> int:
     """By how much messages after silence are ahead of a stream; 0 unless most sizes say much the same."""
     latency_s = points[0][1]
     ahead = {size: size - bytes_per_s * (seconds - latency_s) for size, seconds in points}

@@ -46,7 +46,8 @@ _MOST_OF_ONE = 0.5  # by how much a single layer may, timed once
 _MATTERS = 0.005  # a share of the pass
 _FEWEST = 4
 
-_Times = Mapping[str, tuple[float, BackwardTimes]]
+LayerSeconds = Mapping[str, tuple[float, BackwardTimes]]
+"""A pass: seconds of forward and backward, by layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ def time_deduplicated(
 
 
 def stand_ins_of(
-    captured: CapturedModule, parts: Sequence[LayerSegment], run: SegmentedPass, times: _Times
+    captured: CapturedModule, parts: Sequence[LayerSegment], run: SegmentedPass, times: LayerSeconds
 ) -> dict[str, StandIn]:
     """By name, the layers that others stand for.
 

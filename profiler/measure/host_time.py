@@ -24,12 +24,14 @@ LEAST_SHARE = 0.01
 """Of a step: what the host adds less than that is left out."""
 OF_CALLS = TimingEffort(num_warm_ups=0, min_runs=5, max_runs=5, split_runs=5)
 
-Layers = Mapping[str, TimedLayer]
-TimeCalls = Callable[[CallClock], Layers]
+TimedLayers = Mapping[str, TimedLayer]
+TimeCalls = Callable[[CallClock], TimedLayers]
 """Times the same layers by another clock, with :data:`OF_CALLS`."""
 
 
-def with_calls(kernels: Layers, passes_s: float, clock: LapClock, time_calls: TimeCalls) -> tuple[Layers, float]:
+def with_calls(
+    kernels: TimedLayers, passes_s: float, clock: LapClock, time_calls: TimeCalls
+) -> tuple[TimedLayers, float]:
     """The layers of a step whose forward and backward take ``passes_s``, and the share of their calls in it.
 
     Args:
@@ -43,7 +45,7 @@ def with_calls(kernels: Layers, passes_s: float, clock: LapClock, time_calls: Ti
     return added(kernels, calls, share), share
 
 
-def added(kernels: Layers, calls: Layers, share: float) -> Layers:
+def added(kernels: TimedLayers, calls: TimedLayers, share: float) -> TimedLayers:
     """Each layer's kernels, and the share of its calls."""
     return {name: _added(each, calls[name], share) for name, each in kernels.items()}
 

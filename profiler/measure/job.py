@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from planner.ir.graph import Graph
 from planner.ir.profile import ModelSource, Optimizer, PartShape
 from profiler.measure.partial_results import ChosenMeasurements, FinishedMeasurements
-from profiler.measure.sizes import Read
+from profiler.measure.sizes import ReadBetween
 
-Shapes = Callable[[Graph, tuple[int, ...]], tuple[PartShape, ...]]
+PartShapesOf = Callable[[Graph, tuple[int, ...]], tuple[PartShape, ...]]
 """Which parts of layers to measure for micro-batches of these sizes; a function that another process can import."""
 
 
@@ -38,8 +38,8 @@ class MeasuringJob:
     sizes: tuple[int, ...]
     quick: bool
     seed: int = 0
-    shapes: Shapes | None = None
-    read: Read | None = None
+    shapes: PartShapesOf | None = None
+    read: ReadBetween | None = None
     device: str = "cpu"
     num_processes: int = 1
     chosen: ChosenMeasurements | None = None

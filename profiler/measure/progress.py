@@ -68,7 +68,7 @@ class ProgressCounter:
         self._start_s = now()
         self._size_s: dict[int, float] = {}
         self._sizes: tuple[int, ...] = ()
-        self._size: _Size | None = None
+        self._size: _SizePasses | None = None
         self._rounds: list[float] | None = None if has_parts else []
         self._shapes = self._measured = 0
         self._expected_s = self._took_s = 0.0
@@ -86,7 +86,7 @@ class ProgressCounter:
 
     def start_size(self, samples: int) -> None:
         """Whole layers are going to be measured at ``samples``."""
-        self._size = _Size(samples, self._now(), self._passes)
+        self._size = _SizePasses(samples, self._now(), self._passes)
 
     def passed(self, samples: int, layer: str, seconds: float, spread: float) -> None:
         """One more pass over whole layers."""
@@ -154,7 +154,7 @@ class ProgressCounter:
         self._report(ProfileProgress(layer, seconds, spread, done_s, total_s, left_s, samples))
 
 
-class _Size:
+class _SizePasses:
     """A size that is being measured."""
 
     def __init__(self, samples: int, start_s: float, passes: int) -> None:

@@ -38,7 +38,7 @@ class InterpolatedCost(Protocol):
         """Seconds of forward, seconds of backward, and what else is read."""
 
 
-Read = Callable[[Sequence[Measurement], float], InterpolatedCost]
+ReadBetween = Callable[[Sequence[Measurement], float], InterpolatedCost]
 """Reads what a layer costs at so many samples off its measurements, which ascend; as plans will be priced by it.
 
 It raises MissingMeasurementError where they say nothing.  Other processes must be able to import it.
@@ -67,7 +67,9 @@ class Limits:
     passes: int = 30
 
 
-def next_size(batch: int, measured: BySize, changes: Sequence[KeyChange], limits: Limits, read: Read) -> int | None:
+def next_size(
+    batch: int, measured: BySize, changes: Sequence[KeyChange], limits: Limits, read: ReadBetween
+) -> int | None:
     """The size to measure next; None if there is enough.
 
     Args:
@@ -82,7 +84,7 @@ def next_size(batch: int, measured: BySize, changes: Sequence[KeyChange], limits
 
 
 def likely_sizes(
-    batch: int, measured: BySize, changes: Sequence[KeyChange], limits: Limits, read: Read
+    batch: int, measured: BySize, changes: Sequence[KeyChange], limits: Limits, read: ReadBetween
 ) -> tuple[int, ...]:
     """The sizes that :func:`next_size` is likely to say, one after another, by what it would say now."""
     ends = _ends(batch, measured)
@@ -96,7 +98,7 @@ def likely_sizes(
 
 
 def _between(
-    batch: int, ends: Sequence[int], measured: BySize, changes: Sequence[KeyChange], limits: Limits, read: Read
+    batch: int, ends: Sequence[int], measured: BySize, changes: Sequence[KeyChange], limits: Limits, read: ReadBetween
 ) -> tuple[int, ...]:
     """The sizes that are wanted between the ends, what matters most first; as many as there is room and time for."""
     works = {size: measurements for size, measurements in measured.items() if measurements}
@@ -108,7 +110,7 @@ def _between(
 
 
 def reading_error(
-    at: Sequence[Measurement], others: Mapping[str, Sequence[Measurement]], limits: Limits, read: Read
+    at: Sequence[Measurement], others: Mapping[str, Sequence[Measurement]], limits: Limits, read: ReadBetween
 ) -> float:
     """By how many times what is allowed reading is off at the measured size ``at``; infinite if it cannot be read.
 
@@ -177,7 +179,7 @@ def _bracketing(ends: Sequence[int], works: BySize, changes: Sequence[KeyChange]
 
 
 def _middles(
-    forced: Sequence[int], measured: BySize, works: BySize, batch: int, limits: Limits, read: Read
+    forced: Sequence[int], measured: BySize, works: BySize, batch: int, limits: Limits, read: ReadBetween
 ) -> list[int]:
     """Sizes to measure between those of ``forced``, the stretch in greatest need first."""
     waiting: list[tuple[float, int]] = []

@@ -29,7 +29,7 @@ from torch import Tensor
 from planner.ir.lazy import Memo
 from planner.ir.profile import Slowdown
 from profiler.measure.contention import spread
-from profiler.measure.deduplicated import FirstPasses, ShorterPass
+from profiler.measure.deduplicated import FirstPasses, LayerSeconds, ShorterPass
 from profiler.measure.noise import LapClock, ThreadClock, clock_for, timed
 from profiler.measure.timing import BackwardTimes, SegmentedPass, run_pass, segments
 from profiler.source.model import LoadedModel, example_of
@@ -48,9 +48,6 @@ _MOST_PASSES = 10
 _REST = 0
 _END = -1
 _COMING, _RESTING, _COMPUTING = range(3)
-
-Times = Mapping[str, tuple[float, BackwardTimes]]
-"""A pass: seconds of forward and backward, by layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,12 +182,12 @@ def measure_slowdowns(
     stand_ins = first.stand_ins
     asked = [part for part in parts if part.name not in stand_ins]
 
-    def one_pass() -> Times:
+    def one_pass() -> LayerSeconds:
         times = run_pass(asked, lambda _: ShorterPass(parts, stand_ins, captured, tensors, samples, clock), split=False)
         return times | {name: times[each.nearer] for name, each in stand_ins.items()}
 
-    alone = list[Times]()
-    together = list[Times]()
+    alone = list[LayerSeconds]()
+    together = list[LayerSeconds]()
     warm_up_s = timed(ThreadClock(), one_pass)
     patience_s = _MOST_WAIT_S + _MOST_PASSES * warm_up_s
     begun_s = time.monotonic()
@@ -209,7 +206,11 @@ def measure_slowdowns(
 
 
 def slowdowns_of(
-    alone: Sequence[Times], together: Sequence[Times], kinds: Mapping[str, str], samples: int, num_devices: int
+    alone: Sequence[LayerSeconds],
+    together: Sequence[LayerSeconds],
+    kinds: Mapping[str, str],
+    samples: int,
+    num_devices: int,
 ) -> tuple[Slowdown, ...]:
     """Of each layer, from passes by turns; empty if the passes lose nothing.
 
@@ -226,7 +227,7 @@ def slowdowns_of(
     )
 
 
-def _loses(alone: Sequence[Times], together: Sequence[Times]) -> bool:
+def _loses(alone: Sequence[LayerSeconds], together: Sequence[LayerSeconds]) -> bool:
     """Whether passes take longer together, all in all."""
     return _lost(list(map(_pass_s, alone)), list(map(_pass_s, together))) >= LEAST_SLOWDOWN
 
@@ -238,8 +239,8 @@ def _lost(alone_s: Sequence[float], together_s: Sequence[float]) -> float:
 
 
 def _longer(
-    alone: Sequence[Times],
-    together: Sequence[Times],
+    alone: Sequence[LayerSeconds],
+    together: Sequence[LayerSeconds],
     way: Callable[[tuple[float, BackwardTimes]], float],
     kinds: Mapping[str, str],
 ) -> dict[str, float]:
@@ -280,5 +281,5 @@ def _backward_s(times: tuple[float, BackwardTimes]) -> float:
     return times[1].both_s
 
 
-def _pass_s(times: Times) -> float:
+def _pass_s(times: LayerSeconds) -> float:
     return sum(_forward_s(one) + _backward_s(one) for one in times.values())

@@ -17,13 +17,13 @@ def token_cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
 
 
-Tensors = Tensor | tuple[Tensor, ...]
+TensorOrTuple = Tensor | tuple[Tensor, ...]
 """A module's inputs or its targets: every tensor has the sample dim first."""
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 """`loss_fn(output, targets)`: a scalar, the mean over samples."""
 
-Example = tuple[nn.Module, tuple[Tensors, Tensors], LossFunction]
+Example = tuple[nn.Module, tuple[TensorOrTuple, TensorOrTuple], LossFunction]
 """What a factory returns: the module, its example inputs and targets, and the loss."""
 
 
@@ -32,13 +32,16 @@ def normal(shape: tuple[int, ...], seed: int) -> Tensor:
 
     They are drawn on the CPU in float32, so that a seed gives the same example on every device and in every dtype.
     """
-    values = torch.randn(shape, generator=_generator(seed), dtype=torch.float32, device=_sampling_device())
-    return values.to(torch.get_default_device(), torch.get_default_dtype())
+    return _floats(torch.randn, shape, seed)
 
 
 def uniform(shape: tuple[int, ...], seed: int) -> Tensor:
     """Uniform numbers in [0, 1), drawn as `normal` draws its own."""
-    values = torch.rand(shape, generator=_generator(seed), dtype=torch.float32, device=_sampling_device())
+    return _floats(torch.rand, shape, seed)
+
+
+def _floats(draw: Callable[..., Tensor], shape: tuple[int, ...], seed: int) -> Tensor:
+    values = draw(shape, generator=_generator(seed), dtype=torch.float32, device=_sampling_device())
     return values.to(torch.get_default_device(), torch.get_default_dtype())
 
 

@@ -17,9 +17,9 @@ from cuda_ops.sparse import nn as spnn
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.nn import SparseTensor
 from profiler.models.example import indices
-from profiler.models.sparse_blocks import CloudExample, ConvBlock, ResidualBlock, Size, shapes, site_labels
+from profiler.models.sparse_blocks import CloudExample, ConvBlock, KernelSize, ResidualBlock, shapes, site_labels
 
-Stage = tuple[int, int, Size, Size]
+BackboneStage = tuple[int, int, KernelSize, KernelSize]
 """Blocks, channels, kernel and stride."""
 
 
@@ -32,7 +32,7 @@ class SparseResNet(nn.ModuleList):
         width_multiplier: multiplies all channels.
     """
 
-    def __init__(self, blocks: Sequence[Stage], *, in_channels: int = 4, width_multiplier: float = 1.0) -> None:
+    def __init__(self, blocks: Sequence[BackboneStage], *, in_channels: int = 4, width_multiplier: float = 1.0) -> None:
         super().__init__()
         for number, channels, kernel, stride in blocks:
             width = int(channels * width_multiplier)
@@ -53,8 +53,8 @@ class SparseResNet21D(SparseResNet):
     """21 convolutions; the last halves one axis alone, as detectors do with height."""
 
     def __init__(self, *, in_channels: int = 4, width_multiplier: float = 1.0) -> None:
-        stages: list[Stage] = [(3, 16, 3, 1), (3, 32, 3, 2), (3, 64, 3, 2), (3, 128, 3, 2)]
-        last: Stage = (1, 128, (1, 3, 1), (1, 2, 1))
+        stages: list[BackboneStage] = [(3, 16, 3, 1), (3, 32, 3, 2), (3, 64, 3, 2), (3, 128, 3, 2)]
+        last: BackboneStage = (1, 128, (1, 3, 1), (1, 2, 1))
         super().__init__([*stages, last], in_channels=in_channels, width_multiplier=width_multiplier)
 
 

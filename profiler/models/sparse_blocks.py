@@ -60,7 +60,7 @@ def _surface(sites: int, seed: int) -> Tensor:
         radius *= 2
 
 
-Size = int | Sequence[int]
+KernelSize = int | Sequence[int]
 
 
 class ConvBlock(nn.Sequential):
@@ -70,9 +70,9 @@ class ConvBlock(nn.Sequential):
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: Size,
-        stride: Size = 1,
-        dilation: Size = 1,
+        kernel_size: KernelSize,
+        stride: KernelSize = 1,
+        dilation: KernelSize = 1,
         *,
         transposed: bool = False,
     ) -> None:
@@ -91,7 +91,12 @@ class ResidualBlock(nn.Module):
     """
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel_size: Size = 3, stride: Size = 1, dilation: Size = 1
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: KernelSize = 3,
+        stride: KernelSize = 1,
+        dilation: KernelSize = 1,
     ) -> None:
         super().__init__()
         if stride not in (1, (1, 1, 1), [1, 1, 1]):

@@ -16,7 +16,7 @@ from torch.nn import functional
 from cuda_ops.sparse import nn as spnn
 from cuda_ops.sparse.nn import SparseTensor
 from profiler.models.example import indices
-from profiler.models.sparse_blocks import CloudExample, ConvBlock, ResidualBlock, Size, shapes
+from profiler.models.sparse_blocks import CloudExample, ConvBlock, KernelSize, ResidualBlock, shapes
 
 CHANNELS = (16, 32, 64, 128)
 _LAST_KERNEL = (1, 3, 1)
@@ -41,8 +41,8 @@ class SparseResNetClassifier(nn.Module):
         num_classes: int | None,
         channels: Sequence[int] = CHANNELS,
         blocks: Sequence[int] = (2, 2, 2, 2),
-        last_kernel: Size = _LAST_KERNEL,
-        last_stride: Size = _LAST_STRIDE,
+        last_kernel: KernelSize = _LAST_KERNEL,
+        last_stride: KernelSize = _LAST_STRIDE,
     ) -> None:
         super().__init__()
         if not channels or len(blocks) != len(channels):

@@ -157,25 +157,25 @@ def _piece(value: Tensor, box: Box) -> Tensor:
     return piece.clone().requires_grad_(value.requires_grad)
 
 
-Arguments = dict[str, Any]
+LocalArguments = dict[str, Any]
 
 
-def local_arguments(work: PartReads, arguments: Arguments) -> Arguments | None:
+def local_arguments(work: PartReads, arguments: LocalArguments) -> LocalArguments | None:
     """Arguments that differ from the whole layer's, by name; None where the operator cannot do the part alone."""
     rule = _RULES.get(work.layer.kind)
     return {} if rule is None else rule(work, arguments)
 
 
-def _conv(work: PartReads, arguments: Arguments) -> Arguments | None:
+def _conv(work: PartReads, arguments: LocalArguments) -> LocalArguments | None:
     groups = _groups(work)
     return None if groups is None else {"padding": work.padding, "groups": groups}
 
 
-def _pool(work: PartReads, arguments: Arguments) -> Arguments | None:
+def _pool(work: PartReads, arguments: LocalArguments) -> LocalArguments | None:
     return {"padding": work.padding}
 
 
-def _transposed_conv(work: PartReads, arguments: Arguments) -> Arguments | None:
+def _transposed_conv(work: PartReads, arguments: LocalArguments) -> LocalArguments | None:
     groups = _groups(work)
     names = ("kernel", "stride", "padding", "dilation", "output_padding")
     paddings = []
@@ -197,12 +197,12 @@ def _transposed_conv(work: PartReads, arguments: Arguments) -> Arguments | None:
     return {"padding": paddings, "output_padding": more, "groups": groups}
 
 
-def _adaptive_pool(work: PartReads, arguments: Arguments) -> Arguments | None:
+def _adaptive_pool(work: PartReads, arguments: LocalArguments) -> LocalArguments | None:
     space = len(work.numbers("output_size"))
     return {"output_size": work.extents[len(work.box) - space :]} if space else None
 
 
-def _upsample(work: PartReads, arguments: Arguments) -> Arguments | None:
+def _upsample(work: PartReads, arguments: LocalArguments) -> LocalArguments | None:
     space = _number(work.layer.attributes.get("space", 0))
     if "output_size" not in arguments:
         return None
@@ -210,7 +210,7 @@ def _upsample(work: PartReads, arguments: Arguments) -> Arguments | None:
     return {"output_size": work.extents[len(work.box) - space :], **factors}
 
 
-def _reshape(work: PartReads, arguments: Arguments) -> Arguments | None:
+def _reshape(work: PartReads, arguments: LocalArguments) -> LocalArguments | None:
     return {name: work.extents for name in ("size", "shape") if name in arguments}
 
 
@@ -228,7 +228,7 @@ def _number(value: Attribute) -> int:
     return int(value) if isinstance(value, (int, float)) else 1
 
 
-_RULES: Mapping[str, Callable[[PartReads, Arguments], Arguments | None]] = {
+_RULES: Mapping[str, Callable[[PartReads, LocalArguments], LocalArguments | None]] = {
     "conv": _conv,
     "transposed_conv": _transposed_conv,
     "pool": _pool,

@@ -28,7 +28,7 @@ from profiler.measure.memory import workspace_bytes
 from profiler.measure.noise import CallClock, CudaClock, LapClock
 from profiler.measure.partial_results import PartCosts, SizeCosts
 from profiler.measure.progress import ProgressCounter
-from profiler.measure.sizes import TESTED_RATIO, Limits, Read, reading_error
+from profiler.measure.sizes import TESTED_RATIO, Limits, ReadBetween, reading_error
 from profiler.measure.timing import SegmentedPass, TimedLayer, TimingEffort, segments, time_segments
 from profiler.shards.arguments import ValueOf
 from profiler.shards.network import PartNetwork, PartPass, part_network
@@ -134,7 +134,7 @@ def _measured(
             )
 
 
-Line = Sequence[PartShape]
+ShapeSizes = Sequence[PartShape]
 """Parts of the same layers and extents, by growing number of samples."""
 
 
@@ -144,7 +144,7 @@ def next_parts(
     measured: Sequence[Measurement],
     shares: Mapping[str, float],
     limits: Limits,
-    read: Read,
+    read: ReadBetween,
 ) -> tuple[PartShape, ...]:
     """The parts to measure next, in the order of ``shapes``; none if there are enough.
 
@@ -167,16 +167,16 @@ def next_parts(
 
 
 def _inside(
-    line: Line,
+    line: ShapeSizes,
     tried: Collection[PartShape],
     by_part: Mapping[tuple[str, int, tuple[int, ...], int], Measurement],
     limits: Limits,
-    read: Read,
+    read: ReadBetween,
 ) -> Iterator[PartShape]:
     """Parts between the ends of ``line``, which were tried."""
     measured = {s: by_part.get((s.layers[0], s.samples, s.part, s.before)) for s in line if s in tried}
 
-    def halve(stretch: Line) -> Iterator[PartShape]:
+    def halve(stretch: ShapeSizes) -> Iterator[PartShape]:
         low = stretch[0].samples
         high = stretch[-1].samples
         if len(stretch) < 3:
@@ -204,7 +204,7 @@ def likely_rounds(
     whole: Sequence[SizeCosts],
     sizes: Sequence[int],
     limits: Limits,
-    read: Read | None,
+    read: ReadBetween | None,
 ) -> list[float]:
     """What a pass over each round takes that is likely to be measured, in seconds.
 
@@ -235,7 +235,7 @@ def _shares(whole: Sequence[SizeCosts]) -> dict[str, float]:
     return {one.layer: one.passes_s / max(1e-12, step_s) for one in largest}
 
 
-Found = Iterator[tuple[Round, PartCosts]]
+CostsByRound = Iterator[tuple[Round, PartCosts]]
 
 
 class PartRounds:
@@ -264,12 +264,14 @@ class PartRounds:
         self._whole = {size.samples: size for size in whole}
         self._sizes = tuple(sorted(self._whole))
 
-    def every(self, wanted: Sequence[PartShape], done: Sequence[PartCosts]) -> Found:
+    def every(self, wanted: Sequence[PartShape], done: Sequence[PartCosts]) -> CostsByRound:
         """All of ``wanted`` that is not in ``done``."""
         tried = {shape for each in done for shape in each.shapes}
         yield from self._measured([shape for shape in wanted if shape not in tried])
 
-    def chosen(self, wanted: Sequence[PartShape], done: Sequence[PartCosts], limits: Limits, read: Read) -> Found:
+    def chosen(
+        self, wanted: Sequence[PartShape], done: Sequence[PartCosts], limits: Limits, read: ReadBetween
+    ) -> CostsByRound:
         """As many of ``wanted`` as reading the others off them needs (:mod:`profiler.shards.measure`)."""
         tried = {shape for each in done for shape in each.shapes}
         measured = [one for each in done for one in each.measurements]
@@ -281,7 +283,7 @@ class PartRounds:
                 yield each, costs
             tried.update(turn)
 
-    def _measured(self, shapes: Sequence[PartShape], after: Sequence[PartShape] = ()) -> Found:
+    def _measured(self, shapes: Sequence[PartShape], after: Sequence[PartShape] = ()) -> CostsByRound:
         planned = rounds(shapes, self._sizes)
         likely = (*planned, *rounds(after, self._sizes))
         self._progress.start_parts([round_s(each, self._sized) for each in likely], len(shapes) + len(after))

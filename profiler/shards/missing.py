@@ -18,7 +18,7 @@ from profiler.measure.processes import SILENCE_S
 from profiler.measure.progress import Overall, ProfileProgress
 from profiler.merge import merged, merged_overhead_s
 
-Progress = Callable[[ProfileProgress], None]
+ShowProfile = Callable[[ProfileProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def measure_missing(
     shapes: Sequence[PartShape],
     *,
     quick: bool = False,
-    progress: Progress | None = None,
+    progress: ShowProfile | None = None,
 ) -> FoundMissing:
     """Layers of the profile's model at ``sizes`` samples, and parts ``shapes`` of them, in as many processes as before.
 

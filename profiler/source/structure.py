@@ -41,7 +41,7 @@ class TensorSlot:
     index: int
 
 
-Path = tuple[str | int, ...]
+ValuePath = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Nest:
     """
 
     template: Any
-    paths: tuple[Path, ...]
+    paths: tuple[ValuePath, ...]
 
     @classmethod
     def of(cls, value: Any, name: str) -> tuple[Nest, tuple[Tensor, ...]]:
@@ -64,9 +64,9 @@ class Nest:
             FactoryError: it holds something that is neither a tensor nor a constant.
         """
         tensors: list[Tensor] = []
-        paths: list[Path] = []
+        paths: list[ValuePath] = []
 
-        def emptied(value: Any, path: Path) -> Any:
+        def emptied(value: Any, path: ValuePath) -> Any:
             if isinstance(value, Tensor):
                 tensors.append(value)
                 paths.append(path)
@@ -103,7 +103,7 @@ class Nest:
         """
         by_index: dict[int, Tensor] = {}
 
-        def match(wanted: Any, value: Any, path: Path) -> None:
+        def match(wanted: Any, value: Any, path: ValuePath) -> None:
             if isinstance(wanted, TensorSlot):
                 if not isinstance(value, Tensor):
                     raise ValueError(f"{_text(path)} is {_kind_text(value)}, a tensor in the example")
@@ -359,7 +359,7 @@ def _dataclass(value: Any, children: Mapping[str | int, Any]) -> Any:
     return copied
 
 
-def _children_like(wanted: Any, value: Any, path: Path) -> Mapping[str | int, Any]:
+def _children_like(wanted: Any, value: Any, path: ValuePath) -> Mapping[str | int, Any]:
     """What ``value`` holds, which must be of the kind of ``wanted``."""
     opened = None if isinstance(value, Tensor) else _opened(value)
     is_mapping = isinstance(wanted, Mapping)
@@ -408,7 +408,7 @@ def _passing(name: str, module: nn.Module, inputs: Any) -> str:
     return WHOLE
 
 
-def _require_constant(name: str, value: Any, path: Path) -> None:
+def _require_constant(name: str, value: Any, path: ValuePath) -> None:
     if isinstance(value, _PLAIN):
         return
     arrays = ["torch.as_tensor makes a tensor of it"] if hasattr(value, "__array__") else []
@@ -423,7 +423,7 @@ def _require_constant(name: str, value: Any, path: Path) -> None:
     )
 
 
-def _name(what: str, index: int, path: Path, used: Mapping[str, None]) -> str:
+def _name(what: str, index: int, path: ValuePath, used: Mapping[str, None]) -> str:
     if not any(isinstance(key, str) for key in path):
         return what if index == 0 else f"{what}_{index + 1}"
     first = next(index for index, key in enumerate(path) if isinstance(key, str))
@@ -435,14 +435,14 @@ def _name(what: str, index: int, path: Path, used: Mapping[str, None]) -> str:
     return base
 
 
-def _word(path: Path) -> str:
+def _word(path: ValuePath) -> str:
     return "".join(letter if letter.isalnum() else "_" for letter in "_".join(map(str, path))).strip("_")
 
 
 _RESERVED = frozenset(["loss", "num_samples", "self", SAMPLE])
 
 
-def _text(path: Path) -> str:
+def _text(path: ValuePath) -> str:
     return "batch" + "".join(f"[{key!r}]" for key in path)
 
 

@@ -238,7 +238,7 @@ def test_a_slower_device_takes_the_factor_as_long_for_everything() -> None:
 
 
 def test_published_sparsepipe_has_one_stage_on_two_devices_and_without_its_restrictions_a_better_plan() -> None:
-    found = {case.name: case for case in cases(Problem(unlike(preparation_s=1e-6), 4))}
+    found = {case.name: case for case in cases(Problem(unlike(preparation_s=1e-6), 4, confidence=0.0))}
     assert [stage.ranks for stage in found[SPARSEPIPE].decision.stages] == [(0, 1)]
     assert found[SPARSEPIPE].decision.layout_of(0).cuts["sample"] == (0, 2, 4)
     assert found[OURS].predicted_s <= found[UNRESTRICTED].predicted_s <= found[SPARSEPIPE].predicted_s
@@ -286,7 +286,7 @@ def test_disturbed_steps_are_left_out_as_long_as_enough_are_left() -> None:
 
 
 def test_rows_say_what_was_predicted_and_what_was_measured() -> None:
-    planned = cases(Problem(unlike(), 4))
+    planned = cases(Problem(unlike(), 4, confidence=0.0))
     by = {case.name: case.predicted_s for case in planned}
     found = list(rows(planned, {name: [took(2 * predicted_s, 0.0)] for name, predicted_s in by.items()}))
     named = {row.name: row for row in found}

@@ -92,7 +92,7 @@ def test_what_selective_recomputation_holds_is_predicted_within_three_per_cent(
 ) -> None:
     """Every allocation of a rank that runs the plan is counted."""
     profile = watched(dropout)
-    problem = Problem(replace(profile, cluster=memory.cluster_of(ranks)), SAMPLES)
+    problem = Problem(replace(profile, cluster=memory.cluster_of(ranks)), SAMPLES, confidence=0.0)
     plain = case(problem, plan, pads=False).decision
     spans = [cores_among(profile.graph, plain.layers_of(number)) for number in range(len(plain.stages))]
     stages = tuple(replace(each, recomputed=own) for each, own in zip(plain.stages, spans, strict=True))

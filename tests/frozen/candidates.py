@@ -84,7 +84,7 @@ def _plans(kind: str, first: int) -> Iterator[tuple[Profile, Decision]]:
         return
     for seed in range(first, first + CHUNK, OF_A_NETWORK):
         draw = random.Random(f"{kind} {seed}")
-        problem = Problem(random_network(draw), 4, allow=("sample", "spatial", "channel"))
+        problem = Problem(random_network(draw), 4, allow=("sample", "spatial", "channel"), confidence=0.0)
         evaluator = Evaluator(problem, CostModel(problem.profile))
         for _ in range(OF_A_NETWORK):
             yield problem.profile, decision_of(problem, random_candidate(draw, evaluator))

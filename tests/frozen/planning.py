@@ -85,9 +85,9 @@ def of_random() -> Iterator[Named]:
 def of_schedules() -> Iterator[Named]:
     """Each schedule by name, on two hosts and on unlike devices."""
     for name in schedule_names():
-        yield f"schedule-{name}", Problem(chain(), 4, schedules=(name,))
+        yield f"schedule-{name}", Problem(chain(), 4, schedules=(name,), confidence=0.0)
         unlike = {"speeds": (1.0, 0.6), "hosts": ["n0", "n1"]}
-        yield f"schedule-{name}-unlike", Problem(chain(5, 2, **unlike), 4, schedules=(name,))
+        yield f"schedule-{name}-unlike", Problem(chain(5, 2, **unlike), 4, schedules=(name,), confidence=0.0)
 
 
 def of_memory() -> Iterator[Named]:
@@ -97,16 +97,21 @@ def of_memory() -> Iterator[Named]:
         name = f"memory-{mib}MiB-recompute-{recompute}"
         yield (
             name,
-            Problem(heavy, 8, memory_bytes=mib << 20, recompute=recompute),
+            Problem(heavy, 8, memory_bytes=mib << 20, recompute=recompute, confidence=0.0),
         )
     for zero, shard in itertools.product((1, 2, 3), (AUTO, ALWAYS)):
         name = f"zero-{zero}-{shard}"
-        yield name, Problem(chain(4), 6, memory_bytes=6 << 20, shard=shard, zero=zero)
+        yield name, Problem(chain(4), 6, memory_bytes=6 << 20, shard=shard, zero=zero, confidence=0.0)
     for schedule in ("1f1b", "zb-h1"):
         name = f"zero-3-recompute-{schedule}"
-        yield name, Problem(chain(4), 6, schedules=(schedule,), max_stages=1, shard=ALWAYS, zero=3, recompute=ALWAYS)
-    yield "memory-objective", Problem(chain(4, 2), 4, objective=LEAST_MEMORY)
-    yield "memory-objective-recompute", Problem(chain(4, 2), 4, objective=LEAST_MEMORY, recompute=AUTO)
+        yield (
+            name,
+            Problem(
+                chain(4), 6, schedules=(schedule,), max_stages=1, shard=ALWAYS, zero=3, recompute=ALWAYS, confidence=0.0
+            ),
+        )
+    yield "memory-objective", Problem(chain(4, 2), 4, objective=LEAST_MEMORY, confidence=0.0)
+    yield "memory-objective-recompute", Problem(chain(4, 2), 4, objective=LEAST_MEMORY, recompute=AUTO, confidence=0.0)
 
 
 def of_rules() -> Iterator[Named]:
@@ -122,8 +127,8 @@ def of_rules() -> Iterator[Named]:
             "l*=device:n0/*",
         )
     ):
-        yield f"fix-{number}", Problem(chain(), 6, fix=(parse_rule(text),), recompute=AUTO)
-        yield f"forbid-{number}", Problem(chain(), 6, forbid=(parse_rule(text),), recompute=AUTO)
+        yield f"fix-{number}", Problem(chain(), 6, fix=(parse_rule(text),), recompute=AUTO, confidence=0.0)
+        yield f"forbid-{number}", Problem(chain(), 6, forbid=(parse_rule(text),), recompute=AUTO, confidence=0.0)
     asked: Mapping[str, Mapping[str, Any]] = {
         "one-rank": {"num_ranks": 1},
         "two-stages": {"max_stages": 2},
@@ -139,7 +144,7 @@ def of_rules() -> Iterator[Named]:
         "rate-too-high": {"schedules": ("forward",), "rate_per_s": 1e9},
     }
     for name, fields in asked.items():
-        yield f"asked-{name}", Problem(chain(), 8, **fields)
+        yield f"asked-{name}", Problem(chain(), 8, **{"confidence": 0.0, **fields})
 
 
 def of_layouts() -> Iterator[Named]:
@@ -148,21 +153,30 @@ def of_layouts() -> Iterator[Named]:
     for (name, make), allow in itertools.product(images.items(), (("sample",), ("sample", "spatial"), EVERYTHING)):
         for devices in (2, 4):
             profile = networks.priced(*make(), (1.0,) * devices, latency_s=1e-6)
-            yield f"{name}-{devices}-{'-'.join(allow)}", Problem(profile, 4, allow=allow)
+            yield f"{name}-{devices}-{'-'.join(allow)}", Problem(profile, 4, allow=allow, confidence=0.0)
     unlike = networks.priced(*networks.plain(height=24), (1.0, 0.5), latency_s=1e-6)
-    yield "plain-unlike", Problem(unlike, 2, allow=EVERYTHING)
-    yield "plain-halo-depth", Problem(unlike, 2, allow=EVERYTHING, halo_depth=4)
-    yield "plain-tight", Problem(unlike, 4, allow=EVERYTHING, memory_bytes=1 << 18, recompute=AUTO)
+    yield "plain-unlike", Problem(unlike, 2, allow=EVERYTHING, confidence=0.0)
+    yield "plain-halo-depth", Problem(unlike, 2, allow=EVERYTHING, halo_depth=4, confidence=0.0)
+    yield "plain-tight", Problem(unlike, 4, allow=EVERYTHING, memory_bytes=1 << 18, recompute=AUTO, confidence=0.0)
     running = networks.with_running_statistics(networks.priced(*networks.residual(), (1.0, 1.0)))
-    yield "residual-statistics", Problem(running, 4, allow=EVERYTHING, batch_statistics=WHOLE)
-    yield "residual-forward", Problem(running, 4, schedules=("forward",), allow=EVERYTHING)
+    yield "residual-statistics", Problem(running, 4, allow=EVERYTHING, batch_statistics=WHOLE, confidence=0.0)
+    yield "residual-forward", Problem(running, 4, schedules=("forward",), allow=EVERYTHING, confidence=0.0)
     sparse = {"classifier": sparse_networks.classifier, "segmenter": sparse_networks.segmenter}
     for (name, graph), allow in itertools.product(sparse.items(), (("sample",), ("sample", "spatial"))):
-        yield f"sparse-{name}-{'-'.join(allow)}", Problem(sparse_networks.sparse_profile(graph()), 4, allow=allow)
-    yield "sparse-unlike", Problem(sparse_networks.sparse_profile(sparse["classifier"](), (1.0, 0.6)), 4)
-    yield "tokens", Problem(causal.profile(), 2, allow=("sample", "time"))
-    yield "tokens-by-hand", Problem(causal.profile(), 2, allow=("sample", "time"), token_slices=(8, 4, 4))
-    yield "tokens-not-behind", Problem(causal.profile(behind=False), 2, allow=("sample", "time"))
+        yield (
+            f"sparse-{name}-{'-'.join(allow)}",
+            Problem(sparse_networks.sparse_profile(graph()), 4, allow=allow, confidence=0.0),
+        )
+    yield (
+        "sparse-unlike",
+        Problem(sparse_networks.sparse_profile(sparse["classifier"](), (1.0, 0.6)), 4, confidence=0.0),
+    )
+    yield "tokens", Problem(causal.profile(), 2, allow=("sample", "time"), confidence=0.0)
+    yield (
+        "tokens-by-hand",
+        Problem(causal.profile(), 2, allow=("sample", "time"), token_slices=(8, 4, 4), confidence=0.0),
+    )
+    yield "tokens-not-behind", Problem(causal.profile(behind=False), 2, allow=("sample", "time"), confidence=0.0)
 
 
 def of_clusters() -> Iterator[Named]:
@@ -171,7 +185,7 @@ def of_clusters() -> Iterator[Named]:
         speeds = (1.0,) * (devices // 2) + ((1.0, 0.55)[kinds - 1],) * (devices // 2)
         hosts = [f"n{rank // 4}" for rank in range(devices)]
         cluster = {"speeds": speeds, "hosts": hosts, "skips": [(2, 5)], "sizes": (1, 2, 4, 8, 16)}
-        yield f"cluster-{devices}-of-{kinds}", Problem(chain(8, devices, **cluster), 32, gap=0.05)
+        yield f"cluster-{devices}-of-{kinds}", Problem(chain(8, devices, **cluster), 32, gap=0.05, confidence=0.0)
 
 
 def of_links() -> Iterator[Named]:
@@ -189,10 +203,13 @@ def of_links() -> Iterator[Named]:
         extra += [Collective(MEMORY, count, "", ((1 << 20, 1e-3 * count**0.5),)) for count in (1, 2, 4)]
         cluster = replace(profile.cluster, collectives=(*tables, *(extra if measured else ())))
         of_groups = "-".join(map(str, measured)) or "not"
-        yield f"links-{name}-{of_groups}-measured", Problem(replace(profile, cluster=cluster), 8, shard=AUTO, zero=2)
+        yield (
+            f"links-{name}-{of_groups}-measured",
+            Problem(replace(profile, cluster=cluster), 8, shard=AUTO, zero=2, confidence=0.0),
+        )
         links = {tier: replace(link, points=()) for tier, link in cluster.links.items()}
         stated = replace(profile, cluster=replace(cluster, links=links))
-        yield f"links-{name}-stated-{of_groups}-measured", Problem(stated, 8)
+        yield f"links-{name}-stated-{of_groups}-measured", Problem(stated, 8, confidence=0.0)
 
 
 def of_ties() -> Iterator[Named]:
@@ -235,16 +252,16 @@ def infeasible() -> Iterator[Named]:
         "time-without-tokens": {"allow": ("sample", "time")},
     }
     for name, fields in asked.items():
-        yield f"infeasible-{name}", Problem(chain(), 8, **fields)
+        yield f"infeasible-{name}", Problem(chain(), 8, **{"confidence": 0.0, **fields})
 
 
 def of_methods() -> Iterator[tuple[str, tuple[Problem, str]]]:
     """Baselines and the integer program."""
     for name in (*baselines(), PROGRAM):
-        yield f"by-{name}", (Problem(chain(), 8), name)
+        yield f"by-{name}", (Problem(chain(), 8, confidence=0.0), name)
         unlike = {"speeds": (1.0, 0.6), "hosts": ["n0", "n1"]}
-        yield f"by-{name}-unlike", (Problem(chain(5, 2, **unlike), 4), name)
-    yield f"by-{PROGRAM}-gap", (Problem(chain(), 8, gap=0.1), PROGRAM)
+        yield f"by-{name}-unlike", (Problem(chain(5, 2, **unlike), 4, confidence=0.0), name)
+    yield f"by-{PROGRAM}-gap", (Problem(chain(), 8, gap=0.1, confidence=0.0), PROGRAM)
 
 
 SEARCHED = (

@@ -162,7 +162,9 @@ def test_shares_of_one_and_three_are_planned_and_run_as_on_one_device() -> None:
         action_overhead_s={**profile.action_overhead_s, "slow": profile.action_overhead_s.get(kind, 0.0)},
     )
     rules = (parse_rule("*=replicas:2"),)
-    plan = solver("best-first")(Problem(unlike, 8, schedules=(), micro_batch_sizes=(4,), max_stages=1, fix=rules))
+    plan = solver("best-first")(
+        Problem(unlike, 8, schedules=(), micro_batch_sizes=(4,), max_stages=1, fix=rules, confidence=0.0)
+    )
     assert {placed.cuts["sample"] for placed in plan.decision.layers.values()} == {(0, 1, 4)}
     result = run_plan(plan, RunOptions(steps=2, warmup=1, transport="gloo", check_numerics=True, dtype="float64"))
     assert result is not None

@@ -149,7 +149,7 @@ def test_a_plan_with_any_layouts_and_corrections_is_reckoned_the_same(seed: int)
     draw = random.Random(seed)
     profile = random_network(draw)
     profile = profile.corrected_by(random_corrections(draw, profile))
-    evaluator = Evaluator(Problem(profile, 4, allow=EVERYTHING), CostModel(profile))
+    evaluator = Evaluator(Problem(profile, 4, allow=EVERYTHING, confidence=0.0), CostModel(profile))
     plan = plan_of_candidate(evaluator, random_candidate(draw, evaluator))
     assert plan.inputs.corrections == profile.calibration.corrections
     assert check(plan, profile) == ()

@@ -14,7 +14,7 @@ PROFILE = chain_profile(4, 2)
 
 
 def test_a_plan_is_what_its_prediction_says_and_has_no_faults() -> None:
-    plan = planner.plan(planner.Problem(PROFILE, 8))
+    plan = planner.plan(planner.Problem(PROFILE, 8, confidence=0.0))
     prediction, timeline = planner.predict(PROFILE, plan.decision)
     assert prediction == plan.prediction
     assert timeline.step_s == prediction.step_s
@@ -24,9 +24,9 @@ def test_a_plan_is_what_its_prediction_says_and_has_no_faults() -> None:
 
 
 def test_a_rival_is_asked_by_name() -> None:
-    assert len(planner.plan(planner.Problem(PROFILE, 8), "data-parallel").decision.stages) == 1
+    assert len(planner.plan(planner.Problem(PROFILE, 8, confidence=0.0), "data-parallel").decision.stages) == 1
     with pytest.raises(UnknownNameError):
-        planner.plan(planner.Problem(PROFILE, 8), "nobody")
+        planner.plan(planner.Problem(PROFILE, 8, confidence=0.0), "nobody")
 
 
 def test_what_the_door_names_is_there() -> None:

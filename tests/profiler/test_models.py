@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import profiler.models
 from profiler.models.cosmoflow import cosmoflow
-from profiler.models.example import Example, Tensors
+from profiler.models.example import Example, TensorOrTuple
 from profiler.models.gnmt import AdditiveAttention, gnmt
 from profiler.models.gpt import gpt
 from profiler.models.llama import llama
@@ -75,7 +75,7 @@ def tiny(factory: Factory, num_samples: int) -> Example:
     return factory(input_shape=(num_samples, *sample), **keywords)[:3]  # what varies aside
 
 
-def as_tuple(tensors: Tensors) -> tuple[Tensor, ...]:
+def as_tuple(tensors: TensorOrTuple) -> tuple[Tensor, ...]:
     return tensors if isinstance(tensors, tuple) else (tensors,)
 
 
@@ -246,7 +246,7 @@ def num_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def full_size(factory: Factory) -> tuple[nn.Module, tuple[Tensor, ...], Tensors]:
+def full_size(factory: Factory) -> tuple[nn.Module, tuple[Tensor, ...], TensorOrTuple]:
     with torch.device("meta"):
         module, (inputs, targets), _ = factory()
     return module, inputs if isinstance(inputs, tuple) else (inputs,), targets

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from halopipe.cli import completion
+from halopipe.cli.options import FileOption
 from halopipe.terminal import console
 from halopipe.terminal.output_files import claimed
 from halopipe.terminal.units import require_known
@@ -52,10 +53,10 @@ def import_(
     cluster: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Of sailor: cluster file of the devices, of unlike kinds.")
     ] = None,
-    output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("profile.json"),
+    output: FileOption = Path("profile.json"),
 ) -> None:
     """Read a published profile -> profile.json; of pipedream on one device, to be planned on others with --cluster."""
-    from halopipe.planning import measure
+    from halopipe.reports.measured import summary
     from planner.extras.baselines import sailor
     from planner.extras.baselines.common.as_profile import as_profile
     from planner.extras.baselines.pipedream import format as pipedream
@@ -82,6 +83,6 @@ def import_(
         if senseless:
             raise FormatError(f"{file}: what it says makes no sense", senseless[:20])
         dump(imported, output)
-        console.emit(measure.summary(imported))
+        console.emit(summary(imported))
         rest = () if cluster is not None else ("--cluster", "cluster.yaml")
         console.wrote(output, console.command("plan", output, *rest))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from halopipe.cli.options import Json
+from halopipe.cli.options import JsonOption
 from halopipe.terminal import console, tables, units
 from halopipe.terminal.output_files import claimed
 from planner.ir.cluster import HOST, MEASURED, Cluster, DeviceSpec
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _UNKNOWN = "–"
 
 
-def devices(json: Json = False) -> None:
+def devices(json: JsonOption = False) -> None:
     """List the devices and links of the catalogue, for cluster files; with --json, the source of each figure."""
     console.emit_json(catalogue_data()) if json else console.emit(catalogue_table())
 
@@ -93,7 +93,7 @@ def cluster(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the profile as it would be on these machines.")
     ] = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Show the devices and links of this host or of a cluster file; check the file."""
     from halopipe.planning import plan_files

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from planner.ir.timeline import Timeline, TimelineFile
 
 
-class Figures(FaceExtra):
+class FigureVerbs(FaceExtra):
     """Plans and runs as pictures."""
 
     verbs: ClassVar = {
@@ -53,4 +53,4 @@ class Figures(FaceExtra):
         draw_step(folder, timelines, devices)
 
 
-EXTRA = Figures()
+EXTRA = FigureVerbs()

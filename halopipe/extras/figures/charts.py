@@ -60,7 +60,7 @@ class Charts:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ChartPoint:
     """A plan among others; ``role`` is ``chosen``, ``alternative``, ``rival`` or ``front``."""
 
     name: str
@@ -70,7 +70,11 @@ class Point:
 
 
 def charts(
-    timelines: Sequence[Timeline], decision: Decision, limits: Sequence[int], points: Sequence[Point], bound_s: float
+    timelines: Sequence[Timeline],
+    decision: Decision,
+    limits: Sequence[int],
+    points: Sequence[ChartPoint],
+    bound_s: float,
 ) -> Charts:
     """Those that there is something to show of.
 
@@ -174,7 +178,7 @@ def memory_chart(timelines: Sequence[Timeline], decision: Decision, limits: Sequ
     return chart
 
 
-def plans_chart(points: Sequence[Point], bound_s: float) -> Any:
+def plans_chart(points: Sequence[ChartPoint], bound_s: float) -> Any:
     """Plans by step and memory of the fullest rank, those that no other beats joined; None for fewer than two."""
     if len(points) < 2:
         return None
@@ -216,7 +220,7 @@ def plans_chart(points: Sequence[Point], bound_s: float) -> Any:
     return chart
 
 
-def _name_plans(chart: Any, points: Sequence[Point], xs: Any, ys: Any, middle: float) -> None:
+def _name_plans(chart: Any, points: Sequence[ChartPoint], xs: Any, ys: Any, middle: float) -> None:
     """Names beside the plans that are no points of a front alone, unless they are too many."""
     places: set[tuple[float, int]] = set()
     named = []
@@ -249,7 +253,7 @@ def _name_plans(chart: Any, points: Sequence[Point], xs: Any, ys: Any, middle: f
     )
 
 
-def front_of(points: Sequence[Point]) -> list[int]:
+def front_of(points: Sequence[ChartPoint]) -> list[int]:
     """Numbers of the plans that no other beats in both step and memory, the fastest first."""
     front: list[int] = []
     for number in sorted(range(len(points)), key=lambda n: (points[n].step_s, points[n].peak_bytes)):
@@ -258,7 +262,7 @@ def front_of(points: Sequence[Point]) -> list[int]:
     return front
 
 
-_Row = tuple[float, float, int, int, int, int]
+_Bar = tuple[float, float, int, int, int, int]
 """(start in ms, stop, rank, stage, micro-batch, other stage)."""
 
 _ROLES: Mapping[str, tuple[str, str, int]] = {
@@ -289,7 +293,7 @@ def _figure(**options: Any) -> Any:
 
 def _actions(chart: Any, timeline: Timeline) -> None:
     """A renderer for each operation, so that a colour is said once; two for messages, filled when asked."""
-    by_op: dict[Op, list[_Row]] = {}
+    by_op: dict[Op, list[_Bar]] = {}
     for span in timeline.spans:
         action = Action.parse(span.action)
         number, peer = (_NONE if value is None else value for value in (action.microbatch, action.peer))
@@ -325,7 +329,7 @@ def _actions(chart: Any, timeline: Timeline) -> None:
         chart.segment("x0", "y0", "x1", "y1", source=ends, line_width=width, name=name)
 
 
-def _numbers(chart: Any, by_op: Mapping[Op, list[_Row]], step_s: float) -> None:
+def _numbers(chart: Any, by_op: Mapping[Op, list[_Bar]], step_s: float) -> None:
     """Micro-batches, in the bars that are wide enough for them."""
     wide = [
         row

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from halopipe.extras.figures import graph_layout
-from halopipe.terminal import units
+from halopipe.terminal import tables, units
 from planner.ir.errors import UsageError
 from planner.ir.files import write_bytes, write_text
 from planner.ir.plan import Plan
@@ -50,13 +50,7 @@ OPERATIONS: Mapping[Op, str] = {
 }
 """Colours by operation."""
 WORDS: Mapping[Op, str] = {
-    Op.FORWARD: "forward",
-    Op.BACKWARD: "backward",
-    Op.BACKWARD_INPUT: "backward for inputs",
-    Op.BACKWARD_WEIGHT: "backward for weights",
-    Op.REDUCE_GRAD: "gradient all-reduce",
-    Op.UPDATE: "update",
-    Op.PREPARE: "preparing on the host",
+    **tables.WORDS,
     **dict.fromkeys((Op.SEND_FORWARD, Op.SEND_BACKWARD), "sending"),
     **dict.fromkeys((Op.RECV_FORWARD, Op.RECV_BACKWARD), "receiving"),
 }
@@ -157,28 +151,16 @@ def graph(plan: Plan, edges: Sequence[tuple[int, int]]) -> Figure:
     Args:
         edges: pairs of positions in the plan's layers (``halopipe.extras.figures.graph_layout.layer_edges``).
     """
-    names = list(plan.decision.layers)
-    places = list(plan.decision.layers.values())
-    drawn = graph_layout.draw(len(names), edges, _GRAPH_ASPECT)
+    drawn = graph_layout.draw(len(plan.decision.layers), edges, _GRAPH_ASPECT)
     inches = 9.0 / max(1.0, drawn.width)  # of a column
     height = max(1.0, drawn.height * inches / graph_layout.LANES_PER_COLUMN)
     figure = Figure(figsize=(9.0, height + 0.5), layout="constrained")
     axes = figure.subplots()
     axes.add_collection(LineCollection([[(a, b), (c, d)] for a, b, c, d in drawn.lines], colors=GREY, linewidths=0.6))
-    half_x = graph_layout.BOX_WIDTH / 2
-    half_y = graph_layout.BOX_HEIGHT / 2
-    points = min(
-        7.0, 72 * inches * graph_layout.BOX_WIDTH / (0.6 * _MOST_LETTERS)
-    )  # a letter is 0.6 of its height wide
-    for name, placement, (x, y) in zip(names, places, drawn.boxes, strict=True):
-        colour = stage_colour(placement.stage)
-        box = Rectangle(
-            (x - half_x, y - half_y), 2 * half_x, 2 * half_y, facecolor=to_rgba(colour, 0.25), edgecolor=colour
-        )
-        axes.add_patch(box)
-        if points >= _LEAST_POINTS:
-            text = name if len(name) <= _MOST_LETTERS else f"…{name[1 - _MOST_LETTERS :]}"
-            axes.text(x, y, text, ha="center", va="center", fontsize=points)
+    letters = 0.6 * _MOST_LETTERS  # each is 0.6 of its height wide
+    points = min(7.0, 72 * inches * graph_layout.BOX_WIDTH / letters)
+    for (name, placement), centre in zip(plan.decision.layers.items(), drawn.boxes, strict=True):
+        _draw_layer(axes, name, stage_colour(placement.stage), centre, points)
     axes.set_xlim(0, drawn.width)
     axes.set_ylim(drawn.height, 0)
     axes.set_axis_off()
@@ -189,6 +171,18 @@ def graph(plan: Plan, edges: Sequence[tuple[int, int]]) -> Figure:
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)), frameon=False, fontsize=8)
     return figure
+
+
+def _draw_layer(axes: Axes, name: str, colour: str, centre: tuple[float, float], points: float) -> None:
+    """A box with the layer's name, in letters of so many points where these can be read."""
+    x, y = centre
+    width = graph_layout.BOX_WIDTH
+    height = graph_layout.BOX_HEIGHT
+    corner = (x - width / 2, y - height / 2)
+    axes.add_patch(Rectangle(corner, width, height, facecolor=to_rgba(colour, 0.25), edgecolor=colour))
+    if points >= _LEAST_POINTS:
+        text = name if len(name) <= _MOST_LETTERS else f"…{name[1 - _MOST_LETTERS :]}"
+        axes.text(x, y, text, ha="center", va="center", fontsize=points)
 
 
 def accuracy(points: Mapping[str, tuple[float, float]]) -> Figure:

@@ -20,8 +20,8 @@ from halopipe.terminal import units
 from planner.costs.cost_model import CostModel
 from planner.costs.rows import layout_text
 from planner.ir.errors import MissingMeasurementError
-from planner.ir.graph import SAMPLE, producer
-from planner.ir.plan import Plan
+from planner.ir.graph import SAMPLE, Graph, Layer, producer
+from planner.ir.plan import Placement, Plan
 from planner.ir.profile import Profile
 
 BOX_WIDTH = 0.84
@@ -178,21 +178,16 @@ def network(plan: Plan, profile: Profile | None) -> dict[str, Any]:
     """The drawn network: boxes and lines for each aspect, and what is said of each layer."""
     edges = layer_edges(plan, profile)
     costs = layer_costs(plan, profile) if profile is not None else {}
-    layers_by_name = profile.graph.by_name() if profile is not None else {}
+    graph = profile.graph if profile is not None else None
+    layers_by_name = graph.by_name() if graph is not None else {}
     layers = []
     for name, placement in plan.decision.layers.items():
-        ranks = plan.decision.stages[placement.stage].ranks
-        facts = [f"divided: {layout_text(placement, plan.decision.micro_batches[0])}"] if len(ranks) > 1 else []
+        facts = _divided(plan, placement)
         layer = layers_by_name.get(name)
-        if layer is not None and profile is not None:
-            shapes = ["x".join(map(str, spec.shape)) or "a scalar" for spec in layer.outputs]
-            facts.append(f"makes {', '.join(shapes)} for {units.count(profile.graph.samples, 'sample')}")
-            size = profile.graph.parameter_bytes(frozenset({name}))
-            facts += [f"parameters {units.size(size)}"] if size else []
+        if graph is not None and layer is not None:
+            facts += _made(graph, layer)
         if name in costs:
-            forward_s, backward_s, evidence, of = costs[name]
-            facts.append(f"forward {units.seconds(forward_s)}, backward {units.seconds(backward_s)} ({of})")
-            facts.append(_EVIDENCE.get(evidence, evidence))
+            facts += _costs(*costs[name])
         layers.append([name, layer.kind if layer is not None else "", placement.stage, facts])
     drawn = {word: draw(len(layers), edges, aspect) for word, aspect in _ASPECTS.items()}
     return {
@@ -207,6 +202,30 @@ def network(plan: Plan, profile: Profile | None) -> dict[str, Any]:
             for word, one in drawn.items()
         },
     }
+
+
+def _divided(plan: Plan, placement: Placement) -> list[str]:
+    """How the ranks of its stage share a layer; nothing of one rank."""
+    is_shared = len(plan.decision.stages[placement.stage].ranks) > 1
+    return [f"divided: {layout_text(placement, plan.decision.micro_batches[0])}"] if is_shared else []
+
+
+def _made(graph: Graph, layer: Layer) -> list[str]:
+    """What a layer makes, and the size of its parameters if it has any."""
+    shapes = ["x".join(map(str, spec.shape)) or "a scalar" for spec in layer.outputs]
+    size = graph.parameter_bytes(frozenset({layer.name}))
+    return [
+        f"makes {', '.join(shapes)} for {units.count(graph.samples, 'sample')}",
+        *([f"parameters {units.size(size)}"] if size else []),
+    ]
+
+
+def _costs(forward_s: float, backward_s: float, evidence: str, of: str) -> list[str]:
+    """What a layer takes, and how that is known."""
+    return [
+        f"forward {units.seconds(forward_s)}, backward {units.seconds(backward_s)} ({of})",
+        _EVIDENCE.get(evidence, evidence),
+    ]
 
 
 def layer_edges(plan: Plan, profile: Profile | None) -> list[tuple[int, int]]:

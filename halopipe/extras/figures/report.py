@@ -36,10 +36,10 @@ from planner.layers import statistics_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from halopipe.extras.figures.charts import Point
+    from halopipe.extras.figures.charts import ChartPoint
     from halopipe.planning.pareto import Front
 
-Table = tuple[list[str], list[list[str]]]
+HeaderAndRows = tuple[list[str], list[list[str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +344,7 @@ def _legend(timelines: Sequence[Timeline]) -> list[tuple[str, str, str]]:
 
 def _beside(
     plan: Plan, prediction: Prediction, timelines: Sequence[Timeline], run: TimelineFile | None
-) -> Table | None:
+) -> HeaderAndRows | None:
     """Predicted beside measured."""
     ranks = [stage.ranks for stage in plan.decision.stages]
     if run is not None:
@@ -385,18 +385,18 @@ def _bounds(plan: Plan, prediction: Prediction) -> list[tuple[str, str, str]]:
     return [(name, units.seconds(s), f"{100 * min(1.0, s / step_s):.2f}") for name, s in rows]
 
 
-def _points(sources: ReportSources, prediction: Prediction, front: Front | None) -> Iterator[Point]:
+def _points(sources: ReportSources, prediction: Prediction, front: Front | None) -> Iterator[ChartPoint]:
     """What is known of step and memory, the plan first."""
-    from halopipe.extras.figures.charts import Point
+    from halopipe.extras.figures.charts import ChartPoint
 
-    yield Point(sources.name, "chosen", prediction.step_s, prediction.peak_bytes)
+    yield ChartPoint(sources.name, "chosen", prediction.step_s, prediction.peak_bytes)
     for other in sources.plan.alternatives:
         if other.step_s is not None and other.peak_bytes is not None:
-            yield Point(other.name, "alternative", other.step_s, other.peak_bytes)
+            yield ChartPoint(other.name, "alternative", other.step_s, other.peak_bytes)
     for name, rival in sources.rivals.items():
-        yield Point(name, "rival", rival.prediction.step_s, rival.prediction.peak_bytes)
+        yield ChartPoint(name, "rival", rival.prediction.step_s, rival.prediction.peak_bytes)
     for number, plan in enumerate(front.plans if front is not None else (), start=1):
-        yield Point(f"point {number} of the front", "front", plan.prediction.step_s, plan.prediction.peak_bytes)
+        yield ChartPoint(f"point {number} of the front", "front", plan.prediction.step_s, plan.prediction.peak_bytes)
 
 
 def _evidence(
@@ -470,7 +470,7 @@ def _missing(sources: ReportSources, timelines: Sequence[Timeline], front: Front
         yield what, sources.command("report", *(["PROFILE"] if sources.profile is None else []), "--pareto", 5)
 
 
-def _data(sources: ReportSources, points: Sequence[Point], rows: Iterable[Any]) -> dict[str, Any]:
+def _data(sources: ReportSources, points: Sequence[ChartPoint], rows: Iterable[Any]) -> dict[str, Any]:
     """What scripts need; texts are put into the page as text."""
     plan = sources.plan
     profile = sources.profile

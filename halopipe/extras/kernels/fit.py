@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from halopipe.cli.options import Json
+from halopipe.cli.options import JsonOption
 from halopipe.terminal import console, units
 from halopipe.terminal import tables as text
 from halopipe.terminal.output_files import claimed, require_once
@@ -28,7 +28,7 @@ def fit(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Figure of the errors to write: .svg or .png.")
     ] = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Fit kernel models to tables of measured kernels, and say how far off they are on networks held back."""
     from planner.extras.kernels.fit import as_json, fit_rows, known_rows

@@ -17,12 +17,12 @@ from torch import Tensor
 if TYPE_CHECKING:
     from cuda_ops.extras.sampling.graph import NodeGraph
 
-Batch = tuple[tuple[Tensor, Tensor], Tensor]
+SeedBatch = tuple[tuple[Tensor, Tensor], Tensor]
 
 
 def seed_batches(
     graph: NodeGraph, global_batch: int, seed: int = 0, nodes: Tensor | None = None, *, endless: bool = True
-) -> Iterator[Batch]:
+) -> Iterator[SeedBatch]:
     """((seeds, draws), labels) of ``global_batch`` nodes.
 
     Args:
@@ -49,17 +49,17 @@ def seed_batches(
         draw += 1
 
 
-def graph_seeds(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[Batch]:
+def graph_seeds(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[SeedBatch]:
     """Of the generated graph of 1,000,000 nodes, for ``profiler.models.graphs:sage --arg nodes=1000000``."""
     return _of_generated(1_000_000, global_batch, seed)
 
 
-def small_graph_seeds(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[Batch]:
+def small_graph_seeds(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[SeedBatch]:
     """Of the generated graph of 20,000 nodes, for ``profiler.models.graphs:sage`` and ``gat``."""
     return _of_generated(20_000, global_batch, seed)
 
 
-def _of_generated(nodes: int, global_batch: int, seed: int) -> Iterator[Batch]:
+def _of_generated(nodes: int, global_batch: int, seed: int) -> Iterator[SeedBatch]:
     from cuda_ops.extras.sampling.generated import generated
 
     return seed_batches(generated(nodes), global_batch, seed)

@@ -110,7 +110,7 @@ def require_fitting(options: ServeOptions) -> None:
 
 def _requests(
     serving: Serving, options: ServeOptions, most_bytes: int, draining: Draining
-) -> Iterator[tuple[Any, Any, request_sources.Put]]:
+) -> Iterator[tuple[Any, Any, request_sources.PutAnswer]]:
     if options.source is not None and options.to is not None:
         return request_sources.of_folder(
             serving, options.source, options.to, options.reader, draining, most_bytes, follow=options.follow

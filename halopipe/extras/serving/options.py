@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from halopipe.run_spec.options import OPTIMIZERS
-from halopipe.run_spec.schema import NAMES, option
+from planner.ir.options import NAMES, option
 from runtime.timeouts import WAIT_S
 
 SERVING_MODES = ("module", "eval")

@@ -38,14 +38,14 @@ _LOOK_S = 0.05
 _AGAIN_S = 0.2
 
 Named = Mapping[str, Tensor]
-Put = Callable[[Any], None]
+PutAnswer = Callable[[Any], None]
 
 
 class Draining(threading.Event):
     """Set when no more requests are to be taken, as by SIGTERM; what was taken is still answered."""
 
 
-def pump(serving: Serving, requests: Iterator[tuple[Any, Any, Put]], draining: Draining) -> None:
+def pump(serving: Serving, requests: Iterator[tuple[Any, Any, PutAnswer]], draining: Draining) -> None:
     """Answers requests one after another; each answer is put where its request says, in their order, once it is there.
 
     Answers that nobody has taken yet are no more than there is room for: who reads them slowly slows the source.
@@ -53,7 +53,7 @@ def pump(serving: Serving, requests: Iterator[tuple[Any, Any, Put]], draining: D
     Raises:
         HalopipeError: what a rank has failed by, or a request that is not what the model takes.
     """
-    waiting: queue.Queue[tuple[Future[RequestAnswer], Put] | None] = queue.Queue(serving.room)
+    waiting: queue.Queue[tuple[Future[RequestAnswer], PutAnswer] | None] = queue.Queue(serving.room)
     faults: list[BaseException] = []
 
     def write() -> None:
@@ -87,8 +87,8 @@ def pump(serving: Serving, requests: Iterator[tuple[Any, Any, Put]], draining: D
 
 
 def patiently(
-    requests: Iterator[tuple[Any, Any, Put]], serving: Serving, draining: Draining
-) -> Iterator[tuple[Any, Any, Put]]:
+    requests: Iterator[tuple[Any, Any, PutAnswer]], serving: Serving, draining: Draining
+) -> Iterator[tuple[Any, Any, PutAnswer]]:
     """``requests``, read by a thread, one ahead: until it is drained or a rank fails, however long a read takes."""
     ahead: queue.Queue[Any] = queue.Queue(1)
     over = object()
@@ -116,7 +116,7 @@ def patiently(
 
 def of_folder(
     serving: Serving, folder: Path, output: Path, reader: str, draining: Draining, most_bytes: int, *, follow: bool
-) -> Iterator[tuple[Any, Any, Put]]:
+) -> Iterator[tuple[Any, Any, PutAnswer]]:
     """The files of ``folder``, in the order of their names; answers go to ``output`` under their whole names.
 
     Args:
@@ -163,7 +163,9 @@ def require_free(output: Path, names: Iterable[str], *, any_file: bool) -> None:
         )
 
 
-def of_lines(serving: Serving, lines: IO[bytes], answers: IO[bytes], most_bytes: int) -> Iterator[tuple[Any, Any, Put]]:
+def of_lines(
+    serving: Serving, lines: IO[bytes], answers: IO[bytes], most_bytes: int
+) -> Iterator[tuple[Any, Any, PutAnswer]]:
     """A request of each line of JSON.
 
     Args:
@@ -191,7 +193,7 @@ def of_lines(serving: Serving, lines: IO[bytes], answers: IO[bytes], most_bytes:
 
 def of_arrays(
     serving: Serving, stream: IO[bytes], answers: IO[bytes], most_bytes: int
-) -> Iterator[tuple[Any, Any, Put]]:
+) -> Iterator[tuple[Any, Any, PutAnswer]]:
     """A request of each array of a stream of them, such as a pipe; each of at most ``most_bytes``.
 
     Raises:
@@ -357,7 +359,7 @@ def _answers(output: Path, name: str, *, any_file: bool) -> tuple[Path, ...]:
     return output / f"{name}.npy", output / f"{name}.npz"
 
 
-def _writer(output: Path, name: str, *, any_file: bool) -> Put:
+def _writer(output: Path, name: str, *, any_file: bool) -> PutAnswer:
     places = _answers(output, name, any_file=any_file)
 
     def put(answer: Any) -> None:

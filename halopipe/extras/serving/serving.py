@@ -83,7 +83,7 @@ class RequestAnswer:
 
 
 @dataclass(slots=True)
-class Counts:
+class RequestCounts:
     """What was asked so far.
 
     Attributes:
@@ -173,7 +173,7 @@ class Serving:
                 "stages learn in the mode of the module", [f"mode {mode!r} was asked for"], ["--mode module"]
             )
         self.run = run
-        self.counts = Counts()
+        self.counts = RequestCounts()
         self.checked = ""
         self._structure = model.batch
         self.learns = learn

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from halopipe.cli.options import Json, PlanPath, with_options
+from halopipe.cli.options import JsonOption, PlanPath, with_options
 from halopipe.extras.serving.options import ServeOptions
 from halopipe.terminal import console
 
 
 @with_options
-def serve(plan: PlanPath, options: ServeOptions, json: Json = False) -> None:
+def serve(plan: PlanPath, options: ServeOptions, json: JsonOption = False) -> None:
     """Answer requests by the plan, each stage on its own at the same time, until SIGTERM: then what was taken, and 0.
 
     Each request has up to the plan's global batch of samples. Answers come in order. Who asks faster than the slowest

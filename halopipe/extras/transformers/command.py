@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from halopipe.cli.options import Json, with_options
+from halopipe.cli.options import JsonOption, with_options
 from halopipe.extras.transformers.options import WaysOptions
 from halopipe.terminal import console
 from halopipe.terminal.output_files import claimed
@@ -32,7 +32,7 @@ def ways(
     *,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write: the best way, as JSON.")] = None,
     options: WaysOptions,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Find how to divide a transformer's training step over a cluster of GPUs. Needs no devices."""
     from halopipe.extras.transformers import ways as found_ways

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from halopipe.run_spec.schema import option
 from planner.extras.transformers.shape import MOST_DEGREE
+from planner.ir.options import option
 
 FIXED = "What is given"
 """A heading in the help of ``halopipe ways``."""

@@ -207,7 +207,7 @@ def plan_by(
         micro_batch=[ways.micro_batch * ways.data],
         schedules=[schedule_of(ways)],
         num_ranks=len(profile.cluster.devices) if ways.pools else ways.devices,
-        memory_bytes=memory_bytes,
+        memory=memory_bytes,
         allow=["sample", "channel"] if max(ways.degrees) > 1 else ["sample"],
         recompute={Recompute.FULL: "always", Recompute.SELECTIVE: "selective"}.get(ways.recompute, "never"),
         shard="always" if ways.zero else "never",

@@ -12,7 +12,7 @@ from cuda_ops.sparse.keys import kernel_offsets
 from cuda_ops.sparse.nn.tensor import SparseTensor, triple
 
 __all__ = ["fapply", "get_kernel_offsets"]
-Size = int | tuple[int, int, int]
+KernelExtent = int | tuple[int, int, int]
 
 
 def fapply(input: SparseTensor, fn: Callable[..., Tensor], *args: Any, **kwargs: Any) -> SparseTensor:
@@ -20,7 +20,9 @@ def fapply(input: SparseTensor, fn: Callable[..., Tensor], *args: Any, **kwargs:
     return input.with_feats(fn(input.feats, *args, **kwargs))
 
 
-def get_kernel_offsets(size: Size, stride: Size = 1, dilation: Size = 1, device: str = "cpu") -> Tensor:
+def get_kernel_offsets(
+    size: KernelExtent, stride: KernelExtent = 1, dilation: KernelExtent = 1, device: str = "cpu"
+) -> Tensor:
     """int32 (offsets, 3): of a kernel in the order of its weights here, x slowest and z fastest."""
     kernel, steps, wide = (triple(each, "kernel offsets", "get_kernel_offsets") for each in (size, stride, dilation))
     spread = tuple(step * extent for step, extent in zip(steps, wide, strict=True))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from planner.ir.graph import Graph
 from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, Profile, Provenance
 from profiler.extras.modelled.networks import FakeNetwork, fake_network
 from profiler.extras.modelled.operators import OperatorPrices
-from profiler.extras.modelled.watch import OperatorWatch, Times, WatchClock, added
+from profiler.extras.modelled.watch import EstimatesByKind, OperatorWatch, WatchClock, added
 from profiler.measure.beside_layers import still_optimizer
 from profiler.measure.job import MeasuringJob
 from profiler.measure.memory import Footprint, watched_passes
@@ -56,45 +57,59 @@ def profile_on(
     """
     own = tuple(fit for path in tables for fit in fit_rows(read_table(path)))
     network = fake_network(source)
-    captured = network.captured
-    model = network.model
-    wanted = _halves(model.samples)
-    if sizes or not captured.polymorphic:
-        job = MeasuringJob(source, optimizer, sizes, quick=True)
-        wanted = given_sizes(job, captured.graph.samples, captured.polymorphic)
+    graph = network.captured.graph
     kinds = {spec.kind: spec for spec in cluster.devices}
     kernels = {kind: functools.cache(functools.partial(_kernels, spec, own)) for kind, spec in kinds.items()}
-    measured: dict[str, list[Measurement]] = {kind: [] for kind in kinds}
-    shares: dict[str, float] = {}
+    wanted = _sizes(network, source, optimizer, sizes)
     with network.mode:
-        still_optimizer(optimizer, trained_parameters(model.owners))
-        for done, samples in enumerate(wanted):
-            progress(done, len(wanted))
-            for layer, footprint, passes in _passes(network, samples, tuple(map(OperatorPrices, kernels.values()))):
-                for index, kind in enumerate(kinds):
-                    measurement = _measurement(layer, samples, footprint, passes.of(index))
-                    measured[kind].append(measurement)
-                    if samples == wanted[-1]:
-                        for each in (passes.forward[index], passes.backward[index]):
-                            name = f"{kind}: {each.evidence}"
-                            shares[name] = shares.get(name, 0.0) + each.seconds
-    totals = {kind: sum(value for name, value in shares.items() if name.startswith(f"{kind}: ")) for kind in kinds}
+        still_optimizer(optimizer, trained_parameters(network.model.owners))
+        measurements, step_s = _measured(network, wanted, kernels, progress)
     return Profile(
         model=source,
         optimizer=optimizer,
-        graph=captured.graph,
+        graph=graph,
         cluster=cluster,
-        measurements={kind: tuple(of_kind) for kind, of_kind in measured.items()},
-        parameters={kind: _parameters(captured.graph, optimizer, each(source.dtype)) for kind, each in kernels.items()},
-        provenance=Provenance(
-            versions(),
-            kernels={
-                name: round(value / totals[name.partition(": ")[0]], 4)
-                for name, value in sorted(shares.items(), key=lambda item: -item[1])
-                if value
-            },
-        ),
+        measurements={kind: tuple(of_kind) for kind, of_kind in measurements.items()},
+        parameters={kind: _parameters(graph, optimizer, of(source.dtype)) for kind, of in kernels.items()},
+        provenance=Provenance(versions(), kernels=_shares(step_s)),
     )
+
+
+def _sizes(network: FakeNetwork, source: ModelSource, optimizer: Optimizer, asked: tuple[int, ...]) -> tuple[int, ...]:
+    """The numbers of samples to price; of what is captured for one number alone, that."""
+    captured = network.captured
+    if not asked and captured.polymorphic:
+        return _halves(network.model.samples)
+    job = MeasuringJob(source, optimizer, asked, quick=True)
+    return given_sizes(job, captured.graph.samples, captured.polymorphic)
+
+
+def _measured(
+    network: FakeNetwork,
+    sizes: tuple[int, ...],
+    kernels: Mapping[str, Callable[[str], Kernels]],
+    progress: Callable[[int, int], None],
+) -> tuple[dict[str, list[Measurement]], dict[tuple[str, str], float]]:
+    """Layers at all sizes, by kind of device; seconds of a step of the last size, by kind and by evidence."""
+    measurements: dict[str, list[Measurement]] = {kind: [] for kind in kernels}
+    step_s: dict[tuple[str, str], float] = defaultdict(float)
+    for done, samples in enumerate(sizes):
+        progress(done, len(sizes))
+        for layer, footprint, passes in _passes(network, samples, tuple(map(OperatorPrices, kernels.values()))):
+            for index, kind in enumerate(kernels):
+                measurements[kind].append(_measurement(layer, samples, footprint, passes.of(index)))
+                for half in (passes.forward[index], passes.backward[index]) if samples == sizes[-1] else ():
+                    step_s[kind, half.evidence] += half.seconds
+    return measurements, step_s
+
+
+def _shares(step_s: Mapping[tuple[str, str], float]) -> dict[str, float]:
+    """What share of a kind's step is known by which evidence, the largest first."""
+    of_kind: dict[str, float] = defaultdict(float)
+    for (kind, _), value_s in step_s.items():
+        of_kind[kind] += value_s
+    longest = sorted(step_s.items(), key=lambda item: -item[1])
+    return {f"{kind}: {name}": round(value_s / of_kind[kind], 4) for (kind, name), value_s in longest if value_s}
 
 
 def _halves(samples: int) -> tuple[int, ...]:
@@ -118,10 +133,10 @@ def _kernels(spec: DeviceSpec, own: tuple[Fit, ...], dtype: str) -> Kernels:
 class _Passes:
     """By kind of device: forward, backward in one go, and its halves."""
 
-    forward: Times
-    backward: Times
-    backward_input: Times
-    backward_weight: Times
+    forward: EstimatesByKind
+    backward: EstimatesByKind
+    backward_input: EstimatesByKind
+    backward_weight: EstimatesByKind
 
     def of(self, index: int) -> tuple[Estimate, Estimate, Estimate, Estimate]:
         """On one kind."""
@@ -139,10 +154,10 @@ def _passes(
     with watch:
         footprints, whole, split = watched_passes(captured, tensors, samples, watch.meter, WatchClock(watch))
 
-    def total(laps: Iterable[Times]) -> Times:
+    def total(laps: Iterable[EstimatesByKind]) -> EstimatesByKind:
         return functools.reduce(added, laps, nothing)
 
-    def times(run: SegmentedPass, part: LayerSegment) -> tuple[Times, Times, Times]:
+    def times(run: SegmentedPass, part: LayerSegment) -> tuple[EstimatesByKind, EstimatesByKind, EstimatesByKind]:
         laps = run.laps(part)
         return total(laps.forward), total(laps.backward), total(laps.weight)
 

@@ -18,10 +18,10 @@ from cuda_ops._torch import OpOverload
 from planner.extras.kernels.estimates import NOTHING, Estimate
 from profiler.measure.memory import OperatorMemory
 
-Price = Callable[[OpOverload, tuple[Any, ...], Mapping[str, Any], Any], Estimate]
+PriceCall = Callable[[OpOverload, tuple[Any, ...], Mapping[str, Any], Any], Estimate]
 """What an operator takes, given its arguments and its results."""
 
-Times = tuple[Estimate, ...]
+EstimatesByKind = tuple[Estimate, ...]
 """By kind of device."""
 
 
@@ -32,11 +32,11 @@ class OperatorWatch(OperatorMemory):  # type: ignore[no-untyped-call]  # torch d
         prices: of each kind of device.
     """
 
-    def __init__(self, prices: tuple[Price, ...]) -> None:
+    def __init__(self, prices: tuple[PriceCall, ...]) -> None:
         super().__init__()
         self._prices = prices
-        self._times: Times = (NOTHING,) * len(prices)
-        self._priced: dict[Any, Times] = {}
+        self._times: EstimatesByKind = (NOTHING,) * len(prices)
+        self._priced: dict[Any, EstimatesByKind] = {}
 
     def ran(
         self, func: OpOverload, args: tuple[Any, ...], keywords: Mapping[str, Any], operands: list[Any], result: Any
@@ -48,20 +48,20 @@ class OperatorWatch(OperatorMemory):  # type: ignore[no-untyped-call]  # torch d
             times = self._priced[key] = tuple(price(func, args, keywords, result) for price in self._prices)
         self._times = added(self._times, times)
 
-    def take(self) -> Times:
+    def take(self) -> EstimatesByKind:
         """What ran since this was last called."""
         times = self._times
         self._times = (NOTHING,) * len(self._prices)
         return times
 
 
-def added(one: Times, other: Times) -> Times:
+def added(one: EstimatesByKind, other: EstimatesByKind) -> EstimatesByKind:
     """By kind of device."""
     return tuple(a if b is NOTHING else b if a is NOTHING else a + b for a, b in zip(one, other, strict=True))
 
 
 class WatchClock:
-    """A clock whose laps are :data:`Times`."""
+    """A clock whose laps are :data:`EstimatesByKind`."""
 
     def __init__(self, watch: OperatorWatch) -> None:
         self._watch = watch
@@ -70,13 +70,13 @@ class WatchClock:
         """See :class:`profiler.measure.noise.LapClock`, also for the others."""
         self._watch.take()
 
-    def stop(self, started: None) -> Times:
+    def stop(self, started: None) -> EstimatesByKind:
         return self._watch.take()
 
     def settle(self) -> None:
         """Nothing waits."""
 
-    def seconds(self, lap: Times) -> float:
+    def seconds(self, lap: EstimatesByKind) -> float:
         return lap[0].seconds
 
 

@@ -121,7 +121,7 @@ def profile() -> Profile:
 def plan(profile: Profile) -> Plan:
     if "dryden" not in names():
         pytest.skip("plans of one stage in space are those of an extra")
-    return solver("dryden")(Problem(profile, 2, allow=("sample", "spatial"), micro_batch_sizes=(1,)))
+    return solver("dryden")(Problem(profile, 2, allow=("sample", "spatial"), micro_batch_sizes=(1,), confidence=0.0))
 
 
 def test_the_winner_and_the_runner_up_are_named(plan: Plan, profile: Profile) -> None:

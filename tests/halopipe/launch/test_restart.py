@@ -13,7 +13,7 @@ import pytest
 from halopipe.launch import restart
 from halopipe.launch.restart import Decide, EventLogs, History, LostAttempt, may_pass, supervised
 from halopipe.launch.run import run_plan
-from halopipe.run_spec.job import EventLog, event_log_path
+from halopipe.run_spec.event_log import EventLog, event_log_path
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunProgress, RunResult, Saves, Score
 from halopipe.training.resuming import newest_sound

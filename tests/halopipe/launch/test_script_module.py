@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from halopipe.launch.parallelize import unbroken
-from halopipe.launch.script_module import ScriptModule, Settings, require_no_autocast, require_planned
+from halopipe.launch.script_module import ModuleSettings, ScriptModule, require_no_autocast, require_planned
 from halopipe.launch.script_rank import write
 from halopipe.training.script_values import ScriptValues
 from planner.ir.errors import UsageError
@@ -101,17 +101,17 @@ def test_a_module_whose_parameters_are_all_written_is_another_one() -> None:
 )
 def test_parts_that_are_frozen_or_put_into_another_mode_are_refused(change: Callable[[Net], object], said: str) -> None:
     net = Net()
-    script, planned = ScriptModule(net, None), Settings.of(owners(Net(), None))
+    script, planned = ScriptModule(net, None), ModuleSettings.of(owners(Net(), None))
     change(net)
     with pytest.raises(UsageError, match="set up its module otherwise") as caught:
         script.require_settings()
     assert said in caught.value.details[0]
     with pytest.raises(UsageError, match="otherwise than when it was profiled") as caught:
-        require_planned(planned, Settings.of(owners(net, None)))
+        require_planned(planned, ModuleSettings.of(owners(net, None)))
     assert said in caught.value.details[0]
     net.train().requires_grad_(requires_grad=True)
     script.require_settings()
-    require_planned(planned, Settings.of(owners(net, None)))
+    require_planned(planned, ModuleSettings.of(owners(net, None)))
 
 
 def test_the_mode_of_parts_that_do_not_ask_for_it_makes_no_difference() -> None:

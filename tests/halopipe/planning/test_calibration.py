@@ -43,7 +43,7 @@ def run(plan: Plan, true: Machine = TRUE) -> RunResult:
 def planned(profile: Profile, **asked: object) -> Plan:
     if profile is TRUE.profile and not asked:
         return first_plan()
-    return solve.solve(problem.make_problem(profile, global_batch=8, **asked))  # type: ignore[arg-type]
+    return solve.solve(problem.make_problem(profile, global_batch=8, **asked))
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from tests.planner.factories import chain_decision, plan_of
 from tests.planner.networks import Network, priced
 
 PROFILE = chain_profile(4, num_devices=2)
-PROBLEM = Problem(PROFILE, 8)
+PROBLEM = Problem(PROFILE, 8, confidence=0.0)
 
 
 def test_conditions_on_the_plan_go_into_the_problem() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from math import inf
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -20,16 +22,17 @@ from halopipe.cli.app import app
 from halopipe.planning import plan_files, search_progress, solve
 from halopipe.planning import problem as problems
 from halopipe.planning.jobs import Jobs
-from halopipe.planning.options import Asked, PlanOptions, ProfileOptions, SearchOptions, of_a_search
+from halopipe.planning.options import PlanOptions, ProfileOptions, SearchOptions, of_a_search
 from halopipe.planning.problem import make_problem, problem_for
-from halopipe.run_spec.schema import WRITTEN, asked_in, flag, from_text, spec
+from halopipe.run_spec.schema import WRITTEN, asked_in, flag, from_text
 from halopipe.terminal import console
 from planner.ir import errors
 from planner.ir.codec import dump
 from planner.ir.constraints import broken
 from planner.ir.graph import SHARED_STATE
+from planner.ir.options import spec
 from planner.ir.plan import Plan
-from planner.ir.problem import AUTO, NEVER, SAMPLE_DIMS, Problem, Rule
+from planner.ir.problem import AUTO, NEVER, SAMPLE_DIMS, Problem, Request, Rule
 from planner.solvers import Progress, SearchProgress
 from tests.halopipe.commands import call
 from tests.planner.factories import chain_decision, plan_of
@@ -64,35 +67,52 @@ def require_options(verb: str, group: type) -> None:
         assert (getattr(shown, "min", None), getattr(shown, "max", None)) == (option.least, option.most)
 
 
-def test_all_that_calls_may_ask_is_an_option_of_the_same_type_and_what_nobody_asks_is_as_calls_have_it() -> None:
-    types = get_type_hints(PlanOptions)
-    assert get_type_hints(Asked) == {name: kind for name, kind in types.items() if name != "memory_bytes"}
-    assert problem_for(PROFILE, PlanOptions()) == make_problem(PROFILE)
+def test_a_request_has_every_option_of_a_plan_and_what_nobody_asks_is_its_default() -> None:
+    options = asked_in(PlanOptions)
+    specs = [spec(field) for field in options.values()]
+    assert [name for name, field in asked_in(Problem).items() if spec(field) not in specs] == []
+    of_request = [name for name in options if hasattr(Request(), name)]
+    assert [name for name in of_request if options[name].default != getattr(Request(), name)] == ["allow"]
+    problem = problem_for(PROFILE, PlanOptions())
+    assert problem == make_problem(PROFILE)
+    assert replace(problem.request, chunks=NEVER) == Request()
     assert of_a_search(SearchOptions(), PlanOptions()) == []
 
 
+@pytest.mark.parametrize("search", [hp.plan, hp.pareto, hp.baselines])
+def test_a_call_takes_every_option_of_a_plan_by_its_name_type_and_default(search: Callable[..., Any]) -> None:
+    taken = inspect.signature(search).parameters
+    hints = get_type_hints(PlanOptions)
+    options = {field.name: field for field in fields(PlanOptions)}
+    assert {name: taken[name].annotation for name in options} == hints
+    assert all(taken[name].kind is inspect.Parameter.KEYWORD_ONLY for name in options)
+    unlike = [name for name, field in options.items() if taken[name].default != field.default]
+    assert unlike == (["time_limit_s"] if search is hp.baselines else [])
+    assert next(iter(taken)) == "profile"
+
+
 def test_what_is_typed_reaches_the_search_taken_apart() -> None:
-    typed = {"allow": "sample, spatial", "without": "n0/*,n1/cpu0", "token_slices": "3+2", "memory_bytes": "2KiB"}
+    typed = {"allow": "sample, spatial", "without": "n0/*,n1/cpu0", "token_slices": "3+2", "memory": "2KiB"}
     values = {name: from_text(asked_in(PlanOptions)[name], text) for name, text in typed.items()}
     assert values == {
         "allow": (SAMPLE_DIMS, "spatial"),
         "without": ("n0/*", "n1/cpu0"),
         "token_slices": (3, 2),
-        "memory_bytes": 2048,
+        "memory": 2048,
     }
     with pytest.raises(errors.UsageError, match="--token-slices"):
         from_text(asked_in(PlanOptions)["token_slices"], "3+x")
 
 
 def test_what_a_way_has_no_use_for_is_named_by_its_flags() -> None:
-    options = PlanOptions(schedules=("gpipe",), zero=2, halo_depth=1, memory_bytes=2**30)
+    options = PlanOptions(schedules=("gpipe",), zero=2, halo_depth=1, memory=2**30)
     search = SearchOptions(pareto=0, measure_missing=True)
     assert of_a_search(search, options) == ["--schedule", "--zero", "--halo-depth", "--pareto", "--measure-missing"]
 
 
 def test_a_memory_limit_is_the_devices_own_where_that_is_less() -> None:
     uneven = chain_profile(4, memory_bytes=(2**30, 2**28))
-    problem = problems.make_problem(uneven, memory_bytes=300_000_001)
+    problem = problems.make_problem(uneven, memory=300_000_001)
     assert [problem.memory_limit_bytes(rank) for rank in (0, 1)] == [300_000_001, int(2**28 * 0.92)]
 
 
@@ -143,19 +163,19 @@ def test_who_says_nothing_has_space_cut_as_well_and_several_stages_a_device_wher
         ({"num_ranks": 3}, errors.RankCountError, "3 ranks are asked for, the profile has 2"),
         ({"micro_batch": [16]}, errors.UsageError, "micro-batch 16 is larger than the global batch 8"),
         ({"zero": 3}, errors.UsageError, "--zero is 3, --shard never"),
-        ({"memory_bytes": 2**31}, errors.UsageError, "more than the devices have"),
+        ({"memory": 2**31}, errors.UsageError, "more than the devices have"),
     ],
 )
 def test_what_cannot_be_asked_for_is_refused(
     asked: dict[str, object], kind: type[errors.HalopipeError], text: str
 ) -> None:
     with pytest.raises(kind, match=text) as caught:
-        problems.make_problem(PROFILE, **asked)  # type: ignore[arg-type]
+        problems.make_problem(PROFILE, **asked)
     assert caught.value.remedies or caught.value.details
 
 
 def test_what_was_asked_is_read_back_from_the_plan() -> None:
-    asked = problems.make_problem(PROFILE, memory_bytes=300_000_001, max_stages=2, fix=["l1=stage:0"], gap=0.1)
+    asked = problems.make_problem(PROFILE, memory=300_000_001, max_stages=2, fix=["l1=stage:0"], gap=0.1)
     plan = solve.solve(asked)
     assert problems.problem_of(plan, PROFILE) == asked
     assert {rank.memory_limit_bytes for rank in plan.prediction.ranks} == {300_000_001}
@@ -214,7 +234,7 @@ def test_baselines_are_asked_one_by_one_and_those_that_do_not_fit_say_why() -> N
     assert list(solved.plans) == ["one-device", "even-split"]
     assert shown == [(0, 2, "one-device"), (1, 2, "even-split")]
     assert {"one-device", "data-parallel", "even-split"} <= set(solve.solve_baselines(problem).plans)
-    tight = problems.make_problem(chain_profile(4, parameter_bytes=2**20), memory_bytes=3 * 2**20)
+    tight = problems.make_problem(chain_profile(4, parameter_bytes=2**20), memory=3 * 2**20)
     assert "no plan fits" in solve.solve_baselines(tight, ["one-device"]).infeasible["one-device"]
     shared = solve.solve_baselines(problem, ["even-split", "one-device"], within_s=6.0)
     assert shared.limits_s["even-split"] <= 3.0
@@ -297,7 +317,7 @@ def test_fewer_than_one_process_is_refused_in_python(num_points: int) -> None:
 
 
 def test_an_error_of_a_search_keeps_its_type_and_text() -> None:
-    problem = problems.make_problem(SMALL, memory_bytes=1000)
+    problem = problems.make_problem(SMALL, memory=1000)
     with pytest.raises(errors.InfeasibleError) as alone:
         solve.solve(problem)
     with Jobs(2) as processes, pytest.raises(errors.InfeasibleError) as shared:

@@ -44,7 +44,7 @@ PROFILE = made(1.0, 1.0, 1.0)
 
 def planned(profile: Profile, **asked: object) -> Plan:
     given = {"global_batch": GLOBAL_BATCH, "confidence": 0.0, **asked}
-    return solve.solve(problems.make_problem(profile, **given))  # type: ignore[arg-type]
+    return solve.solve(problems.make_problem(profile, **given))
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,10 @@ import pytest
 from benchmarks.chains import chain_profile
 from halopipe.launch import run as launch_run
 from halopipe.reports import explain, run
-from halopipe.reports.predicted_vs_measured import timeline_table
+from halopipe.reports.predicted_vs_measured import timeline_cells
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunProgress, RunResult, Score
+from halopipe.terminal.tables import table
 from planner.ir.codec import dumps, loads
 from planner.ir.errors import NumericsError
 from planner.ir.plan import Alternative, Measured, Plan, RankPrediction, Rejected, Search
@@ -203,14 +204,14 @@ def test_what_was_measured_stands_beside() -> None:
 def test_predicted_and_measured_are_compared_by_stage() -> None:
     predicted = Timeline("predicted", 1.1, (Span(0, "0F0", 0.0, 0.4), Span(0, "0B0", 0.4, 1.0)))
     measured = Timeline("measured", 1.3, (Span(0, "0F0", 0.0, 0.5), Span(0, "0B0", 0.5, 1.1)))
-    lines = timeline_table(predicted, measured, 1.32, [(0,)]).splitlines()
+    lines = table(*timeline_cells(predicted, measured, 1.32, [(0,)])).splitlines()
     assert [line.split()[-2:] for line in lines[1:4]] == [["+20", "%"], ["+25", "%"], ["+0.0", "%"]]
     assert lines[4].split() == ["stage", "0", "compute", "1.00", "s", "1.10", "s", "+10", "%"]
     assert lines[5].split() == ["stage", "0", "idle", "100", "ms", "200", "ms", "+100", "%"]
-    unknown = timeline_table(Timeline("predicted", 1.0, ()), measured, 1.2, [(0,)]).splitlines()
+    unknown = table(*timeline_cells(Timeline("predicted", 1.0, ()), measured, 1.2, [(0,)])).splitlines()
     assert unknown[2].split() == ["stage", "0", "forward", "–", "500", "ms", "–"]
     said = (RankPrediction(0, 0.9, 0.06, 0.0, 1, 1, 0.04),)
-    lines = timeline_table(Timeline("predicted", 1.0, ()), measured, 1.2, [(0,)], said).splitlines()
+    lines = table(*timeline_cells(Timeline("predicted", 1.0, ()), measured, 1.2, [(0,)], said)).splitlines()
     assert [line.split()[:5] for line in lines[4:]] == [
         ["stage", "0", "compute", "900", "ms"],
         ["stage", "0", "communication", "60.0", "ms"],
@@ -282,7 +283,7 @@ def test_communication_inside_layers_is_predicted_as_of_a_rank_and_measured_with
     predicted, measured = (Timeline(source, 1.0, both) for source in ("predicted", "measured"))
 
     def parts(predicted: Timeline, ranks: tuple[RankPrediction, ...]) -> list[str]:
-        lines = timeline_table(predicted, measured, 1.0, [(0, 1)], ranks).splitlines()
+        lines = table(*timeline_cells(predicted, measured, 1.0, [(0, 1)], ranks)).splitlines()
         return [" ".join(line.split()[2:]) for line in lines if "com" in line]
 
     shown = ["compute 700 ms – –", "communication 300 ms – –", "compute + communication 1.00 s 1.00 s +0.0 %"]
@@ -328,7 +329,7 @@ def test_a_job_that_was_started_again_says_so_wherever_it_is_told() -> None:
 
 
 def run_with(monkeypatch: pytest.MonkeyPatch, result: RunResult | None) -> RunResult | None:
-    def run_plan(plan: object, options: object, progress: launch_run.Progress, replanner: object) -> RunResult | None:
+    def run_plan(plan: object, options: object, progress: launch_run.ShowRun, replanner: object) -> RunResult | None:
         progress(RunProgress(0, 3, None, 0.0))
         progress(RunProgress(1, 3, 2.3, 0.011))
         return result
@@ -374,7 +375,7 @@ def test_what_is_slow_or_left_out_is_told_once_and_stands_in_the_report(
     slow = (Slow(2, 1.31, 40, "stage 2 backward takes 12 ms a step"), Slow(1, 8.0, 50, "held up", 0))
     left_out = (LeftOut(3, "step 3: NaN first in layer fc"),)
 
-    def run_plan(plan: object, options: object, progress: launch_run.Progress, replanner: object) -> RunResult:
+    def run_plan(plan: object, options: object, progress: launch_run.ShowRun, replanner: object) -> RunResult:
         progress(RunProgress(3, 60, None, 0.0, (), left_out))
         progress(RunProgress(40, 60, 2.3, 0.011, slow[:1], left_out))
         progress(RunProgress(41, 60, 2.3, 0.011, slow[:1], left_out))

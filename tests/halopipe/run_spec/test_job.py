@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from halopipe.run_spec.job import AttemptRecord, EventLog, event_log_path
+from halopipe.run_spec.event_log import AttemptRecord, EventLog, event_log_path
 from halopipe.run_spec.result import Saves, Score
 
 

@@ -18,22 +18,10 @@ from halopipe.reports.predicted_vs_measured import apart_text
 from halopipe.run_spec.job import Job, RankResult
 from halopipe.run_spec.options import FIELDS, RunOptions, flag_of, option_of
 from halopipe.run_spec.result import RunResult, Score
-from halopipe.run_spec.schema import (
-    DURATION,
-    INTEGERS,
-    INTERVAL,
-    NAMES,
-    SIZE,
-    SUM,
-    WRITTEN,
-    asked_in,
-    default_text,
-    flag,
-    from_text,
-    option,
-)
+from halopipe.run_spec.schema import WRITTEN, asked_in, default_text, flag, from_text
 from planner.ir.codec import plan_fingerprint
 from planner.ir.errors import UsageError
+from planner.ir.options import DURATION, INTEGERS, INTERVAL, NAMES, SIZE, SUM, option
 from planner.ir.plan import Prediction, RankPrediction
 from planner.ir.timeline import Span, Timeline
 from runtime.numerics.difference import Difference

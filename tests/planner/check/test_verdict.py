@@ -28,12 +28,12 @@ def profile() -> Profile:
 
 @functools.cache
 def pipeline() -> Plan:
-    return solver("best-first")(Problem(profile(), 8))
+    return solver("best-first")(Problem(profile(), 8, confidence=0.0))
 
 
 @functools.cache
 def replicas() -> Plan:
-    return solver("data-parallel")(Problem(profile(), 8))
+    return solver("data-parallel")(Problem(profile(), 8, confidence=0.0))
 
 
 def decided(plan: Plan, **changes: object) -> Plan:
@@ -137,7 +137,7 @@ def test_a_spoilt_plan_is_found_out(words: str) -> None:
 
 
 def test_a_stream_with_an_action_that_is_none_is_a_fault_and_no_exception() -> None:
-    plan = solver("best-first")(Problem(profile(), 4, objective=LATENCY))
+    plan = solver("best-first")(Problem(profile(), 4, objective=LATENCY, confidence=0.0))
     assert plan.prediction.sustained_per_s > 0
     spoilt = decided(plan, program=(("0X0",), *plan.decision.program[1:]))
     assert any("'0X0' is no action" in fault for fault in faults_of(spoilt, None))

@@ -145,7 +145,9 @@ def test_statistics_of_a_group_are_exchanged_at_the_pace_of_the_slowest() -> Non
 @pytest.mark.parametrize("seed", range(12))
 def test_a_candidate_costs_what_its_file_does(seed: int) -> None:
     draw = random.Random(seed)
-    problem = Problem(random_network(draw), 4, allow=EVERYTHING, halo_depth=draw.choice([0, 2]), shard="always")
+    problem = Problem(
+        random_network(draw), 4, allow=EVERYTHING, halo_depth=draw.choice([0, 2]), shard="always", confidence=0.0
+    )
     evaluator = Evaluator(problem, CostModel(problem.profile))
     candidate = random_candidate(draw, evaluator)
     written = forecast(Pricing.of(problem.profile), decision_of(problem, candidate), problem.memory_margin, num_draws=0)
@@ -156,7 +158,7 @@ def test_a_candidate_costs_what_its_file_does(seed: int) -> None:
 
 
 def test_a_file_says_what_its_candidate_did() -> None:
-    problem = Problem(chain_profile(4, 3), 6, shard="always", zero=2)
+    problem = Problem(chain_profile(4, 3), 6, shard="always", zero=2, confidence=0.0)
     plan = solver("best-first")(problem, None)
     candidate = candidate_of(problem.profile.graph, plan.decision)
     assert decision_of(problem, candidate) == plan.decision

@@ -21,6 +21,7 @@ from planner.ir.cluster import Cluster
 from planner.ir.codec import fingerprint, require_match
 from planner.ir.errors import CorruptFileError, HalopipeError, MissingFileError, NewerFileError, StaleFileError
 from planner.ir.plan import Alternative, Measured, Placement, Plan, Rejected
+from planner.ir.problem import DEFAULT_CONFIDENCE, Request
 from planner.ir.profile import Profile, Slowdown
 from planner.ir.timeline import MemorySample, Span, Timeline, TimelineFile
 from planner.ir.validation import faults
@@ -49,6 +50,20 @@ def edited(change: Callable[[dict[str, Any]], object]) -> str:
     document = json.loads(codec.dumps(PLAN))
     change(document)
     return json.dumps(document)
+
+
+def asking(confidence: float) -> Plan:
+    return replace(PLAN, inputs=replace(PLAN.inputs, request=Request(confidence=confidence)))
+
+
+def test_a_plan_file_that_names_no_confidence_was_made_for_none_and_one_by_default_names_it() -> None:
+    assert Request().confidence == DEFAULT_CONFIDENCE > 0
+    for confidence in (0.0, DEFAULT_CONFIDENCE, 0.95):
+        text = codec.dumps(asking(confidence))
+        assert ('"confidence"' in text) is (confidence > 0)
+        assert codec.loads(text, Plan) == asking(confidence)
+    properties = json.loads(codec.schema("plan"))["$defs"]["Request"]["properties"]
+    assert properties["confidence"]["default"] == 0.0
 
 
 @pytest.mark.parametrize("name", codec.FORMATS)

@@ -163,7 +163,7 @@ def test_what_is_asked_for_and_no_extra_knows_is_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr(extras, "_extras_of", lambda package: ())
     profile = chain_profile(3, 2)
     with pytest.raises(UnsupportedModelError, match="the one that adds --allow time"):  # not left out in silence
-        solver("best-first")(Problem(profile, 4, allow=("sample", "time")), None)
+        solver("best-first")(Problem(profile, 4, allow=("sample", "time"), confidence=0.0), None)
     with pytest.raises(UnsupportedModelError, match="the one that adds the division of a stage in blocks"):
         Division.placed(profile.graph, {}, 1, 2, (Block((profile.graph.layers[0].name,)),))
 

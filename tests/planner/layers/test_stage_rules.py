@@ -202,7 +202,7 @@ def test_a_search_that_divides_gradients_keeps_the_terms_of_a_loss_together() ->
     graph = graph_of("terms")
     assert not rules_of_state(graph)
     profile = priced_graph(graph, {layer.name: 1e9 for layer in graph.layers}, sizes=(1, 2, 4))
-    decision = solvers.solver("best-first")(Problem(profile, 4, shard="always", zero=2)).decision
+    decision = solvers.solver("best-first")(Problem(profile, 4, shard="always", zero=2, confidence=0.0)).decision
     assert not list(stage_errors(decision, graph))
     assert any(stage.level == 2 for stage in decision.stages)
 
@@ -212,7 +212,7 @@ def test_no_search_proposes_what_the_runtime_refuses(name: str, dim: str) -> Non
     graph = graph_of(name)
     assert list(stage_errors(divided(graph, {dim: (0, 2, 4)}, (4,)), graph))
     profile = priced_graph(graph, {layer.name: 1e9 for layer in graph.layers}, sizes=(1, 2, 4))
-    problem = Problem(profile, 4, allow=("spatial", "channel"), max_stages=1)
+    problem = Problem(profile, 4, allow=("spatial", "channel"), max_stages=1, confidence=0.0)
     assert not list(stage_errors(solvers.solver("best-first")(problem).decision, graph))
 
 
@@ -220,7 +220,7 @@ def test_the_reason_why_a_solver_cannot_divide_samples_is_the_true_one() -> None
     graph = graph_of("means")
     assert [rule.what for rule in rules_of_state(graph)] == [REPLICAS]
     with pytest.raises(InfeasibleError, match="writes what it makes of samples to the buffer mean"):
-        solvers.solver("data-parallel")(Problem(priced_graph(graph, {}, sizes=(1, 2, 4)), 4))
+        solvers.solver("data-parallel")(Problem(priced_graph(graph, {}, sizes=(1, 2, 4)), 4, confidence=0.0))
 
 
 def test_a_frozen_weight_is_whole_on_every_rank() -> None:

@@ -54,7 +54,9 @@ def normalised_problem(seed: int) -> Problem:
     network, end = residual(height=8)
     speeds = draw.choice([(1.0, 1.0), (1.0, 0.5), (1.0, 1.0, 1.0)])
     profile = priced(network, end, speeds, latency_s=draw.choice([0.0, 1e-5]), sizes=(1, 2, 4))
-    return Problem(profile, 4, schedules=draw.choice([("1f1b",), ("gpipe", "zb-h1")]), micro_batch_sizes=(2,))
+    return Problem(
+        profile, 4, schedules=draw.choice([("1f1b",), ("gpipe", "zb-h1")]), micro_batch_sizes=(2,), confidence=0.0
+    )
 
 
 MAKERS: dict[str, Callable[[int], Problem]] = {
@@ -187,14 +189,14 @@ def six_layers(speeds: float | tuple[float, ...], hosts: tuple[str, ...], **more
 )
 @pytest.mark.parametrize("recompute", ["never", "auto"])
 def test_where_memory_leaves_room_a_proof_is_as_good_as_the_search(profile: Profile, recompute: str) -> None:
-    plan, proof = certified(Problem(profile, 8, schedules=("1f1b",), recompute=recompute))
+    plan, proof = certified(Problem(profile, 8, schedules=("1f1b",), recompute=recompute, confidence=0.0))
     assert plan.search.status == "proven"
     assert proof.bound_s == pytest.approx(plan.prediction.step_s, rel=1e-8)
     assert verify(proof, plan, profile) == ()
 
 
 PROFILE = six_layers((1.0, 1.0, 2.0), ("n0", "n0", "n0"))
-PROBLEM = Problem(PROFILE, 8, schedules=("1f1b",))
+PROBLEM = Problem(PROFILE, 8, schedules=("1f1b",), confidence=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -292,7 +294,7 @@ def test_what_no_proof_covers_is_refused_with_what_to_leave_out(
     change: dict[str, object], what: str, remedy: str
 ) -> None:
     with pytest.raises(UsageError) as refused:
-        require_provable(replace(Problem(PROFILE, 8), **change))  # type: ignore[arg-type]  # fields of many types
+        require_provable(replace(Problem(PROFILE, 8, confidence=0.0), **change))  # type: ignore[arg-type]  # fields of many types
     assert list(refused.value.details) == [f"it has {what}"]
     assert remedy in str(refused.value)
 
@@ -300,7 +302,7 @@ def test_what_no_proof_covers_is_refused_with_what_to_leave_out(
 def test_too_many_devices_are_refused() -> None:
     many = chain_profile(3, 64, hosts=[f"n{rank // 4}" for rank in range(64)])
     with pytest.raises(UsageError, match="64 devices, of too many groups"):
-        require_provable(Problem(many, 64))
+        require_provable(Problem(many, 64, confidence=0.0))
 
 
 def test_the_verifier_stays_small() -> None:

@@ -74,7 +74,7 @@ def random_problem(seed: int) -> Problem:
         skips=skips,
     )
     schedules = draw.choice([(), (), ("gpipe",), ("1f1b",)])
-    return Problem(profile, draw.choice([3, 4, 5]), schedules=schedules, memory_margin=0.0)
+    return Problem(profile, draw.choice([3, 4, 5]), schedules=schedules, memory_margin=0.0, confidence=0.0)
 
 
 def branching_problem(seed: int) -> Problem:
@@ -203,6 +203,7 @@ def crowded_problem(seed: int) -> Problem:
         shard=draw.choice(["never", "never", "always"]),
         zero=draw.choice([1, 2, 3]) if schedules != ("zb-h1",) else 1,
         max_stages=3,
+        confidence=0.0,
     )
 
 
@@ -360,7 +361,12 @@ def _uneven_chain(draw: random.Random) -> Problem:
     sizes = draw.choice([(), (1,), (1,), (1,), (2,), (3,)])
     batch = draw.choice([2, 3, 3, 4])
     return Problem(
-        replace(profile, measurements=measured), batch, schedules=(), micro_batch_sizes=sizes, memory_margin=0.0
+        replace(profile, measurements=measured),
+        batch,
+        schedules=(),
+        micro_batch_sizes=sizes,
+        memory_margin=0.0,
+        confidence=0.0,
     )
 
 
@@ -474,7 +480,9 @@ def several_a_position(seed: int, schedule: str) -> Problem:
     )
     apart = tuple(parse_rule(f"*=replicas:{count}") for count in (2, 3, 4))
     forbid = apart if num_devices == 4 and schedule != "chimera" else ()
-    return Problem(profile, draw.choice([2, 3, 4]), schedules=(schedule,), memory_margin=0.0, forbid=forbid)
+    return Problem(
+        profile, draw.choice([2, 3, 4]), schedules=(schedule,), memory_margin=0.0, forbid=forbid, confidence=0.0
+    )
 
 
 def virtual_plans(problem: Problem) -> Iterator[Candidate]:

@@ -165,7 +165,7 @@ def on_two_hosts(**figures: float) -> Problem:
     profile = chain_profile(2, 4, hosts=("n0", "n0", "n1", "n1"), bandwidth_bytes_per_s=1e6, **figures)
     links = {**profile.cluster.links, WITHIN_HOST: Link(0.0, 1e15)}
     cluster = replace(profile.cluster, links=links, collectives=())
-    return Problem(replace(profile, cluster=cluster), 8, schedules=("1f1b",), micro_batch_sizes=(2,))
+    return Problem(replace(profile, cluster=cluster), 8, schedules=("1f1b",), micro_batch_sizes=(2,), confidence=0.0)
 
 
 def test_all_outputs_of_a_host_pass_its_network_card() -> None:
@@ -265,7 +265,7 @@ def test_so_few_devices_are_not_enough_for_a_shorter_step(
 
 @pytest.mark.parametrize("kinds", [1, 2])
 def test_columns_taken_together_say_no_more_than_each_by_itself(kinds: int) -> None:
-    problem = Problem(scale_profile(12, 24, kinds), 48)
+    problem = Problem(scale_profile(12, 24, kinds), 48, confidence=0.0)
     evaluator = Evaluator(problem, CostModel(problem.profile))
     for prices in (frontier.suffixes.prices for frontier in spaces(evaluator)):
         places = CutPlaces.of(prices)
@@ -297,7 +297,7 @@ def on_several_hosts(seed: int) -> Problem:
     )
     links = {WITHIN_HOST: Link(1e-5, 1e11), ACROSS_HOSTS: Link(draw.choice([0.0, 1e-3]), draw.choice([1e9, 1e10]))}
     profile = replace(profile, cluster=replace(profile.cluster, links=links, collectives=()))
-    return Problem(profile, draw.choice([3, 4]), schedules=draw.choice([("gpipe",), ("1f1b",)]))
+    return Problem(profile, draw.choice([3, 4]), schedules=draw.choice([("gpipe",), ("1f1b",)]), confidence=0.0)
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -321,7 +321,7 @@ def test_the_bound_knows_that_many_ranks_wait_for_each_bucket() -> None:
     profile = chain_profile(8, 4, forward_s=1e-6, parameter_bytes=9 * 2**20, hosts=["n0", "n1", "n2", "n3"])
     links = {WITHIN_HOST: Link(0.0, 1e12), ACROSS_HOSTS: Link(1e-3, 1e12)}
     profile = replace(profile, cluster=replace(profile.cluster, links=links, collectives=()))
-    problem = Problem(profile, 4, micro_batch_sizes=(4,), max_stages=1)
+    problem = Problem(profile, 4, micro_batch_sizes=(4,), max_stages=1, confidence=0.0)
     (frontier,) = spaces(Evaluator(problem, CostModel(profile)))
     (group,) = frontier.suffixes.prices.versions((1, 1, 1, 1))
     stage = group.stage(np.array([0]), np.array([frontier.suffixes.prices.cuts.last]))
@@ -332,7 +332,7 @@ def test_the_bound_sees_that_one_sample_passes_all_layers_in_turn() -> None:
     """Four devices do a quarter of the work each, but not at once; of four samples the pipeline's bubble is left."""
     profile = chain_profile(4, 4, forward_s=1e-3, bandwidth_bytes_per_s=1e15)
     for batch, least_s in ((1, 12e-3), (4, (4 * 3 + 9) * 1e-3)):
-        problem = Problem(profile, batch, micro_batch_sizes=(1,))
+        problem = Problem(profile, batch, micro_batch_sizes=(1,), confidence=0.0)
         (frontier,) = spaces(Evaluator(problem, CostModel(profile)))
         prices = frontier.suffixes.prices
         assert least_step_s(prices, capacity_of(prices)) == pytest.approx(least_s, rel=0.01)
@@ -371,7 +371,7 @@ def test_a_branch_that_reads_the_input_need_not_wait() -> None:
     l0, l1, l2, l3, loss = profile.graph.layers
     branched = (l0, l1, replace(l2, inputs=("x",)), replace(l3, kind="opaque", inputs=("l1", "l2")), loss)
     profile = replace(profile, graph=replace(profile.graph, layers=branched))
-    found = list(pipelines(Problem(profile, 2, micro_batch_sizes=(2,))))
+    found = list(pipelines(Problem(profile, 2, micro_batch_sizes=(2,), confidence=0.0)))
     assert all(max(*path, bound_s) <= step_s * (1 + 1e-9) for path, bound_s, step_s in found)
     assert min(step_s for _, _, step_s in found) < 61e-3  # one after the other the branches take twice as long
 

@@ -170,14 +170,14 @@ def image() -> Profile:
 
 
 PROBLEMS: Mapping[str, Callable[[], Problem]] = {
-    "unlike devices": lambda: Problem(unlike(8), 8),
-    "after hints": lambda: Problem(unlike(12), 16, time_limit_s=0.05, recompute=AUTO),
-    "least memory": lambda: Problem(unlike(3, (1.0, 0.6)), 2, objective=MEMORY),
-    "a stream": lambda: Problem(unlike(3, (1.0, 0.6)), 2, schedules=("forward",)),
-    "layouts": lambda: Problem(image(), 4, allow=EVERYTHING),
-    "layouts in little time": lambda: Problem(image(), 8, allow=EVERYTHING, time_limit_s=0.1),
+    "unlike devices": lambda: Problem(unlike(8), 8, confidence=0.0),
+    "after hints": lambda: Problem(unlike(12), 16, time_limit_s=0.05, recompute=AUTO, confidence=0.0),
+    "least memory": lambda: Problem(unlike(3, (1.0, 0.6)), 2, objective=MEMORY, confidence=0.0),
+    "a stream": lambda: Problem(unlike(3, (1.0, 0.6)), 2, schedules=("forward",), confidence=0.0),
+    "layouts": lambda: Problem(image(), 4, allow=EVERYTHING, confidence=0.0),
+    "layouts in little time": lambda: Problem(image(), 8, allow=EVERYTHING, time_limit_s=0.1, confidence=0.0),
     "a plan without ties": lambda: Problem(unlike(6), 16, confidence=0.8),
-    "an integer program": lambda: Problem(unlike(4), 4),
+    "an integer program": lambda: Problem(unlike(4), 4, confidence=0.0),
 }
 SOLVERS = {"an integer program": "span-ilp"}
 
@@ -219,7 +219,7 @@ def test_three_searches_that_end_by_their_limit_write_the_same_bytes(
     size: tuple[int, int, int], batch: int, limit_s: float
 ) -> None:
     """What a machine as fast as the reference may do: it takes no longer than what is counted, here and there."""
-    problem = Problem(scale_profile(*size), batch, time_limit_s=limit_s)
+    problem = Problem(scale_profile(*size), batch, time_limit_s=limit_s, confidence=0.0)
     texts, num_asked = set(), 0
     for seed in range(3):
         clock = Halting([limit_s / 8] * 4, num_asked, seed) if num_asked else Ticking(1e-12)
@@ -266,7 +266,7 @@ def test_the_first_plan_is_told_at_once_and_kept_at_ctrl_c() -> None:
         told.append(at)
         raise KeyboardInterrupt
 
-    plan = solver("best-first")(Problem(scale_profile(24, 16), 256), stop)
+    plan = solver("best-first")(Problem(scale_profile(24, 16), 256, confidence=0.0), stop)
     first = told[0]
     assert plan.search.status == "stopped"
     assert (first.num_stages, first.num_devices) == (len(plan.decision.stages), len(plan.decision.used_ranks))
@@ -286,7 +286,7 @@ def test_little_is_done_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None
     whole = Budget(0.5)
     done.append(whole)
     with budget.under(whole):
-        solver("best-first")(Problem(unlike(40), 64, time_limit_s=0.5), None)
+        solver("best-first")(Problem(unlike(40), 64, time_limit_s=0.5, confidence=0.0), None)
     assert whole.work_s <= 0.5 * 1.1
 
 
@@ -308,7 +308,9 @@ def test_every_solver_ends_in_time_with_a_plan(
     monkeypatch.setattr(Evaluator, "evaluate", slowly)
     clock.step_s = 1e-5
     try:
-        found = solver(name)(Problem(chain_profile(8, 4, memory_bytes=2**40), 48, time_limit_s=time_limit_s), None)
+        found = solver(name)(
+            Problem(chain_profile(8, 4, memory_bytes=2**40), 48, time_limit_s=time_limit_s, confidence=0.0), None
+        )
     except InfeasibleError:
         assert time_limit_s == 0.0
         assert name in PUBLISHED

@@ -150,6 +150,7 @@ def many_shares(seed: int) -> Problem:
         schedules=("1f1b",),
         micro_batch_sizes=(size,),
         memory_margin=0.0,
+        confidence=0.0,
     )
 
 
@@ -177,7 +178,13 @@ def several_kinds(seed: int) -> Problem:
     size = draw.choice([5, 6, 7]) if count == 3 else 5
     schedule, more = draw.choice(["1f1b", "gpipe", "1f1b-so"]), draw.choice([0, 4, size])
     return Problem(
-        profile, size + more, schedules=(schedule,), micro_batch_sizes=(size,), memory_margin=0.0, max_stages=6 - count
+        profile,
+        size + more,
+        schedules=(schedule,),
+        micro_batch_sizes=(size,),
+        memory_margin=0.0,
+        max_stages=6 - count,
+        confidence=0.0,
     )
 
 
@@ -299,7 +306,7 @@ def test_the_fast_evaluation_is_what_predict_says(seed: int) -> None:
 
 def test_unlike_devices_share_by_measured_times_and_not_by_rounded_speed() -> None:
     profile = chain_profile(2, 2, speeds=[1.0, 1.6], parameter_bytes=400, bandwidth_bytes_per_s=1e7, sizes=(1, 2, 4, 8))
-    problem = Problem(profile, 4)
+    problem = Problem(profile, 4, confidence=0.0)
     assert solver("best-first")(problem).decision.layout_of(0).samples(4) == (1, 3)
     assert_best_of_all(problem, partial(plans, every_share=True))
 
@@ -307,7 +314,7 @@ def test_unlike_devices_share_by_measured_times_and_not_by_rounded_speed() -> No
 def test_memory_that_balanced_stages_lack_is_met_by_other_cuts() -> None:
     saved = (40_000, 1000, 1000, 1000, 1000)
     profile = chain_profile(5, 2, saved_bytes=saved, parameter_bytes=100, activation_bytes=100, memory_bytes=200_000)
-    problem = Problem(profile, 4, schedules=("interleaved",), memory_margin=0.0)
+    problem = Problem(profile, 4, schedules=("interleaved",), memory_margin=0.0, confidence=0.0)
     assert best_by_exhaustion(problem, virtual_plans)[0] is not None
     assert_best_of_all(problem, virtual_plans)
 
@@ -317,7 +324,7 @@ def two_racks(per_host: int = 1) -> Problem:
     where = [f"{rack}/{host}/i" for rack in "ab" for host in "xy" for _ in range(per_host)]
     profile = chain_profile(4, len(where), forward_s=(3e-3, 1e-3, 3e-3, 2e-3), parameter_bytes=2**18, latency_s=1e-5)
     cluster = nested(profile.cluster, where, (1e10, 1e9, 1e8, 1e7), 1e-5)
-    return Problem(replace(profile, cluster=cluster), 8)
+    return Problem(replace(profile, cluster=cluster), 8, confidence=0.0)
 
 
 @pytest.mark.parametrize("name", names())
@@ -353,4 +360,4 @@ def test_a_group_of_gradients_stays_where_links_are_fast() -> None:
 def test_groups_change_places_with_all_that_is_in_them(where: tuple[str, ...], alike: object) -> None:
     profile = chain_profile(2, len(where))
     cluster = nested(profile.cluster, where, (4e9, 3e9, 2e9, 1e9))
-    assert like_groups(pools(Problem(replace(profile, cluster=cluster), 4))) == alike
+    assert like_groups(pools(Problem(replace(profile, cluster=cluster), 4, confidence=0.0))) == alike

@@ -119,7 +119,9 @@ def step_or_nothing(problem: Problem, name: str = OURS) -> float:
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved", "zb-v", "zb-h1", "greedy"])
 def test_recompute_always_is_everywhere_under_every_schedule(schedule: str) -> None:
-    problem = Problem(chain_profile(6, 2), 8, schedules=(schedule,), recompute="always", time_limit_s=5.0)
+    problem = Problem(
+        chain_profile(6, 2), 8, schedules=(schedule,), recompute="always", time_limit_s=5.0, confidence=0.0
+    )
     plan = solver(OURS)(problem, None)
     assert all(stage.recompute for stage in plan.decision.stages)
     assert plan.prediction.step_s > solver(OURS)(replace(problem, recompute="never"), None).prediction.step_s
@@ -143,6 +145,7 @@ def test_more_that_may_be_cut_never_finds_less(objective: str, keeps_statistics:
         objective=objective,
         fix=rules,
         max_stages=2,
+        confidence=0.0,
     )
     allowed = [("spatial",), ("sample", "spatial"), ("sample", "spatial", "channel")]
     steps = [step_or_nothing(replace(base, allow=allow)) for allow in allowed]
@@ -158,7 +161,9 @@ def test_ranks_take_statistics_together_but_in_forward_plans_where_running_ones_
     for allow, fix in (("sample", "batch_norm0=replicas:2"), ("spatial", "batch_norm0=spatial:2")):
         waits_s = []
         for profile in (anew, with_running_statistics(anew)):
-            base = Problem(profile, 4, schedules=(), micro_batch_sizes=(4,), objective=objective, time_limit_s=10.0)
+            base = Problem(
+                profile, 4, schedules=(), micro_batch_sizes=(4,), objective=objective, time_limit_s=10.0, confidence=0.0
+            )
             plan = solver(OURS)(replace(base, allow=(allow,), fix=(parse_rule(fix),)), None)
             assert check(plan, profile) == ()
             waits_s.append([rank.communication_s for rank in plan.prediction.ranks])
@@ -182,7 +187,7 @@ def test_what_costs_nothing_is_planned_too(zero: str, num_layers: int) -> None:
     for name in names():
         for objective in ("throughput", "memory", "latency"):
             try:
-                plan = solver(name)(Problem(profile, 4, objective=objective, time_limit_s=5.0), None)
+                plan = solver(name)(Problem(profile, 4, objective=objective, time_limit_s=5.0, confidence=0.0), None)
             except (InfeasibleError, UsageError):
                 assert name != OURS
                 continue
@@ -192,7 +197,7 @@ def test_what_costs_nothing_is_planned_too(zero: str, num_layers: int) -> None:
 ASKED: Mapping[str, Mapping[str, Any]] = {
     "a gap of 1": {"gap": 1.0},
     "a rate goes with latency or throughput": {"rate_per_s": 5.0, "objective": "memory"},
-    "-1 bytes of memory": {"memory_bytes": -1},
+    "-1 bytes of memory": {"memory": -1},
     "even-split knows no rate of a stream": {"rate_per_s": 5.0, "objective": "latency", "solver": "even-split"},
     "span-ilp cannot minimise memory": {"objective": "memory", "solver": "span-ilp"},
     "--global-batch is 16777217": {"global_batch": 2**24 + 1},
@@ -240,13 +245,13 @@ def test_it_is_refused_with_its_code_and_a_remedy_or_a_reason(title: str) -> Non
 @pytest.mark.parametrize("title", NUMBERS)
 def test_a_number_that_no_plan_can_have_is_refused(title: str) -> None:
     with pytest.raises(UsageError) as caught:
-        solver("best-first")(replace(Problem(profile(), 4), **NUMBERS[title]), None)
+        solver("best-first")(replace(Problem(profile(), 4, confidence=0.0), **NUMBERS[title]), None)
     assert caught.value.title.startswith(title)
     assert (caught.value.code, caught.value.exit_code) == ("H200", 2)
 
 
 def test_no_row_of_the_tables_is_left_out() -> None:
-    problem = Problem(profile(), 4)
+    problem = Problem(profile(), 4, confidence=0.0)
     rows = (*requests.of_search(problem, "best-first"), *requests.of_numbers(problem), *requests.of_pairs(problem))
     added = [row for extra in extras(PlannerExtra) for row in extra.refusals(problem)]
     assert len(rows) == len(ASKED) + len(NUMBERS) + len(added)
@@ -273,7 +278,7 @@ def test_names_that_are_not_known_are_refused_and_those_of_older_releases_are() 
     assert set(names()) == {*baselines(), "span-ilp", "best-first"}
     with pytest.raises(UnknownNameError, match="no solver 'magic'"):
         solver("magic")
-    assert solver("suffix-dp")(Problem(chain_profile(3), 4)).search.solver == "best-first"
+    assert solver("suffix-dp")(Problem(chain_profile(3), 4, confidence=0.0)).search.solver == "best-first"
 
 
 def joining_problem(num_devices: int = 2, **options: object) -> Problem:
@@ -281,7 +286,9 @@ def joining_problem(num_devices: int = 2, **options: object) -> Problem:
     profile = chain_profile(4, num_devices, parameter_bytes=4, activation_bytes=4)
     *others, loss = profile.graph.layers
     loss = replace(loss, attributes={**loss.attributes, MIXES_SAMPLES: True, NEEDS_WHOLE_BATCH: True})
-    return Problem(replace(profile, graph=replace(profile.graph, layers=(*others, loss))), 8, **options)
+    return Problem(
+        replace(profile, graph=replace(profile.graph, layers=(*others, loss))), 8, **{"confidence": 0.0, **options}
+    )
 
 
 def fixed_problem(num_devices: int = 2, global_batch: int = 16, **options: object) -> Problem:
@@ -289,7 +296,9 @@ def fixed_problem(num_devices: int = 2, global_batch: int = 16, **options: objec
     profile = chain_profile(4, num_devices, parameter_bytes=4, activation_bytes=4)
     marks = {MIXES_SAMPLES: True, FIXES_SAMPLES: True}
     layers = tuple(replace(layer, attributes={**layer.attributes, **marks}) for layer in profile.graph.layers)
-    return Problem(replace(profile, graph=replace(profile.graph, layers=layers)), global_batch, **options)
+    return Problem(
+        replace(profile, graph=replace(profile.graph, layers=layers)), global_batch, **{"confidence": 0.0, **options}
+    )
 
 
 @pytest.mark.cases(12)
@@ -342,22 +351,24 @@ def test_a_search_leaves_the_collector_of_garbage_as_it_was(memory_bytes: int) -
 
 
 def test_one_device_takes_the_fastest() -> None:
-    plan = solver("one-device")(Problem(chain_profile(3, 3, speeds=(1.0, 4.0, 1.0)), 4))
+    plan = solver("one-device")(Problem(chain_profile(3, 3, speeds=(1.0, 4.0, 1.0)), 4, confidence=0.0))
     assert [stage.ranks for stage in plan.decision.stages] == [(1,)]
 
 
 def test_data_parallel_shares_in_proportion_to_speed() -> None:
-    plan = solver("data-parallel")(Problem(chain_profile(3, 2, speeds=(3.0, 1.0)), 8))
+    plan = solver("data-parallel")(Problem(chain_profile(3, 2, speeds=(3.0, 1.0)), 8, confidence=0.0))
     assert plan.decision.micro_batches == (8,)
     assert plan.decision.layout_of(0).samples(8) == (6, 2)
 
 
 def test_data_parallel_takes_smaller_micro_batches_where_memory_is_short() -> None:
     profile = chain_profile(2, 2, parameter_bytes=4, saved_bytes=10_000, activation_bytes=4, memory_bytes=50_000)
-    assert solver("data-parallel")(Problem(profile, 8)).decision.micro_batches == (4, 4)
+    assert solver("data-parallel")(Problem(profile, 8, confidence=0.0)).decision.micro_batches == (4, 4)
 
 
 def test_even_split_counts_layers_and_not_costs() -> None:
-    plan = solver("even-split")(Problem(chain_profile(5, 3, forward_s=(9e-3, 1e-3, 1e-3, 1e-3, 1e-3)), 4))
+    plan = solver("even-split")(
+        Problem(chain_profile(5, 3, forward_s=(9e-3, 1e-3, 1e-3, 1e-3, 1e-3)), 4, confidence=0.0)
+    )
     assert [len(plan.decision.layers_of(stage)) for stage in range(3)] == [2, 2, 2]
     assert plan.decision.schedule == "gpipe"

@@ -121,10 +121,10 @@ def test_a_plan_alone_says_what_is_not_shown() -> None:
 
 
 def test_the_front_is_what_no_other_beats() -> None:
-    from halopipe.extras.figures.charts import Point, front_of  # late: it loads bokeh
+    from halopipe.extras.figures.charts import ChartPoint, front_of  # late: it loads bokeh
 
     draws = random.Random(3)
-    points = [Point(str(n), "rival", draws.randrange(9) + 1.0, draws.randrange(9)) for n in range(40)]
+    points = [ChartPoint(str(n), "rival", draws.randrange(9) + 1.0, draws.randrange(9)) for n in range(40)]
     found = [(points[n].step_s, points[n].peak_bytes) for n in front_of(points)]
     all_points = {(p.step_s, p.peak_bytes) for p in points}
     best = {(s, b) for s, b in all_points if not any(o != (s, b) and o[0] <= s and o[1] <= b for o in all_points)}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from halopipe.extras.serving import examples
-from halopipe.extras.serving.serving import Counts, RequestAnswer
+from halopipe.extras.serving.serving import RequestAnswer, RequestCounts
 from planner.ir.errors import BusyError, HalopipeError, UsageError
 from profiler.source.structure import BatchStructure
 
@@ -28,7 +28,7 @@ class StandIn:
 
     def __init__(self, module: nn.Module, room: int = 3, *, held: bool = False) -> None:
         self.module, self.room, self.learns, self.failure = module, room, False, None
-        self.counts, self.go, self.most_waiting = Counts(), threading.Event(), 0
+        self.counts, self.go, self.most_waiting = RequestCounts(), threading.Event(), 0
         self.dtype = torch.float64
         self._structure = BatchStructure.plain(1, 0)
         self._waiting: list[tuple[Future[RequestAnswer], Tensor]] = []

@@ -125,7 +125,7 @@ def measured_alone(profile: Profile) -> LayoutPrices:
 
 def best(profile: Profile, allow: tuple[str, ...]) -> Plan:
     """The best plan of a single stage on all ranks."""
-    problem = Problem(profile, 2, allow=allow, micro_batch_sizes=(2,), max_stages=1)
+    problem = Problem(profile, 2, allow=allow, micro_batch_sizes=(2,), max_stages=1, confidence=0.0)
     found = solver("best-first")(problem)
     assert check(found, profile) == ()
     return found

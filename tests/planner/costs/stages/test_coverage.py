@@ -19,7 +19,7 @@ KIND = "kind-1"
 
 
 def made(profile: Profile, batch: int, **how: object) -> Plan:
-    return solver("best-first")(Problem(profile, batch, max_stages=1, **how))  # type: ignore[arg-type]
+    return solver("best-first")(Problem(profile, batch, max_stages=1, **{"confidence": 0.0, **how}))  # type: ignore[arg-type]
 
 
 def test_a_size_between_is_missing_until_it_is_measured() -> None:
@@ -36,7 +36,7 @@ def test_a_size_between_is_missing_until_it_is_measured() -> None:
 def test_what_actions_take_longer_after_waits_is_missing_where_stages_wait() -> None:
     profile = knows(replace(priced(*plain(samples=4), speeds=(1.0, 1.0)), action_overhead_s={}), SUMS)
     alone = made(profile, 4, micro_batch_sizes=(4,))
-    piped = solver("even-split")(Problem(profile, 4, micro_batch_sizes=(4,)))
+    piped = solver("even-split")(Problem(profile, 4, micro_batch_sizes=(4,), confidence=0.0))
     assert len(piped.decision.stages) == 2
     assert unmeasured(CostModel(profile), [alone.decision]) == {}
     assert unmeasured(CostModel(profile), [piped.decision])[KIND].waits
@@ -46,12 +46,12 @@ def test_what_actions_take_longer_after_waits_is_missing_where_stages_wait() -> 
 
 def test_calls_around_exchanges_are_missing_where_ranks_share_what_they_normalise() -> None:
     profile = priced(*residual(samples=4), speeds=(1.0, 1.0), sizes=(1, 2, 4))
-    shared = solver("data-parallel")(Problem(profile, 4, micro_batch_sizes=(4,)))
+    shared = solver("data-parallel")(Problem(profile, 4, micro_batch_sizes=(4,), confidence=0.0))
     assert unmeasured(CostModel(profile), [shared.decision]) == {KIND: Unmeasured(exchanges=(NORMALISATION, SUMS))}
     assert unmeasured(CostModel(knows(profile, NORMALISATION, PIECES)), [shared.decision])[KIND].exchanges == (SUMS,)
     assert unmeasured(CostModel(knows(profile, NORMALISATION, SUMS)), [shared.decision]) == {}
     normless = priced(*plain(samples=4), speeds=(1.0, 1.0), sizes=(1, 2, 4))
-    summed = solver("data-parallel")(Problem(normless, 4, micro_batch_sizes=(4,)))
+    summed = solver("data-parallel")(Problem(normless, 4, micro_batch_sizes=(4,), confidence=0.0))
     assert unmeasured(CostModel(normless), [summed.decision])[KIND].exchanges == (SUMS,)
 
 

@@ -42,7 +42,7 @@ def test_a_branch_counts_its_edges_to_what_was_chosen_before() -> None:
 
 
 def test_with_samples_alone_it_is_data_parallelism() -> None:
-    problem = Problem(priced(*residual(samples=8), speeds=(1.0,) * 4), 8)
+    problem = Problem(priced(*residual(samples=8), speeds=(1.0,) * 4), 8, confidence=0.0)
     ours, replicas = dryden.solve(problem), solve_data_parallel(problem)
     assert ours.decision == replicas.decision
     assert ours.prediction == replicas.prediction
@@ -50,20 +50,20 @@ def test_with_samples_alone_it_is_data_parallelism() -> None:
 
 def test_large_images_of_few_samples_are_cut_along_space() -> None:
     profile = priced(*mesh_like(samples=2, height=256), speeds=(1.0,) * 4)
-    plan = dryden.solve(Problem(profile, 2, allow=SPACE))
+    plan = dryden.solve(Problem(profile, 2, allow=SPACE, confidence=0.0))
     dims = {dim for placed in plan.decision.layers.values() for dim in placed.cuts}
     assert {"sample", "height"} <= dims or {"sample", "width"} <= dims
     assert len(plan.decision.stages) == 1
     assert plan.decision.stages[0].ranks == (0, 1, 2, 3)
     assert dumps(loads(dumps(plan), Plan)) == dumps(plan)
-    narrower = Problem(profile, 2, num_ranks=2)
+    narrower = Problem(profile, 2, num_ranks=2, confidence=0.0)
     assert plan.prediction.step_s < solve_data_parallel(narrower).prediction.step_s
 
 
 def test_what_does_not_fit_is_named_with_both_numbers() -> None:
     profile = priced(*mesh_like(samples=2, height=64), speeds=(1.0,) * 4, memory_bytes=100_000)
     with pytest.raises(InfeasibleError, match=r"needs .* KiB[\s\S]*usable 89.8 KiB"):
-        dryden.solve(Problem(profile, 2, allow=SPACE))
+        dryden.solve(Problem(profile, 2, allow=SPACE, confidence=0.0))
 
 
 def test_a_whole_plan_is_what_it_was() -> None:

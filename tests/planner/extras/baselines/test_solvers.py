@@ -73,7 +73,9 @@ def test_every_plan_of_a_network_with_branches_passes_the_checker_or_nothing_fit
 
 def vgg16(cluster: Cluster, **more: object) -> Problem:
     profile = as_profile(VGG16, cluster, 128, {"fast": 2.0})
-    return Problem(profile, 128 * 4, **{"micro_batch_sizes": (32, 128), "memory_margin": 0.0, **more})
+    return Problem(
+        profile, 128 * 4, **{"confidence": 0.0, "micro_batch_sizes": (32, 128), "memory_margin": 0.0, **more}
+    )
 
 
 def groups(plan: Plan) -> list[int]:
@@ -105,21 +107,21 @@ def test_each_planner_plans_vgg16_as_its_paper_does() -> None:
 def test_hosts_of_different_sizes_are_named() -> None:
     profile = chain_profile(4, 3, hosts=["n0", "n0", "n1"])
     with pytest.raises(InfeasibleError, match="n0 2, n1 1"):
-        pipedream.solve_hierarchical(Problem(profile, 4))
+        pipedream.solve_hierarchical(Problem(profile, 4, confidence=0.0))
 
 
 def test_equal_layers_are_cut_evenly_and_faster_devices_get_more() -> None:
     profile = chain_profile(6, 3, activation_bytes=4, parameter_bytes=2**26, bandwidth_bytes_per_s=1e8)
     for peer in (tarnawski, piper):
-        decision = peer.solve(Problem(profile, 8, micro_batch_sizes=(1,))).decision
+        decision = peer.solve(Problem(profile, 8, micro_batch_sizes=(1,), confidence=0.0)).decision
         layers = [sorted({*decision.layers_of(stage)} - {"loss"}) for stage in range(3)]
         assert layers == [["l0", "l1"], ["l2", "l3"], ["l4", "l5"]]
-    two_stages = tarnawski.solve(Problem(chain_profile(6, 4, activation_bytes=4), 8, max_stages=2))
+    two_stages = tarnawski.solve(Problem(chain_profile(6, 4, activation_bytes=4), 8, max_stages=2, confidence=0.0))
     assert len(two_stages.decision.stages) <= 2
     profile = chain_profile(
         6, 2, speeds=[1.0, 2.0], activation_bytes=4, parameter_bytes=2**20, bandwidth_bytes_per_s=1e7
     )
-    plan = bapipe.solve(Problem(profile, 8, micro_batch_sizes=(2,)))
+    plan = bapipe.solve(Problem(profile, 8, micro_batch_sizes=(2,), confidence=0.0))
     assert [len(plan.decision.layers_of(stage)) for stage in (0, 1)] == [2, 5]  # the loss takes no time
 
 
@@ -127,7 +129,7 @@ def test_equal_layers_are_cut_evenly_and_faster_devices_get_more() -> None:
 def test_planners_for_like_devices_count_on_the_slowest(speeds: tuple[float, ...]) -> None:
     """Whatever kinds are called and come first."""
     profile = chain_profile(3, len(speeds), speeds=speeds)
-    assert slowest_kind(Problem(profile, 4), CostModel(profile), 2) == f"kind-{min(speeds):g}"
+    assert slowest_kind(Problem(profile, 4, confidence=0.0), CostModel(profile), 2) == f"kind-{min(speeds):g}"
 
 
 def test_layers_that_share_a_parameter_stay_together() -> None:
@@ -138,7 +140,7 @@ def test_layers_that_share_a_parameter_stay_together() -> None:
         layers[index] = replace(layers[index], parameters=("tied",))
     profile = replace(profile, graph=replace(profile.graph, layers=tuple(layers), parameters=tied))
     for peer in (pipedream, dapple, bapipe):
-        plan = peer.solve(Problem(profile, 4))
+        plan = peer.solve(Problem(profile, 4, confidence=0.0))
         assert check(plan, profile) == ()
         stages = {layer: s for s in range(len(plan.decision.stages)) for layer in plan.decision.layers_of(s)}
         assert stages["l1"] == stages["l2"] == stages["l3"]
@@ -168,11 +170,11 @@ def test_dapple_offers_what_its_authors_released() -> None:
 @pytest.mark.parametrize("name", MODULES)
 def test_replicas_are_planned_from_costs_of_one_sample(name: str) -> None:
     profile = chain_profile(6, 4, sizes=(1,), parameter_bytes=2**10)
-    assert check(solver(name)(Problem(profile, 8), None), profile) == ()
+    assert check(solver(name)(Problem(profile, 8, confidence=0.0), None), profile) == ()
 
 
 def test_a_planner_without_a_plan_says_why_and_of_what_size() -> None:
-    problem = Problem(chain_profile(6, 4), 2)  # replicas on three or four devices have no sample
+    problem = Problem(chain_profile(6, 4), 2, confidence=0.0)  # replicas on three or four devices have no sample
     with pytest.raises(InfeasibleError, match="no plan at any micro-batch size") as caught:
         sparsepipe.solve(replace(problem, max_stages=1))
     why = "micro-batches of 2: its plan has a stage of 4 devices, some of them without a sample"
@@ -182,7 +184,9 @@ def test_a_planner_without_a_plan_says_why_and_of_what_size() -> None:
 @pytest.mark.parametrize("mib", [100, 134])
 def test_piper_recomputes_where_memory_is_short(mib: int) -> None:
     profile = chain_profile(8, 2, activation_bytes=2**20, parameter_bytes=4, saved_bytes=2**24, memory_bytes=2**28)
-    tight = Problem(profile, 16, micro_batch_sizes=(1,), memory_margin=0.0, memory_bytes=mib * 2**20, recompute=AUTO)
+    tight = Problem(
+        profile, 16, micro_batch_sizes=(1,), memory_margin=0.0, memory_bytes=mib * 2**20, recompute=AUTO, confidence=0.0
+    )
     assert any(stage.recompute for stage in piper.solve(tight).decision.stages)
     assert all(stage.recompute for stage in piper.solve(replace(tight, recompute=ALWAYS)).decision.stages)
     with pytest.raises(InfeasibleError):
@@ -217,7 +221,7 @@ def late(plan: Plan) -> bool:
 def test_sparsepipe_prepares_when_features_have_arrived_and_our_search_ahead(num_devices: int) -> None:
     """On one device their stages are the same, so that this is all that it loses."""
     profile = sparse_profile(classifier(), (1.0,) * num_devices, preparation_s=5e-3, device="gpu")
-    problem = Problem(profile, 4, micro_batch_sizes=(1,) if num_devices == 1 else (4,))
+    problem = Problem(profile, 4, micro_batch_sizes=(1,) if num_devices == 1 else (4,), confidence=0.0)
     plan, ours = sparsepipe.solve(problem), best_first.solve(replace(problem, schedules=("1f1b",)))
     assert (late(plan), late(ours)) == (True, False)
     assert check(plan, profile) == ()

@@ -89,7 +89,9 @@ def test_memory_that_is_too_small_for_all_is_enough_with_some_on_chip() -> None:
     def step_s(on_chip: int) -> float:
         profile = boards(on_chip)
         small = tuple(replace(device, memory_bytes=3000) for device in profile.cluster.devices)
-        problem = Problem(replace(profile, cluster=replace(profile.cluster, devices=small)), 4, memory_margin=0.0)
+        problem = Problem(
+            replace(profile, cluster=replace(profile.cluster, devices=small)), 4, memory_margin=0.0, confidence=0.0
+        )
         plan = solve(problem)
         assert plan.search.status == "proven"
         return plan.prediction.step_s

@@ -257,7 +257,14 @@ def test_two_steps_are_held() -> None:
 def test_the_search_takes_it_where_it_pays_and_two_steps_fit(num_devices: int) -> None:
     profile = sparse_profile(GRAPH, (1.0,) * num_devices, preparation_s=2e-3)
     problem = Problem(
-        profile, 4, schedules=("1f1b",), micro_batch_sizes=(4,), max_stages=1, num_ranks=1, memory_margin=0.0
+        profile,
+        4,
+        schedules=("1f1b",),
+        micro_batch_sizes=(4,),
+        max_stages=1,
+        num_ranks=1,
+        memory_margin=0.0,
+        confidence=0.0,
     )
     plan = best_first.solve(problem)
     pays = num_devices > 1

@@ -40,7 +40,13 @@ def sparse_problem(seed: int) -> Problem:
         bandwidth_bytes_per_s=draw.choice([1e7, 1e9]),
         memory_bytes=draw.choice([2**21, 2**30]),
     )
-    return Problem(profile, draw.choice([2, 3, 4]), schedules=draw.choice([("1f1b",), ("gpipe",)]), memory_margin=0.0)
+    return Problem(
+        profile,
+        draw.choice([2, 3, 4]),
+        schedules=draw.choice([("1f1b",), ("gpipe",)]),
+        memory_margin=0.0,
+        confidence=0.0,
+    )
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -60,7 +66,7 @@ def test_no_plan_beats_the_one_found(solver: object, seed: int) -> None:
 @pytest.mark.parametrize("name", solvers.names())
 def test_every_solver_plans_a_sparse_network(name: str) -> None:
     for graph in (classifier(), segmenter()):
-        problem = Problem(sparse_profile(graph, (1.0, 1.0), halo_rows=5), 4, micro_batch_sizes=(2,))
+        problem = Problem(sparse_profile(graph, (1.0, 1.0), halo_rows=5), 4, micro_batch_sizes=(2,), confidence=0.0)
         plan = solvers.solver(name)(problem, None)
         assert check(plan, problem.profile) == ()
 
@@ -68,15 +74,15 @@ def test_every_solver_plans_a_sparse_network(name: str) -> None:
 def test_ranks_share_one_large_cloud() -> None:
     """One sample, two ranks: a stage along sites alone is shared, one that sees samples is not."""
     profile = sparse_profile(segmenter(sites=20_000), (1.0, 1.0), sizes=(1, 2), preparation_s=0.0)
-    plan = best_first.solve(Problem(profile, 1))
+    plan = best_first.solve(Problem(profile, 1, confidence=0.0))
     assert plan.decision.stages[0].ranks == (0, 1)
     points = plan.decision.layout_of(0).cuts["sample"]
     assert points[1] * 2 == points[2] != 1
     assert check(plan, profile) == ()
-    alone = best_first.solve(Problem(profile, 1, forbid=(Rule("*", "replicas", "2"),)))
+    alone = best_first.solve(Problem(profile, 1, forbid=(Rule("*", "replicas", "2"),), confidence=0.0))
     assert plan.prediction.step_s < 0.6 * alone.prediction.step_s
     parted = sparse_profile(classifier(sites=20_000), (1.0, 1.0), sizes=(1, 2), preparation_s=0.0)
-    found = best_first.solve(Problem(parted, 1))
+    found = best_first.solve(Problem(parted, 1, confidence=0.0))
     for number, stage in enumerate(found.decision.stages):
         kinds = {layer.kind for layer in parted.graph.layers if layer.name in found.decision.layers_of(number)}
         assert len(stage.ranks) == 1 or not kinds & {"segment", "linear", "loss"}
@@ -96,7 +102,9 @@ def test_a_stage_that_sees_samples_cannot_be_cut_inside_them() -> None:
 @pytest.mark.parametrize("name", sorted({"best-first", "dryden"} & {*solvers.names()}))
 def test_layers_over_sites_are_cut_along_nothing_but_samples(name: str) -> None:
     profile = sparse_profile(segmenter(), (1.0, 1.0))
-    plan = solvers.solver(name)(Problem(profile, 4, allow=(SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS)), None)
+    plan = solvers.solver(name)(
+        Problem(profile, 4, allow=(SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS), confidence=0.0), None
+    )
     assert all(set(placed.cuts) <= {"sample"} for placed in plan.decision.layers.values())
     for cuts in ({"channel": (0, 1, 2)}, {"sample": (0, 1, 2), "sites": (0, 1, 2)}):
         first = next(iter(plan.decision.layers))

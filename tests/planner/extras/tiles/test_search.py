@@ -50,7 +50,13 @@ def per_pixel(profile: Profile) -> Profile:
 
 def planned(profile: Profile, memory_bytes: int = 0, **asked: object) -> Plan:
     problem = Problem(
-        profile, 1, objective=LATENCY, allow=("spatial",), memory_bytes=memory_bytes, memory_margin=0.0, **asked
+        profile,
+        1,
+        objective=LATENCY,
+        allow=("spatial",),
+        memory_bytes=memory_bytes,
+        memory_margin=0.0,
+        **{"confidence": 0.0, **asked},
     )
     plan = solve(problem)
     assert check(plan, profile) == ()
@@ -121,7 +127,14 @@ def test_the_best_of_all_partings_of_a_chain(values: int) -> None:
 def every_parting(profile: Profile, limit: int) -> Iterator[float]:
     """Steps of all plans on one rank that fit: all stretches of layers, in strips and in squares."""
     problem = Problem(
-        profile, 1, objective=LATENCY, allow=("spatial",), memory_bytes=limit, memory_margin=0.0, num_ranks=1
+        profile,
+        1,
+        objective=LATENCY,
+        allow=("spatial",),
+        memory_bytes=limit,
+        memory_margin=0.0,
+        num_ranks=1,
+        confidence=0.0,
     )
     evaluator = Evaluator(problem, CostModel(profile))
     names = [layer.name for layer in profile.graph.layers]
@@ -152,7 +165,7 @@ def test_normalisation_by_running_statistics_waits_for_nobody() -> None:
 
 def test_a_plan_that_trains_has_no_blocks() -> None:
     profile = chain()
-    plan = solve(Problem(profile, 1, allow=("spatial",), memory_margin=0.0))
+    plan = solve(Problem(profile, 1, allow=("spatial",), memory_margin=0.0, confidence=0.0))
     names = tuple(layer.name for layer in profile.graph.layers[:2])
     stage = replace(plan.decision.stages[0], blocks=(Block(names),))
     spoilt = replace(plan, decision=replace(plan.decision, stages=(stage,)))

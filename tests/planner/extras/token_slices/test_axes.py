@@ -131,7 +131,7 @@ def test_a_request_is_refused_with_a_remedy_or_a_reason(title: str) -> None:
     assert caught.value.title.startswith(title)
     assert [*caught.value.details, *caught.value.remedies]
     assert (caught.value.code, caught.value.exit_code) == ("H200", 2)
-    assert len(of_request(Problem(chain_profile(3, 2), 4))) == len(ASKED)
+    assert len(of_request(Problem(chain_profile(3, 2), 4, confidence=0.0))) == len(ASKED)
 
 
 def test_a_plan_with_spans_or_stages_of_several_ranks_has_faults() -> None:
@@ -151,6 +151,6 @@ def test_stages_that_share_a_parameter_are_refused(stage: int, is_refused: bool)
     others[3] = replace(others[3], parameters=first.parameters)
     tied = replace(profile, graph=replace(profile.graph, layers=(first, *others)))
     candidate = Candidate((0, 0, 0, 0, stage, stage), ((0,), (1,)), ((2,), (2,)), (2, 2), "1f1b", axis_parts=(4, 4))
-    evaluator = Evaluator(Problem(tied, 4), CostModel(tied))
+    evaluator = Evaluator(Problem(tied, 4, confidence=0.0), CostModel(tied))
     text = "and sequences are cut into token slices: what a second copy takes then is not known"
     assert (text in evaluator.unmet(candidate)) is is_refused

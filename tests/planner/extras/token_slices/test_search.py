@@ -114,11 +114,13 @@ def test_no_cut_into_stages_has_a_faster_slowest_stage(seed: int) -> None:
 
 
 def planned(batch: int = 1, **asked: object) -> Plan:
-    return solver("best-first")(Problem(profile(), batch, allow=(SAMPLE_DIMS, TIME_DIMS), **asked), None)
+    return solver("best-first")(
+        Problem(profile(), batch, allow=(SAMPLE_DIMS, TIME_DIMS), **{"confidence": 0.0, **asked}), None
+    )
 
 
 def test_one_sequence_on_two_devices_is_faster_in_slices_and_the_plan_is_good() -> None:
-    whole = solver("best-first")(Problem(profile(), 1), None)
+    whole = solver("best-first")(Problem(profile(), 1, confidence=0.0), None)
     plan = planned()
     assert len(plan.decision.stages) == 2
     assert plan.decision.num_parts > 1
@@ -153,14 +155,14 @@ def test_slices_that_are_asked_for_are_taken() -> None:
 def test_slices_on_one_device_need_no_link() -> None:
     alone = profile(1)
     alone = replace(alone, cluster=replace(alone.cluster, links={}))
-    plan = solver("best-first")(Problem(alone, 2, allow=("sample", "time"), token_slices=(8, 8)), None)
+    plan = solver("best-first")(Problem(alone, 2, allow=("sample", "time"), token_slices=(8, 8), confidence=0.0), None)
     assert plan.decision.token_slices == (8, 8)
 
 
 def test_nothing_is_sliced_where_that_is_slower_or_not_allowed() -> None:
     slow = profile(latency_s=1.0)
-    allowed = solver("best-first")(Problem(slow, 1, allow=(SAMPLE_DIMS, TIME_DIMS)), None)
-    plain = solver("best-first")(Problem(slow, 1), None)
+    allowed = solver("best-first")(Problem(slow, 1, allow=(SAMPLE_DIMS, TIME_DIMS), confidence=0.0), None)
+    plain = solver("best-first")(Problem(slow, 1, confidence=0.0), None)
     assert allowed.decision == plain.decision
     assert "token slices" in [each.what for each in allowed.search.rejected]
     assert "token_slices" not in codec.dumps(plain)
@@ -169,7 +171,7 @@ def test_nothing_is_sliced_where_that_is_slower_or_not_allowed() -> None:
 def test_a_network_that_cannot_be_sliced_is_refused_where_time_may_be_cut() -> None:
     two_ways = replace(profile(), graph=graph(causal=False))
     with pytest.raises(UnsupportedModelError, match="a0 cannot be run in token slices"):
-        solver("best-first")(Problem(two_ways, 1, allow=(TIME_DIMS,)), None)
+        solver("best-first")(Problem(two_ways, 1, allow=(TIME_DIMS,), confidence=0.0), None)
 
 
 @pytest.mark.parametrize(

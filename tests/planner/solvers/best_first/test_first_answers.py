@@ -68,7 +68,7 @@ def answers_of(problem: Problem) -> list[Evaluation]:
 
 
 def test_fifty_layers_on_sixty_four_devices_start_from_no_worse_a_plan_than_anybody_would_write_down() -> None:
-    problem = Problem(scale_profile(50, 64), global_batch=1024, time_limit_s=600)
+    problem = Problem(scale_profile(50, 64), global_batch=1024, time_limit_s=600, confidence=0.0)
     assert min(found.step_s for found in answers_of(problem)) <= BY_HAND_S
 
 
@@ -77,7 +77,7 @@ def test_fifty_layers_on_sixty_four_devices_start_from_no_worse_a_plan_than_anyb
 )
 def test_first_answers_are_what_was_asked_for(asked: dict[str, object]) -> None:
     profile = on_hosts(a_network(12, random.Random(2)), ["kind-1"] * 4 + ["kind-0.55"] * 4, 4)
-    problem = replace(Problem(profile, global_batch=16), **asked)  # type: ignore[arg-type]  # fields by name
+    problem = replace(Problem(profile, global_batch=16, confidence=0.0), **asked)  # type: ignore[arg-type]  # fields by name
     evaluator = Evaluator(problem, CostModel(profile))
     found = answers_of(problem)
     assert found
@@ -96,7 +96,7 @@ def test_more_devices_are_never_worse(seed: int) -> None:
     if draw.random() < 0.5:
         kinds[each * draw.randint(1, num_hosts - 1) :] = ["kind-0.55"] * len(kinds)
     profile = on_hosts(a_network(draw.randint(3, 8), draw), kinds[: each * num_hosts], each)
-    problem = Problem(profile, global_batch=draw.choice([8, 16, 24]), time_limit_s=WORK_S)
+    problem = Problem(profile, global_batch=draw.choice([8, 16, 24]), time_limit_s=WORK_S, confidence=0.0)
     steps = []
     for count in (draw.choice([1, 2, each]), len(profile.cluster.devices)):
         with under(Budget(3600.0)):  # work is counted, and no clock ends the search
@@ -106,7 +106,7 @@ def test_more_devices_are_never_worse(seed: int) -> None:
 
 
 def test_prices_and_replays_are_counted_where_they_are_made() -> None:
-    problem, whole = Problem(scale_profile(12, 16, 2), 64), Budget(60.0)
+    problem, whole = Problem(scale_profile(12, 16, 2), 64, confidence=0.0), Budget(60.0)
     evaluator, freedom = Evaluator(problem, CostModel(problem.profile), within=whole), Freedom.of(problem)
     of_devices, cuts = pools(problem), cuts_of(evaluator.cost_model)
     with under(whole):

@@ -58,7 +58,11 @@ def small_problem(seed: int) -> Problem:
     )
     overhead = dict.fromkeys(profile.measurements, draw.choice([0.0, 2e-6]))
     return Problem(
-        replace(profile, action_overhead_s=overhead), draw.choice([2, 3, 4]), memory_margin=0.0, allow=EVERYTHING
+        replace(profile, action_overhead_s=overhead),
+        draw.choice([2, 3, 4]),
+        memory_margin=0.0,
+        allow=EVERYTHING,
+        confidence=0.0,
     )
 
 
@@ -141,7 +145,7 @@ def test_more_freedom_is_never_worse_and_every_plan_passes_the_checker(made: tup
     steps = []
     profile = priced(*made, speeds=(1.0,) * 4, latency_s=latency_s)
     for allow in FAMILIES:
-        problem = Problem(profile, 2, allow=allow)
+        problem = Problem(profile, 2, allow=allow, confidence=0.0)
         evaluator, found = searched(problem)
         assert found.best is not None
         assert check(plan_of_candidate(evaluator, found.best.candidate), profile) == ()
@@ -165,14 +169,14 @@ def test_more_devices_are_never_worse(seed: int) -> None:
     )
     steps = []
     for num_ranks in range(1, len(hosts) + 1):
-        _, found = searched(Problem(profile, 2, num_ranks=num_ranks, allow=("sample", "spatial")))
+        _, found = searched(Problem(profile, 2, num_ranks=num_ranks, allow=("sample", "spatial"), confidence=0.0))
         assert found.best is not None
         steps.append(found.best.step_s)
     assert all(more <= fewer * (1 + 1e-9) for fewer, more in itertools.pairwise(steps))
 
 
 def test_samples_alone_leave_the_outcome_as_it_is() -> None:
-    problem = Problem(priced(*plain(), speeds=(1.0, 1.0)), 4)
+    problem = Problem(priced(*plain(), speeds=(1.0, 1.0)), 4, confidence=0.0)
     evaluator = Evaluator(problem, CostModel(problem.profile))
     found = BestFirstSearch(evaluator, None).run(SearchStart(evaluator).items())
     assert not beyond_samples(problem)
@@ -181,7 +185,7 @@ def test_samples_alone_leave_the_outcome_as_it_is() -> None:
 
 def test_unlike_devices_on_two_hosts_are_searched_and_pass_the_checker() -> None:
     profile = priced(*mesh_like(height=256), speeds=(1.0, 1.0, 2.0, 2.0), hosts=("a", "a", "b", "b"))
-    evaluator, found = searched(Problem(profile, 4, allow=EVERYTHING))
+    evaluator, found = searched(Problem(profile, 4, allow=EVERYTHING, confidence=0.0))
     assert found.best is not None
     assert found.best.candidate.options
     assert check(plan_of_candidate(evaluator, found.best.candidate), profile) == ()
@@ -191,15 +195,15 @@ def test_unlike_devices_on_two_hosts_are_searched_and_pass_the_checker() -> None
 def test_sizes_that_were_not_measured_leave_the_others() -> None:
     """Layers of a stage cut along space have all samples of a micro-batch, those of replicas half of them."""
     profile = priced(*plain(samples=4), speeds=(1.0, 1.0), sizes=(2,))
-    problem = Problem(profile, 4, micro_batch_sizes=(4,), max_stages=1, allow=("sample", "spatial"))
+    problem = Problem(profile, 4, micro_batch_sizes=(4,), max_stages=1, allow=("sample", "spatial"), confidence=0.0)
     plan = solve(replace(problem, fix=(parse_rule("*=replicas:2"),)))
     assert plan.decision.num_ranks == 2
 
 
 def test_what_is_not_looked_at_is_said() -> None:
     profile = priced(*plain(), speeds=(1.0, 2.0))
-    assert left_out(Problem(profile, 4)) == ()
-    assert len(left_out(Problem(profile, 4, allow=EVERYTHING))) == 2
+    assert left_out(Problem(profile, 4, confidence=0.0)) == ()
+    assert len(left_out(Problem(profile, 4, allow=EVERYTHING, confidence=0.0))) == 2
 
 
 @pytest.mark.parametrize(
@@ -215,7 +219,7 @@ def test_that_layouts_are_of_stretches_of_layers_is_said_where_a_network_has_bra
         ({"allow": ("sample",)}, False),
     )
     for asked, may_matter in cases:
-        plan = solve(replace(Problem(profile, 4, allow=EVERYTHING), **asked))
+        plan = solve(replace(Problem(profile, 4, allow=EVERYTHING, confidence=0.0), **asked))
         said = [rejected.what == ANY_SETS_LAID_OUT for rejected in plan.search.rejected]
         assert any(said) is (is_said and may_matter)
         assert ("over stretches of layers" in space(plan)) is any(said)
@@ -233,8 +237,8 @@ def test_layers_that_mix_samples_are_cut_along_space() -> None:
         replace(x, attributes={**x.attributes, "mixes_samples": True}) if x.kind == "conv" else x for x in graph.layers
     ]
     mixing = replace(profile, graph=replace(graph, layers=tuple(layers)))
-    _, by_samples = searched(Problem(mixing, 4))
-    evaluator, found = searched(Problem(mixing, 4, allow=("sample", "spatial")))
+    _, by_samples = searched(Problem(mixing, 4, confidence=0.0))
+    evaluator, found = searched(Problem(mixing, 4, allow=("sample", "spatial"), confidence=0.0))
     assert found.best is not None
     assert by_samples.best is not None
     assert found.best.step_s < 0.8 * by_samples.best.step_s  # a pipeline of two stages, without halos
@@ -246,7 +250,7 @@ def test_layers_that_mix_samples_are_cut_along_space() -> None:
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
 def test_work_over_capacity_bounds_what_time_cuts_short(objective: str) -> None:
     profile = priced(*residual(), speeds=(1.0,) * 3, latency_s=1e-6)
-    problem = Problem(profile, 8, allow=EVERYTHING, objective=objective)
+    problem = Problem(profile, 8, allow=EVERYTHING, objective=objective, confidence=0.0)
     evaluator = Evaluator(problem, CostModel(profile))
     outcome = BestFirstSearch(evaluator, None).run(SearchStart(evaluator).items())
     late = with_layouts(evaluator, outcome, Budget(0.0))
@@ -260,7 +264,7 @@ def test_work_over_capacity_bounds_what_time_cuts_short(objective: str) -> None:
 @pytest.mark.parametrize(("rule", "parts"), [("conv*=spatial:2", 2), ("*=channel:1", None)])
 def test_side_constraints_hold(rule: str, parts: int | None) -> None:
     profile = priced(*plain(samples=2, height=48), speeds=(1.0, 1.0))
-    problem = Problem(profile, 2, allow=EVERYTHING, fix=(parse_rule(rule),))
+    problem = Problem(profile, 2, allow=EVERYTHING, fix=(parse_rule(rule),), confidence=0.0)
     evaluator, found = searched(problem)
     assert found.best is not None
     decision = plan_of_candidate(evaluator, found.best.candidate).decision
@@ -274,11 +278,11 @@ def test_layouts_fit_where_samples_do_not() -> None:
     profile = priced(*plain(samples=1, height=64), speeds=(1.0, 1.0), sizes=(1, 2))
     links = {name: replace(link, transport=SHARED_MEMORY) for name, link in profile.cluster.links.items()}
     profile = replace(profile, cluster=replace(profile.cluster, links=links))  # over gloo, exchanges keep their buffers
-    alone = Problem(profile, 1, num_ranks=1, memory_margin=0.0)
+    alone = Problem(profile, 1, num_ranks=1, memory_margin=0.0, confidence=0.0)
     _, whole = searched(alone)
     assert whole.best is not None
     limit = int(0.7 * whole.best.peak_bytes)
-    problem = Problem(profile, 1, memory_margin=0.0, memory_bytes=limit, allow=EVERYTHING, max_stages=1)
+    problem = Problem(profile, 1, memory_margin=0.0, memory_bytes=limit, allow=EVERYTHING, max_stages=1, confidence=0.0)
     evaluator, found = searched(problem)
     assert found.best is not None
     assert found.best.peak_bytes <= limit

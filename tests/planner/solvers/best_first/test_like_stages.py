@@ -58,7 +58,7 @@ def a_space(problem: Problem, micro_batch: int) -> LikeStages:
 
 @pytest.mark.parametrize("asked", [{"max_stages": 2}, {"max_stages": 1}, {"allow": ()}, {"recompute": "always"}])
 def test_pipelines_of_like_stages_are_as_asked_for(asked: dict[str, object]) -> None:
-    problem = Problem(scale_profile(12, 16), 64, **asked)  # type: ignore[arg-type]  # fields by name
+    problem = Problem(scale_profile(12, 16), 64, **{"confidence": 0.0, **asked})  # type: ignore[arg-type]  # fields by name
     space = a_space(problem, 8)
     pipelines = space.pipelines
     assert pipelines
@@ -70,7 +70,7 @@ def test_pipelines_of_like_stages_are_as_asked_for(asked: dict[str, object]) -> 
 
 
 def test_of_like_stages_there_are_as_many_as_devices_allow_and_each_kind_comes_first() -> None:
-    space, first_kinds = a_space(Problem(scale_profile(12, 16, 2), 64), 8), set[int]()
+    space, first_kinds = a_space(Problem(scale_profile(12, 16, 2), 64, confidence=0.0), 8), set[int]()
     several = [pipeline for pipeline in space.pipelines if len({column.devices for column in pipeline.columns}) > 1]
     for pipeline in several:
         devices = [column.devices for column in pipeline.columns]

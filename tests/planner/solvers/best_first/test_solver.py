@@ -30,7 +30,7 @@ def heavy(**more: object) -> Problem:
     profile = chain_profile(
         6, 2, forward_s=(1e-3, 2e-3, 1e-3, 3e-3, 1e-3, 1e-3), parameter_bytes=2**20, bandwidth_bytes_per_s=1e8
     )
-    return replace(Problem(profile, 8), **more)  # type: ignore[arg-type]  # fields by name
+    return replace(Problem(profile, 8, confidence=0.0), **more)  # type: ignore[arg-type]  # fields by name
 
 
 def with_layers(problem: Problem, changed: Mapping[str, Mapping[str, object]]) -> Problem:
@@ -85,7 +85,7 @@ def faster_link(link: Link) -> Link:
 def test_the_order_of_like_devices_does_not_matter() -> None:
     speeds = (1.0, 2.5, 1.0)
     steps = {
-        step_s(Problem(chain_profile(4, 3, forward_s=(1e-3, 2e-3, 1e-3, 3e-3), speeds=order), 4))
+        step_s(Problem(chain_profile(4, 3, forward_s=(1e-3, 2e-3, 1e-3, 3e-3), speeds=order), 4, confidence=0.0))
         for order in (speeds, speeds[::-1], (1.0, 1.0, 2.5))
     }
     assert max(steps) == pytest.approx(min(steps), rel=1e-9)
@@ -139,7 +139,9 @@ RULES = (
 def ruled(fix: tuple[str, ...], forbid: tuple[str, ...] = (), memory_bytes: int = 2**30) -> Problem:
     profile = chain_profile(3, 2, parameter_bytes=4000, memory_bytes=memory_bytes)
     fixed, forbidden = (tuple(map(parse_rule, rules)) for rules in (fix, forbid))
-    return Problem(profile, 4, schedules=("1f1b",), micro_batch_sizes=(1, 2), fix=fixed, forbid=forbidden)
+    return Problem(
+        profile, 4, schedules=("1f1b",), micro_batch_sizes=(1, 2), fix=fixed, forbid=forbidden, confidence=0.0
+    )
 
 
 def refused(problem: Problem) -> InfeasibleError | None:
@@ -241,7 +243,7 @@ def test_ctrl_c_returns_the_best_so_far() -> None:
         hosts=("n0", "n0", "n1", "n1"),
         duplex=False,
     )
-    plan = solve(Problem(profile, 16), stop)
+    plan = solve(Problem(profile, 16, confidence=0.0), stop)
     assert plan.search.status == "stopped"
     assert plan.prediction.step_s >= plan.search.bound_s > 0
     assert seen[0].best_s >= plan.prediction.step_s
@@ -273,8 +275,8 @@ def test_layers_that_mix_samples_are_not_replicated() -> None:
 @pytest.mark.parametrize(
     "problem",
     [
-        Problem(chain_profile(2, 1, sizes=(8,)), 4, micro_batch_sizes=(2,)),
-        Problem(chain_profile(6, 2, sizes=(4,)), 2, schedules=("interleaved",)),
+        Problem(chain_profile(2, 1, sizes=(8,)), 4, micro_batch_sizes=(2,), confidence=0.0),
+        Problem(chain_profile(6, 2, sizes=(4,)), 2, schedules=("interleaved",), confidence=0.0),
     ],
     ids=["asked for", "several stages a device"],
 )
@@ -285,7 +287,7 @@ def test_a_profile_that_says_nothing_about_the_sizes_is_refused(problem: Problem
 
 @pytest.mark.parametrize(("name", "asked"), [("best-first", (4,)), ("best-first", (3,)), ("data-parallel", ())])
 def test_sizes_that_a_refusal_names_are_enough_for_all(name: str, asked: tuple[int, ...]) -> None:
-    problem = Problem(chain_profile(2, 2, sizes=(8,)), 8, micro_batch_sizes=asked)
+    problem = Problem(chain_profile(2, 2, sizes=(8,)), 8, micro_batch_sizes=asked, confidence=0.0)
     with pytest.raises(MissingMeasurementError) as refusal:
         solver(name)(problem)
     (named,) = re.findall(r"--sizes ([\d,]+)", refusal.value.remedies[0])

@@ -31,7 +31,7 @@ NAMES = tuple(name for name in names() if traits(name).trains and traits(name).s
 
 @pytest.mark.parametrize("name", NAMES)
 def test_hosts_of_one_device_each_have_a_pipeline(name: str) -> None:
-    plan = solve(Problem(chain_profile(6, 2, hosts=["a", "b"]), 8, schedules=(name,)))
+    plan = solve(Problem(chain_profile(6, 2, hosts=["a", "b"]), 8, schedules=(name,), confidence=0.0))
     assert plan.search.status == "proven"
     assert plan.decision.used_ranks == (0, 1)
 
@@ -40,15 +40,15 @@ def test_hosts_of_one_device_each_have_a_pipeline(name: str) -> None:
 def test_a_pipeline_reaches_over_hosts_and_kinds_of_devices(name: str) -> None:
     hosts, speeds = ["a", "a", "b", "b"], (1.0, 1.0, 2.0, 2.0)
     profile = chain_profile(15, 4, hosts=hosts, speeds=speeds)
-    plan = solve(Problem(profile, 8, schedules=(name,), gap=0.5))
+    plan = solve(Problem(profile, 8, schedules=(name,), gap=0.5, confidence=0.0))
     assert len(plan.decision.used_ranks) == 4
     assert plan.search.gap <= 0.5
-    one_host = solve(Problem(profile, 8, schedules=(name,), gap=0.5, num_ranks=2))
+    one_host = solve(Problem(profile, 8, schedules=(name,), gap=0.5, num_ranks=2, confidence=0.0))
     assert plan.prediction.step_s < one_host.prediction.step_s
 
 
 def test_the_faster_devices_have_more_of_the_layers() -> None:
-    plan = solve(Problem(chain_profile(8, 2, speeds=(1.0, 3.0)), 8, schedules=("zb-v",), gap=0.05))
+    plan = solve(Problem(chain_profile(8, 2, speeds=(1.0, 3.0)), 8, schedules=("zb-v",), gap=0.05, confidence=0.0))
     layers = [0, 0]
     for number, stage in enumerate(plan.decision.stages):
         layers[stage.ranks[0]] += len(plan.decision.layers_of(number))
@@ -58,7 +58,12 @@ def test_the_faster_devices_have_more_of_the_layers() -> None:
 def test_a_larger_cluster_has_pipelines_of_groups_of_one_size_over_all_hosts() -> None:
     hosts = [f"n{rank // 4}" for rank in range(16)]
     problem = Problem(
-        chain_profile(12, 16, hosts=hosts), 16, schedules=("interleaved",), micro_batch_sizes=(4,), gap=2.0
+        chain_profile(12, 16, hosts=hosts),
+        16,
+        schedules=("interleaved",),
+        micro_batch_sizes=(4,),
+        gap=2.0,
+        confidence=0.0,
     )
     plan = solve(problem)
     assert len(plan.decision.used_ranks) > 4
@@ -68,7 +73,7 @@ def test_a_larger_cluster_has_pipelines_of_groups_of_one_size_over_all_hosts() -
 
 
 def test_what_is_not_searched_is_named() -> None:
-    plan = solve(Problem(chain_profile(4, 2), 4, schedules=("greedy",), recompute="auto"))
+    plan = solve(Problem(chain_profile(4, 2), 4, schedules=("greedy",), recompute="auto", confidence=0.0))
     assert [rejected.what for rejected in plan.search.rejected if rejected.what.startswith("greedy")] == [
         "greedy: more than 4 stages a device",
         "greedy: other windows than its own",
@@ -78,8 +83,8 @@ def test_what_is_not_searched_is_named() -> None:
 
 def test_beside_a_schedule_of_one_stage_a_device_both_are_proven() -> None:
     profile = chain_profile(6, 2, parameter_bytes=10**7, bandwidth_bytes_per_s=1e9)
-    both = solve(Problem(profile, 8, schedules=("1f1b", "zb-v")))
-    alone = [solve(Problem(profile, 8, schedules=(name,))) for name in ("1f1b", "zb-v")]
+    both = solve(Problem(profile, 8, schedules=("1f1b", "zb-v"), confidence=0.0))
+    alone = [solve(Problem(profile, 8, schedules=(name,), confidence=0.0)) for name in ("1f1b", "zb-v")]
     assert both.search.status == "proven"
     assert both.prediction.step_s == pytest.approx(min(plan.prediction.step_s for plan in alone), rel=1e-9)
 
@@ -97,8 +102,8 @@ def test_where_no_schedule_is_named_they_are_looked_at_after_the_others(num_laye
         memory_bytes=1 << 34,
         latency_s=1e-5,
     )
-    alone, beside = (solve(Problem(profile, 8, chunks=chunks)) for chunks in ("never", "auto"))
-    named = solve(Problem(profile, 8, schedules=chunked_names(), time_limit_s=0.5))
+    alone, beside = (solve(Problem(profile, 8, chunks=chunks, confidence=0.0)) for chunks in ("never", "auto"))
+    named = solve(Problem(profile, 8, schedules=chunked_names(), time_limit_s=0.5, confidence=0.0))
     assert beside.prediction.step_s <= alone.prediction.step_s
     assert beside.search.status == "proven"
     assert (beside.decision.schedule in chunked_names()) is (num_layers > 6)
@@ -159,6 +164,7 @@ def test_where_messages_take_no_time_a_pipeline_takes_what_its_order_says(name: 
         8,
         schedules=(name,),
         micro_batch_sizes=(1, 2),
+        confidence=0.0,
     )
     evaluator, families = families_of(problem)
     alike = [family for family in families if len({group.counts for group in family.groups}) == 1]
@@ -191,27 +197,27 @@ def test_none_is_left_out_where_they_were_all_looked_at(seed: int) -> None:
 
 REASONS: Mapping[str, tuple[Problem, str]] = {
     "few layers": (
-        Problem(chain_profile(1, 2), 4, schedules=("zb-v",)),
+        Problem(chain_profile(1, 2), 4, schedules=("zb-v",), confidence=0.0),
         "zb-v: 4 stages are the fewest, and the network can be cut into 2",
     ),
     "few stages": (
-        Problem(chain_profile(6, 2), 4, schedules=("zb-v",), max_stages=3),
+        Problem(chain_profile(6, 2), 4, schedules=("zb-v",), max_stages=3, confidence=0.0),
         "zb-v: 4 stages are the fewest, and at most 3 were asked for",
     ),
     "one device": (
-        Problem(chain_profile(6, 1), 4, schedules=("chimera",)),
+        Problem(chain_profile(6, 1), 4, schedules=("chimera",), confidence=0.0),
         "chimera: every stage is on two devices, and 1 may be",
     ),
     "few samples": (
-        Problem(chain_profile(6, 2), 1, schedules=("chimera",)),
+        Problem(chain_profile(6, 2), 1, schedules=("chimera",), confidence=0.0),
         "chimera: in micro-batches of 1 not every device of a stage has a sample",
     ),
     "memory": (
-        Problem(chain_profile(6, 2, memory_bytes=20_000), 4, schedules=("hanayo",)),
+        Problem(chain_profile(6, 2, memory_bytes=20_000), 4, schedules=("hanayo",), confidence=0.0),
         "the leanest plan needs",
     ),
     "a rule": (
-        Problem(chain_profile(6, 2), 4, schedules=("greedy",), fix=(parse_rule("*=device:*/cpu0"),)),
+        Problem(chain_profile(6, 2), 4, schedules=("greedy",), fix=(parse_rule("*=device:*/cpu0"),), confidence=0.0),
         "no plan keeps to the side constraints",
     ),
 }

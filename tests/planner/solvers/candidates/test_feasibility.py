@@ -39,9 +39,9 @@ def test_ties_are_named_by_the_layers_that_use_them() -> None:
     assert graph.tied_layers() == {"l1.weight": (1, 3, 4)}
     assert cut_positions(graph) == tuple(range(7))
     assert cut_positions(graph, parts_ties=False) == (0, 1, 5, 6)
-    assert may_part_ties(Problem(tied(1, 3), 4))
-    assert may_part_ties(Problem(tied(1, 3), 4, schedules=("pipedream", "1f1b")))
-    assert not may_part_ties(Problem(tied(1, 3), 4, schedules=("pipedream", "pipedream-2bw")))
+    assert may_part_ties(Problem(tied(1, 3), 4, confidence=0.0))
+    assert may_part_ties(Problem(tied(1, 3), 4, schedules=("pipedream", "1f1b"), confidence=0.0))
+    assert not may_part_ties(Problem(tied(1, 3), 4, schedules=("pipedream", "pipedream-2bw"), confidence=0.0))
 
 
 CUT = ShardingSpec((("feature", (0, 1, 2)),))
@@ -60,7 +60,7 @@ def test_what_cannot_be_combined_with_parted_ties_is_refused_by_the_planner(why:
     schedules = ("1f1b", "pipedream", "pipedream-2bw")
     allow = (SAMPLE_DIMS, SPATIAL_DIMS, "channel")
     evaluators = [
-        Evaluator(Problem(profile, 4, schedules=schedules, allow=allow), CostModel(profile))
+        Evaluator(Problem(profile, 4, schedules=schedules, allow=allow, confidence=0.0), CostModel(profile))
         for profile in (tied(1, 3), tied(0, 1))
     ]
     unmet, elsewhere = (evaluator.unmet(REFUSED[why]()) for evaluator in evaluators)
@@ -71,21 +71,21 @@ def test_what_cannot_be_combined_with_parted_ties_is_refused_by_the_planner(why:
 
 def test_the_checker_finds_a_tie_over_stages_that_are_updated_within_a_step() -> None:
     apart, together = tied(), tied(1, 3)
-    plan = solver("best-first")(Problem(apart, 4, schedules=("pipedream",), fix=APART))
+    plan = solver("best-first")(Problem(apart, 4, schedules=("pipedream",), fix=APART, confidence=0.0))
     assert check(plan, apart) == ()
     assert any("pipedream updates within a step, and stages 0, 1 share l1.weight" in x for x in check(plan, together))
 
 
 def test_where_layers_have_layouts_the_cuts_that_are_not_looked_at_are_named() -> None:
     profile = tied(1, 3, bandwidth_bytes_per_s=1e6)
-    plan = solver("best-first")(Problem(profile, 4, allow=(SAMPLE_DIMS, SPATIAL_DIMS, "channel")))
+    plan = solver("best-first")(Problem(profile, 4, allow=(SAMPLE_DIMS, SPATIAL_DIMS, "channel"), confidence=0.0))
     assert [each.what for each in plan.search.rejected if each.what.startswith(UNCUT)] == ["no cut between l1 and l3"]
     assert check(plan, profile) == ()
 
 
 def test_layers_of_stages_for_answers_alone_may_share_parameters_under_any_forward_schedule() -> None:
     profile = tied(1, 3)
-    plan = solver("best-first")(Problem(profile, 8, schedules=("forward",), fix=APART))
+    plan = solver("best-first")(Problem(profile, 8, schedules=("forward",), fix=APART, confidence=0.0))
     assert check(plan, profile) == ()
     graph = profile.graph
     held = [graph.parameter_bytes(frozenset(plan.decision.layers_of(stage))) for stage in (0, 1)]

@@ -284,7 +284,7 @@ def larger(**more: object) -> Problem:
         bandwidth_bytes_per_s=2e7,
         latency_s=1e-5,
     )
-    return replace(Problem(profile, 16, schedules=PLAIN), **more)  # type: ignore[arg-type]
+    return replace(Problem(profile, 16, schedules=PLAIN, confidence=0.0), **more)  # type: ignore[arg-type]
 
 
 def test_a_time_limit_too_short_to_prove_is_never_called_optimal() -> None:
@@ -337,7 +337,11 @@ def test_where_groups_are_many_those_of_a_kind_or_pool_are_taken_and_the_plan_sa
     names = ["n0"] * per_host + ["n1"] * per_host
     speeds = [1.0] * per_host + [1.0 / kinds] * per_host
     problem = Problem(
-        chain_profile(2, 2 * per_host, hosts=names, speeds=speeds), 4, schedules=("1f1b",), time_limit_s=0.3
+        chain_profile(2, 2 * per_host, hosts=names, speeds=speeds),
+        4,
+        schedules=("1f1b",),
+        time_limit_s=0.3,
+        confidence=0.0,
     )
     devices = DeviceStates(pools(problem))
     counts, unlike = group_counts(devices)
@@ -366,12 +370,12 @@ def test_rules_shape_the_plan() -> None:
 def test_what_leaves_nothing_is_named(rules: tuple[str, ...], memory_bytes: int, title: str, said: str) -> None:
     profile = chain_profile(3, 2, parameter_bytes=4000, memory_bytes=memory_bytes)
     with pytest.raises(InfeasibleError, match=title) as caught:
-        solve(Problem(profile, 4, schedules=PLAIN, fix=tuple(map(parse_rule, rules))))
+        solve(Problem(profile, 4, schedules=PLAIN, fix=tuple(map(parse_rule, rules)), confidence=0.0))
     assert said in caught.value.render()
 
 
 def test_what_it_cannot_do_is_refused() -> None:
     with pytest.raises(UsageError, match="knows no schedule"):
-        solve(Problem(chain_profile(3, 2), 4, schedules=("zb-v",)))
+        solve(Problem(chain_profile(3, 2), 4, schedules=("zb-v",), confidence=0.0))
     with pytest.raises(UnknownNameError, match="matches no layer"):
-        solve(Problem(chain_profile(3, 2), 4, schedules=PLAIN, fix=(parse_rule("conv*=stage:0"),)))
+        solve(Problem(chain_profile(3, 2), 4, schedules=PLAIN, fix=(parse_rule("conv*=stage:0"),), confidence=0.0))
