@@ -273,7 +273,7 @@ class RankContext:
         self.model = cast(Any, None)
         self.module = cast(Any, None)
 
-    def gather(self) -> None:
+    def wait_for_all(self) -> None:
         """Waits for all ranks, of which some may take long, but for none that is gone.
 
         Raises:

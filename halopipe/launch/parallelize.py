@@ -366,7 +366,7 @@ class ScriptRanks:
     @property
     def processes(self) -> Mapping[int, int]:
         """The number of each rank's process."""
-        return self._workers.numbers
+        return self._workers.pids
 
     def wait_for_failure(self) -> HalopipeError:
         """What the ranks ended by, which are known to be ending."""

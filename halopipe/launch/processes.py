@@ -100,8 +100,8 @@ class Processes:
                 )
 
     @property
-    def numbers(self) -> Mapping[int, int]:
-        """Those of their processes, by rank."""
+    def pids(self) -> Mapping[int, int]:
+        """Numbers of their processes, by rank."""
         return {rank: process.pid for rank, process in self._processes.items()}
 
     def ended(self) -> Mapping[int, EndedWorker]:

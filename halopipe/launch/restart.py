@@ -1,7 +1,7 @@
 """A job that loses ranks and is started again: attempts, one after the other, until one reaches the last step.
 
     attempt 0     steps 0 1 2 3 4 5 x          rank 1 is killed: all others end at once
-                          ^ checkpoint after step 2
+                          ^ checkpoint: steps 0 and 1 are done
     decide(LostAttempt)  the plan of the next attempt, by default the same
     attempt 1           steps 2 3 4 5 6 7 8    from the newest sound checkpoint, as ``--resume auto`` does
 
@@ -59,7 +59,7 @@ class LostAttempt:
         number: of the attempt, 0 for the first; so many restarts were made before.
         error: what ended it; such that starting again may help, see :func:`may_pass`.
         ranks: whose failure it is: those that died, or where a chain of waits ends; empty where nobody knows.
-        step: after which the next attempt goes on; 0: it begins anew.
+        step: steps that are kept, after which the next attempt goes on; 0: it begins anew.
         num_done: steps that were complete on all ranks.
         before: the losses before this one, the first of them first.
     """
@@ -193,14 +193,14 @@ class _Attempts:
     progress: ShowRun | None
     decide: Decide
     folder: Path
-    losses: tuple[LostAttempt, ...] = ()
+    lost_attempts: tuple[LostAttempt, ...] = ()
     history: History = field(default_factory=History)
 
     def run(self) -> RunResult:
         start = resume_point(self.plan, self.options)
         self.history.began_anew = not start.options.resume
         while True:
-            for line in start.skipped if self.losses else start.lines:
+            for line in start.skipped if self.lost_attempts else start.lines:
                 self._say(start.step, line)
             try:
                 if start.is_end:
@@ -208,9 +208,9 @@ class _Attempts:
                 result = spawn(self.plan, start.options, self.progress, self.folder)
             except HalopipeError as error:
                 self.history.lost(AttemptRecord.read(self.folder), time.time())
-                if not may_pass(error, len(self.history.steps)) or len(self.losses) >= self.options.restarts:
+                if not may_pass(error, len(self.history.steps)) or len(self.lost_attempts) >= self.options.restarts:
                     self._tell_the_way_on(error)
-                    if self.losses:
+                    if self.lost_attempts:
                         raise self._with_history(error) from error
                     raise
                 start = self._after(error)
@@ -228,14 +228,14 @@ class _Attempts:
         num_done = self.history.num_done(start)
         cleared(self.folder)
         ranks = tuple(rank for rank in error.ranks if rank >= 0)
-        loss = LostAttempt(self.plan, len(self.losses), error, ranks, start.step, num_done, self.losses)
+        loss = LostAttempt(self.plan, len(self.lost_attempts), error, ranks, start.step, num_done, self.lost_attempts)
         plan = self.decide(loss) or self.plan
         if plan == self.plan and loss.is_repeated:
             raise also(error, ["it came twice at the same step: to start again would not help"])
         self.plan = plan
-        self.losses = (*self.losses, loss)
+        self.lost_attempts = (*self.lost_attempts, loss)
         progress = f"after step {start.step}" if start.step else "from the beginning"
-        progress += f" ({len(self.losses)} of at most {self.options.restarts})"
+        progress += f" ({len(self.lost_attempts)} of at most {self.options.restarts})"
         self._say(start.step, f"{error.title}; started again {progress}")
         self.history.restarted(start, error.title, error.code, ranks)
         return start
@@ -252,7 +252,8 @@ class _Attempts:
 
     def _with_history(self, error: HalopipeError) -> HalopipeError:
         history = [
-            f"attempt {loss.number + 1} ended after step {loss.num_done}: {loss.error.title}" for loss in self.losses
+            f"attempt {loss.number + 1} ended after step {loss.num_done}: {loss.error.title}"
+            for loss in self.lost_attempts
         ]
         return also(error, [f"the job was started again {units.count(len(history), 'time')} before", *history])
 

@@ -83,7 +83,7 @@ class Checkpoints:
             options.checkpoint,
             context.rank,
             len(context.ranks),
-            context.gather,
+            context.wait_for_all,
             keep=options.keep,
             deadline_s=SAVE_S,
         )
@@ -194,7 +194,7 @@ def save_now(folder: str | Path, engine: Engine, *, keep: int) -> None:
         with_numbers(engine.state(), context, None, numbers_of(context.decision)),
         context.rank,
         len(context.ranks),
-        context.gather,
+        context.wait_for_all,
         fingerprints_of(context.graph),
         keep=keep,
     )

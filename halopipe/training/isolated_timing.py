@@ -75,13 +75,13 @@ class IsolatedTimer:
         activity = self.context.activity
         activity.begin("timing its stages alone")
         activity.deadline_s = _TIMING_S
-        self.context.gather()
+        self.context.wait_for_all()
         try:
             stages = () if self.skipped else self.stages
             self._timed.append([self._repeated(each.pass_s, self.budget_s / len(stages)) for each in stages])
         except Exception as error:  # noqa: BLE001  # the run goes on without: it needs no stage alone
             self.skipped = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        self.context.gather()
+        self.context.wait_for_all()
 
     def _repeated(self, pass_s: Callable[[], float], budget_s: float) -> tuple[float, ...]:
         passes_s = [pass_s()]

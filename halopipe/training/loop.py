@@ -103,7 +103,7 @@ class Loop:
         if job.is_compared:
             first = FirstStep(rank, None, partial(first_batch_of, job), strict=options.check_numerics)
         self._steps = RankSteps(rank.engine, self._take, self._run, source.agreement, False, self._note, first)
-        self._steps.behind = self._go_on
+        self._steps.after_step = self._go_on
         self._steps.around = self._traced
 
     def run(self) -> RankResult:

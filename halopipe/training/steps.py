@@ -33,14 +33,15 @@ class RankSteps:
     """The steps of one rank; see the module.
 
     Attributes:
-        take: gives the batch of the step behind so many, the same on all ranks; None where there is none any more.
-        run: runs the step behind so many on its batch.
+        take: given how many steps were done before, gives the next one's batch, the same on all ranks; None where there
+            is none any more.
+        run: given the same number, runs the step on its batch.
         agreement: that the ranks take the same; None where one reads for all.
         settles: whether the loss is looked at before the next step.
         note: told how many steps were done before, the batch, what it gave on this rank, and seconds from before
             ``take``.
         first: compares the first update with one device's, until that is done; None: nobody does.
-        behind: called with how many were done before.
+        after_step: called after each step with how many were done before it.
         around: entered, with that number, before the batch is taken; left when it was run.
         comparison: what ``first`` found.
     """
@@ -52,12 +53,12 @@ class RankSteps:
     settles: bool = False
     note: Callable[[int, Batch, StepResult, float], object] | None = None
     first: FirstStep | None = None
-    behind: Callable[[int], object] | None = None
+    after_step: Callable[[int], object] | None = None
     around: Callable[[int], AbstractContextManager[object]] = nullcontext
     comparison: ComparedStep | None = None
 
     def step(self, number: int) -> StepResult | None:
-        """The step behind ``number`` others; None where there is no batch for it.
+        """The step after ``number`` others; None where there is no batch for it.
 
         Raises:
             StopBeforeStepError: a rank asked to stop; the batch that was taken is not used.
@@ -77,8 +78,8 @@ class RankSteps:
         if self.first is not None:
             self.comparison = self.first.after(result)
             self.first = self.first if self.comparison is None else None
-        if self.behind is not None:
-            self.behind(number)
+        if self.after_step is not None:
+            self.after_step(number)
         return result
 
     def confirm(self) -> None:

@@ -38,7 +38,11 @@ FORMATS: Mapping[str, tuple[type, int]] = {
     "timeline": (TimelineFile, 1),
     "proof": (Proof, 1),
 }
-"""Name of each file format, the type it holds and the newest version that this release reads and writes."""
+"""Name of each file format, the type it holds and the newest version that this release reads and writes.
+
+A field that came later says so in its metadata (``added``): files without it are read with its default, or with what
+its absence meant (``absent``), and it is left out again where it has its default: older releases read the file.
+"""
 
 _WRITTEN_BY = {
     "profile": "name a file that 'halopipe profile' wrote",

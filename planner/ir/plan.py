@@ -364,6 +364,9 @@ _AT_THE_BOUND = 2.5e-9
 def status_of(ended: str, step_s: float, bound_s: float, gap: float = 0.0) -> str:
     """The status of a plan of ``step_s`` whose search ended with a bound.
 
+    ``proven`` is such a status, not a file: the bound is the step, but for rounding.  A proof that can be checked by
+    others is :mod:`planner.proof`'s.
+
     Args:
         ended: what ended the search: ``time limit``, ``stopped``, or another status: nothing was left to look at.
         gap: how far from the best the plan may be.

@@ -1,5 +1,7 @@
 """Schedules: one function each, ``order(pipeline) -> Schedule``, in a module for each family.
 
+    M micro-batches, p stages s = 0 ... p - 1; F forward, B backward, I and W its halves (for inputs, for weights)
+
     row of stage s    W_s forwards, then B and F in turn: 1F1B W_s = p - s, GPipe W_s = M       ``_rows.in_turn``
                       B as I and W, with W later                                               ``_rows.split``
                       an update after every so many, on older weights                          ``_rows.updating``

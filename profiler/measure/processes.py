@@ -1,5 +1,9 @@
 """The measuring processes: fresh ones, one after another on one core; what met a busy machine is measured once more.
 
+A process met one if it waited for a core for more than 1 % of its time, or if a fixed kernel's pace changed by more
+than 5 % meanwhile (:mod:`profiler.measure.contention`); only the sizes and parts that it measured then are repeated,
+and none by a quick profile.
+
 The first chooses what is measured, the others repeat it.  What a process has finished is kept as it comes.
 """
 

@@ -96,7 +96,10 @@ class GradientSync:
 
     @torch.no_grad()
     def run(self) -> float | None:
-        """Call before the first update of the step, on every rank; without effect until the last step before an update.
+        """Call before the first update of the step, on every rank.
+
+        Ties are summed, and gradients clipped, in the last step before an update alone; where an update of NaN is left
+        out, ranks agree on it in each.
 
         Returns:
             The norm of all gradients before clipping; None where they are not clipped.

@@ -1,4 +1,14 @@
-"""How the parameters of one stage are updated: over which ranks gradients are summed, and what steps them."""
+"""How the parameters of one stage are updated: over which ranks gradients are summed, when, and what steps them.
+
+    a parameter            its gradient is summed over            when
+    ---------------------  -------------------------------------  -----------------------------------------------
+    of the stage alone     all ranks of the stage                 in buckets, from the last backward on
+    in parts (a layout)    the ranks that have the same part      the same
+    tied to other stages   the ranks of all these stages          before the step's first update
+    divided (ZeRO)         all ranks of the stage, each a shard   by its level (:mod:`runtime.optim.sharding`)
+
+Ties are summed by :mod:`runtime.optim.gradient_sync`.
+"""
 
 from __future__ import annotations
 

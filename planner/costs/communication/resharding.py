@@ -42,7 +42,7 @@ class Resharding:
         moved_bytes: in all, forward, partial sums included.
         is_halo: whether both layers are cut alike and ranks lack rows of space alone, so that what moves is a rim of
             each part (or nothing).
-        ways: ranks that share the input channels in the cheapest contraction (``costs.shards.contraction``).
+        ways: ranks that share the input channels in the cheapest contraction (:mod:`planner.layers.contraction`).
     """
 
     forward_s: Array
