@@ -18,7 +18,9 @@ average of weights does that a mean teacher keeps; nothing is asked of such a la
 
 A search is given what concerns whole stages as side constraints (:func:`rules_of_state`), and looks at no layout that
 breaks the others (:func:`may_be_laid_out`); what divides gradients is asked of :func:`why_gradients_stay_whole` before.
-A plan is held against all of them by :func:`require_stages`.  Along which dims a layer may be cut at all follows from its access relation (``SizedLayer.divisible``), and what a cut
+A plan is held against all of them by :func:`require_stages`.
+
+Along which dims a layer may be cut at all follows from its access relation (``SizedLayer.divisible``), and what a cut
 moves is priced by :mod:`planner.costs.communication.resharding`.
 """
 
