@@ -20,6 +20,7 @@ statistics between ranks (:mod:`profiler.links.cpu`).
 
 from __future__ import annotations
 
+import inspect
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +40,7 @@ from profiler.links.messages import LinkPoints
 from profiler.measure.child_process import Report
 from runtime.optim.gradient_buckets import GradientBuckets
 from runtime.sparse.halo import shared_conv
-from runtime.spatial.collectives import summed
+from runtime.spatial.collectives import rows_of, summed
 from runtime.spatial.exchange import PeerGroup, redistribute
 from runtime.spatial.layer_shard import LayerShard
 from runtime.stage.batch_norm import synchronised_batch_norm
@@ -168,7 +169,7 @@ def _sites_s(edge: int, burst: Burst) -> float:
 def _partial_sums_s(size: int, burst: Burst) -> float:
     x = torch.randn(size, requires_grad=True)
     table = PendingRows(torch.zeros(2, size))
-    step = cast("LayerShard", SimpleNamespace(memo={"rows": lambda parts, dtype: table}, later=None))
+    step = cast("LayerShard", SimpleNamespace(memo={inspect.unwrap(rows_of): lambda parts, dtype: table}, later=None))
     return _call_s(lambda: summed(step, x), lambda: x.view_as(x), burst)
 
 

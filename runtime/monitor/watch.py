@@ -56,7 +56,7 @@ class Workers(Protocol):
         """Start all of them."""
 
     @property
-    def numbers(self) -> Mapping[int, int]:
+    def pids(self) -> Mapping[int, int]:
         """Those of their processes, by rank."""
 
     def ended(self) -> Mapping[int, EndedWorker]:
@@ -300,7 +300,7 @@ class Supervisor:
         self._silence.note(beats)
         self._beats = {rank: beat.aged(self._silence.seconds_of(rank)) for rank, beat in beats.items()}
         self.watch(self._beats)
-        numbers = workers.numbers
+        numbers = workers.pids
         has_begun = any(beat.step >= 0 for beat in beats.values())  # nobody begins a step before all are there
         for rank in self.titles:
             if rank not in self._failures and rank not in self._results:
