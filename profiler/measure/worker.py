@@ -292,8 +292,10 @@ class _Measuring:
         values = tuple(tensors.values())
         count = len(self._model.inputs)
         runs = self._effort.min_runs
+        example = values[:count], values[count:]
+        has_run = self._job.quick and self._job.device == "cpu"  # in the capture
         try:
-            step = step_seconds(self._model, values[:count], values[count:], self._job.optimizer, runs, self._clock)
+            step = step_seconds(self._model, *example, self._job.optimizer, runs, self._clock, has_run=has_run)
         except (RuntimeError, ValueError) as error:  # a batch norm of one value, for one
             return SizeCosts(samples, failure=f"{samples} samples: {type(error).__name__}: {error}")
         first = first_passes(self._captured, tensors, samples, self._clock, deduplicates=self._job.quick)

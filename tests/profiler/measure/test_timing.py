@@ -195,6 +195,27 @@ def test_updates_add_up_and_leave_the_parameters_alone(name: str) -> None:
     assert all(parameter.grad is None for parameter in model.module.parameters())
 
 
+def test_of_a_long_step_of_a_model_that_has_run_the_first_passes_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = loaded(RESNET, 2)
+    calls = []
+    monkeypatch.setattr(LoadedModel, "loss_of_prepared", noting_calls(LoadedModel.loss_of_prepared, calls))
+    for most_s, number in ((2.0, 5), (1e-9, 1)):
+        calls.clear()
+        monkeypatch.setattr(beside_layers, "_LONG_S", most_s)
+        step = step_seconds(batch, batch.inputs, batch.targets, Optimizer("SGD", {"lr": 0.1}), 3, has_run=True)
+        assert len(calls) == number
+        assert 0 < step.passes_s < step.whole_s
+    assert all(parameter.grad is None for parameter in batch.module.parameters())
+
+
+def noting_calls(function: Callable[..., Any], calls: list[None]) -> Callable[..., Any]:
+    def called(*arguments: Any) -> Any:
+        calls.append(None)
+        return function(*arguments)
+
+    return called
+
+
 def test_an_optimiser_that_does_not_exist_or_fit_is_refused() -> None:
     parameters = [torch.nn.Parameter(torch.ones(1))]
     with pytest.raises(UnknownNameError, match=r"no optimiser 'Adm'[\s\S]*did you mean Adam"):
