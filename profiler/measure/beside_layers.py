@@ -94,8 +94,6 @@ def step_seconds(
     optimizer: Optimizer,
     num_runs: int,
     clock: LapClock | None = None,
-    *,
-    has_run: bool = False,
 ) -> StepSeconds:
     """A whole step on the user's own module: forward, backward, update.
 
@@ -105,8 +103,6 @@ def step_seconds(
         num_runs: steps that count; fewer, but one, of those that take long: ``_LONG_S`` in all are enough.  One that
             takes a fifth of that is enough to warm up.
         clock: of the device that the model is on; by default that of the processor.
-        has_run: whether the model has just run in this process: of one that takes long the first passes then count, and
-            only the update, which makes the optimiser's state, is run once more.
     """
     clock = clock or ThreadClock()
     parameters = [parameter for parameter in model.module.parameters() if parameter.requires_grad]
@@ -125,12 +121,8 @@ def step_seconds(
         passes_s = clock.seconds(passes)
         return StepSeconds(passes_s, passes_s + clock.seconds(rest))
 
-    if has_run:
-        first = _first_step(lambda: model.loss_of_prepared(inputs, targets), update, clock)
-        if first.passes_s > _LONG_S / 2:
-            return first
     times: list[StepSeconds] = []
-    warm_ups = _WARM_UPS - 1 if has_run else _WARM_UPS
+    warm_ups = _WARM_UPS
     while len(times) < num_runs + warm_ups and (
         len(times) <= warm_ups or sum(each.whole_s for each in times) < _LONG_S
     ):
@@ -146,18 +138,29 @@ def step_seconds(
     return StepSeconds(trimmed_mean(passes_s), trimmed_mean(whole_s))
 
 
-def _first_step(loss_of: Callable[[], Tensor], update: torch.optim.Optimizer | None, clock: LapClock) -> StepSeconds:
-    """A step whose update is run twice: the first makes the optimiser's state, the second counts."""
+def long_step_seconds(
+    model: LoadedModel, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...], optimizer: Optimizer
+) -> StepSeconds | None:
+    """As :func:`step_seconds`, on the processor, of a model that has just run in this process; None where it is short.
+
+    Of a step whose passes take above half of ``_LONG_S`` the first passes count, and only the update, which makes the
+    optimiser's state, is run once more.
+    """
+    clock = ThreadClock()
+    parameters = [parameter for parameter in model.module.parameters() if parameter.requires_grad]
 
     def passes() -> None:
-        loss_of().backward()  # type: ignore[no-untyped-call]  # torch does not type it
+        model.loss_of_prepared(inputs, targets).backward()  # type: ignore[no-untyped-call]  # torch does not type it
 
     passes_s = timed(clock, passes)
-    if update is None:
-        return StepSeconds(passes_s, passes_s)
-    update_s = [timed(clock, update.step) for _ in range(2)][1]
-    update.zero_grad(set_to_none=True)
-    return StepSeconds(passes_s, passes_s + update_s)
+    is_long = passes_s > _LONG_S / 2
+    update_s = 0.0
+    if is_long and parameters:
+        update = still_optimizer(optimizer, parameters)
+        update_s = [timed(clock, update.step) for _ in range(2)][1]
+    for parameter in parameters:
+        parameter.grad = None
+    return StepSeconds(passes_s, passes_s + update_s) if is_long else None
 
 
 def action_overhead_s(
