@@ -25,9 +25,9 @@ from profiler.source.model import Casts, cast_tensors
 from profiler.source.parts import where
 from profiler.source.structure import BatchStructure
 from runtime.memory import out_of_memory
-from runtime.numerics.single_device import Tensors
+from runtime.numerics.single_device import StepTensors
 
-Pair = tuple[Tensors, Tensors]
+Pair = tuple[StepTensors, StepTensors]
 """Inputs and targets, samples first."""
 
 SIGNATURE = "a factory takes up to three parameters: global_batch, input_shape, seed, by name or in this order"

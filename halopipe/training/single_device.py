@@ -47,7 +47,7 @@ from profiler.source.parts import cast_module
 from runtime.captured import CapturedModule
 from runtime.monitor.failure import write_error
 from runtime.numerics.compare import TOLERANCES, relative_error, sketches, tensor_differences
-from runtime.numerics.single_device import LossOf, Tensors, serial_step, serial_step_each
+from runtime.numerics.single_device import LossOf, StepTensors, serial_step, serial_step_each
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer import StageOptimizer
 from runtime.pipeline.microbatches import InputSpecs, WholeBatch, filled
@@ -310,7 +310,7 @@ def losses_of(model: LoadedModel, captured: CapturedModule, context: RankContext
     device = model.inputs[0].device
     specs = step_inputs(captured)
 
-    def loss_of(inputs: Tensors, targets: Tensors) -> Tensor:
+    def loss_of(inputs: StepTensors, targets: StepTensors) -> Tensor:
         """Sites in the plan's order: numbers are drawn by row."""
         batch = prepared.batch(WholeBatch(specs, (*inputs, *targets), (inputs[0].shape[0],)))
         tensors = model.cast(tuple(batch.whole(name, 0).to(device) for name in captured.graph.inputs))
@@ -328,7 +328,7 @@ def rows_of(item: BatchItem, micro_batches: Sequence[int], specs: InputSpecs) ->
     return tuple(filter(None, filled(min(samples[0], sum(micro_batches)), tuple(micro_batches))))
 
 
-def parts_of(item: BatchItem, rows: Sequence[int], specs: InputSpecs) -> list[tuple[Tensors, Tensors]]:
+def parts_of(item: BatchItem, rows: Sequence[int], specs: InputSpecs) -> list[tuple[StepTensors, StepTensors]]:
     """The micro-batches of a batch, which have so many samples."""
     if isinstance(item, list):
         return list(item)
@@ -381,7 +381,7 @@ def _is_whole(plan: Plan, model: LoadedModel, captured: CapturedModule, answers:
 
 
 def _weights(
-    captured: CapturedModule, parts: Sequence[tuple[Tensors, Tensors]], rows: Sequence[int]
+    captured: CapturedModule, parts: Sequence[tuple[StepTensors, StepTensors]], rows: Sequence[int]
 ) -> tuple[float, ...] | None:
     """What the losses of micro-batches count for; None: they do not make up that of the batch."""
     if not captured.reductions or captured.preparation is not None:
@@ -444,7 +444,7 @@ def _shared(loss_of: LossOf, accumulate: int) -> LossOf:
     if accumulate == 1:
         return loss_of
 
-    def shared(inputs: Tensors, targets: Tensors) -> Tensor:
+    def shared(inputs: StepTensors, targets: StepTensors) -> Tensor:
         loss = loss_of(inputs, targets)
         return loss.detach() + (loss - loss.detach()) / accumulate
 

@@ -1,7 +1,9 @@
 """What a module keeps from its first call, so that later ones compute something else: no graph holds that.
 
 A second call, of another batch and with other weights, is made twice: by the module that was called before, and by one
-of which only tensors that were written in place remember that call, as a graph does.  Both must come out alike.
+of which only tensors that were written in place remember that call, as a graph does.  Both must come out alike.  Where
+the graph itself gives what the module does to the last bit (loss, gradients and buffers), it is that other one: so the
+module need not be called a third time only because it counts its calls.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ _OF_OBJECTS = (
     "and global variables hold stays behind"
 )
 _MOST_TRIED = 32
+_NUM_FACTORS = 65_521
+"""A prime that hardly any dim of a weight is a multiple of: along each of its dims factors differ."""
 FIRST = 0
 LATER = 2
 """Seeds of the calls."""
@@ -43,8 +47,27 @@ class _Outcome:
     error: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class LaterCall:
+    """A second call, with changed weights.
+
+    Attributes:
+        tensors: its batch.
+        loss: by the module.
+        is_by_graph: whether the graph gives that loss, its gradients and buffers to the last bit.
+    """
+
+    tensors: Mapping[str, Tensor]
+    loss: Tensor
+    is_by_graph: bool
+
+
 class FirstCall:
     """A module between its first call and the next.
+
+    Args:
+        loss_of, graph_loss_of: the loss of a batch by the module, and by its graph.
+        before: the state that the module is in.
 
     Attributes:
         before, after: the state before the first call, and behind it.
@@ -52,10 +75,11 @@ class FirstCall:
         moved: the numbers among that.
     """
 
-    def __init__(self, model: LoadedModel, loss_of: LossOf) -> None:
+    def __init__(self, model: LoadedModel, loss_of: LossOf, graph_loss_of: LossOf, before: UserState) -> None:
         self._model = model
         self._loss_of = loss_of
-        self.before = self.after = UserState(model.stateful)
+        self._graph_loss_of = graph_loss_of
+        self.before = self.after = before
         self._buffers = self._named()
         self._left: dict[str, Tensor] = {}
         self.changed: list[str] = []
@@ -65,15 +89,11 @@ class FirstCall:
         """Takes the state that it is in for that after the first call."""
         self.changed = self.before.changed()
         self.moved = self.before.moved()
-        self.after = UserState(self._model.stateful)
+        self.after = UserState(self._model.stateful) if self.changed else self.before.read_again()
         self._left = {name: buffer.detach().clone() for name, buffer in self._named().items()}
 
-    def later_call(
-        self, whole: Mapping[str, Tensor], rest: Mapping[str, Tensor]
-    ) -> tuple[Mapping[str, Tensor], Tensor] | None:
-        """The batch of a second call, and its loss by the module with changed weights, which are not put back.
-
-        None where the module runs on no other batch.
+    def later_call(self, whole: Mapping[str, Tensor], rest: Mapping[str, Tensor]) -> LaterCall | None:
+        """A second call, with changed weights, which are not put back; None where the module runs on no other batch.
 
         Args:
             whole: the batch of the first call.
@@ -85,10 +105,12 @@ class FirstCall:
         change_weights(self._model)
         for tensors in _others(whole, rest):
             self.as_called()
-            kept = self.call(tensors)
+            kept = self.call(tensors, has_gradients=bool(self.changed))
+            if self.changed and _is_identical(kept, self.forgotten(tensors, self._graph_loss_of)):
+                return LaterCall(tensors, kept.loss, is_by_graph=True)
             fresh = self.forgotten(tensors) if self.changed else kept
             if not kept.error and _is_alike(kept, fresh):
-                return tensors, kept.loss
+                return LaterCall(tensors, kept.loss, is_by_graph=False)
             if not fresh.error:
                 raise _refusal(self._model, self, whole, tensors, (kept, fresh))
         return None
@@ -99,12 +121,12 @@ class FirstCall:
         self.after.values()
         self._write_buffers()
 
-    def forgotten(self, tensors: Mapping[str, Tensor]) -> _Outcome:
-        """A call by a module of which only what the first call wrote in place remembers that."""
+    def forgotten(self, tensors: Mapping[str, Tensor], loss_of: LossOf | None = None) -> _Outcome:
+        """As :meth:`call`, by a module of which only what the first call wrote in place remembers that."""
         self.as_called()
         self.before.forget_all()
         self._write_buffers()
-        return self.call(tensors)
+        return self.call(tensors, loss_of=loss_of)
 
     def without(self, name: str) -> None:
         """As after the first call, but for one value."""
@@ -119,8 +141,20 @@ class FirstCall:
                 if left is not None and left.shape == buffer.shape:
                     refill(buffer, left)
 
-    def call(self, tensors: Mapping[str, Tensor], seed: int = LATER) -> _Outcome:
-        """One call with its gradients; parameters that it writes to are put back."""
+    def call(
+        self,
+        tensors: Mapping[str, Tensor],
+        seed: int = LATER,
+        *,
+        loss_of: LossOf | None = None,
+        has_gradients: bool = True,
+    ) -> _Outcome:
+        """One call; parameters that it writes to are put back.
+
+        Args:
+            loss_of: by the module, or its graph; None: by the module.
+            has_gradients: whether its backward is run as well.
+        """
         owners = self._model.owners.values()
         trained = {(k, name): p for k, each in enumerate(owners) for name, p in each.named_parameters()}
         for parameter in trained.values():
@@ -128,8 +162,8 @@ class FirstCall:
         torch.manual_seed(seed)
         nothing = torch.full((), math.nan)
         try:
-            loss = self._loss_of(tensors)
-            if loss.requires_grad and loss.numel() == 1:
+            loss = (loss_of or self._loss_of)(tensors)
+            if has_gradients and loss.requires_grad and loss.numel() == 1:
                 loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
         except Exception as error:  # noqa: BLE001 - the user's module may refuse another batch in any way
             return _Outcome(nothing, {}, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
@@ -144,6 +178,13 @@ class FirstCall:
             named |= {f"{k} {name}": buffer for name, buffer in module.named_buffers()}
             named |= {f"{k} {name}": each for name, each in module.named_parameters() if not each.requires_grad}
         return named
+
+
+def _is_identical(a: _Outcome, b: _Outcome) -> bool:
+    """Whether two calls came to their end with the same numbers, each to the last bit."""
+    if a.error or b.error or a.tensors.keys() != b.tensors.keys():
+        return False
+    return is_equal(a.loss, b.loss) and all(is_equal(value, b.tensors[name]) for name, value in a.tensors.items())
 
 
 def _is_alike(a: _Outcome, b: _Outcome) -> bool:
@@ -193,17 +234,22 @@ def _others(whole: Mapping[str, Tensor], rest: Mapping[str, Tensor]) -> Iterator
 
 @torch.no_grad()
 def change_weights(model: LoadedModel) -> None:
-    """Each by up to a half of itself, with its sign; what is zero becomes a little more."""
-    generator = torch.Generator().manual_seed(0)
-    for module in model.owners.values():
-        for parameter in module.parameters():
-            if parameter.requires_grad and (parameter.is_floating_point() or parameter.is_complex()):
-                drawn = torch.rand(parameter.shape, generator=generator).add_(0.5)
-                factors = drawn.to(parameter.device, parameter.dtype)
-                is_zero = parameter == 0
-                parameter.mul_(factors)
-                if is_zero.any():
-                    parameter.copy_(torch.where(is_zero, 0.02 * factors, parameter))
+    """Each by up to a half of itself, with its sign; what is zero becomes a little more.
+
+    Factors are drawn once, and repeated along each weight, beginning with another one.  That shows as much as if each
+    entry had drawn its own: neighbours along any dim get unlike ones, and so do two weights of one shape, so norms,
+    ratios and products of rows, columns or weights all become others.
+    """
+    drawn = torch.rand(_NUM_FACTORS, generator=torch.Generator().manual_seed(0)).add_(0.5)
+    every = [each for module in model.owners.values() for each in module.parameters() if each.requires_grad]
+    for number, parameter in enumerate(every):
+        if parameter.is_floating_point() or parameter.is_complex():
+            size = parameter.numel()
+            repeated = drawn.roll(number).repeat(-(-size // _NUM_FACTORS))[:size].view(parameter.shape)
+            factors = repeated.to(parameter.device, parameter.dtype)
+            is_zero = parameter == 0
+            parameter.mul_(factors)
+            parameter[is_zero] = 0.02 * factors[is_zero]
 
 
 def _refusal(
@@ -248,7 +294,7 @@ def _changes_on(
 ) -> bool:
     """Whether the module that was called once would be refused as well."""
     memory.as_called()
-    second = FirstCall(model, memory._loss_of)
+    second = FirstCall(model, memory._loss_of, memory._graph_loss_of, UserState(model.stateful))
     second.call(tensors, FIRST)
     second.note()
     change_weights(model)

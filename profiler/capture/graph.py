@@ -40,6 +40,7 @@ from profiler.capture.operators import layer_names, name_read, tensors_in
 from profiler.capture.sample_independence import Dependence, dependence
 from profiler.capture.trace import TracedModel, trace, traces
 from profiler.capture.user_module import untouched
+from profiler.capture.user_state import UserState
 from profiler.capture.verify_capture import (
     correct_dtypes,
     evaluation_fault,
@@ -70,8 +71,9 @@ def capture(model: LoadedModel, rules: Rules = NO_RULES) -> CapturedModule:
     """
     require_plain_modules(model.owners)
     require_values(model)
-    with untouched(*model.stateful):
-        return _captured(model, replace(rules, elementwise=rules.elementwise | model.elementwise))
+    state = UserState(model.stateful)
+    with untouched(*model.stateful, state=state):
+        return _captured(model, replace(rules, elementwise=rules.elementwise | model.elementwise), state)
 
 
 Judge = Callable[[TracedModel, "tuple[OperatorGroup, ...]", LoadedModel], "tuple[Dependence, ...]"]
@@ -126,12 +128,13 @@ def capture_unchecked(model: LoadedModel, rules: Rules, judge: Judge) -> Capture
     return _of_traced(model, traced, rules, layer_groups, judge(traced, layer_groups, model), "")
 
 
-def _captured(model: LoadedModel, rules: Rules) -> CapturedModule:
-    traced, idle, key = _verified(model, rules)
+def _captured(model: LoadedModel, rules: Rules, state: UserState) -> CapturedModule:
+    """As :func:`capture`, of a model that is in ``state``."""
+    traced, idle, key, state = _verified(model, rules, state)
     model = replace(model, rows=traced.rows)
     findings = kept(key)
     traced = replace(traced, parameters={n: p for n, p in traced.parameters.items() if n not in idle})
-    evaluation = evaluation_fault(traced, model) if findings is None else findings.evaluation
+    evaluation = evaluation_fault(traced, model, state) if findings is None else findings.evaluation
     if model.autocast is not None:
         correct_dtypes(traced, model)
     layer_groups = groups(traced, rules)
@@ -142,20 +145,26 @@ def _captured(model: LoadedModel, rules: Rules) -> CapturedModule:
     return captured
 
 
-def _verified(model: LoadedModel, rules: Rules) -> tuple[TracedModel, Set[str], str]:
-    """The first trace that computes what the module does, its parameters without gradient, and the findings' name."""
+def _verified(model: LoadedModel, rules: Rules, state: UserState) -> tuple[TracedModel, Set[str], str, UserState]:
+    """The first trace that computes what the module does, its parameters without gradient, and the findings' name.
+
+    Last comes the state that the module is in then: what it keeps is looked for once more behind a trace, as the user's
+    code may have made things meanwhile that nobody puts back.
+    """
     candidates = traces(model)
     failure = None
     while True:
-        with untouched(*model.stateful):  # attributes may hold tensors of the trace, which have no values
+        with untouched(*model.stateful, state=state):  # attributes may hold tensors of the trace, without values
             traced = next(candidates, None)
         if traced is None:
             raise failure or AssertionError("a model has a trace, or a refusal")
         model = replace(model, rows=traced.rows)
-        key = key_of(traced, model, rules)
+        state = UserState(model.stateful)
+        key = key_of(traced, model, rules, state)
         try:
             findings = kept(key)
-            return traced, require_same_loss(traced, model) if findings is None else set(findings.idle), key
+            idle = require_same_loss(traced, model, state) if findings is None else set(findings.idle)
+            return traced, idle, key, state
         except UnsupportedModelError as error:
             failure = traced.refusal or error
             failure.__cause__ = failure.__cause__ or (error if failure is not error else None)

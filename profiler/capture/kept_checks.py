@@ -70,8 +70,12 @@ class CheckFindings:
     layers: tuple[Dependence, ...]
 
 
-def key_of(traced: TracedModel, model: LoadedModel, rules: Rules) -> str:
-    """The name that findings are kept under; empty: they are not."""
+def key_of(traced: TracedModel, model: LoadedModel, rules: Rules, state: UserState) -> str:
+    """The name that findings are kept under; empty: they are not.
+
+    Args:
+        state: that ``model.stateful`` is in.
+    """
     if not model.origin or model.clouds is not None or traced.refusal is not None or rules.kinds:
         return ""
     parts = {type(part).__module__ for owner in model.owners.values() for part in owner.modules()}
@@ -87,10 +91,10 @@ def key_of(traced: TracedModel, model: LoadedModel, rules: Rules) -> str:
     try:
         weights = traced.parameters.values()
         tensors = [digest_of(tensor) for tensor in (*weights, *constants, *model.inputs, *model.targets)]
-        state = UserState(model.stateful).described()
+        described = state.described()
     except (AttributeError, RuntimeError, TypeError, ValueError):  # inner graphs, tensors without values, open(...)
         return ""
-    return hashlib.sha256(canonical([graph, tensors, state, files, processors, asked]).encode()).hexdigest()
+    return hashlib.sha256(canonical([graph, tensors, described, files, processors, asked]).encode()).hexdigest()
 
 
 def kept(key: str) -> CheckFindings | None:

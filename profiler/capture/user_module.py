@@ -42,12 +42,15 @@ from profiler.capture.user_state import OUTSIDE, UserState, is_users
 
 
 @contextmanager
-def untouched(*owners: Any) -> Iterator[None]:
+def untouched(*owners: Any, state: UserState | None = None) -> Iterator[None]:
     """Puts back what is done to ``owners`` within: whatever forward or ``eval()`` changes, and who draws numbers.
 
     Owners are modules and loss functions.  For what is put back of them see :mod:`profiler.capture.user_state`.
+
+    Args:
+        state: that they are in, for who knows it: it takes a while to find all that a large model keeps.
     """
-    state = UserState(owners)
+    state = UserState(owners) if state is None else state
     modules = [owner for owner in owners if isinstance(owner, nn.Module)]
     gradients = [(p, p.grad, p.requires_grad) for module in modules for p in module.parameters()]
     drawn = _generators()
@@ -77,9 +80,9 @@ def _generators() -> tuple[Any, Any]:
 
 
 @contextmanager
-def kept_state(*owners: Any) -> Iterator[None]:
+def kept_state(*owners: Any, state: UserState | None = None) -> Iterator[None]:
     """:func:`untouched`, and the values of parameters put back."""
-    with untouched(*owners), kept_parameters(*(owner for owner in owners if isinstance(owner, nn.Module))):
+    with untouched(*owners, state=state), kept_parameters(*(owner for owner in owners if isinstance(owner, nn.Module))):
         yield
 
 

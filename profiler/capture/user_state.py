@@ -15,6 +15,7 @@ import sys
 import sysconfig
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
@@ -96,8 +97,17 @@ class UserState:
 
     def __init__(self, owners: Iterable[Any]) -> None:
         places, tensors, self._code = _reached(owners)
+        self._take(places, tensors)
+
+    def _take(self, places: Iterable[_Place], tensors: Iterable[Tensor]) -> None:
         self._held = [(place, place.read()) for place in places]
         self._values = [(tensor, tensor.detach().clone(), times_written(tensor)) for tensor in tensors]
+
+    def read_again(self) -> UserState:
+        """The state now, for who knows that nothing has :meth:`changed`: values are then kept in the same places."""
+        now = copy(self)
+        now._take([place for place, _ in self._held], [tensor for tensor, *_ in self._values])
+        return now
 
     def restore(self) -> None:
         """Puts all of it back as it was: attributes are the same objects, which hold what they held."""

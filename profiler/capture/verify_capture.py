@@ -47,50 +47,54 @@ class _Result:
 
 
 @torch.enable_grad()
-def require_same_loss(traced: TracedModel, model: LoadedModel) -> Set[str]:
+def require_same_loss(traced: TracedModel, model: LoadedModel, state: UserState) -> Set[str]:
     """Raises :class:`UnsupportedModelError` unless the graph gives the module's own loss and gradients.
 
     Returns the parameters that get no gradient, neither from the module nor from the graph, though they are trained.
 
     Buffers and gradients are put back.  Sizes that vary are tried at about half the example's extents and at 1 as well,
     where the module runs with these.
+
+    Args:
+        state: that ``model.stateful`` is in.
     """
     samples, whole = _example(traced, model)
-    with kept_state(*model.stateful), fresh_gradients(*model.owners.values()):
-        memory = FirstCall(model, partial(_loss_of_copies, model))
+    graph_loss_of = partial(_graph_loss, traced, model, samples)
+    with kept_state(*model.stateful, state=state), fresh_gradients(*model.owners.values()):
+        memory = FirstCall(model, partial(_loss_of_copies, model), graph_loss_of, state)
         copies = _copies(whole)
-        with kept_state(*model.stateful):
+        with kept_state(*model.stateful, state=state):
             expected = _own_result(model, copies, samples)
             memory.note()
-        _require_same_inputs(model, whole, copies, expected.loss)
-        by_graph = _graph_result(traced, model, whole, samples)
+        _require_same_inputs(model, whole, copies, expected.loss, state)
+        by_graph = _graph_result(traced, model, whole, samples, state)
         later = memory.later_call(whole, _rest(traced, model, samples))
         _require_alike(traced, expected.loss, by_graph.loss, {})
         _require_same_gradients(model, expected.gradients, by_graph.gradients)
         _require_same_buffers(expected.buffers, by_graph.buffers)
         gradients = frozenset(traced.parameters if by_graph.gradients is None else by_graph.gradients)
-        if later is not None and by_graph.gradients is not None:
+        if later is not None and not later.is_by_graph and by_graph.gradients is not None:
             memory.as_called()
             torch.manual_seed(LATER)
             with _running_graph():
-                _require_same_again(later[1], _graph_loss(traced, model, later[0], samples).detach())
+                _require_same_again(later.loss, graph_loss_of(later.tensors).detach())
     if memory.moved:
-        _require_no_schedule(model, whole, expected.loss)
+        _require_no_schedule(model, whole, expected.loss, state)
     if traced.refusal is not None:
         other = {name: _changed(tensor) for name, tensor in whole.items()}
-        with kept_state(*model.stateful):
+        with kept_state(*model.stateful, state=state):
             own = _own_result(model, _copies(other), samples)
-        _require_alike(traced, own.loss, _graph_result(traced, model, other, samples).loss, {})
+        _require_alike(traced, own.loss, _graph_result(traced, model, other, samples, state).loss, {})
     if not expected.leaves <= {id(each) for each in traced.parameters.values()}:
         _require_known_parameters(traced, model)
     for divisor in (_PAIR, max(model.extents.values())) if traced.varying else ():
         tensors = _shrunk(whole, traced, divisor) if model.clouds is None else _fewer(traced, model, samples, divisor)
         try:
-            expected = _module_result(model, tensors)
+            expected = _module_result(model, tensors, state)
         except Exception:  # noqa: BLE001 - the user's module may refuse such an extent in any way
             continue
         try:
-            by_graph = _graph_result(traced, model, tensors, samples)
+            by_graph = _graph_result(traced, model, tensors, samples, state)
         except UnsupportedModelError:  # a condition under which it was captured
             continue
         _require_alike(traced, expected.loss, by_graph.loss, traced.graph_inputs(tensors, samples))
@@ -174,10 +178,13 @@ def correct_dtypes(traced: TracedModel, model: LoadedModel) -> None:
 
 
 @torch.enable_grad()
-def evaluation_fault(traced: TracedModel, model: LoadedModel) -> str:
+def evaluation_fault(traced: TracedModel, model: LoadedModel, state: UserState) -> str:
     """Why the graph, its operators put in evaluation mode, is not the module in evaluation mode; empty if it is.
 
     Where operators draw random numbers in any mode it is not asked: the runtime refuses them.
+
+    Args:
+        state: that ``model.stateful`` is in.
     """
     if any(draws_in_any_mode(node) for node in traced.module.graph.nodes):
         return ""
@@ -191,10 +198,10 @@ def evaluation_fault(traced: TracedModel, model: LoadedModel) -> str:
 
     try:
         with evaluating(*model.owners.values()):
-            expected = _loss_alone(model, lambda: _loss_of_copies(model, tensors))
+            expected = _loss_alone(model, lambda: _loss_of_copies(model, tensors), state)
     except Exception as error:  # noqa: BLE001 - the user's module may refuse this in any way
         return f"the module itself raises in evaluation mode: {type(error).__name__}: {error}"
-    of_graph = _loss_alone(model, loss)
+    of_graph = _loss_alone(model, loss, state)
     if is_alike(expected, of_graph):
         return ""
     return (
@@ -248,8 +255,8 @@ def module_loss(model: LoadedModel, tensors: Iterable[Tensor], *, calm: bool = F
         return model.loss_of_prepared(values[: len(model.inputs)], values[len(model.inputs) :])
 
 
-def _module_result(model: LoadedModel, tensors: Mapping[str, Tensor]) -> _Result:
-    with kept_state(*model.stateful):
+def _module_result(model: LoadedModel, tensors: Mapping[str, Tensor], state: UserState | None = None) -> _Result:
+    with kept_state(*model.stateful, state=state):
         return _result(model, lambda: _loss_of_copies(model, tensors))
 
 
@@ -281,15 +288,16 @@ def _loss_of(model: LoadedModel, values: Sequence[Tensor]) -> Tensor:
 
 
 def _require_same_inputs(
-    model: LoadedModel, tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor], first: Tensor
+    model: LoadedModel, tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor], first: Tensor, state: UserState
 ) -> None:
     """Raises :class:`UnsupportedModelError` where forward writes to its inputs so that a second one differs.
 
     Args:
         copies: the inputs as a first forward on ``tensors`` left them; its loss was ``first``.
+        state: that ``model.stateful`` is in.
     """
     written = [name for name, tensor in tensors.items() if not is_alike(copies[name], tensor)]
-    if written and not is_alike(first, _loss_alone(model, lambda: _loss_of(model, [*_copies(copies).values()]))):
+    if written and not is_alike(first, _loss_alone(model, lambda: _loss_of(model, [*_copies(copies).values()]), state)):
         raise UnsupportedModelError(
             f"forward writes to its own input, {written[0]}, in place",
             ["the next step on the same data would read something else"],
@@ -313,12 +321,14 @@ def _own_result(model: LoadedModel, tensors: Mapping[str, Tensor], samples: int)
         ) from error
 
 
-def _graph_result(traced: TracedModel, model: LoadedModel, tensors: Mapping[str, Tensor], samples: int) -> _Result:
-    with _running_graph(), kept_state(*model.stateful):
-        return _result(model, lambda: _graph_loss(traced, model, tensors, samples))
+def _graph_result(
+    traced: TracedModel, model: LoadedModel, tensors: Mapping[str, Tensor], samples: int, state: UserState
+) -> _Result:
+    with _running_graph(), kept_state(*model.stateful, state=state):
+        return _result(model, lambda: _graph_loss(traced, model, samples, tensors))
 
 
-def _graph_loss(traced: TracedModel, model: LoadedModel, tensors: Mapping[str, Tensor], samples: int) -> Tensor:
+def _graph_loss(traced: TracedModel, model: LoadedModel, samples: int, tensors: Mapping[str, Tensor]) -> Tensor:
     with model.precision():
         loss: Tensor = traced.module(*traced.graph_inputs(tensors, samples).values())
         return loss
@@ -370,8 +380,8 @@ def _result(model: LoadedModel, loss_of: Callable[[], Tensor]) -> _Result:
     return _Result(loss.detach(), gradients, buffers, leaves)
 
 
-def _loss_alone(model: LoadedModel, loss_of: Callable[[], Tensor]) -> Tensor:
-    with kept_state(*model.stateful):
+def _loss_alone(model: LoadedModel, loss_of: Callable[[], Tensor], state: UserState) -> Tensor:
+    with kept_state(*model.stateful, state=state):
         torch.manual_seed(0)
         return loss_of().detach()
 
@@ -426,18 +436,16 @@ def _require_same_again(expected: Tensor, captured: Tensor) -> None:
         )
 
 
-def _require_no_schedule(model: LoadedModel, tensors: Mapping[str, Tensor], expected: Tensor) -> None:
+def _require_no_schedule(model: LoadedModel, tensors: Mapping[str, Tensor], expected: Tensor, state: UserState) -> None:
     """Raises :class:`UnsupportedModelError` where a number that forward counts is one that it computes with.
 
     Such as the weight of a term that grows over thousands of steps: two calls, one after the other, are alike but for
     rounding.  So what a call has changed is changed by as much as many calls would.
+
+    Args:
+        state: that ``model.stateful`` is in.
     """
-
-    def own_loss() -> Tensor:
-        return _loss_alone(model, lambda: _loss_of_copies(model, tensors))
-
-    with kept_state(*model.stateful):
-        state = UserState(model.stateful)
+    with kept_state(*model.stateful, state=state):
         try:
             torch.manual_seed(0)
             _loss_of_copies(model, tensors)
@@ -447,7 +455,8 @@ def _require_no_schedule(model: LoadedModel, tensors: Mapping[str, Tensor], expe
                 return
             for each in moved:
                 each.write(each.after + _FAR * (each.after - each.before))
-            far = own_loss()
+            torch.manual_seed(FIRST)
+            far = _loss_of_copies(model, tensors).detach()
         except UnsupportedModelError:
             raise
         except Exception:  # noqa: BLE001 - user's code may fail in any way on such a number: it does compute with it

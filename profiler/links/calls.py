@@ -67,11 +67,15 @@ _BURST_KERNEL = (64, 64, 3, 3)
 class Burst:
     """A fixed number of convolutions, about 1.5 ms of them, over 5 MiB by turns: more than a core's own caches hold.
 
+    Args:
+        runs: how often each call is timed behind it; 0: as often as in a full profile.
+
     Attributes:
         number: of convolutions; ranks that meet have to take the same.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, runs: int = 0) -> None:
+        self.runs = runs or _NUM_RUNS
         self._inputs = [torch.randn(_BURST_SHAPE) for _ in range(_BURST_TENSORS)]
         self._weights = [torch.randn(_BURST_KERNEL) for _ in range(_BURST_TENSORS)]
         self._next = 0
@@ -89,13 +93,14 @@ class Burst:
         return time.thread_time() - start_s
 
 
-def exchange_calls(link: str, sites: bool = False) -> tuple[Collective, ...]:
+def exchange_calls(link: str, sites: bool = False, runs: int = 0) -> tuple[Collective, ...]:
     """Seconds of the calls by the bytes of their messages, as collectives over one rank of the tier ``link``.
 
     Args:
         sites: whether those over shared sites are wanted as well, which sparse networks have.
+        runs: as of :class:`Burst`.
     """
-    return tuple(Collective(operation, 1, link, points) for operation, points in _measured(sites))
+    return tuple(Collective(operation, 1, link, points) for operation, points in _measured(sites, Burst(runs)))
 
 
 def report_calls(_: Report, link: str, sites: bool) -> tuple[Collective, ...]:
@@ -103,8 +108,7 @@ def report_calls(_: Report, link: str, sites: bool) -> tuple[Collective, ...]:
     return exchange_calls(link, sites)
 
 
-def _measured(sites: bool) -> Iterator[tuple[str, LinkPoints]]:
-    burst = Burst()
+def _measured(sites: bool, burst: Burst) -> Iterator[tuple[str, LinkPoints]]:
     yield (
         NORMALISATION,
         tuple((2 * (1 + 2 * channels) * _STATISTIC_BYTES, _norm_s(channels, burst)) for channels in _CHANNELS),
@@ -193,17 +197,17 @@ def _gradient_sums_s(num_bytes: int, burst: Burst) -> float:
             buckets.reduce()
         return time.thread_time() - start_s
 
-    return _median_s(lambda: backward(True) - backward(False)) / len(buckets.buckets)
+    return _median_s(lambda: backward(True) - backward(False), burst.runs) / len(buckets.buckets)
 
 
 def _call_s(call: Callable[[], Tensor], instead: Callable[[], Tensor], burst: Burst) -> float:
     """By how much ``call`` takes longer than ``instead``: the mean of forward and backward; at least 1 us."""
-    return _median_s(lambda: (_passes_s(call, burst) - _passes_s(instead, burst)) / 2)
+    return _median_s(lambda: (_passes_s(call, burst) - _passes_s(instead, burst)) / 2, burst.runs)
 
 
-def _median_s(longer_s: Callable[[], float]) -> float:
+def _median_s(longer_s: Callable[[], float], runs: int) -> float:
     """Of several, but for the first two; at least 1 us."""
-    longer_by_s = [longer_s() for _ in range(_NUM_RUNS + 2)][2:]
+    longer_by_s = [longer_s() for _ in range(runs + 2)][2:]
     return float(f"{max(1e-6, statistics.median(longer_by_s)):.4g}")
 
 

@@ -206,7 +206,7 @@ def measure_together(
     for ranks in [*(ranks[:1] for ranks in inside[:1]), *inside]:  # one rank of a host alone, then all of a group
         sums.append(replace(over(MEMORY, ranks, passes_over_memory), num_hosts=0))
     if transport.rank == 0:
-        sums += exchange_calls(next(iter(links)), sites)
+        sums += exchange_calls(next(iter(links)), sites, effort.calls)
     return LinkCosts(links, tuple(sums), pairs)
 
 

@@ -180,6 +180,7 @@ class LinkEffort:
         longest_s: no larger messages once one took so long.
         stream_s: for the longest stream.
         bends: whether to look between the sizes.
+        calls: repetitions of what a rank computes around an exchange (:mod:`profiler.links.calls`).
     """
 
     rounds: int
@@ -188,10 +189,11 @@ class LinkEffort:
     longest_s: float
     stream_s: float
     bends: bool
+    calls: int = 10
 
 
 FULL = LinkEffort(3, 30, 0.12, 0.15, 1.0, True)
-QUICK = LinkEffort(2, 7, 0.03, 0.06, 0.25, False)
+QUICK = LinkEffort(2, 7, 0.03, 0.06, 0.25, False, 5)
 GLANCE = LinkEffort(2, 5, 0.02, 0.03, 0.2, False)
 
 

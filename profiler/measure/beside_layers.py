@@ -138,6 +138,31 @@ def step_seconds(
     return StepSeconds(trimmed_mean(passes_s), trimmed_mean(whole_s))
 
 
+def long_step_seconds(
+    model: LoadedModel, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...], optimizer: Optimizer
+) -> StepSeconds | None:
+    """As :func:`step_seconds`, on the processor, of a model that has just run in this process; None where it is short.
+
+    Of a step whose passes take above half of ``_LONG_S`` the first passes count, and only the update, which makes the
+    optimiser's state, is run once more.
+    """
+    clock = ThreadClock()
+    parameters = [parameter for parameter in model.module.parameters() if parameter.requires_grad]
+
+    def passes() -> None:
+        model.loss_of_prepared(inputs, targets).backward()  # type: ignore[no-untyped-call]  # torch does not type it
+
+    passes_s = timed(clock, passes)
+    is_long = passes_s > _LONG_S / 2
+    update_s = 0.0
+    if is_long and parameters:
+        update = still_optimizer(optimizer, parameters)
+        update_s = [timed(clock, update.step) for _ in range(2)][1]
+    for parameter in parameters:
+        parameter.grad = None
+    return StepSeconds(passes_s, passes_s + update_s) if is_long else None
+
+
 def action_overhead_s(
     captured: CapturedModule, tensors: Mapping[str, Tensor], samples: int, num_runs: int, clock: LapClock | None = None
 ) -> float | None:

@@ -56,14 +56,16 @@ class PairEffort:
 
     Attributes:
         least, most: pairs; no more than the least once they took ``longest_s``.
+        least_long: the least where passes are so long that ``least`` pairs would take more than that.
     """
 
     least: int = 4
     most: int = 10
     longest_s: float = 6.0
+    least_long: int = 4
 
 
-QUICK_PAIRS = PairEffort(3, 6, 1.5)
+QUICK_PAIRS = PairEffort(3, 6, 1.5, 2)
 
 
 class Signals:
@@ -188,8 +190,10 @@ def measure_slowdowns(
 
     alone = list[LayerSeconds]()
     together = list[LayerSeconds]()
-    warm_up_s = timed(ThreadClock(), one_pass)
-    patience_s = _MOST_WAIT_S + _MOST_PASSES * warm_up_s
+    is_long = 2 * effort.least * first.seconds > effort.longest_s
+    least = effort.least_long if is_long else effort.least
+    pass_s = first.seconds if is_long else timed(ThreadClock(), one_pass)  # which warms up
+    patience_s = _MOST_WAIT_S + _MOST_PASSES * pass_s
     begun_s = time.monotonic()
     while len(alone) < effort.most:
         alone.append(one_pass())
@@ -199,7 +203,7 @@ def measure_slowdowns(
         except TimeoutError:
             return ()
         is_enough = time.monotonic() - begun_s > effort.longest_s or not _loses(alone, together)
-        if len(alone) >= effort.least and is_enough:
+        if len(alone) >= least and is_enough:
             break
     kinds = {layer.name: layer.kind for layer in captured.graph.layers}
     return slowdowns_of(alone, together, kinds, samples, signals.num_devices)

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from cuda_ops import prepare_process
 from cuda_ops.device.host import die_with_parent
@@ -28,7 +29,9 @@ from profiler.extra import ProfilerExtra
 from profiler.measure import together
 from profiler.measure.back_ends import back_end_keys
 from profiler.measure.beside_layers import (
+    StepSeconds,
     action_overhead_s,
+    long_step_seconds,
     parameter_costs,
     step_seconds,
     still_optimizer,
@@ -291,9 +294,8 @@ class _Measuring:
         tensors = example_of(self._captured.graph.inputs, self._model, samples)
         values = tuple(tensors.values())
         count = len(self._model.inputs)
-        runs = self._effort.min_runs
         try:
-            step = step_seconds(self._model, values[:count], values[count:], self._job.optimizer, runs, self._clock)
+            step = self._whole_step(values[:count], values[count:])
         except (RuntimeError, ValueError) as error:  # a batch norm of one value, for one
             return SizeCosts(samples, failure=f"{samples} samples: {type(error).__name__}: {error}")
         first = first_passes(self._captured, tensors, samples, self._clock, deduplicates=self._job.quick)
@@ -329,6 +331,13 @@ class _Measuring:
             for name, layer_times in times.items()
         )
         return SizeCosts(samples, measurements, step.whole_s, calls_share=calls_share, run_delay=delay.share())
+
+    def _whole_step(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> StepSeconds:
+        model = self._model
+        optimizer = self._job.optimizer
+        has_run = self._job.quick and self._job.device == "cpu"  # in the capture
+        long_step = long_step_seconds(model, inputs, targets, optimizer) if has_run else None
+        return long_step or step_seconds(model, inputs, targets, optimizer, self._effort.min_runs, self._clock)
 
     def _measure_parts(self, sizes: list[SizeCosts]) -> list[PartCosts]:
         """Parts at the sizes at which the model runs."""

@@ -13,6 +13,8 @@ from torch.nn import functional
 
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import MIXES_SAMPLES
+from profiler.capture import first_calls
+from profiler.capture.first_calls import FirstCall, change_weights
 from profiler.capture.graph import capture
 from profiler.source.losses import TrainedLoss, mean_of_squares
 from profiler.source.model import LoadedModel
@@ -126,6 +128,37 @@ def test_a_schedule_so_slow_that_two_calls_are_alike_is_refused_and_a_mere_count
     net = Net(noting)
     captured(net)
     assert net.calls == 0
+
+
+@pytest.mark.parametrize(("is_told_by_graph", "callers"), [(True, [False, True]), (False, [False, True, False])])
+def test_a_module_that_counts_its_calls_is_called_once_more_only_where_its_graph_is_off_by_a_bit(
+    monkeypatch: pytest.MonkeyPatch, is_told_by_graph: bool, callers: list[bool]
+) -> None:
+    by_graph: list[bool] = []
+    call = FirstCall.call
+
+    def noted(memory: FirstCall, *arguments: Any, loss_of: Any = None, **keywords: Any) -> Any:
+        by_graph.append(loss_of is not None)
+        return call(memory, *arguments, loss_of=loss_of, **keywords)
+
+    monkeypatch.setattr(FirstCall, "call", noted)
+    if not is_told_by_graph:
+        monkeypatch.setattr(first_calls, "_is_identical", lambda a, b: False)
+    captured(Net(noting))
+    assert by_graph == callers
+
+
+def test_changed_weights_are_unlike_along_each_dim_and_from_weight_to_weight() -> None:
+    net = nn.Sequential(nn.Linear(30_000, 8), nn.Linear(30_000, 8))
+    for weight in net.parameters():
+        nn.init.constant_(weight, -2.0)
+    net[0].bias.data.zero_()
+    change_weights(LoadedModel(net, (torch.zeros(1),), (), TrainedLoss(mean_of_squares)))
+    one, other = (layer.weight.detach() / -2.0 for layer in net)
+    assert 0.5 <= one.min() < 0.51 < 1.49 < one.max() < 1.5
+    pairs = [(one[1:], one[:-1]), (one[:, 1:], one[:, :-1]), (one, other)]
+    assert min((a != b).double().mean() for a, b in pairs) > 0.999
+    assert (net[0].bias > 0).all()
 
 
 def test_a_backward_over_the_whole_batch_mixes_samples() -> None:

@@ -282,7 +282,7 @@ def test_gradients_are_the_same_with_and_without_the_sums_that_are_timed(monkeyp
         made.append(GradientBuckets(*given))
         return made[-1]
 
-    def once(longer_s: Callable[[], float]) -> float:
+    def once(longer_s: Callable[[], float], runs: int) -> float:
         longer_s()  # with the sums, then without
         found.append([parameter.grad for bucket in made[0].buckets for parameter in bucket])  # type: ignore[misc]
         return 1.0

@@ -17,7 +17,13 @@ from planner.ir.profile import Optimizer
 from profiler.capture.graph import capture
 from profiler.measure import beside_layers, deduplicated
 from profiler.measure.back_ends import back_end_keys
-from profiler.measure.beside_layers import action_overhead_s, parameter_costs, step_seconds, still_optimizer
+from profiler.measure.beside_layers import (
+    action_overhead_s,
+    long_step_seconds,
+    parameter_costs,
+    step_seconds,
+    still_optimizer,
+)
 from profiler.measure.deduplicated import (
     FirstPasses,
     ShorterPass,
@@ -193,6 +199,18 @@ def test_updates_add_up_and_leave_the_parameters_alone(name: str) -> None:
     assert all(cost.accumulate_s > 0 and cost.update_s > 0 for cost in costs.values())
     assert all(torch.equal(*pair) for pair in zip(model.module.parameters(), before, strict=True))
     assert all(parameter.grad is None for parameter in model.module.parameters())
+
+
+def test_of_a_long_step_of_a_model_that_has_run_the_first_passes_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = loaded(RESNET, 2)
+    before = [parameter.detach().clone() for parameter in batch.module.parameters()]
+    assert long_step_seconds(batch, batch.inputs, batch.targets, Optimizer("SGD", {"lr": 0.1})) is None
+    monkeypatch.setattr(beside_layers, "_LONG_S", 1e-9)
+    step = long_step_seconds(batch, batch.inputs, batch.targets, Optimizer("SGD", {"lr": 0.1}))
+    assert step is not None
+    assert 0 < step.passes_s < step.whole_s
+    assert all(torch.equal(*pair) for pair in zip(batch.module.parameters(), before, strict=True))
+    assert all(parameter.grad is None for parameter in batch.module.parameters())
 
 
 def test_an_optimiser_that_does_not_exist_or_fit_is_refused() -> None:

@@ -111,6 +111,14 @@ def test_passes_alone_and_together_take_turns(slow: float, turns: int, known: fl
     assert [one.layer for one in found] == ([layer.name for layer in graph.graph.layers] if known else [])
 
 
+def test_passes_that_take_long_are_not_warmed_up_and_take_fewer_turns(tmp_path: Path) -> None:
+    graph, clock = captured(RESNET)[0], SlowBesideOthers()
+    signals = ToldSignals(tmp_path / "signals", clock, 2.0)
+    effort, first = PairEffort(3, 5, 1e-9, least_long=2), FirstPasses(2, seconds=1.0)
+    assert measure_slowdowns(graph, tensors_of(RESNET, 2), first, signals, effort, clock)
+    assert signals.asked == [2] * 2
+
+
 def test_another_process_computes_when_it_is_asked_to_until_it_is_told_to_end(tmp_path: Path) -> None:
     path = tmp_path / "signals"
     path.write_bytes(bytes(16))
