@@ -21,7 +21,7 @@ import heapq
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, product
 from math import inf
 from operator import itemgetter
 
@@ -179,10 +179,18 @@ class _DegreesSearch:
     def divide(self, cluster: GpuCluster, devices: int) -> None:
         """All divisions over alike devices, by the work of their longest stage."""
         for ways in self.space.divisions(self.shape, cluster, devices, self.global_batch):
-            block_s = min(self._block_s(cluster, replace(ways, sequence_parallel=on)) for on in (False, True))
+            choices = product((False, True), self.space.experts(self.shape, ways))
+            blocks_s = (
+                self._block_s(cluster, replace(ways, sequence_parallel=on, expert=expert)) for on, expert in choices
+            )
+            block_s = min(blocks_s, default=inf)
             self._push(self._even_s(ways, block_s, max(self.space.interleave)), _Group(cluster, ways))
 
-    @once_by(lambda _, at, ways: (at.name, ways.tensor, ways.micro_batch, ways.sequence_parallel, ways.recompute))
+    @once_by(
+        lambda _, at, ways: (
+            at.name, ways.tensor, ways.micro_batch, ways.sequence_parallel, ways.recompute, ways.expert
+        )  # fmt: skip
+    )
     def _block_s(self, cluster: GpuCluster, ways: ParallelDegrees) -> float:
         """Both passes of a block, without what ZeRO adds."""
         alone = replace(ways, pipeline=1, data=1, zero=0, interleave=1)
