@@ -27,6 +27,7 @@ from operator import itemgetter
 
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.division import DivisionSearch, StageSeat, longest_s, seats_of, uniform_s
+from planner.extras.transformers.fits import changes
 from planner.extras.transformers.memory import ends_of, in_flight, memory_of, memory_with
 from planner.extras.transformers.pipeline import even_s
 from planner.extras.transformers.pools import Pools
@@ -112,7 +113,7 @@ def search(
         InfeasibleError: nothing fits in memory.
     """
     start_s = time.monotonic()
-    solver = _DegreesSearch(shape, cluster, global_batch, space or DegreesSpace(), gap, start_s + time_limit_s)
+    solver = _DegreesSearch(shape, cluster, devices, global_batch, space or DegreesSpace(), gap, start_s + time_limit_s)
     if isinstance(cluster, GpuCluster):
         grounds = [(cluster, devices)]
     else:
@@ -162,6 +163,7 @@ class _Through:
 class _DegreesSearch:
     shape: Transformer
     cluster: GpuCluster | Pools
+    devices: int
     global_batch: int
     space: DegreesSpace
     gap: float
@@ -399,7 +401,7 @@ class _DegreesSearch:
     def _infeasible(self) -> Exception:
         gib = 2**30
         if self.least_large is None:
-            return InfeasibleError(f"{self.shape.name} does not fit on {self.cluster.name}", [], ["more GPUs"])
+            return InfeasibleError(f"{self.shape.name} does not fit on {self.cluster.name}", [], self._remedies())
         least, ways, cluster = self.least_large
         memory = fullest(self.shape, cluster, ways, ways.micro_batches(self.global_batch))
         parts = ("state", memory.state), ("activations", memory.activations), ("one pass", memory.working)
@@ -410,8 +412,16 @@ class _DegreesSearch:
                 f"every way needs at least {least / gib:.1f} GiB, usable {cluster.usable_bytes / gib:.1f} GiB",
                 f"that is: {ways}; largest part: {largest}, {held / gib:.1f} GiB",
             ],
-            ["more --gpus, another --on, or a smaller --global-batch"],
+            self._remedies(),
         )
+
+    def _remedies(self) -> list[str]:
+        """Other questions whose answer was tried to fit."""
+        if isinstance(self.cluster, Pools):
+            return ["more hosts in the cluster file, or devices with more memory"]
+        found = changes(self.shape, self.cluster, self.devices, self.global_batch, self.space)
+        texts = [f"{each.options(self.shape, self.devices)} ({each.fit})" for each in found]
+        return texts or [f"devices with more memory than {self.cluster.usable_bytes / 2**30:.1f} GiB that may be used"]
 
 
 def _order(choice: PricedDegrees) -> tuple[float, int, int, int, str]:
