@@ -81,11 +81,11 @@ class Change:
         return " ".join(words)
 
 
-def least(
-    shape: Transformer, cluster: GpuCluster, devices: int, global_batch: int, space: DegreesSpace
-) -> Fit | None:
+def least(shape: Transformer, cluster: GpuCluster, devices: int, global_batch: int, space: DegreesSpace) -> Fit | None:
     """Of all ways on so many devices the one whose fullest rank holds least; None: nothing divides them."""
-    fits = (packed(shape, cluster, ways, global_batch) for ways in _frugal(shape, cluster, devices, global_batch, space))
+    fits = (
+        packed(shape, cluster, ways, global_batch) for ways in _frugal(shape, cluster, devices, global_batch, space)
+    )
     return min(fits, key=lambda fit: fit.memory.total, default=None)
 
 

@@ -36,11 +36,13 @@ class Described:
     Attributes:
         left_out: fields that the file leaves out, with what they are then.
         notes: what of the file is not priced.
+        longest: tokens that a sample may have, where the transformer has fewer; else 0.
     """
 
     shape: Transformer
     left_out: Mapping[str, Any]
     notes: tuple[str, ...]
+    longest: int = 0
 
 
 def read_config(path: Path) -> Described:
@@ -90,9 +92,8 @@ def described(given: Mapping[str, Any], name: str, place: str = "config.json") -
     _require_understood(fields)
     longest = sizes["seq"]
     sizes["seq"] = min(longest, MOST_SEQ)
-    if longest > MOST_SEQ:
-        fields.notes.append(f"sequence {MOST_SEQ:,} of at most {longest:,} (max_position_embeddings): seq=... for others")
-    return Described(Transformer(name=name, **{**MODERN, **sizes}), fields.left_out, tuple(fields.notes))
+    shape = Transformer(name=name, **{**MODERN, **sizes})
+    return Described(shape, fields.left_out, tuple(fields.notes), longest if longest > MOST_SEQ else 0)
 
 
 @dataclass
@@ -168,7 +169,7 @@ def _require_understood(fields: _Fields) -> None:
     for name in given.get("architectures") or ():
         if not str(name).endswith(_HEADS):
             raise fields.refused("architectures", f"{name} has another head than one of the next token")
-    known = {"model_type", "architectures", *fields.seen, *_NEUTRAL, *_OF_NO_PRICE}
+    known = {"model_type", "architectures", *fields.seen, *_NEUTRAL, *_NOTED, *_PRICELESS.split()}
     unknown = [name for name, value in given.items() if name not in known and value is not None]
     if unknown:
         more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
@@ -201,21 +202,17 @@ _NOTED: Mapping[str, str] = {
     "attn_logit_softcapping": "its tanh is inside the kernel of attention, and not priced",
     "final_logit_softcapping": "its tanh is not priced",
 }
-_OF_NO_PRICE = frozenset(
-    [*_NOTED]
-    + (
-        "_attn_implementation _attn_implementation_autoset _name_or_path _sliding_window_pattern attn_implementation auto_map "
-        "aux_loss_alpha bos_token_id cache_implementation classifier_dropout dtype eos_token_id ep_size finetuning_task "
-        "hidden_act hidden_activation id2label initializer_range is_decoder label2id layer_norm_eps max_window_layers "
-        "n_group name_or_path norm_topk_prob output_attentions output_hidden_states output_router_logits pad_token_id "
-        "partial_rotary_factor prefix pretraining_tp problem_type qk_head_dim query_pre_attn_scalar return_dict "
-        "rms_norm_eps rope_interleave rope_local_base_freq rope_parameters rope_scaling rope_theta rotary_emb_base "
-        "rotary_pct routed_scaling_factor router_aux_loss_coef router_jitter_noise scoring_func sep_token_id seq_aux "
-        "sliding_window_pattern task_specific_params tokenizer_class topk_group torch_dtype torchscript transformers.js_config "
-        "transformers_version unk_token_id use_cache"
-    ).split()
-)
-"""Fields that change neither the weights nor what a step takes."""
+_PRICELESS = """
+_attn_implementation _attn_implementation_autoset _name_or_path _sliding_window_pattern attn_implementation auto_map
+aux_loss_alpha bos_token_id cache_implementation classifier_dropout dtype eos_token_id ep_size finetuning_task
+hidden_act hidden_activation id2label initializer_range is_decoder label2id layer_norm_eps max_window_layers n_group
+name_or_path norm_topk_prob output_attentions output_hidden_states output_router_logits pad_token_id
+partial_rotary_factor prefix pretraining_tp problem_type qk_head_dim query_pre_attn_scalar return_dict rms_norm_eps rope_interleave
+rope_local_base_freq rope_parameters rope_scaling rope_theta rotary_emb_base rotary_pct routed_scaling_factor
+router_aux_loss_coef router_jitter_noise scoring_func sep_token_id seq_aux sliding_window_pattern task_specific_params
+tokenizer_class topk_group torch_dtype torchscript transformers.js_config transformers_version unk_token_id use_cache
+"""
+"""Fields that change neither the weights nor what a step takes; those that a kind reads for another end too."""
 _ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu")
 
 

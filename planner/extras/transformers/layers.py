@@ -10,8 +10,8 @@ T = micro-batch x sequence tokens, h hidden, a heads of d, f ffn, t tensor ranks
     experts                   E, of which k take a token: E products of T k / E tokens each, in one kernel, in tiles of
                               :data:`EXPERT_ROWS` rows and no faster than all weights are read.  Balanced routing is
                               assumed; tokens are copied to where their experts are, and what those give is summed back
-    e expert ranks            E / e experts on a rank, with the tokens of e ranks; two all-to-alls of T/n k rows each way
-                              (a token is sent to each of its experts), of which nothing is hidden
+    e expert ranks            E / e experts on a rank, with the tokens of e ranks; two all-to-alls of T k / n rows
+                              each way (a token is sent to each of its experts), of which nothing is hidden
     block, backward           for each product T x n x k two of their own shapes, T x k x n for the input and k x n x T
                               for the weight; what memory bounds moves about 1.5 times the bytes; exchanges mirror those
                               of forward, and with sequence parallelism the input is gathered again

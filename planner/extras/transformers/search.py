@@ -188,11 +188,7 @@ class _DegreesSearch:
             block_s = min(blocks_s, default=inf)
             self._push(self._even_s(ways, block_s, max(self.space.interleave)), _Group(cluster, ways))
 
-    @once_by(
-        lambda _, at, ways: (
-            at.name, ways.tensor, ways.micro_batch, ways.sequence_parallel, ways.recompute, ways.expert
-        )  # fmt: skip
-    )
+    @once_by(lambda _, at, ways: (at.name, *_of_block(ways)))
     def _block_s(self, cluster: GpuCluster, ways: ParallelDegrees) -> float:
         """Both passes of a block, without what ZeRO adds."""
         alone = replace(ways, pipeline=1, data=1, zero=0, interleave=1)
@@ -422,6 +418,11 @@ class _DegreesSearch:
         found = changes(self.shape, self.cluster, self.devices, self.global_batch, self.space)
         texts = [f"{each.options(self.shape, self.devices)} ({each.fit})" for each in found]
         return texts or [f"devices with more memory than {self.cluster.usable_bytes / 2**30:.1f} GiB that may be used"]
+
+
+def _of_block(ways: ParallelDegrees) -> tuple[object, ...]:
+    """What both passes of a block depend on."""
+    return ways.tensor, ways.micro_batch, ways.sequence_parallel, ways.recompute, ways.expert
 
 
 def _order(choice: PricedDegrees) -> tuple[float, int, int, int, str]:

@@ -374,8 +374,8 @@ class ParallelDegrees:
     Attributes:
         tensor: ranks that share a block; heads and channels are cut, the vocabulary of embedding and head too.
         sequence_parallel: what the tensor ranks would compute alike is divided by tokens.
-        expert: ranks among the replicas that share a block's experts: each has some of them whole, or as its tensor ranks
-            divide them, and gets the tokens that are routed to them from the others.
+        expert: ranks among the replicas that share a block's experts: each has some of them, whole or as its tensor
+            ranks divide them, and gets the tokens that are routed to them from the others.
         interleave: chunks of blocks on each stage.
         micro_batch: samples of a rank's pass.
         zero: what data-parallel ranks divide: 0 nothing, 1 optimiser state, 2 gradients too, 3 weights too.
@@ -523,8 +523,6 @@ def _gpt(name: str, hidden: int, heads: int, layers: int, vocab: int = 51200, se
     return Transformer(name, hidden, 4 * hidden, heads, layers, vocab, seq)
 
 
-
-
 MODERN: Mapping[str, Any] = {
     "gated": True,
     "rotary": True,
@@ -608,8 +606,8 @@ TRANSFORMERS: Mapping[str, Transformer] = {
     )
 }  # fmt: skip
 """Brown et al. 2020, Narayanan et al. 2021, Korthikanti et al. 2022, Zhang et al. 2022, Black et al. 2022, Touvron et
-al. 2023, Dubey et al. 2024, Jiang et al. 2023 and 2024, Qwen 2024 and 2025, Gemma 2024, DeepSeek-AI 2024: sizes as their
-``config.json`` at huggingface.co give them, sequences as they were trained, 8,192 at most."""
+al. 2023, Dubey et al. 2024, Jiang et al. 2023 and 2024, Qwen 2024 and 2025, Gemma 2024, DeepSeek-AI 2024: sizes as
+their ``config.json`` at huggingface.co give them, sequences as they were trained, 8,192 at most."""
 
 
 def named_transformer(name: str) -> Transformer:

@@ -81,7 +81,8 @@ def spent(cost: Cost, what: str) -> float:
 def test_the_products_of_all_tensor_ranks_are_those_of_the_network(shape: Transformer, tensor: int) -> None:
     layers = layers_for(shape, COUNTED, ParallelDegrees(tensor, micro_batch=2))
     tokens = 2 * shape.seq
-    weights = shape.block_parameters - 9 * shape.hidden - 2 * shape.ffn
+    attention = 2 * shape.head_size * (shape.heads + shape.kv_heads)
+    weights = shape.hidden * (attention + (3 if shape.gated else 2) * shape.ffn)
     assert tensor * spent(layers.block.forward, PRODUCTS) == 2 * tokens * weights
     assert tensor * spent(layers.block.backward, PRODUCTS) == 4 * tokens * weights
     assert tensor * spent(layers.head.forward, PRODUCTS) == 2 * tokens * shape.vocab * shape.hidden
