@@ -22,7 +22,7 @@ def ways(
         typer.Argument(
             metavar="TRANSFORMER",
             help="A name, such as llama3-8b; a Hugging Face config.json; or sizes: hidden=4096,ffn=16384,heads=32,"
-            "layers=32,vocab=51200,seq=2048. Sizes behind a name or a file are in place of its own: llama3-8b,seq=4096.",
+            "layers=32,vocab=51200,seq=2048. Sizes behind a name or file are in place of its own: llama3-8b,seq=4096.",
         ),
     ],
     on: Annotated[

@@ -16,7 +16,6 @@ from planner.extras.transformers.cluster import FRAGMENTED, RESERVED_BYTES, GpuC
 from planner.extras.transformers.fits import Change, Fit, changes, least
 from planner.extras.transformers.search import PricedDegrees, search
 from planner.extras.transformers.shape import Recompute
-from planner.extras.transformers.space import DegreesSpace
 from planner.ir.errors import UsageError
 from planner.ir.files import write_text
 

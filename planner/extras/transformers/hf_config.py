@@ -88,8 +88,9 @@ def described(given: Mapping[str, Any], name: str, place: str = "config.json") -
             [*inner, *near, "sizes: hidden=4096,ffn=14336,heads=32,..."],
         )
     fields = _Fields(place, given, kind.defaults)
+    _require_neutral(fields)
     sizes = kind.sizes(fields)
-    _require_understood(fields)
+    _require_known(fields)
     longest = sizes["seq"]
     sizes["seq"] = min(longest, MOST_SEQ)
     shape = Transformer(name=name, **{**MODERN, **sizes})
@@ -160,15 +161,20 @@ class _Fields:
         )
 
 
-def _require_understood(fields: _Fields) -> None:
-    """Raises :class:`UnsupportedModelError` for a field that may change what is computed, and is not understood."""
+def _require_neutral(fields: _Fields) -> None:
+    """Raises :class:`UnsupportedModelError` for another value of a field than one that changes nothing."""
     given = fields.given
     for name, neutral in _NEUTRAL.items():
-        if name in given and name not in fields.seen and given[name] not in neutral:
+        if name in given and given[name] not in neutral:
             raise fields.refused(name, f"understood: {', '.join(map(repr, neutral))}")
     for name in given.get("architectures") or ():
         if not str(name).endswith(_HEADS):
             raise fields.refused("architectures", f"{name} has another head than one of the next token")
+
+
+def _require_known(fields: _Fields) -> None:
+    """Raises :class:`UnsupportedModelError` for a field that may change what is computed, and is not understood."""
+    given = fields.given
     known = {"model_type", "architectures", *fields.seen, *_NEUTRAL, *_NOTED, *_PRICELESS.split()}
     unknown = [name for name, value in given.items() if name not in known and value is not None]
     if unknown:
@@ -207,10 +213,11 @@ _attn_implementation _attn_implementation_autoset _name_or_path _sliding_window_
 aux_loss_alpha bos_token_id cache_implementation classifier_dropout dtype eos_token_id ep_size finetuning_task
 hidden_act hidden_activation id2label initializer_range is_decoder label2id layer_norm_eps max_window_layers n_group
 name_or_path norm_topk_prob output_attentions output_hidden_states output_router_logits pad_token_id
-partial_rotary_factor prefix pretraining_tp problem_type qk_head_dim query_pre_attn_scalar return_dict rms_norm_eps rope_interleave
-rope_local_base_freq rope_parameters rope_scaling rope_theta rotary_emb_base rotary_pct routed_scaling_factor
-router_aux_loss_coef router_jitter_noise scoring_func sep_token_id seq_aux sliding_window_pattern task_specific_params
-tokenizer_class topk_group torch_dtype torchscript transformers.js_config transformers_version unk_token_id use_cache
+partial_rotary_factor prefix pretraining_tp problem_type qk_head_dim query_pre_attn_scalar return_dict rms_norm_eps
+rope_interleave rope_local_base_freq rope_parameters rope_scaling rope_theta rotary_emb_base rotary_pct
+routed_scaling_factor router_aux_loss_coef router_jitter_noise scoring_func sep_token_id seq_aux sliding_window_pattern
+task_specific_params tokenizer_class topk_group torch_dtype torchscript transformers.js_config
+transformers_version unk_token_id use_cache
 """
 """Fields that change neither the weights nor what a step takes; those that a kind reads for another end too."""
 _ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu")
