@@ -188,7 +188,9 @@ WEE: Mapping[str, dict[str, Any]] = {
     "mixtral": {"num_key_value_heads": 2, "num_local_experts": 4},
     "qwen2": {"num_key_value_heads": 2, "tie_word_embeddings": True},
     "qwen3": {"num_key_value_heads": 2, "head_dim": 16},
-    "qwen2_moe": {"num_experts": 4, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 24},
+    "qwen2_moe": {
+        "num_key_value_heads": 2, "num_experts": 4, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 24,
+    },
     "qwen3_moe": {"num_experts": 8, "moe_intermediate_size": 8, "head_dim": 16, "mlp_only_layers": [0]},
     "deepseek_v2": {
         **LATENT, "kv_lora_rank": 12, "q_lora_rank": None, "n_routed_experts": 4, "num_experts_per_tok": 2,
@@ -206,6 +208,7 @@ WEE: Mapping[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.exhaustive("importing transformers takes 10 s")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_of_transformers_on_the_meta_device_has_as_many_weights(kind: str) -> None:
     """Its router's bias is a buffer there, and blocks of MTP are no part of the model."""
