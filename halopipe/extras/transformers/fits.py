@@ -13,7 +13,7 @@ from halopipe.extras.transformers.options import WaysOptions
 from halopipe.extras.transformers.ways import cluster_of, memory_text, space_of
 from halopipe.terminal import tables, units
 from planner.extras.transformers.cluster import FRAGMENTED, RESERVED_BYTES, GpuCluster
-from planner.extras.transformers.fits import Change, Fit, changes, least
+from planner.extras.transformers.fits import Change, Fit, changes, least, undivided
 from planner.extras.transformers.search import PricedDegrees, search
 from planner.extras.transformers.shape import Recompute
 from planner.ir.errors import UsageError
@@ -176,11 +176,7 @@ def find(transformer: str, on: str, devices: int, global_batch: int | None, opti
     batch = global_batch or devices
     smallest = least(shape, cluster, devices, batch, space)
     if smallest is None:
-        raise UsageError(
-            f"no way divides {shape.name} and a global batch of {batch} over {devices} devices",
-            [f"{shape.layers} blocks, {shape.heads} heads; hosts of {cluster.per_host}"],
-            ["another --global-batch or --gpus; leave --tensor, --pipeline and --micro-batch open"],
-        )
+        raise undivided(shape, devices, batch, [cluster.per_host])
     by_choice = {}
     for zero in (level for level in _LEVELS if level in space.zero):
         for how in space.recompute:

@@ -13,7 +13,7 @@ More replicas never hold more: state is divided over more of them, and each has 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
@@ -22,6 +22,7 @@ from planner.extras.transformers.memory import Memory, ends_of, in_flight, memor
 from planner.extras.transformers.shape import ParallelDegrees, Transformer
 from planner.extras.transformers.space import DegreesSpace
 from planner.extras.transformers.step import fullest
+from planner.ir.errors import UsageError
 
 _MOST_DOUBLINGS = 12
 _LEAST_SEQ = 128
@@ -87,6 +88,15 @@ def least(shape: Transformer, cluster: GpuCluster, devices: int, global_batch: i
         packed(shape, cluster, ways, global_batch) for ways in _frugal(shape, cluster, devices, global_batch, space)
     )
     return min(fits, key=lambda fit: fit.memory.total, default=None)
+
+
+def undivided(shape: Transformer, devices: int, global_batch: int, per_host: Sequence[int]) -> UsageError:
+    """What to say where no way divides network, devices and batch."""
+    return UsageError(
+        f"no way divides {shape.name} and a global batch of {global_batch} over {devices} devices",
+        [f"{shape.layers} blocks, {shape.heads} heads; hosts of {', '.join(map(str, per_host))}"],
+        ["another --global-batch or --gpus; leave --tensor, --pipeline and --micro-batch open"],
+    )
 
 
 def packed(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees, global_batch: int) -> Fit:

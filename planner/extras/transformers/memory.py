@@ -226,7 +226,7 @@ def memory_with(
     gradient_bytes = 4 if ways.fp32_gradients else width
     optimiser_bytes = MASTER_BYTES if width == HALF else 8  # two moments; the weights are float32 themselves
     each = (What.PARAMETERS, width), (What.GRADIENTS, gradient_bytes), (What.OPTIMISER_STATE, optimiser_bytes)
-    state = (num_bytes * weights.held(ways, what) for what, num_bytes in each)
+    state = [num_bytes * weights.held(ways, what) for what, num_bytes in each]
     tokens = ways.micro_batch * shape.seq
     own = tokens * shape.hidden / (ways.tensor if ways.sequence_parallel else 1)
     block = block_bytes(shape, ways, width)
@@ -249,7 +249,7 @@ def memory_with(
     if ways.zero >= 3:
         gathered = _of_block(shape, ways.tensor)
         working += 2 * width * (gathered.common + gathered.routed / ways.expert)
-    return Memory(*state, kept, working)
+    return Memory(state[0], state[1], state[2], kept, working)
 
 
 def memory_of(shape: Transformer, ways: ParallelDegrees, micro_batches: int, width: int = HALF) -> Memory:

@@ -27,14 +27,14 @@ from operator import itemgetter
 
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.division import DivisionSearch, StageSeat, longest_s, seats_of, uniform_s
-from planner.extras.transformers.fits import changes
+from planner.extras.transformers.fits import changes, undivided
 from planner.extras.transformers.memory import ends_of, in_flight, memory_of, memory_with
 from planner.extras.transformers.pipeline import even_s
 from planner.extras.transformers.pools import Pools
 from planner.extras.transformers.shape import ParallelDegrees, Transformer
 from planner.extras.transformers.space import DegreesSpace
 from planner.extras.transformers.step import StepPrediction, fullest, least_s, predict
-from planner.ir.errors import InfeasibleError, UsageError
+from planner.ir.errors import InfeasibleError
 from planner.ir.lazy import once_by
 
 TIE = 0.03
@@ -125,11 +125,7 @@ def search(
         solver.take_all(start_s + time_limit_s / 2)  # each pool alone: with others it is never worse
         solver.divide_pools(cluster)
     if not solver.num_ways:
-        raise UsageError(
-            f"no way divides {shape.name} and a global batch of {global_batch} over {devices} devices",
-            [f"{shape.layers} blocks, {shape.heads} heads; hosts of {', '.join(str(c.per_host) for c, _ in grounds)}"],
-            ["another --global-batch or --gpus; leave --tensor, --pipeline and --micro-batch open"],
-        )
+        raise undivided(shape, devices, global_batch, [ground.per_host for ground, _ in grounds])
     return solver.run(rivals)
 
 
