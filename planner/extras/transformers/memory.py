@@ -19,7 +19,7 @@ import functools
 from dataclasses import dataclass, replace
 
 from planner.costs.memory.table import What, divided, held_in_turn
-from planner.extras.transformers.shape import ParallelDegrees, Recompute, Transformer
+from planner.extras.transformers.shape import Fusion, ParallelDegrees, Recompute, Transformer
 from planner.ir.errors import UsageError
 from planner.ir.schedule import Pipeline, StageGraph
 from planner.schedules import max_in_flight
@@ -35,6 +35,8 @@ _ROUTER_BYTES = 2 * 4
 """Of an expert's score of a token: in float32, before and after its softmax."""
 _LOGIT_BYTES = {HALF: 2 + 4 + 4 + 4, SINGLE: 4 + 4 + 4}
 """Of a logit: as the product makes it, in float32 if it is not, its exponential, and the gradient of it."""
+_FUSED_LOGIT_BYTES = {HALF: 2 + 4, SINGLE: 4}
+"""Where its exponential and the gradient are made in place (Megatron-LM, tensor_parallel/cross_entropy.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +239,8 @@ def memory_with(
     if first and shape.first_dense:
         kept += held * shape.first_dense * block_bytes(shape.dense, ways, width)
     if last:
-        logits = tokens * (-(-shape.vocab // ways.tensor)) * _LOGIT_BYTES[width] + 2 * width * own
+        each_logit = (_FUSED_LOGIT_BYTES if ways.kernels is Fusion.FUSED else _LOGIT_BYTES)[width]
+        logits = tokens * (-(-shape.vocab // ways.tensor)) * each_logit + 2 * width * own
         working += (1 + shape.mtp) * logits
         kept += held * shape.mtp * (block + 4 * width * own)  # its two inputs, and their norms
     if ways.recompute is Recompute.FULL:

@@ -465,3 +465,12 @@ def test_no_1f1b_is_shorter_than_its_least_which_is_mostly_its_time(seed: int) -
         assert even_s(stages, micro_batches, work_s) <= least * (1 + 1e-9)
         equal += simulated <= least * (1 + 1e-9)
     assert equal >= 3
+
+
+def test_a_fused_loss_works_in_place_and_another_keeps_each_step_of_it() -> None:
+    """Logits in half precision and in float32, which become the gradient; else their exponential and it are further."""
+    ways = ParallelDegrees(2, micro_batch=2)
+    logits = 2 * SMALL.seq * SMALL.vocab / 2
+    fused, apart = (memory_of(SMALL, replace(ways, kernels=how), 4).working for how in (Fusion.FUSED, Fusion.KERNELS))
+    assert apart - fused == 8 * logits
+    assert fused == 6 * logits + 4 * 2 * SMALL.seq * SMALL.hidden
