@@ -13,8 +13,8 @@ What predicts a group is from other sources: kernels and links (planner/extras/k
 
 What each source's software does is read off its code: which operators share a kernel (``Fusion``), what is summed in
 which numbers, what overlaps, what is kept.  That was settled after rows had been seen, from no time or size in them:
-with PyTorch's own kernels Megatron's four rows on A100 are 9 % off, not 3; with a loss that copies its logits the peak of
-Megatron-LM's tests is 10 to 70 % off, not 1 to 12.
+with PyTorch's own kernels Megatron's four rows on A100 are 9 % off, not 3; with a loss that copies its logits the
+peak of Megatron-LM's tests is 7 to 70 % off, not 1 to 12.
 
 ``--data``: a folder with published_runs.csv, amp_homogeneous.csv and amp_layer_costs.csv, for the rows whose sources
 state no licence; without it those groups are left out.  ``--public`` prints of them the errors alone: what results/

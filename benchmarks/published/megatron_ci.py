@@ -1,12 +1,12 @@
 """Memory of Megatron-LM's own functional tests, as its files of golden values have it, predicted.
 
-``mem-allocated-bytes`` and ``mem-max-allocated-bytes`` of torch's allocator on the last rank, which writes them: what is
-held between steps, and at most.  What the cases do is read off their ``model_config.yaml`` and Megatron-LM's defaults:
-hidden and attention dropout of 0.1, GPT-2's 50,257 words or what is stated, both in whole multiples of 128 a tensor
-rank; learnt places but where the case says ``rope``; gradients in float32; scores kept where attention is ``unfused``.
-Nothing is fitted to a row; that the loss works in place (``_FUSED_LOGIT_BYTES``) was read off its code after rows had been
-seen.  Workspaces of cuBLAS (64 MiB and more), which small networks' memory is an eighth of, are
-not in the prediction.
+``mem-allocated-bytes`` and ``mem-max-allocated-bytes`` of torch's allocator on the last rank, which writes them: what
+is held between steps, and at most.  What the cases do is read off their ``model_config.yaml`` and Megatron-LM's
+defaults: hidden and attention dropout of 0.1, GPT-2's 50,257 words or what is stated, both in whole multiples of 128 a
+tensor rank; learnt places but where the case says ``rope``; gradients in float32; scores kept where attention is
+``unfused``.  Nothing is fitted to a row; that the loss works in place (``_FUSED_LOGIT_BYTES`` of
+:mod:`planner.extras.transformers.memory`) was read off its code after rows had been seen.  Workspaces of cuBLAS (64 MiB
+and more), up to an eighth of what small networks hold, are not in the prediction.
 """
 
 from __future__ import annotations
@@ -72,9 +72,12 @@ def rows() -> Iterator[Row]:
 
 
 def _case(line: Mapping[str, str]) -> Case:
-    tensor, pipeline = int(line["tensor"]), int(line["pipeline"])
+    tensor = int(line["tensor"])
+    pipeline = int(line["pipeline"])
     name = line["case"].rpartition("/")[2]
-    hidden, heads, layers = int(line["hidden"]), int(line["heads"]), int(line["layers"])
+    hidden = int(line["hidden"])
+    heads = int(line["heads"])
+    layers = int(line["layers"])
     words = int(line["vocab"] or WORDS)
     experts = int(line["experts"] or 0)
     has_biases = "disable_bias" not in name and not experts

@@ -13,7 +13,7 @@ from halopipe.extras.transformers.options import WaysOptions
 from halopipe.extras.transformers.ways import cluster_of, memory_text, space_of
 from halopipe.terminal import tables, units
 from planner.extras.transformers.cluster import FRAGMENTED, RESERVED_BYTES, GpuCluster
-from planner.extras.transformers.fits import Change, Fit, changes, least, undivided
+from planner.extras.transformers.fits import Change, MemoryFit, changes, least, undivided
 from planner.extras.transformers.search import PricedDegrees, search
 from planner.extras.transformers.shape import Recompute
 from planner.ir.errors import UsageError
@@ -43,9 +43,9 @@ class FitsReport:
     devices: int
     global_batch: int
     is_batch_given: bool
-    smallest: Fit
+    smallest: MemoryFit
     quickest: PricedDegrees | None
-    by_choice: dict[tuple[int, Recompute], Fit]
+    by_choice: dict[tuple[int, Recompute], MemoryFit]
     changed: tuple[tuple[Change, PricedDegrees], ...]
 
     def data(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class FitsReport:
         write_text(path, json.dumps(self.data(), indent=1) + "\n")
 
     def _priced(self, priced: PricedDegrees) -> dict[str, Any]:
-        fit = Fit(priced.ways, priced.prediction.memory, self.cluster.usable_bytes)
+        fit = MemoryFit(priced.ways, priced.prediction.memory, self.cluster.usable_bytes)
         return {"ways": dataclasses.asdict(priced.ways), "step_s": priced.prediction.step.seconds, **_bytes(fit)}
 
     def render(self) -> str:
@@ -144,7 +144,7 @@ class FitsReport:
         return ["", tables.table(["would fit, the cheapest first", "step", "memory", "so"], rows)]
 
 
-def _bytes(fit: Fit) -> dict[str, Any]:
+def _bytes(fit: MemoryFit) -> dict[str, Any]:
     memory = fit.memory
     return {
         "memory_bytes": {
@@ -194,8 +194,8 @@ def find(transformer: str, on: str, devices: int, global_batch: int | None, opti
 
     asked = Change(shape, devices, space, (), smallest)
     best = quickest(asked, options.gap, limit_s) if smallest.fits else None
-    found = [] if smallest.fits else changes(shape, cluster, devices, batch, space)
-    changed = [(change, quickest(change, max(_GAP, options.gap), min(limit_s, _CHANGE_S))) for change in found]
+    fitting = [] if smallest.fits else changes(shape, cluster, devices, batch, space)
+    changed = [(change, quickest(change, max(_GAP, options.gap), min(limit_s, _CHANGE_S))) for change in fitting]
     changed.sort(key=lambda pair: _dearness(pair[0], pair[1], shape.seq))
     return FitsReport(
         network, cluster, devices, batch, global_batch is not None, smallest, best, by_choice, tuple(changed)

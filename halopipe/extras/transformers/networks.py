@@ -9,7 +9,7 @@ from typing import Any
 
 from halopipe.terminal import units
 from planner.extras.transformers.cluster import GpuCluster
-from planner.extras.transformers.hf_config import read_config
+from planner.extras.transformers.hf_config import Described, read_config
 from planner.extras.transformers.memory import SINGLE
 from planner.extras.transformers.pools import Pools
 from planner.extras.transformers.shape import TRANSFORMERS, Transformer, named_transformer
@@ -55,8 +55,8 @@ class Network:
         parts.append("float32" if cluster.width == SINGLE else half)
         lines = [f"{shape.name}: {'; '.join(parts)}"]
         if self.left_out:
-            told = ", ".join(f"{name}={_value(value)}" for name, value in self.left_out.items())
-            lines.append(f"  left out, and so: {told}")
+            values = ", ".join(f"{name}={_value(value)}" for name, value in self.left_out.items())
+            lines.append(f"  left out, and so: {values}")
         return [*lines, *(f"  {note}" for note in self.notes)]
 
 
@@ -72,10 +72,10 @@ def network_of(text: str) -> Network:
     first, _, rest = text.partition(",")
     path = Path(first)
     if first not in TRANSFORMERS and (path.suffix == ".json" or path.is_dir()):
-        found = read_config(path)
+        described = read_config(path)
         sizes = _sizes(rest)
-        longest = [] if "seq" in sizes or not found.longest else [f"sequence {found.shape.seq:,} of {found.longest:,}"]
-        return _changed(Network(found.shape, found.left_out, (*found.notes, *longest)), sizes)
+        longest = [] if "seq" in sizes or not described.longest else [_sequence(described)]
+        return _changed(Network(described.shape, described.left_out, (*described.notes, *longest)), sizes)
     if "=" not in first:
         return _changed(Network(named_transformer(first), {}, ()), _sizes(rest))
     sizes = _sizes(text)
@@ -89,8 +89,12 @@ def network_of(text: str) -> Network:
         )
     shape = Transformer(name="transformer", **sizes)
     others = {each.name: getattr(shape, each.name) for each in fields(shape) if each.name not in (*sizes, "name")}
-    told = {name: value for name, value in others.items() if isinstance(value, bool) or value}
-    return Network(shape, {name: value for name, value in told.items() if name not in _UNTOLD}, ())
+    left_out = {name: value for name, value in others.items() if isinstance(value, bool) or value}
+    return Network(shape, {name: value for name, value in left_out.items() if name not in _UNTOLD}, ())
+
+
+def _sequence(described: Described) -> str:
+    return f"sequence {described.shape.seq:,} of {described.longest:,}"
 
 
 def _changed(network: Network, sizes: Mapping[str, Any]) -> Network:

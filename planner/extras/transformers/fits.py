@@ -31,7 +31,7 @@ _CHOICES = ("tensor", "pipeline", "micro_batch", "interleave", "recompute", "zer
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class MemoryFit:
     """A way, by what its fullest rank holds of what its device may."""
 
     ways: ParallelDegrees
@@ -65,7 +65,7 @@ class Change:
     devices: int
     space: DegreesSpace
     opened: tuple[str, ...]
-    fit: Fit
+    fit: MemoryFit
 
     def options(self, shape: Transformer, devices: int, ways: ParallelDegrees | None = None) -> str:
         """As words of the command line, beside those that asked for ``shape`` on ``devices``.
@@ -74,15 +74,17 @@ class Change:
             ways: whose values those get that were fixed; None: those of :attr:`fit`.
         """
         chosen = ways or self.fit.ways
-        words = [f"--{name.replace('_', '-')} {getattr(chosen, name)}" for name in self.opened]
+        parts = [f"--{name.replace('_', '-')} {getattr(chosen, name)}" for name in self.opened]
         if self.devices != devices:
-            words.append(f"--gpus {self.devices}")
+            parts.append(f"--gpus {self.devices}")
         if self.shape.seq != shape.seq:
-            words.append(f"seq={self.shape.seq}")
-        return " ".join(words)
+            parts.append(f"seq={self.shape.seq}")
+        return " ".join(parts)
 
 
-def least(shape: Transformer, cluster: GpuCluster, devices: int, global_batch: int, space: DegreesSpace) -> Fit | None:
+def least(
+    shape: Transformer, cluster: GpuCluster, devices: int, global_batch: int, space: DegreesSpace
+) -> MemoryFit | None:
     """Of all ways on so many devices the one whose fullest rank holds least; None: nothing divides them."""
     fits = (
         packed(shape, cluster, ways, global_batch) for ways in _frugal(shape, cluster, devices, global_batch, space)
@@ -99,13 +101,13 @@ def undivided(shape: Transformer, devices: int, global_batch: int, per_host: Seq
     )
 
 
-def packed(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees, global_batch: int) -> Fit:
+def packed(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees, global_batch: int) -> MemoryFit:
     """A way with its blocks on stages so that the fullest rank holds least."""
     micro_batches = ways.micro_batches(global_batch)
     if ways.pipeline > 1 and ways.interleave == 1:
         blocks = _blocks(shape, cluster, ways, micro_batches)
         ways = ways if ways.chunks(shape.layers) == blocks else replace(ways, blocks=blocks)
-    return Fit(ways, fullest(shape, cluster, ways, micro_batches), cluster.usable_bytes)
+    return MemoryFit(ways, fullest(shape, cluster, ways, micro_batches), cluster.usable_bytes)
 
 
 def _blocks(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees, micro_batches: int) -> tuple[int, ...]:

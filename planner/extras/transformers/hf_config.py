@@ -26,7 +26,7 @@ _MOST_BYTES = 2**20
 _MOST_SIZE = 2**32
 _SHOWN = 8
 
-Sizes = dict[str, Any]
+ShapeSizes = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +55,20 @@ def read_config(path: Path) -> Described:
     """
     file = path / "config.json" if path.is_dir() else path
     try:
-        given = parse_json(read_text(file, _MOST_BYTES))
+        config = parse_json(read_text(file, _MOST_BYTES))
     except ValueError as error:
         raise CorruptFileError(f"{file} is no config.json", [f"it is not JSON: {error}"]) from None
-    if not isinstance(given, dict) or not isinstance(given.get("model_type"), str):
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise CorruptFileError(
             f"{file} is no config.json of a Hugging Face model",
             ["it has no model_type"],
             ["the config.json that lies beside a model's weights"],
         )
     name = file.stem if file.stem != "config" else file.resolve().parent.name
-    return described(given, name or "transformer", str(file))
+    return described(config, name or "transformer", str(file))
 
 
-def described(given: Mapping[str, Any], name: str, place: str = "config.json") -> Described:
+def described(config: Mapping[str, Any], name: str, place: str = "config.json") -> Described:
     """The network of a configuration's fields.
 
     Args:
@@ -78,16 +78,16 @@ def described(given: Mapping[str, Any], name: str, place: str = "config.json") -
     Raises:
         UnknownNameError, UnsupportedModelError, CorruptFileError: as :func:`read_config`.
     """
-    kind = KINDS.get(given["model_type"])
+    kind = KINDS.get(config["model_type"])
     if kind is None:
-        near = [f"{each} (did you mean that?)" for each in difflib.get_close_matches(given["model_type"], KINDS, n=1)]
-        inner = ["its text_config as a file of its own"] if "text_config" in given else []
+        near = [f"{each} (did you mean that?)" for each in difflib.get_close_matches(config["model_type"], KINDS, n=1)]
+        inner = ["its text_config as a file of its own"] if "text_config" in config else []
         raise UnknownNameError(
-            f"{place}: model_type {given['model_type']!r} is not known",
+            f"{place}: model_type {config['model_type']!r} is not known",
             [f"known: {', '.join(KINDS)}"],
             [*inner, *near, "sizes: hidden=4096,ffn=14336,heads=32,..."],
         )
-    fields = _Fields(place, given, kind.defaults)
+    fields = _Fields(place, config, kind.defaults)
     _require_neutral(fields)
     sizes = kind.sizes(fields)
     _require_known(fields)
@@ -163,29 +163,29 @@ class _Fields:
 
 def _require_neutral(fields: _Fields) -> None:
     """Raises :class:`UnsupportedModelError` for another value of a field than one that changes nothing."""
-    given = fields.given
+    config = fields.given
     for name, neutral in _NEUTRAL.items():
-        if name in given and given[name] not in neutral:
+        if name in config and config[name] not in neutral:
             raise fields.refused(name, f"understood: {', '.join(map(repr, neutral))}")
-    for name in given.get("architectures") or ():
+    for name in config.get("architectures") or ():
         if not str(name).endswith(_HEADS):
             raise fields.refused("architectures", f"{name} has another head than one of the next token")
 
 
 def _require_known(fields: _Fields) -> None:
     """Raises :class:`UnsupportedModelError` for a field that may change what is computed, and is not understood."""
-    given = fields.given
-    known = {"model_type", "architectures", *fields.seen, *_NEUTRAL, *_NOTED, *_PRICELESS.split()}
-    unknown = [name for name, value in given.items() if name not in known and value is not None]
+    config = fields.given
+    understood = {"model_type", "architectures", *fields.seen, *_NEUTRAL, *_NOTED, *_PRICELESS.split()}
+    unknown = [name for name, value in config.items() if name not in understood and value is not None]
     if unknown:
         more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
         raise UnsupportedModelError(
             f"{fields.place}: nothing is known of {', '.join(unknown[:_SHOWN])}{more}",
-            [f"model_type {given['model_type']}; a field may change the weights, or what is computed"],
+            [f"model_type {config['model_type']}; a field may change the weights, or what is computed"],
             ["a copy without the field, if it changes neither", "sizes: hidden=4096,ffn=14336,heads=32,..."],
         )
     for name, note in _NOTED.items():
-        if given.get(name):
+        if config.get(name):
             fields.notes.append(f"{name}: {note}")
 
 
@@ -223,7 +223,7 @@ transformers_version unk_token_id use_cache
 _ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu")
 
 
-def _decoder(f: _Fields) -> Sizes:
+def _decoder(f: _Fields) -> ShapeSizes:
     """What all kinds have."""
     hidden = f.size("hidden_size")
     heads = f.size("num_attention_heads")
@@ -251,7 +251,7 @@ def _decoder(f: _Fields) -> Sizes:
     }
 
 
-def _windows(f: _Fields, layers: int, has_window: Callable[[int], bool]) -> Sizes:
+def _windows(f: _Fields, layers: int, has_window: Callable[[int], bool]) -> ShapeSizes:
     """Of blocks by number, unless ``layer_types`` says which have a window."""
     window = f.optional("sliding_window")
     types = f.value("layer_types") if "layer_types" in f.defaults else None
@@ -266,34 +266,34 @@ def _windows(f: _Fields, layers: int, has_window: Callable[[int], bool]) -> Size
     return {"window": window, "windowed": windowed} if windowed else {}
 
 
-def _llama(f: _Fields) -> Sizes:
+def _llama(f: _Fields) -> ShapeSizes:
     bias = f.flag("attention_bias")
     return {**_decoder(f), "qkv_bias": bias, "out_bias": bias, "ffn_bias": f.flag("mlp_bias")}
 
 
-def _mistral(f: _Fields) -> Sizes:
+def _mistral(f: _Fields) -> ShapeSizes:
     sizes = _decoder(f)
     return {**sizes, **_windows(f, sizes["layers"], lambda _: True)}
 
 
-def _qwen2(f: _Fields) -> Sizes:
+def _qwen2(f: _Fields) -> ShapeSizes:
     sizes = _decoder(f)
     first = f.size("max_window_layers", 0)
     on = f.flag("use_sliding_window")
     return {**sizes, "qkv_bias": True, **_windows(f, sizes["layers"], lambda block: on and block >= first)}
 
 
-def _qwen3(f: _Fields) -> Sizes:
+def _qwen3(f: _Fields) -> ShapeSizes:
     bias = f.flag("attention_bias")
     return {**_qwen2(f), "qkv_bias": bias, "out_bias": bias, "qk_norm": True}
 
 
-def _mixtral(f: _Fields) -> Sizes:
+def _mixtral(f: _Fields) -> ShapeSizes:
     experts = {"experts": f.size("num_local_experts"), "top_k": f.size("num_experts_per_tok")}
     return {**_mistral(f), **experts}
 
 
-def _qwen2_moe(f: _Fields) -> Sizes:
+def _qwen2_moe(f: _Fields) -> ShapeSizes:
     sizes = _decoder(f)
     first = f.size("max_window_layers", 0)
     on = f.flag("use_sliding_window")
@@ -302,7 +302,7 @@ def _qwen2_moe(f: _Fields) -> Sizes:
     return _with_experts(f, {**sizes, **near, "qkv_bias": f.flag("qkv_bias")}, shared)
 
 
-def _qwen3_moe(f: _Fields) -> Sizes:
+def _qwen3_moe(f: _Fields) -> ShapeSizes:
     sizes = _decoder(f)
     on = f.flag("use_sliding_window")
     bias = f.flag("attention_bias")
@@ -310,7 +310,7 @@ def _qwen3_moe(f: _Fields) -> Sizes:
     return _with_experts(f, {**sizes, **near, "qkv_bias": bias, "out_bias": bias, "qk_norm": True}, {})
 
 
-def _with_experts(f: _Fields, sizes: Sizes, shared: Sizes) -> Sizes:
+def _with_experts(f: _Fields, sizes: ShapeSizes, shared: ShapeSizes) -> ShapeSizes:
     """Of Qwen: experts in all blocks but those of ``mlp_only_layers``, and but for every ``decoder_sparse_step``-th."""
     layers = sizes["layers"]
     step = f.size("decoder_sparse_step")
@@ -328,14 +328,14 @@ def _with_experts(f: _Fields, sizes: Sizes, shared: Sizes) -> Sizes:
     return _behind_dense(sizes, len(dense), experts)
 
 
-def _behind_dense(sizes: Sizes, dense: int, experts: Sizes) -> Sizes:
+def _behind_dense(sizes: ShapeSizes, dense: int, experts: ShapeSizes) -> ShapeSizes:
     """Experts in all blocks but the first ones."""
     if dense >= sizes["layers"]:
         return sizes
     return {**sizes, **experts, "layers": sizes["layers"] - dense, "first_dense": dense}
 
 
-def _deepseek_v2(f: _Fields) -> Sizes:
+def _deepseek_v2(f: _Fields) -> ShapeSizes:
     sizes = _decoder(f)
     bias = f.flag("attention_bias")
     sizes |= {"qkv_bias": bias, "out_bias": bias, "ffn_bias": "mlp_bias" in f.defaults and f.flag("mlp_bias")}
@@ -371,13 +371,13 @@ _TOP_K = {"deepseek_v2": ("greedy", "group_limited_greedy", None), "deepseek_v3"
 """How experts are chosen; DeepSeek-V3's by a bias of each expert's own."""
 
 
-def _deepseek_v3(f: _Fields) -> Sizes:
+def _deepseek_v3(f: _Fields) -> ShapeSizes:
     sizes = _deepseek_v2(f)
     name = "num_nextn_predict_layers" if "num_nextn_predict_layers" in f.given else "num_mtp_layers"
     return {**sizes, "router_bias": "experts" in sizes, "mtp": f.optional(name) or 0}
 
 
-def _gpt_neox(f: _Fields) -> Sizes:
+def _gpt_neox(f: _Fields) -> ShapeSizes:
     sizes = _decoder(f)
     bias = f.flag("attention_bias")
     if f.flag("use_parallel_residual"):
@@ -389,17 +389,17 @@ def _gpt_neox(f: _Fields) -> Sizes:
     }  # fmt: skip
 
 
-def _gemma(f: _Fields) -> Sizes:
+def _gemma(f: _Fields) -> ShapeSizes:
     bias = f.flag("attention_bias")
     return {**_decoder(f), "qkv_bias": bias, "out_bias": bias}
 
 
-def _gemma2(f: _Fields) -> Sizes:
+def _gemma2(f: _Fields) -> ShapeSizes:
     sizes = _gemma(f)
     return {**sizes, **_windows(f, sizes["layers"], lambda block: block % 2 == 0), "norms": 4}
 
 
-def _gemma3(f: _Fields) -> Sizes:
+def _gemma3(f: _Fields) -> ShapeSizes:
     sizes = _gemma(f)
     every = 1 if f.given.get("layer_types") else f.size("sliding_window_pattern")
     near = _windows(f, sizes["layers"], lambda block: (block + 1) % every != 0)
@@ -410,7 +410,7 @@ def _gemma3(f: _Fields) -> Sizes:
 class _Kind:
     """A ``model_type``: the fields that it reads, with their defaults, and its sizes by them."""
 
-    sizes: Callable[[_Fields], Sizes]
+    sizes: Callable[[_Fields], ShapeSizes]
     defaults: Mapping[str, Any]
 
 

@@ -36,7 +36,7 @@ from planner.extras.kernels.estimates import Estimate
 from planner.extras.kernels.models import AttentionShape, Kernels
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.passes import Cost, Layers, Pass, costs
-from planner.extras.transformers.shape import Cut, Fusion, ParallelDegrees, Product, Recompute, Transformer
+from planner.extras.transformers.shape import Fusion, ParallelDegrees, Product, ProductCut, Recompute, Transformer
 from planner.ir.errors import UsageError
 
 PRODUCTS = "products"
@@ -162,13 +162,13 @@ class _Rank:
         """Tokens of one of this rank's matrices."""
         if product.experts:
             return -(-self.tokens * product.taken // self.own_experts(product))
-        return self.own_tokens if product.cut is Cut.WHOLE else self.tokens
+        return self.own_tokens if product.cut is ProductCut.WHOLE else self.tokens
 
     def features(self, product: Product) -> tuple[int, int]:
         """(outputs, inputs) of this rank."""
         tensor = self.ways.tensor
-        outputs = product.outputs // (tensor if product.cut is Cut.COLUMN else 1)
-        return outputs, product.inputs // (tensor if product.cut is Cut.ROW else 1)
+        outputs = product.outputs // (tensor if product.cut is ProductCut.COLUMN else 1)
+        return outputs, product.inputs // (tensor if product.cut is ProductCut.ROW else 1)
 
     def multiplied(self, product: Product, outputs: int, inputs: int) -> Cost:
         """Rows of ``inputs`` numbers by matrices [outputs, inputs], those of several experts in one kernel."""
@@ -274,16 +274,16 @@ class _Rank:
         every = Cost.of(ATTENTION, kernel(self.attention))
         if not s.windowed or s.window >= s.seq:
             return every
-        seen = round(s.window - s.window**2 / (2 * s.seq))  # the mean: early tokens see fewer
-        near = Cost.of(ATTENTION, kernel(self.attention._replace(keys=seen, causal=False)))
+        near_keys = round(s.window - s.window**2 / (2 * s.seq))  # the mean: early tokens see fewer
+        near = Cost.of(ATTENTION, kernel(self.attention._replace(keys=near_keys, causal=False)))
         share = s.windowed / s.layers
         return every * (1 - share) + near * share
 
     def block(self) -> Pass:
         """Of a block, with what its backward computes again."""
         forward = self.block_forward()
-        again = {Recompute.NONE: Cost(), Recompute.SELECTIVE: self.core(), Recompute.FULL: forward}
-        return Pass(forward, self.block_backward() + again[self.ways.recompute])
+        recomputed = {Recompute.NONE: Cost(), Recompute.SELECTIVE: self.core(), Recompute.FULL: forward}
+        return Pass(forward, self.block_backward() + recomputed[self.ways.recompute])
 
     def block_forward(self) -> Cost:
         s = self.shape
@@ -309,8 +309,8 @@ class _Rank:
         if not self.ways.sequence_parallel:
             return (self.summed("all_reduce", entering, beside_weights_s),)
         leaving = self.summed("all_gather", self.tokens * half.leaving)
-        again = self.summed("all_gather", entering, beside_inputs_s)
-        return leaving, again, self.summed("reduce_scatter", entering, beside_weights_s)
+        gathered_again = self.summed("all_gather", entering, beside_inputs_s)
+        return leaving, gathered_again, self.summed("reduce_scatter", entering, beside_weights_s)
 
     def routed(self) -> Cost:
         """Tokens on their way to experts and back: scores, copies in order of experts, weighted sums, all-to-alls.
@@ -358,7 +358,7 @@ class _Rank:
             of_input = self.multiplied(product, inputs, outputs)
             of_weight = self.weight_gradient(product)
             parts += [of_input, of_weight, self.added(self.own_experts(product) * outputs * inputs)]
-            if product.cut is Cut.COLUMN:
+            if product.cut is ProductCut.COLUMN:
                 inputs_s += of_input.seconds
                 weights_s += of_weight.seconds
         return [*parts, *self.exchanged_backward(half, inputs_s, weights_s)]

@@ -69,7 +69,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class RankWeights:
     """Numbers of weights of a rank, before ZeRO and expert ranks divide any.
 
     Attributes:
@@ -80,16 +80,16 @@ class Weights:
     common: float
     routed: float = 0.0
 
-    def __add__(self, other: Weights) -> Weights:
-        return Weights(self.common + other.common, self.routed + other.routed)
+    def __add__(self, other: RankWeights) -> RankWeights:
+        return RankWeights(self.common + other.common, self.routed + other.routed)
 
-    def __mul__(self, factor: float) -> Weights:
-        return Weights(self.common * factor, self.routed * factor)
+    def __mul__(self, factor: float) -> RankWeights:
+        return RankWeights(self.common * factor, self.routed * factor)
 
     __rmul__ = __mul__
 
-    def __truediv__(self, parts: float) -> Weights:
-        return Weights(self.common / parts, self.routed / parts)
+    def __truediv__(self, parts: float) -> RankWeights:
+        return RankWeights(self.common / parts, self.routed / parts)
 
     def held(self, ways: ParallelDegrees, what: What) -> float:
         """Of the rank, of what ZeRO's level divides over replicas; those of an expert are of fewer."""
@@ -162,7 +162,7 @@ def ends_of(ways: ParallelDegrees, stage: int) -> tuple[bool, bool]:
     return stage == 0, stage == ways.pipeline - 1
 
 
-def parameters_of(shape: Transformer, tensor: int, blocks: int, first: bool, last: bool) -> Weights:
+def parameters_of(shape: Transformer, tensor: int, blocks: int, first: bool, last: bool) -> RankWeights:
     """Weights of a rank of so many alike blocks.
 
     The first stage has the embedding, and the dense blocks that come first; the last has the head, and the blocks of
@@ -172,22 +172,22 @@ def parameters_of(shape: Transformer, tensor: int, blocks: int, first: bool, las
     weights = block * blocks
     table = shape.vocab * shape.hidden / tensor
     if first:
-        weights += Weights(shape.embedding_parameters - shape.vocab * shape.hidden + table)
+        weights += RankWeights(shape.embedding_parameters - shape.vocab * shape.hidden + table)
         if shape.first_dense:
             weights += _of_block(shape.dense, tensor) * shape.first_dense
     if last:
         joined = 2 * shape.hidden**2 / tensor + 3 * shape.norm_parameters
-        weights += Weights(shape.norm_parameters) + (block + Weights(joined)) * shape.mtp
+        weights += RankWeights(shape.norm_parameters) + (block + RankWeights(joined)) * shape.mtp
         tables = 0 if first and shape.parameters_tied else 1
         if shape.mtp and not first and not shape.parameters_tied:
             tables = 2
-        weights += Weights(tables * table)
+        weights += RankWeights(tables * table)
     return weights
 
 
-def _of_block(shape: Transformer, tensor: int) -> Weights:
+def _of_block(shape: Transformer, tensor: int) -> RankWeights:
     weights = shape.block_weights
-    return Weights(weights.cut / tensor + weights.alike, weights.routed / tensor)
+    return RankWeights(weights.cut / tensor + weights.alike, weights.routed / tensor)
 
 
 def unlike_stages(shape: Transformer, ways: ParallelDegrees) -> list[int]:

@@ -411,8 +411,8 @@ class _DegreesSearch:
         """Other questions whose answer was tried to fit."""
         if isinstance(self.cluster, Pools):
             return ["more hosts in the cluster file, or devices with more memory"]
-        found = changes(self.shape, self.cluster, self.devices, self.global_batch, self.space)
-        texts = [f"{each.options(self.shape, self.devices)} ({each.fit})" for each in found]
+        fitting = changes(self.shape, self.cluster, self.devices, self.global_batch, self.space)
+        texts = [f"{each.options(self.shape, self.devices)} ({each.fit})" for each in fitting]
         return texts or [f"devices with more memory than {self.cluster.usable_bytes / 2**30:.1f} GiB that may be used"]
 
 

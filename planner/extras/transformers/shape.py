@@ -16,7 +16,7 @@ MOST_DEGREE = 2**20
 """Of ranks, stages, replicas, samples and chunks; no cluster has as many devices."""
 
 
-class Cut(StrEnum):
+class ProductCut(StrEnum):
     """What of a product the tensor ranks divide.
 
     ``COLUMN``: its outputs. ``ROW``: its inputs; they sum what it gives. ``WHOLE``: nothing, each does all of it.
@@ -39,7 +39,7 @@ class Product:
 
     inputs: int
     outputs: int
-    cut: Cut
+    cut: ProductCut
     bias: bool = False
     experts: int = 0
     taken: int = 1
@@ -57,9 +57,9 @@ class Product:
     @property
     def alike(self) -> int:
         """Of weights and biases those that each tensor rank has."""
-        if self.cut is Cut.WHOLE:
+        if self.cut is ProductCut.WHOLE:
             return self.weights + self.biases
-        return self.biases if self.cut is Cut.ROW else 0
+        return self.biases if self.cut is ProductCut.ROW else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,17 +192,17 @@ class Transformer:
         """Of a block, before and behind the core of attention."""
         own = self.hidden
         queries = self.heads * self.head_size
-        behind = Product(self.heads * self.value_size, own, Cut.ROW, self.out_bias)
+        behind = Product(self.heads * self.value_size, own, ProductCut.ROW, self.out_bias)
         if not self.kv_rank:
             keys_values = self.kv_heads * (self.head_size + self.value_size)
-            return Product(own, queries + keys_values, Cut.COLUMN, self.qkv_bias), behind
-        of_queries: tuple[Product, ...] = (Product(own, queries, Cut.COLUMN),)
+            return Product(own, queries + keys_values, ProductCut.COLUMN, self.qkv_bias), behind
+        of_queries: tuple[Product, ...] = (Product(own, queries, ProductCut.COLUMN),)
         if self.query_rank:
-            narrow = Product(own, self.query_rank, Cut.WHOLE, self.qkv_bias)
-            of_queries = narrow, Product(self.query_rank, queries, Cut.COLUMN)
-        of_keys = Product(own, self.kv_rank + self.rope_size, Cut.WHOLE, self.qkv_bias)
+            narrow = Product(own, self.query_rank, ProductCut.WHOLE, self.qkv_bias)
+            of_queries = narrow, Product(self.query_rank, queries, ProductCut.COLUMN)
+        of_keys = Product(own, self.kv_rank + self.rope_size, ProductCut.WHOLE, self.qkv_bias)
         made = self.heads * (self.head_size - self.rope_size + self.value_size)
-        return *of_queries, of_keys, Product(self.kv_rank, made, Cut.COLUMN), behind
+        return *of_queries, of_keys, Product(self.kv_rank, made, ProductCut.COLUMN), behind
 
     @property
     def feed_forward_products(self) -> tuple[Product, ...]:
@@ -211,16 +211,16 @@ class Transformer:
             return self._two_products(self.ffn)
         of_each = self._two_products(self.expert_ffn)
         routed = tuple(replace(each, bias=False, experts=self.experts, taken=self.top_k) for each in of_each)
-        router = Product(self.hidden, self.experts, Cut.WHOLE, self.router_bias)
+        router = Product(self.hidden, self.experts, ProductCut.WHOLE, self.router_bias)
         shared = self._two_products(self.shared_ffn) if self.shared_ffn else ()
-        gate = (Product(self.hidden, 1, Cut.WHOLE),) if self.shared_gate else ()
+        gate = (Product(self.hidden, 1, ProductCut.WHOLE),) if self.shared_gate else ()
         return router, *routed, *shared, *gate
 
     def _two_products(self, width: int) -> tuple[Product, Product]:
         opened = (2 if self.gated else 1) * width
         return (
-            Product(self.hidden, opened, Cut.COLUMN, self.ffn_bias),
-            Product(width, self.hidden, Cut.ROW, self.ffn_bias),
+            Product(self.hidden, opened, ProductCut.COLUMN, self.ffn_bias),
+            Product(width, self.hidden, ProductCut.ROW, self.ffn_bias),
         )
 
     @property
@@ -319,11 +319,11 @@ def _block_weights(shape: Transformer) -> BlockWeights:
     alike += 2 * shape.head_size * shape.qk_norm
     if shape.kv_rank:
         alike += shape.query_rank + shape.kv_rank  # norms of the latent numbers
-    own = [product for product in products if not product.experts and product.cut is not Cut.WHOLE]
+    own = [product for product in products if not product.experts and product.cut is not ProductCut.WHOLE]
     cut = sum(product.weights + product.biases - product.alike for product in own)
     routed = [product for product in products if product.experts]
-    taken = sum(product.taken * product.inputs * product.outputs for product in routed)
-    return BlockWeights(cut, alike, sum(product.weights for product in routed), taken)
+    routed_taken = sum(product.taken * product.inputs * product.outputs for product in routed)
+    return BlockWeights(cut, alike, sum(product.weights for product in routed), routed_taken)
 
 
 def _taken(shape: Transformer) -> float:
@@ -538,18 +538,21 @@ MODERN: Mapping[str, Any] = {
 """What Llama's blocks, and most of those since, have in place of GPT's."""
 
 
-def _llama(
-    name: str, hidden: int, ffn: int, heads: tuple[int, int], layers: int, vocab: int, seq: int, **more: Any
-) -> Transformer:
-    """With what Llama's blocks have, or ``more``; ``heads`` of queries, and of keys and values."""
-    sizes = {"heads": heads[0], "kv_heads": heads[1], "layers": layers, "vocab": vocab, "seq": seq}
-    return Transformer(name, hidden, ffn, **{**MODERN, **sizes, **more})
+def _llama(name: str, sizes: tuple[int, int, int, int], heads: tuple[int, int], seq: int, **more: Any) -> Transformer:
+    """With what Llama's blocks have, or ``more``.
+
+    Args:
+        sizes: hidden, ffn, layers, vocab.
+        heads: of queries, and of keys and values.
+    """
+    hidden, ffn, layers, vocab = sizes
+    return Transformer(name, hidden, ffn, heads[0], layers, vocab, seq, heads[1], **{**MODERN, **more})
 
 
-def _deepseek(name: str, hidden: int, ffn: int, heads: int, layers: int, vocab: int, **more: Any) -> Transformer:
+def _deepseek(name: str, sizes: tuple[int, int, int, int], heads: int, **more: Any) -> Transformer:
     """With latent attention: 512 numbers of keys and values, heads of 128 + 64 rotated features, values of 128."""
     latent = {"kv_rank": 512, "rope_size": 64, "head_size": 192, "value_size": 128}
-    return _llama(name, hidden, ffn, (heads, heads), layers, vocab, 4096, **latent, **more)
+    return _llama(name, sizes, (heads, heads), 4096, **latent, **more)
 
 
 TRANSFORMERS: Mapping[str, Transformer] = {
@@ -568,39 +571,39 @@ TRANSFORMERS: Mapping[str, Transformer] = {
             _gpt("gpt-neox-20b", 6144, 64, 44, 50432),
             rotary=True, fused_attention=True, dropout=False, parameters_tied=False,
         ),
-        _llama("llama2-7b", 4096, 11008, (32, 32), 32, 32000, 4096),
-        _llama("llama2-70b", 8192, 28672, (64, 8), 80, 32000, 4096),
-        _llama("llama3-8b", 4096, 14336, (32, 8), 32, 128256, 8192),
-        _llama("llama3-70b", 8192, 28672, (64, 8), 80, 128256, 8192),
-        _llama("llama3.1-405b", 16384, 53248, (128, 8), 126, 128256, 8192),
-        _llama("mistral-7b", 4096, 14336, (32, 8), 32, 32000, 8192, window=4096, windowed=32),
-        _llama("mixtral-8x7b", 4096, 14336, (32, 8), 32, 32000, 8192, experts=8, top_k=2),
-        _llama("mixtral-8x22b", 6144, 16384, (48, 8), 56, 32000, 8192, experts=8, top_k=2),
-        _llama("qwen2.5-7b", 3584, 18944, (28, 4), 28, 152064, 4096, qkv_bias=True),
-        _llama("qwen2.5-72b", 8192, 29568, (64, 8), 80, 152064, 4096, qkv_bias=True),
-        _llama("qwen3-8b", 4096, 12288, (32, 8), 36, 151936, 4096, head_size=128, qk_norm=True),
+        _llama("llama2-7b", (4096, 11008, 32, 32000), (32, 32), 4096),
+        _llama("llama2-70b", (8192, 28672, 80, 32000), (64, 8), 4096),
+        _llama("llama3-8b", (4096, 14336, 32, 128256), (32, 8), 8192),
+        _llama("llama3-70b", (8192, 28672, 80, 128256), (64, 8), 8192),
+        _llama("llama3.1-405b", (16384, 53248, 126, 128256), (128, 8), 8192),
+        _llama("mistral-7b", (4096, 14336, 32, 32000), (32, 8), 8192, window=4096, windowed=32),
+        _llama("mixtral-8x7b", (4096, 14336, 32, 32000), (32, 8), 8192, experts=8, top_k=2),
+        _llama("mixtral-8x22b", (6144, 16384, 56, 32000), (48, 8), 8192, experts=8, top_k=2),
+        _llama("qwen2.5-7b", (3584, 18944, 28, 152064), (28, 4), 4096, qkv_bias=True),
+        _llama("qwen2.5-72b", (8192, 29568, 80, 152064), (64, 8), 4096, qkv_bias=True),
+        _llama("qwen3-8b", (4096, 12288, 36, 151936), (32, 8), 4096, head_size=128, qk_norm=True),
         _llama(
-            "qwen3-30b-a3b", 2048, 6144, (32, 4), 48, 151936, 4096, head_size=128, qk_norm=True,
+            "qwen3-30b-a3b", (2048, 6144, 48, 151936), (32, 4), 4096, head_size=128, qk_norm=True,
             experts=128, top_k=8, expert_ffn=768,
         ),
         _llama(
-            "qwen3-235b-a22b", 4096, 12288, (64, 4), 94, 151936, 4096, head_size=128, qk_norm=True,
+            "qwen3-235b-a22b", (4096, 12288, 94, 151936), (64, 4), 4096, head_size=128, qk_norm=True,
             experts=128, top_k=8, expert_ffn=1536,
         ),
         _llama(
-            "gemma2-9b", 3584, 14336, (16, 8), 42, 256000, 8192, head_size=256, norms=4, parameters_tied=True,
+            "gemma2-9b", (3584, 14336, 42, 256000), (16, 8), 8192, head_size=256, norms=4, parameters_tied=True,
             window=4096, windowed=21,
         ),
         _deepseek(
-            "deepseek-v2-lite", 2048, 10944, 16, 26, 102400,
+            "deepseek-v2-lite", (2048, 10944, 26, 102400), 16,
             experts=64, top_k=6, expert_ffn=1408, shared_ffn=2816, first_dense=1,
         ),
         _deepseek(
-            "deepseek-v2", 5120, 12288, 128, 59, 102400, query_rank=1536,
+            "deepseek-v2", (5120, 12288, 59, 102400), 128, query_rank=1536,
             experts=160, top_k=6, expert_ffn=1536, shared_ffn=3072, first_dense=1,
         ),
         _deepseek(
-            "deepseek-v3", 7168, 18432, 128, 58, 129280, query_rank=1536,
+            "deepseek-v3", (7168, 18432, 58, 129280), 128, query_rank=1536,
             experts=256, top_k=8, expert_ffn=2048, shared_ffn=2048, router_bias=True, first_dense=3, mtp=1,
         ),
     )

@@ -27,7 +27,7 @@ from planner.extras.transformers.memory import (
     MASTER_BYTES,
     WEIGHT_BYTES,
     Memory,
-    Weights,
+    RankWeights,
     ends_of,
     parameters_of,
     stage_memory,
@@ -251,7 +251,7 @@ def _beyond(exchange: Estimate, beside_s: float) -> Cost:
     return Cost.of(GRADIENTS, exchange, left / exchange.seconds) if left else Cost()
 
 
-def over_replicas(cluster: GpuCluster, ways: ParallelDegrees, name: str, num_bytes: Weights) -> Estimate:
+def over_replicas(cluster: GpuCluster, ways: ParallelDegrees, name: str, num_bytes: RankWeights) -> Estimate:
     """An exchange of a rank's weights or gradients: over all replicas, or over those of the same experts."""
     expert = ways.expert
     if expert == 1:
@@ -260,7 +260,7 @@ def over_replicas(cluster: GpuCluster, ways: ParallelDegrees, name: str, num_byt
     return common + cluster.exchange(name, num_bytes.routed / expert, ways.data // expert, ways.tensor * expert)
 
 
-def gradients(cluster: GpuCluster, ways: ParallelDegrees, parameters: Weights, beside_s: float) -> Cost:
+def gradients(cluster: GpuCluster, ways: ParallelDegrees, parameters: RankWeights, beside_s: float) -> Cost:
     """Sums of a stage's gradients over the data-parallel ranks, after the last backward or beside it.
 
     Args:
