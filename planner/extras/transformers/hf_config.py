@@ -23,7 +23,7 @@ from planner.ir.files import parse_json, read_text
 
 MOST_SEQ = 8192
 _MOST_BYTES = 2**20
-_MOST_SIZE = 2**32
+_MOST_SIZE = 2**24
 _SHOWN = 8
 
 ShapeSizes = dict[str, Any]
@@ -167,9 +167,9 @@ def _require_neutral(fields: _Fields) -> None:
     for name, neutral in _NEUTRAL.items():
         if name in config and config[name] not in neutral:
             raise fields.refused(name, f"understood: {', '.join(map(repr, neutral))}")
-    for name in config.get("architectures") or ():
-        if not str(name).endswith(_HEADS):
-            raise fields.refused("architectures", f"{name} has another head than one of the next token")
+    heads = config.get("architectures") or []
+    if not isinstance(heads, list) or not all(str(head).endswith(_HEADS) for head in heads):
+        raise fields.refused("architectures", f"understood: models that end in {', '.join(_HEADS)}")
 
 
 def _require_known(fields: _Fields) -> None:
@@ -220,6 +220,7 @@ task_specific_params tokenizer_class topk_group torch_dtype torchscript transfor
 transformers_version unk_token_id use_cache
 """
 """Fields that change neither the weights nor what a step takes; those that a kind reads for another end too."""
+_ATTENTIONS = ("full_attention", "sliding_attention")
 _ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu")
 
 
@@ -253,17 +254,18 @@ def _decoder(f: _Fields) -> ShapeSizes:
 
 def _windows(f: _Fields, layers: int, has_window: Callable[[int], bool]) -> ShapeSizes:
     """Of blocks by number, unless ``layer_types`` says which have a window."""
-    window = f.optional("sliding_window")
     types = f.value("layer_types") if "layer_types" in f.defaults else None
     if types is None:
-        windowed = sum(map(has_window, range(layers))) if window else 0
-    elif not isinstance(types, list) or len(types) != layers or set(types) - {"full_attention", "sliding_attention"}:
-        raise f.refused("layer_types", f"understood: {layers} of full_attention and sliding_attention")
+        windowed = sum(map(has_window, range(layers)))
+    elif not isinstance(types, list) or len(types) != layers or any(each not in _ATTENTIONS for each in types):
+        raise f.refused("layer_types", f"understood: {layers} of {' and '.join(_ATTENTIONS)}")
     else:
         windowed = types.count("sliding_attention")
-    if windowed and not window:
+    f.seen.add("sliding_window")
+    window = f.optional("sliding_window") if windowed else 0
+    if windowed and not window and types is not None:
         raise f.refused("sliding_window", f"{windowed} blocks have a window")
-    return {"window": window, "windowed": windowed} if windowed else {}
+    return {"window": window, "windowed": windowed} if window else {}
 
 
 def _llama(f: _Fields) -> ShapeSizes:
@@ -315,6 +317,8 @@ def _with_experts(f: _Fields, sizes: ShapeSizes, shared: ShapeSizes) -> ShapeSiz
     layers = sizes["layers"]
     step = f.size("decoder_sparse_step")
     alone = f.value("mlp_only_layers") or []
+    if not isinstance(alone, list):
+        raise f.refused("mlp_only_layers", "a list of blocks is understood")
     dense = [block for block in range(layers) if block in alone or (block + 1) % step]
     if dense != list(range(len(dense))):
         name = "decoder_sparse_step" if step > 1 else "mlp_only_layers"

@@ -625,6 +625,6 @@ def named_transformer(name: str) -> Transformer:
         raise UnknownNameError(
             f"no transformer {name!r}",
             [f"known: {', '.join(TRANSFORMERS)}"],
-            [f"{name} (did you mean that?)" for name in near],
+            [*(f"{name} (did you mean that?)" for name in near), "the path of a config.json, or sizes"],
         )
     return shape

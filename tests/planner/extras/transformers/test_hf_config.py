@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,8 @@ def test_what_a_file_leaves_out_is_what_its_kind_says_and_is_told() -> None:
     assert found.left_out["sliding_window"] == found.shape.window == 4096
     assert found.left_out["hidden_size"] == found.shape.hidden == 4096
     assert "num_hidden_layers" not in found.left_out
+    without = described({"model_type": "qwen2"}, "qwen2")
+    assert "sliding_window" not in without.left_out
     assert found.shape.windowed == 4
 
 
@@ -300,3 +303,14 @@ def test_sizes_that_contradict_each_other_are_refused_with_both() -> None:
             replace(mixtral, **wrong)
         assert said in caught.value.title
     assert {field.name for field in fields(Transformer)} >= {"experts", "top_k", "kv_rank"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_a_field_holds_is_read_or_refused(kind: str) -> None:
+    """By an error of ours: any other ends the test."""
+    strange = [None, -1, 0, 3, 2**40, 1.5, True, "x", [], [5], ["x"], [[]], {}, {"a": 1}]
+    names = [*KINDS[kind].defaults, "architectures", "quantization_config", "rope_scaling", "moe_layer_freq"]
+    for name in names:
+        for value in strange:
+            with suppress(HalopipeError):
+                described({"model_type": kind, "num_experts_per_tok": 2, name: value}, kind)
