@@ -86,7 +86,8 @@ def of_planning() -> Iterator[Refusal]:
     ways = "ways llama2-7b --on a100-dgx --global-batch 64"
     for text, fill in (
         (f"{ways} --gpus 8 --tensor 3", {"another --global-batch or --gpus; leave": "leave"}),
-        (f"{ways} --gpus 1", {"more --gpus, another --on, or a smaller --global-batch": "--gpus 8"}),
+        (f"{ways} --gpus 1", {}),
+        ("ways llama2-7b --on a100-dgx --gpus 8", {}),
     ):
         yield Refusal(text, tuple(text.split()), fill)
     for text in ("plan", "plan profile.json other", "plan profile.json --global-batch 99999999"):

@@ -4,6 +4,8 @@ Modules:
 
     command   ``halopipe ways``: how to divide a transformer's training step over a cluster of GPUs
     options   What ``halopipe ways`` takes
+    networks  Its network: a name, a ``config.json``, or sizes
+    fits      What ``halopipe ways --fits`` says
     ways      What ``halopipe ways`` searches and says; ``halopipe plan --ways``
 """
 

@@ -21,26 +21,34 @@ def ways(
         str,
         typer.Argument(
             metavar="TRANSFORMER",
-            help="A name, such as gpt3-175b, or sizes: hidden=4096,ffn=16384,heads=32,layers=32,vocab=51200,seq=2048.",
+            help="A name, such as llama3-8b; a Hugging Face config.json; or sizes: hidden=4096,ffn=16384,heads=32,"
+            "layers=32,vocab=51200,seq=2048. Sizes behind a name or file are in place of its own: llama3-8b,seq=4096.",
         ),
     ],
     on: Annotated[
         str, typer.Option("--on", metavar="NAME", help="a100-dgx, h100-dgx, p3.16xlarge, ...; or a cluster file.")
     ],
     gpus: Annotated[int, typer.Option(min=1, max=MOST_DEGREE, help="Devices.")],
-    global_batch: Annotated[int, typer.Option(min=1, max=MOST_BATCH, help="Samples a step.")],
+    global_batch: Annotated[
+        int | None, typer.Option(min=1, max=MOST_BATCH, help="Samples a step; with --fits one a device, if not given.")
+    ] = None,
     *,
+    fits: Annotated[
+        bool, typer.Option("--fits", help="Say whether it fits, what the memory holds, and what would make it fit.")
+    ] = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write: the best way, as JSON.")] = None,
     options: WaysOptions,
     json: JsonOption = False,
 ) -> None:
     """Find how to divide a transformer's training step over a cluster of GPUs. Needs no devices."""
+    from halopipe.extras.transformers import fits as found_fits
     from halopipe.extras.transformers import ways as found_ways
 
     with claimed([output], [on, options.layers]):
-        sweep = found_ways.find(transformer, on, gpus, global_batch, options)
+        find = found_fits.find if fits else found_ways.find
+        answer = find(transformer, on, gpus, global_batch, options)
         if output is not None:
-            sweep.write(output)
-        console.show(sweep, as_json=json)
+            answer.write(output)
+        console.show(answer, as_json=json)
         if output is not None:
             console.wrote(output)

@@ -20,6 +20,7 @@ class WaysOptions:
     pipeline: int = option(0, "Stages; 0: open.", panel=FIXED, least=0, most=MOST_DEGREE)
     interleave: int = option(0, "Chunks of a stage; 0: open.", panel=FIXED, least=0, most=MOST_DEGREE)
     micro_batch: int = option(0, "Samples a micro-batch; 0: open.", panel=FIXED, least=0, most=MOST_DEGREE)
+    expert: int = option(0, "Ranks that share a block's experts; 0: open.", panel=FIXED, least=0, most=MOST_DEGREE)
     recompute: str = option("", "none, selective or full; empty: open.", "HOW", FIXED)
     zero: int = option(-1, "What replicas divide, 0 to 3; -1: open.", panel=FIXED, least=-1, most=3)
     gap: float = option(0.0, "Stop once the best is proved so close (0.01 = 1 %).", least=0.0)

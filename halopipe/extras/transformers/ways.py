@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from halopipe.extras.transformers.networks import Network, network_of
 from halopipe.extras.transformers.options import WaysOptions
 from halopipe.terminal import tables, units
 from planner.costs.cost_model import CostModel
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.extras.transformers.cluster import GpuCluster, named_cluster
-from planner.extras.transformers.layers import EXCHANGE
+from planner.extras.transformers.layers import EXCHANGE, EXPERT_EXCHANGE
+from planner.extras.transformers.memory import Memory
 from planner.extras.transformers.passes import timed
 from planner.extras.transformers.pools import Pools, pools_of
 from planner.extras.transformers.search import TIE, BestDegrees, PricedDegrees, search
-from planner.extras.transformers.shape import ParallelDegrees, Recompute, Transformer, named_transformer
+from planner.extras.transformers.shape import ParallelDegrees, Recompute, Transformer
 from planner.extras.transformers.space import DegreesSpace
 from planner.extras.transformers.step import BUBBLE, GRADIENTS, SENDS
 from planner.ir.codec import from_json
@@ -40,18 +42,24 @@ _FULL = 0.9
 class WaysReport:
     """What was found, for people and for programs."""
 
-    shape: Transformer
+    network: Network
     cluster: GpuCluster | Pools
     devices: int
     global_batch: int
     sweep: BestDegrees
     price_per_hour: float = 0.0
 
+    @property
+    def shape(self) -> Transformer:
+        """The network's."""
+        return self.network.shape
+
     def data(self) -> dict[str, Any]:
         """The answer as plain data; the file that ``-o`` writes."""
         sweep = self.sweep
         return {
             "transformer": dataclasses.asdict(self.shape),
+            "network": self.network.data(),
             "cluster": self.cluster.name,
             "device": self.cluster.device,
             "gpus": self.devices,
@@ -81,7 +89,14 @@ class WaysReport:
             "high_s": prediction.step.high,
             "evidence": prediction.step.evidence,
             "spent_s": dict(prediction.parts),
-            "memory_bytes": {"state": memory.state, "activations": memory.activations, "one_pass": memory.working},
+            "memory_bytes": {
+                "state": memory.state,
+                "weights": memory.weights,
+                "gradients": memory.gradients,
+                "optimiser": memory.optimiser,
+                "activations": memory.activations,
+                "one_pass": memory.working,
+            },
             "micro_batches": prediction.micro_batches,
             "model_flop_per_s": prediction.model_flop_per_s(self.shape, self.global_batch, self.devices),
             **({"dollars_per_step": self._dollars(choice)} if self.price_per_hour else {}),
@@ -101,7 +116,7 @@ class WaysReport:
         rate = best.prediction.model_flop_per_s(self.shape, self.global_batch, self.devices) / 1e12
         step_text = units.seconds_within(step.seconds, step.low, step.high)
         lines = [
-            f"{self.shape.name}, {self.shape.parameters / 1e9:.1f}e9 parameters",
+            *self.network.lines(cluster),
             f"global batch {self.global_batch}, on {devices}",
             "",
             f"  {best.ways}",
@@ -112,8 +127,9 @@ class WaysReport:
             f"  bound by {self._bound()}",
         ]
         if best.ways.devices < self.devices:
+            at = lines.index(f"  {best.ways}") + 1
             lines.insert(
-                4, f"  {best.ways.devices} of {self.devices} devices used, {self.devices - best.ways.devices} idle"
+                at, f"  {best.ways.devices} of {self.devices} devices used, {self.devices - best.ways.devices} idle"
             )
         if self.shape.fused_attention and best.ways.recompute is Recompute.SELECTIVE:
             lines.append("  note: fused attention keeps no scores: selective recomputation saves next to nothing")
@@ -132,16 +148,13 @@ class WaysReport:
 
     def _memory(self, choice: PricedDegrees) -> str:
         memory = choice.prediction.memory
-        gib = 2**30
-        parts = (("state", memory.state), ("activations", memory.activations), ("one pass", memory.working))
-        breakdown = ", ".join(f"{what} {size / gib:.1f}" for what, size in parts)
-        return f"{memory.total / gib:.1f} of {self.sweep.usable_bytes / gib:.1f} GiB ({breakdown})"
+        return memory_text(memory, self.sweep.usable_bytes)
 
     def _bound(self) -> str:
         """What another device, link or batch would better."""
         best = self.sweep.best.prediction
         sweep = self.sweep
-        exchanges = sum(best.parts.get(what, 0.0) for what in (EXCHANGE, GRADIENTS, SENDS))
+        exchanges = sum(best.parts.get(what, 0.0) for what in (EXCHANGE, EXPERT_EXCHANGE, GRADIENTS, SENDS))
         reasons = {
             "computing": best.step.seconds - exchanges - best.parts[BUBBLE],
             "bubbles (a larger batch)": best.parts[BUBBLE],
@@ -358,7 +371,21 @@ def cluster_of(on: str, shape: Transformer, layers: Path | None = None) -> GpuCl
     return pools if pools.whole is None or len(pools.pools) > 1 else pools.whole
 
 
-def find(transformer: str, on: str, devices: int, global_batch: int, options: WaysOptions) -> WaysReport:
+def memory_text(memory: Memory, usable_bytes: float) -> str:
+    """What a rank holds, of what it may, and what that is."""
+    gib = 2**30
+    parts = {
+        "weights": memory.weights,
+        "gradients": memory.gradients,
+        "optimiser": memory.optimiser,
+        "activations": memory.activations,
+        "one pass": memory.working,
+    }
+    breakdown = ", ".join(f"{what} {size / gib:.1f}" for what, size in parts.items())
+    return f"{memory.total / gib:.1f} of {usable_bytes / gib:.1f} GiB ({breakdown})"
+
+
+def find(transformer: str, on: str, devices: int, global_batch: int | None, options: WaysOptions) -> WaysReport:
     """The best ways of a transformer's step on so many devices of a cluster.
 
     Raises:
@@ -366,54 +393,36 @@ def find(transformer: str, on: str, devices: int, global_batch: int, options: Wa
         UsageError: sizes are wrong, or nothing divides network, devices and batch.
         InfeasibleError: nothing fits.
     """
-    shape = shape_of(transformer)
-    cluster = cluster_of(on, shape, options.layers)
+    if global_batch is None:
+        raise UsageError(
+            "the best way depends on the samples of a step",
+            ["no --global-batch was given"],
+            [f"--global-batch {8 * devices}", "--fits, which takes a sample a device where none is given"],
+        )
+    network = network_of(transformer)
+    cluster = cluster_of(on, network.shape, options.layers)
     if isinstance(cluster, Pools) and cluster.devices != devices:
         raise UsageError(
             f"{on} has {cluster.devices} devices, and --gpus is {devices}",
             [cluster.device, "which of unlike devices are left out is for the search to say"],
             [f"--gpus {cluster.devices}", "a cluster file of fewer"],
         )
+    limit_s = options.time_limit_s
+    space = space_of(options)
+    sweep = search(network.shape, cluster, devices, global_batch, space, gap=options.gap, time_limit_s=limit_s)
+    return WaysReport(network, cluster, devices, global_batch, sweep, options.price_per_hour)
+
+
+def space_of(options: WaysOptions) -> DegreesSpace:
+    """The ways that are left by what is fixed.
+
+    Raises:
+        UnknownNameError: there is no such kind of recomputation.
+    """
     if options.recompute:
         units.require_known("recomputation", [options.recompute], [how.value for how in Recompute])
-    counts = {name: getattr(options, name) for name in ("tensor", "pipeline", "micro_batch", "interleave")}
+    counts = {name: getattr(options, name) for name in ("tensor", "pipeline", "micro_batch", "interleave", "expert")}
     restrictions: dict[str, Any] = {name: (value,) for name, value in counts.items() if value}
     restrictions |= {"recompute": (Recompute(options.recompute),)} if options.recompute else {}
     restrictions |= {"zero": (options.zero,)} if options.zero >= 0 else {}
-    space = DegreesSpace(**restrictions)
-    limit_s = options.time_limit_s
-    sweep = search(shape, cluster, devices, global_batch, space, gap=options.gap, time_limit_s=limit_s)
-    return WaysReport(shape, cluster, devices, global_batch, sweep, options.price_per_hour)
-
-
-def shape_of(text: str) -> Transformer:
-    """A transformer by name, or by sizes.
-
-    Raises:
-        UnknownNameError, UsageError: there is none of that name; a size is missing, unknown or no number above 0.
-    """
-    if "=" not in text:
-        return named_transformer(text)
-    size_fields = {field.name: field for field in fields(Transformer) if field.name != "name"}
-    needed = ["hidden", "ffn", "heads", "layers", "vocab", "seq"]
-    flags = [name for name, field in size_fields.items() if isinstance(field.default, bool)]
-
-    def size(name: str, value: str) -> int | bool:
-        units.require_known("size of a transformer", [name], list(size_fields))
-        return {"0": False, "1": True}[value] if name in flags else units.whole(value)
-
-    sizes = units.parse_pairs(text, size, "is no size of a transformer", "hidden=768,heads=12,dropout=0")
-    missing = [name for name in needed if name not in sizes]
-    if missing:
-        raise UsageError(f"a transformer needs {', '.join(missing)} too", [f"given: {text}"], [f"{missing[0]}=..."])
-    return _made(text, sizes)
-
-
-def _made(text: str, sizes: Mapping[str, Any]) -> Transformer:
-    if sizes["hidden"] % sizes["heads"] and not sizes.get("head_size"):
-        raise UsageError(
-            f"hidden={sizes['hidden']} is not divided by heads={sizes['heads']}",
-            [f"in {text}"],
-            ["head_size=..., where heads are not hidden / heads wide"],
-        )
-    return Transformer(name="transformer", **sizes)
+    return DegreesSpace(**restrictions)

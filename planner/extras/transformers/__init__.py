@@ -7,6 +7,8 @@ for its stages, ``division``.  Times come from :mod:`planner.extras.kernels`; no
 
 Besides:
 
+    hf_config   A transformer as a Hugging Face ``config.json`` states it
+    fits        Whether a step fits by memory alone, and what would make it fit
     placement   How a captured network's layers are placed by a way: stages of blocks, and each layer's cuts over tensor
                 ranks
 """

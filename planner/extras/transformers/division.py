@@ -192,7 +192,7 @@ class DivisionSearch:
     @property
     def _tied_apart(self) -> bool:
         """Whether the tied embedding's sum depends on where the last stage is."""
-        return bool(self._pools) and self.shape.parameters_tied
+        return bool(self._pools) and self.shape.has_table_at_both_ends
 
     def _longer(self, label: _Label) -> Iterator[tuple[_Label, float]]:
         """With the stage ahead, of each number of blocks, behind each seat that may be before it; their least."""

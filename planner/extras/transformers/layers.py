@@ -5,6 +5,13 @@ T = micro-batch x sequence tokens, h hidden, a heads of d, f ffn, t tensor ranks
     block, forward            norm [T/n, h]  (all-gather)  T x (a + 2 a_kv) d / t x h  attention of a / t heads
                               T x h x a d / t  (all-reduce, or reduce-scatter)  dropout and residual [T/n, h]
                               norm  (all-gather)  T x f / t x h  activation  T x h x f / t  (all-reduce ...)  residual
+    latent attention          products down to the latent numbers are of T/n tokens, whole on each rank; those numbers
+                              are gathered in place of hidden features
+    experts                   E, of which k take a token: E products of T k / E tokens each, in one kernel, in tiles of
+                              :data:`EXPERT_ROWS` rows and no faster than all weights are read.  Balanced routing is
+                              assumed; tokens are copied to where their experts are, and what those give is summed back
+    e expert ranks            E / e experts on a rank, with the tokens of e ranks; two all-to-alls of T k / n rows
+                              each way (a token is sent to each of its experts), of which nothing is hidden
     block, backward           for each product T x n x k two of their own shapes, T x k x n for the input and k x n x T
                               for the weight; what memory bounds moves about 1.5 times the bytes; exchanges mirror those
                               of forward, and with sequence parallelism the input is gathered again
@@ -13,25 +20,33 @@ T = micro-batch x sequence tokens, h hidden, a heads of d, f ffn, t tensor ranks
     recomputed                a forward of the whole block with its exchanges, or of the core of attention
     embedding, head           cut by vocabulary (Shoeybi et al. 2019, section 3): one all-reduce of the embedding;
                               logits stay cut, the loss sums three numbers a token
+    unlike blocks             dense ones that come first count with the embedding, those of ``mtp`` with the head
 
-Ignored: what products and exchanges that overlap take from one another, data loading, Python between kernels.
+Ignored: what products and exchanges that overlap take from one another, data loading, Python between kernels; a second
+residual stream at once (GPT-NeoX: its blocks are priced as if one half came after the other).
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from planner.extras.kernels.estimates import Estimate
 from planner.extras.kernels.models import AttentionShape, Kernels
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.passes import Cost, Layers, Pass, costs
-from planner.extras.transformers.shape import Fusion, ParallelDegrees, Recompute, Transformer
+from planner.extras.transformers.shape import Fusion, ParallelDegrees, Product, ProductCut, Recompute, Transformer
 from planner.ir.errors import UsageError
 
 PRODUCTS = "products"
 ATTENTION = "attention"
 MEMORY = "memory-bound"
 EXCHANGE = "tensor exchanges"
+EXPERT_EXCHANGE = "expert exchanges"
+
+EXPERT_ROWS = 128
+"""Tokens of a tile of the kernel that multiplies by several experts at once; of each expert the last is filled up."""
 
 _STREAMING = {
     "dropout_add": "dropout",
@@ -46,10 +61,14 @@ _STREAMING = {
 def layers_of(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees) -> Layers:
     """The passes of a rank, from its kernels and exchanges; :func:`layers_for` leaves out what does not change them."""
     rank = _Rank(shape, cluster, ways)
-    forward = rank.block_forward()
-    backward = rank.block_backward()
-    recomputed = {Recompute.NONE: Cost(), Recompute.SELECTIVE: rank.core(), Recompute.FULL: forward}[ways.recompute]
-    return Layers(rank.embedding(), Pass(forward, backward + recomputed), rank.head())
+    block = rank.block()
+    embedding = rank.embedding()
+    head = rank.head()
+    if shape.first_dense:
+        embedding = embedding + _Rank(shape.dense, cluster, ways).block() * shape.first_dense
+    if shape.mtp:
+        head = head + (rank.joined() + block + head) * shape.mtp
+    return Layers(embedding, block, head)
 
 
 def layers_for(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees) -> Layers:
@@ -71,9 +90,24 @@ def layers_for(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees) -
     of_rank = ParallelDegrees(
         tensor=ways.tensor, micro_batch=ways.micro_batch, sequence_parallel=ways.sequence_parallel,
         recompute=ways.recompute, fp32_gradients=ways.fp32_gradients, kernels=ways.kernels,
-        overlap_tensor=ways.overlap_tensor,
+        overlap_tensor=ways.overlap_tensor, expert=ways.expert,
     )  # fmt: skip
     return layers_of(shape, cluster, of_rank)
+
+
+@dataclass(frozen=True, slots=True)
+class _Half:
+    """Attention, or the feed-forward part, as its tensor ranks exchange it.
+
+    Attributes:
+        entering: features of a token that are gathered before its column-parallel products, and whose gradients are
+            summed.
+        leaving: features of a token that are summed behind its row-parallel products.
+    """
+
+    products: tuple[Product, ...]
+    entering: int
+    leaving: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,27 +130,60 @@ class _Rank:
         return self.tokens // self.ways.tensor if self.ways.sequence_parallel else self.tokens
 
     @property
-    def products(self) -> tuple[tuple[int, int], ...]:
-        """(n, k) of the block's four products, column-parallel and row-parallel in turn."""
+    def halves(self) -> tuple[_Half, _Half]:
+        """Of a block."""
         s = self.shape
-        t = self.ways.tensor
-        mixed = s.heads * s.head_size // t
-        up = s.ffn // t
-        key = 2 * s.kv_heads * s.head_size // t
-        return (mixed + key, s.hidden), (s.hidden, mixed), ((2 if s.gated else 1) * up, s.hidden), (s.hidden, up)
+        entering = s.hidden
+        if s.kv_rank:
+            entering = s.latent + (0 if s.query_rank else s.hidden)
+        attention = _Half(s.attention_products, entering, s.hidden)
+        exchanged = s.hidden
+        if self.ways.expert > 1:  # tokens come by all-to-all, a row for each of their experts
+            exchanged = s.hidden * (s.top_k + (1 if s.shared_ffn else 0))
+        return attention, _Half(s.feed_forward_products, exchanged, exchanged)
 
     @property
     def attention(self) -> AttentionShape:
-        """The heads of this rank."""
+        """The heads of this rank; of unlike keys and values the mean size."""
         s = self.shape
         tensor = self.ways.tensor
         kv_heads = max(1, s.kv_heads // tensor)
-        return AttentionShape(
-            self.ways.micro_batch, s.heads // tensor, kv_heads, s.seq, s.seq, s.head_size, causal=True
-        )
+        size = (s.head_size + s.value_size) // 2
+        return AttentionShape(self.ways.micro_batch, s.heads // tensor, kv_heads, s.seq, s.seq, size, causal=True)
 
     def product(self, m: int, n: int, k: int, batch: int = 1, what: str = PRODUCTS) -> Cost:
         return Cost.of(what, self.kernels.gemm(m, n, k, batch))
+
+    def own_experts(self, product: Product) -> int:
+        """Of the product's experts those on this rank; 1, where it is no product of experts."""
+        return max(1, product.experts // self.ways.expert)
+
+    def rows(self, product: Product) -> int:
+        """Tokens of one of this rank's matrices."""
+        if product.experts:
+            return -(-self.tokens * product.taken // self.own_experts(product))
+        return self.own_tokens if product.cut is ProductCut.WHOLE else self.tokens
+
+    def features(self, product: Product) -> tuple[int, int]:
+        """(outputs, inputs) of this rank."""
+        tensor = self.ways.tensor
+        outputs = product.outputs // (tensor if product.cut is ProductCut.COLUMN else 1)
+        return outputs, product.inputs // (tensor if product.cut is ProductCut.ROW else 1)
+
+    def multiplied(self, product: Product, outputs: int, inputs: int) -> Cost:
+        """Rows of ``inputs`` numbers by matrices [outputs, inputs], those of several experts in one kernel."""
+        rows = self.rows(product)
+        if not product.experts:
+            return self.product(rows, outputs, inputs)
+        experts = self.own_experts(product)
+        padded = experts * EXPERT_ROWS * -(-rows // EXPERT_ROWS)
+        read = self.moved(experts * outputs * inputs, 2)
+        return max(self.product(padded, outputs, inputs), read, key=lambda cost: cost.seconds)
+
+    def weight_gradient(self, product: Product) -> Cost:
+        """Of the product's matrices on this rank."""
+        outputs, inputs = self.features(product)
+        return self.product(self.own_experts(product) * inputs, outputs, self.rows(product))
 
     def moved(self, numbers: float, num_bytes: float, kind: str = "elementwise") -> Cost:
         """An operator that memory bounds, of so many numbers, at so many bytes each."""
@@ -133,6 +200,14 @@ class _Rank:
             return self.moved(numbers, 5, "dropout") + self.moved(numbers, 6)
         return self.moved(numbers, 7, "dropout_add")
 
+    def normed(self, num_bytes: float, kind: str) -> Cost:
+        """The norms of a block's hidden features; of queries and keys, and of latent numbers, where they are normed."""
+        s = self.shape
+        norm = self.moved(self.own_tokens * s.hidden, num_bytes, kind) * s.norms
+        heads = s.qk_norm * self.tokens * (s.heads + s.kv_heads) * s.head_size / self.ways.tensor
+        latent = self.own_tokens * (s.query_rank + s.kv_rank)
+        return costs([norm, self.moved(heads, num_bytes, kind), self.moved(latent, num_bytes, kind)])
+
     def eager(self, scores: float) -> Cost:
         """What separate kernels move more: scale and mask of scores, seven of GELU's eight, heads brought together.
 
@@ -140,7 +215,7 @@ class _Rank:
         """
         if self.ways.kernels is not Fusion.EAGER:
             return Cost()
-        wide = self.tokens * self.shape.ffn / self.ways.tensor
+        wide = self.tokens * self.shape.taken_ffn / self.ways.tensor
         narrow = self.tokens * self.shape.hidden / self.ways.tensor
         return costs([self.moved(scores, 4) * 2, self.moved(wide, 5) * 7, self.moved(narrow, 4) * 4])
 
@@ -148,7 +223,8 @@ class _Rank:
         """Biases of products by kernels of their own: copied to where the product adds itself; sums of gradients."""
         if self.ways.kernels is not Fusion.EAGER:
             return Cost()
-        return self.moved(self.tokens * sum(n for n, _ in self.products), num_bytes)
+        biased = [each for half in self.halves for each in half.products if each.bias]
+        return self.moved(self.tokens * sum(self.features(each)[0] for each in biased), num_bytes)
 
     def added(self, numbers: float) -> Cost:
         """A weight's gradient, added to that of earlier micro-batches: within its product, or by a pass of its own."""
@@ -169,12 +245,12 @@ class _Rank:
         b = self.ways.micro_batch
         heads = s.heads // self.ways.tensor
         if s.fused_attention:
-            return Cost.of(ATTENTION, self.kernels.attention(self.attention, fused=True))
+            return self.fused_core(functools.partial(self.kernels.attention, fused=True))
         scores = b * heads * s.seq**2
         parts = [
             self.product(s.seq, s.seq, s.head_size, b * heads, ATTENTION),
             self.moved(scores, 4, "softmax"),  # scaled and masked in the same kernel
-            self.product(s.seq, s.head_size, s.seq, b * heads, ATTENTION),
+            self.product(s.seq, s.value_size, s.seq, b * heads, ATTENTION),
         ]
         return costs([*parts, self.moved(scores * s.drops_scores, 5, "dropout")])
 
@@ -183,32 +259,80 @@ class _Rank:
         b = self.ways.micro_batch
         heads = s.heads // self.ways.tensor
         if s.fused_attention:
-            return Cost.of(ATTENTION, self.kernels.attention_backward(self.attention, fused=True))
+            return self.fused_core(functools.partial(self.kernels.attention_backward, fused=True))
         scores = b * heads * s.seq**2
-        square = self.product(s.seq, s.seq, s.head_size, b * heads, ATTENTION)  # of probabilities
-        thin = self.product(s.seq, s.head_size, s.seq, b * heads, ATTENTION)  # of values, queries and keys
+        square = self.product(s.seq, s.seq, s.value_size, b * heads, ATTENTION)  # of probabilities
+        of_values = self.product(s.seq, s.value_size, s.seq, b * heads, ATTENTION)
+        thin = self.product(s.seq, s.head_size, s.seq, b * heads, ATTENTION)  # of queries and keys
         softmax = self.moved(scores, 6, "softmax_backward")
         dropout = self.moved(scores * s.drops_scores, 5, "dropout_backward")
-        return costs([square, thin * 3, softmax, dropout])
+        return costs([square, of_values, thin * 2, softmax, dropout])
+
+    def fused_core(self, kernel: Callable[[AttentionShape], Estimate]) -> Cost:
+        """The mean of blocks in which a token sees all tokens before it, and of those in which it sees a window."""
+        s = self.shape
+        every = Cost.of(ATTENTION, kernel(self.attention))
+        if not s.windowed or s.window >= s.seq:
+            return every
+        near_keys = round(s.window - s.window**2 / (2 * s.seq))  # the mean: early tokens see fewer
+        near = Cost.of(ATTENTION, kernel(self.attention._replace(keys=near_keys, causal=False)))
+        share = s.windowed / s.layers
+        return every * (1 - share) + near * share
+
+    def block(self) -> Pass:
+        """Of a block, with what its backward computes again."""
+        forward = self.block_forward()
+        recomputed = {Recompute.NONE: Cost(), Recompute.SELECTIVE: self.core(), Recompute.FULL: forward}
+        return Pass(forward, self.block_backward() + recomputed[self.ways.recompute])
 
     def block_forward(self) -> Cost:
         s = self.shape
         tokens = self.tokens
-        own = self.own_tokens
-        products = [self.product(tokens, n, k) for n, k in self.products]
-        norm = self.moved(own * s.hidden, 4, "norm")
-        activation = self.moved(tokens * s.ffn / self.ways.tensor, 6 if s.gated else 4, "activation")
-        if self.ways.sequence_parallel:
-            whole = tokens * s.hidden
-            exchanges = (self.summed("all_gather", whole) + self.summed("reduce_scatter", whole)) * 2
-        else:
-            exchanges = self.summed("all_reduce", tokens * s.hidden) * 2
+        halves = self.halves
+        products = [self.multiplied(each, *self.features(each)) for half in halves for each in half.products]
+        activation = self.moved(tokens * s.taken_ffn / self.ways.tensor, 6 if s.gated else 4, "activation")
+        exchanges = [cost for half in halves for cost in self.exchanged(half)]
         more = self.eager(self.ways.micro_batch * s.heads / self.ways.tensor * s.seq**2)
-        parts = [*products, norm * 2, self.residual() * 2, activation, self.rotary(), self.core(), more, exchanges]
-        return costs([*parts, self.biases(4)])  # written, and read by the product
+        parts = [*products, self.normed(4, "norm"), self.residual() * 2, activation, self.rotary(), self.core(), more]
+        return costs([*parts, *exchanges, self.routed(), self.biases(4)])  # written, and read by the product
+
+    def exchanged(self, half: _Half) -> tuple[Cost, ...]:
+        """What tensor ranks exchange in a half's forward."""
+        if not self.ways.sequence_parallel:
+            return (self.summed("all_reduce", self.tokens * half.leaving),)
+        gathered = self.summed("all_gather", self.tokens * half.entering)
+        return gathered, self.summed("reduce_scatter", self.tokens * half.leaving)
+
+    def exchanged_backward(self, half: _Half, beside_inputs_s: float, beside_weights_s: float) -> tuple[Cost, ...]:
+        """What tensor ranks exchange in a half's backward, beside its column-parallel products' two gradients."""
+        entering = self.tokens * half.entering
+        if not self.ways.sequence_parallel:
+            return (self.summed("all_reduce", entering, beside_weights_s),)
+        leaving = self.summed("all_gather", self.tokens * half.leaving)
+        gathered_again = self.summed("all_gather", entering, beside_inputs_s)
+        return leaving, gathered_again, self.summed("reduce_scatter", entering, beside_weights_s)
+
+    def routed(self) -> Cost:
+        """Tokens on their way to experts and back: scores, copies in order of experts, weighted sums, all-to-alls.
+
+        Forward and backward move as much.
+        """
+        s = self.shape
+        if not s.experts:
+            return Cost()
+        scores = self.moved(self.own_tokens * s.experts, 2 + 4 + 4)  # read, in float32, their softmax
+        copies = self.tokens * s.top_k * s.hidden
+        parts = [scores, self.moved(copies, 4), self.moved(copies, 2), self.moved(self.tokens * s.hidden, 2)]
+        sent = self.own_tokens * s.top_k * s.hidden
+        sends = self.cluster.exchange("all_to_all", 2 * sent, self.ways.expert, self.ways.tensor)
+        return costs([*parts, Cost.of(EXPERT_EXCHANGE, sends, 2)])
 
     def rotary(self) -> Cost:
+        """Queries and keys rotated; of latent attention the rotated features, and both brought together."""
         s = self.shape
+        if s.kv_rank:
+            rotated = self.moved(self.tokens * (s.heads / self.ways.tensor + 1) * s.rope_size, 4, "rope")
+            return rotated + self.moved(self.tokens * 2 * s.heads * s.head_size / self.ways.tensor, 4)
         return self.moved(s.rotary * self.tokens * (s.heads + s.kv_heads) * s.head_size / self.ways.tensor, 4, "rope")
 
     def block_backward(self) -> Cost:
@@ -216,23 +340,43 @@ class _Rank:
         tokens = self.tokens
         own = self.own_tokens
         parts = [self.core_backward()]
-        for index, (n, k) in enumerate(self.products):
-            input_product = self.product(tokens, k, n)
-            weight_product = self.product(k, n, tokens)
-            parts += [input_product, weight_product, self.added(n * k)]
-            whole = tokens * s.hidden
-            if index % 2:  # row-parallel: its forward ends in a sum
-                parts.append(self.summed("all_gather", whole) if self.ways.sequence_parallel else Cost())
-            elif self.ways.sequence_parallel:
-                parts.append(self.summed("all_gather", whole, input_product.seconds))
-                parts.append(self.summed("reduce_scatter", whole, weight_product.seconds))
-            else:
-                parts.append(self.summed("all_reduce", whole, weight_product.seconds))
-        parts.append(self.moved(own * s.hidden, 6, "norm_backward") * 2 + self.moved(own * s.hidden, 6) * 2)
+        for half in self.halves:
+            parts += self.half_backward(half)
+        parts.append(self.normed(6, "norm_backward") + self.moved(own * s.hidden, 6) * 2)
         parts.append(self.moved(s.dropout * own * s.hidden, 5, "dropout_backward") * 2)
-        parts.append(self.moved(tokens * s.ffn / self.ways.tensor, 10 if s.gated else 6, "activation_backward"))
+        parts.append(self.moved(tokens * s.taken_ffn / self.ways.tensor, 10 if s.gated else 6, "activation_backward"))
         more = self.eager(self.ways.micro_batch * s.heads / self.ways.tensor * s.seq**2)
-        return costs([*parts, self.rotary(), more * 1.5, self.biases(2)])
+        return costs([*parts, self.rotary(), self.routed(), more * 1.5, self.biases(2)])
+
+    def half_backward(self, half: _Half) -> Sequence[Cost]:
+        """Gradients of a half's inputs and weights, and its exchanges."""
+        parts: list[Cost] = []
+        inputs_s = 0.0
+        weights_s = 0.0
+        for product in half.products:
+            outputs, inputs = self.features(product)
+            of_input = self.multiplied(product, inputs, outputs)
+            of_weight = self.weight_gradient(product)
+            parts += [of_input, of_weight, self.added(self.own_experts(product) * outputs * inputs)]
+            if product.cut is ProductCut.COLUMN:
+                inputs_s += of_input.seconds
+                weights_s += of_weight.seconds
+        return [*parts, *self.exchanged_backward(half, inputs_s, weights_s)]
+
+    def joined(self) -> Pass:
+        """Of a block of ``mtp``: a norm of each of its two inputs, the product that joins them, and another norm."""
+        s = self.shape
+        outputs = s.hidden // self.ways.tensor
+        inputs = 2 * s.hidden
+        exchange = self.summed("all_gather", self.tokens * s.hidden)
+        forward = [self.product(self.tokens, outputs, inputs), self.moved(3 * self.own_tokens * s.hidden, 4, "norm")]
+        backward = [
+            self.product(self.tokens, inputs, outputs),
+            self.product(inputs, outputs, self.tokens),
+            self.added(outputs * inputs),
+            self.moved(3 * self.own_tokens * s.hidden, 6, "norm_backward"),
+        ]
+        return Pass(costs([*forward, exchange]), costs([*backward, exchange]))
 
     def embedding(self) -> Pass:
         s = self.shape

@@ -7,6 +7,8 @@ recomputation.  Written here for any width of the feed-forward part, shared keys
 is equal (a test says so); numbers have two bytes there, and ``width`` here.  A stage holds the micro-batches in flight:
 p - r on stage r of 1F1B, all of GPipe, and p (1 + (p - 1) / (p v)) on the first of interleaved 1F1B.  State: 2 bytes of
 weights, 2 or 4 of gradients, 12 of the optimiser (float32 weights and two moments); in float32 throughout 4, 4 and 8.
+Of latent attention the latent numbers are kept on both sides of their norms, whole on each tensor rank; of experts the
+tokens in their order, once for each expert that takes them, beside what the hidden layers of those experts hold.
 From when to when a micro-batch is held, and which level of ZeRO divides what, is read from the table that plans are
 priced by (:mod:`planner.costs.memory.table`).
 """
@@ -17,7 +19,7 @@ import functools
 from dataclasses import dataclass, replace
 
 from planner.costs.memory.table import What, divided, held_in_turn
-from planner.extras.transformers.shape import ParallelDegrees, Recompute, Transformer
+from planner.extras.transformers.shape import Fusion, ParallelDegrees, Recompute, Transformer
 from planner.ir.errors import UsageError
 from planner.ir.schedule import Pipeline, StageGraph
 from planner.schedules import max_in_flight
@@ -29,8 +31,12 @@ HALF = 2
 SINGLE = 4
 """Bytes of a number: of weights and activations in half precision, with float32 weights in the optimiser; in float32
 throughout."""
+_ROUTER_BYTES = 2 * 4
+"""Of an expert's score of a token: in float32, before and after its softmax."""
 _LOGIT_BYTES = {HALF: 2 + 4 + 4 + 4, SINGLE: 4 + 4 + 4}
 """Of a logit: as the product makes it, in float32 if it is not, its exponential, and the gradient of it."""
+_FUSED_LOGIT_BYTES = {HALF: 2 + 4, SINGLE: 4}
+"""Where its exponential and the gradient are made in place (Megatron-LM, tensor_parallel/cross_entropy.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +44,58 @@ class Memory:
     """Bytes of one rank.
 
     Attributes:
-        state: weights, gradients, optimiser.
+        weights, gradients, optimiser: its state, as ZeRO leaves it.
         activations: kept for backward, of the micro-batches in flight.
         working: what one pass holds beside them: logits, a block that is computed again, gathered weights.
         stage: the rank's.
     """
 
-    state: float
+    weights: float
+    gradients: float
+    optimiser: float
     activations: float
     working: float
     stage: int = 0
 
     @property
+    def state(self) -> float:
+        """Weights, gradients, optimiser."""
+        return self.weights + self.gradients + self.optimiser
+
+    @property
     def total(self) -> float:
         """All of it."""
         return self.state + self.activations + self.working
+
+
+@dataclass(frozen=True, slots=True)
+class RankWeights:
+    """Numbers of weights of a rank, before ZeRO and expert ranks divide any.
+
+    Attributes:
+        common: those that all of its replicas have.
+        routed: those of experts that tokens are routed to.
+    """
+
+    common: float
+    routed: float = 0.0
+
+    def __add__(self, other: RankWeights) -> RankWeights:
+        return RankWeights(self.common + other.common, self.routed + other.routed)
+
+    def __mul__(self, factor: float) -> RankWeights:
+        return RankWeights(self.common * factor, self.routed * factor)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, parts: float) -> RankWeights:
+        return RankWeights(self.common / parts, self.routed / parts)
+
+    def held(self, ways: ParallelDegrees, what: What) -> float:
+        """Of the rank, of what ZeRO's level divides over replicas; those of an expert are of fewer."""
+        expert = ways.expert
+        common = self.common / divided(what, ways.zero, ways.data)
+        return common + self.routed / expert / divided(what, ways.zero, ways.data // expert)
 
 
 def block_bytes(shape: Transformer, ways: ParallelDegrees, width: int = HALF) -> float:
@@ -64,17 +107,21 @@ def block_bytes(shape: Transformer, ways: ParallelDegrees, width: int = HALF) ->
     s = shape
     t = ways.tensor
     tokens = ways.micro_batch * s.seq
-    own = 1 / t if ways.sequence_parallel else 1.0
+    own = tokens / t if ways.sequence_parallel else float(tokens)
     if ways.recompute is Recompute.FULL:
         return float(width) * tokens * s.hidden  # its input, whole on each rank
     mask = 2 if s.dropout else 0  # after attention and after the feed-forward part, a byte each
-    alike = tokens * s.hidden * own * (4 * width + mask)  # inputs of both norms and of both column-parallel products
-    mixed = s.head_size * (2 * s.heads + 2 * s.kv_heads)  # queries, keys, values, and what attention gives
-    cut = tokens * width * (mixed + (3 if s.gated else 1 if s.relu else 2) * s.ffn) / t
+    alike = own * s.hidden * ((s.norms + 2) * width + mask)  # inputs of norms, and of both halves' first products
+    alike += own * width * (2 * s.latent - s.rope_size)  # latent numbers, before and after their norm
+    alike += own * _ROUTER_BYTES * s.experts
+    mixed = (s.head_size + s.value_size) * (s.heads + s.kv_heads)  # queries, keys, values, and what attention gives
+    mixed += s.qk_norm * s.head_size * (s.heads + s.kv_heads)
+    cut = tokens * width * (mixed + (3 if s.gated else 1 if s.relu else 2) * s.taken_ffn) / t
+    routed = tokens * width * s.hidden * s.top_k if s.experts else 0  # tokens in the order of their experts
     scores = 0.0
     if not s.fused_attention and ways.recompute is Recompute.NONE:
         scores = _score_bytes(s, width) * ways.micro_batch * s.heads * s.seq**2 / t
-    return alike + cut + scores
+    return alike + cut + routed + scores
 
 
 def _score_bytes(shape: Transformer, width: int) -> int:
@@ -106,7 +153,8 @@ def chain_in_flight(schedule: str, num_stages: int, micro_batches: int) -> tuple
 def stage_parameters(shape: Transformer, ways: ParallelDegrees, stage: int) -> float:
     """Weights of a rank of that stage, before ZeRO divides any."""
     blocks = sum(ways.chunks(shape.layers)[stage :: ways.pipeline])
-    return parameters_of(shape, ways.at(stage).tensor, blocks, *ends_of(ways, stage))
+    weights = parameters_of(shape, ways.at(stage).tensor, blocks, *ends_of(ways, stage))
+    return weights.common + weights.routed / ways.expert
 
 
 def ends_of(ways: ParallelDegrees, stage: int) -> tuple[bool, bool]:
@@ -114,13 +162,32 @@ def ends_of(ways: ParallelDegrees, stage: int) -> tuple[bool, bool]:
     return stage == 0, stage == ways.pipeline - 1
 
 
-def parameters_of(shape: Transformer, tensor: int, blocks: int, first: bool, last: bool) -> float:
-    """Weights of a rank of so many blocks, with the embedding on the first stage and the head on the last."""
+def parameters_of(shape: Transformer, tensor: int, blocks: int, first: bool, last: bool) -> RankWeights:
+    """Weights of a rank of so many alike blocks.
+
+    The first stage has the embedding, and the dense blocks that come first; the last has the head, and the blocks of
+    ``mtp``, which read the embedding too.
+    """
+    block = _of_block(shape, tensor)
+    weights = block * blocks
     table = shape.vocab * shape.hidden / tensor
-    embedding = shape.embedding_parameters - shape.vocab * shape.hidden + table if first else 0.0
-    head = table if last and not (first and shape.parameters_tied) else 0.0
-    norms = 6 * shape.hidden  # of a block; not cut
-    return blocks * ((shape.block_parameters - norms) / tensor + norms) + embedding + head
+    if first:
+        weights += RankWeights(shape.embedding_parameters - shape.vocab * shape.hidden + table)
+        if shape.first_dense:
+            weights += _of_block(shape.dense, tensor) * shape.first_dense
+    if last:
+        joined = 2 * shape.hidden**2 / tensor + 3 * shape.norm_parameters
+        weights += RankWeights(shape.norm_parameters) + (block + RankWeights(joined)) * shape.mtp
+        tables = 0 if first and shape.parameters_tied else 1
+        if shape.mtp and not first and not shape.parameters_tied:
+            tables = 2
+        weights += RankWeights(tables * table)
+    return weights
+
+
+def _of_block(shape: Transformer, tensor: int) -> RankWeights:
+    weights = shape.block_weights
+    return RankWeights(weights.cut / tensor + weights.alike, weights.routed / tensor)
 
 
 def unlike_stages(shape: Transformer, ways: ParallelDegrees) -> list[int]:
@@ -157,28 +224,35 @@ def memory_with(
         ends: whether it is the first stage, and whether it is the last.
     """
     first, last = ends
-    parameters = parameters_of(shape, ways.tensor, blocks, first, last)
+    weights = parameters_of(shape, ways.tensor, blocks, first, last)
     gradient_bytes = 4 if ways.fp32_gradients else width
     optimiser_bytes = MASTER_BYTES if width == HALF else 8  # two moments; the weights are float32 themselves
     each = (What.PARAMETERS, width), (What.GRADIENTS, gradient_bytes), (What.OPTIMISER_STATE, optimiser_bytes)
-    state = parameters * sum(num_bytes / divided(what, ways.zero, ways.data) for what, num_bytes in each)
+    state = [num_bytes * weights.held(ways, what) for what, num_bytes in each]
     tokens = ways.micro_batch * shape.seq
     own = tokens * shape.hidden / (ways.tensor if ways.sequence_parallel else 1)
-    kept = held * blocks * block_bytes(shape, ways, width)
+    block = block_bytes(shape, ways, width)
+    kept = held * blocks * block
     working = 0.0
     if first and shape.dropout:
         kept += held * own
+    if first and shape.first_dense:
+        kept += held * shape.first_dense * block_bytes(shape.dense, ways, width)
     if last:
-        working += tokens * (-(-shape.vocab // ways.tensor)) * _LOGIT_BYTES[width] + 2 * width * own
+        each_logit = (_FUSED_LOGIT_BYTES if ways.kernels is Fusion.FUSED else _LOGIT_BYTES)[width]
+        logits = tokens * (-(-shape.vocab // ways.tensor)) * each_logit + 2 * width * own
+        working += (1 + shape.mtp) * logits
+        kept += held * shape.mtp * (block + 4 * width * own)  # its two inputs, and their norms
     if ways.recompute is Recompute.FULL:
-        whole = ParallelDegrees(ways.tensor, micro_batch=ways.micro_batch, sequence_parallel=ways.sequence_parallel)
+        whole = replace(ways, recompute=Recompute.NONE)
         working = max(working, block_bytes(shape, whole, width))
     elif ways.recompute is Recompute.SELECTIVE and not shape.fused_attention:
         scores = ways.micro_batch * shape.heads * shape.seq**2 / ways.tensor
         working = max(working, _score_bytes(shape, width) * scores)
     if ways.zero >= 3:
-        working += 2 * width * shape.block_parameters / ways.tensor
-    return Memory(state, kept, working)
+        gathered = _of_block(shape, ways.tensor)
+        working += 2 * width * (gathered.common + gathered.routed / ways.expert)
+    return Memory(state[0], state[1], state[2], kept, working)
 
 
 def memory_of(shape: Transformer, ways: ParallelDegrees, micro_batches: int, width: int = HALF) -> Memory:

@@ -83,6 +83,12 @@ class Pass:
     forward: Cost
     backward: Cost
 
+    def __add__(self, other: Pass) -> Pass:
+        return Pass(self.forward + other.forward, self.backward + other.backward)
+
+    def __mul__(self, factor: float) -> Pass:
+        return Pass(self.forward * factor, self.backward * factor)
+
 
 @dataclass(frozen=True, slots=True)
 class Layers:

@@ -57,6 +57,8 @@ def require_executable(ways: ParallelDegrees) -> None:
     """Raises :class:`UsageError`, naming what of a way no plan of halopipe can say."""
     wrong = []
     tensor = max(ways.degrees)
+    if ways.expert > 1:
+        wrong.append(f"expert {ways.expert}: layers of experts are not divided by experts")
     if ways.zero and tensor > 1:
         wrong.append(f"ZeRO-{ways.zero} beside tensor {tensor}: who has a part of each weight keeps its state")
     if wrong:

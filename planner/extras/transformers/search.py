@@ -21,19 +21,20 @@ import heapq
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, product
 from math import inf
 from operator import itemgetter
 
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.division import DivisionSearch, StageSeat, longest_s, seats_of, uniform_s
+from planner.extras.transformers.fits import changes, undivided
 from planner.extras.transformers.memory import ends_of, in_flight, memory_of, memory_with
 from planner.extras.transformers.pipeline import even_s
 from planner.extras.transformers.pools import Pools
 from planner.extras.transformers.shape import ParallelDegrees, Transformer
 from planner.extras.transformers.space import DegreesSpace
 from planner.extras.transformers.step import StepPrediction, fullest, least_s, predict
-from planner.ir.errors import InfeasibleError, UsageError
+from planner.ir.errors import InfeasibleError
 from planner.ir.lazy import once_by
 
 TIE = 0.03
@@ -112,7 +113,7 @@ def search(
         InfeasibleError: nothing fits in memory.
     """
     start_s = time.monotonic()
-    solver = _DegreesSearch(shape, cluster, global_batch, space or DegreesSpace(), gap, start_s + time_limit_s)
+    solver = _DegreesSearch(shape, cluster, devices, global_batch, space or DegreesSpace(), gap, start_s + time_limit_s)
     if isinstance(cluster, GpuCluster):
         grounds = [(cluster, devices)]
     else:
@@ -124,11 +125,7 @@ def search(
         solver.take_all(start_s + time_limit_s / 2)  # each pool alone: with others it is never worse
         solver.divide_pools(cluster)
     if not solver.num_ways:
-        raise UsageError(
-            f"no way divides {shape.name} and a global batch of {global_batch} over {devices} devices",
-            [f"{shape.layers} blocks, {shape.heads} heads; hosts of {', '.join(str(c.per_host) for c, _ in grounds)}"],
-            ["another --global-batch or --gpus; leave --tensor, --pipeline and --micro-batch open"],
-        )
+        raise undivided(shape, devices, global_batch, [ground.per_host for ground, _ in grounds])
     return solver.run(rivals)
 
 
@@ -162,6 +159,7 @@ class _Through:
 class _DegreesSearch:
     shape: Transformer
     cluster: GpuCluster | Pools
+    devices: int
     global_batch: int
     space: DegreesSpace
     gap: float
@@ -179,10 +177,14 @@ class _DegreesSearch:
     def divide(self, cluster: GpuCluster, devices: int) -> None:
         """All divisions over alike devices, by the work of their longest stage."""
         for ways in self.space.divisions(self.shape, cluster, devices, self.global_batch):
-            block_s = min(self._block_s(cluster, replace(ways, sequence_parallel=on)) for on in (False, True))
+            choices = product((False, True), self.space.experts(self.shape, ways))
+            blocks_s = (
+                self._block_s(cluster, replace(ways, sequence_parallel=on, expert=expert)) for on, expert in choices
+            )
+            block_s = min(blocks_s, default=inf)
             self._push(self._even_s(ways, block_s, max(self.space.interleave)), _Group(cluster, ways))
 
-    @once_by(lambda _, at, ways: (at.name, ways.tensor, ways.micro_batch, ways.sequence_parallel, ways.recompute))
+    @once_by(lambda _, at, ways: (at.name, *_of_block(ways)))
     def _block_s(self, cluster: GpuCluster, ways: ParallelDegrees) -> float:
         """Both passes of a block, without what ZeRO adds."""
         alone = replace(ways, pipeline=1, data=1, zero=0, interleave=1)
@@ -391,7 +393,7 @@ class _DegreesSearch:
     def _infeasible(self) -> Exception:
         gib = 2**30
         if self.least_large is None:
-            return InfeasibleError(f"{self.shape.name} does not fit on {self.cluster.name}", [], ["more GPUs"])
+            return InfeasibleError(f"{self.shape.name} does not fit on {self.cluster.name}", [], self._remedies())
         least, ways, cluster = self.least_large
         memory = fullest(self.shape, cluster, ways, ways.micro_batches(self.global_batch))
         parts = ("state", memory.state), ("activations", memory.activations), ("one pass", memory.working)
@@ -402,8 +404,21 @@ class _DegreesSearch:
                 f"every way needs at least {least / gib:.1f} GiB, usable {cluster.usable_bytes / gib:.1f} GiB",
                 f"that is: {ways}; largest part: {largest}, {held / gib:.1f} GiB",
             ],
-            ["more --gpus, another --on, or a smaller --global-batch"],
+            self._remedies(),
         )
+
+    def _remedies(self) -> list[str]:
+        """Other questions whose answer was tried to fit."""
+        if isinstance(self.cluster, Pools):
+            return ["more hosts in the cluster file, or devices with more memory"]
+        fitting = changes(self.shape, self.cluster, self.devices, self.global_batch, self.space)
+        texts = [f"{each.options(self.shape, self.devices)} ({each.fit})" for each in fitting]
+        return texts or [f"devices with more memory than {self.cluster.usable_bytes / 2**30:.1f} GiB that may be used"]
+
+
+def _of_block(ways: ParallelDegrees) -> tuple[object, ...]:
+    """What both passes of a block depend on."""
+    return ways.tensor, ways.micro_batch, ways.sequence_parallel, ways.recompute, ways.expert
 
 
 def _order(choice: PricedDegrees) -> tuple[float, int, int, int, str]:

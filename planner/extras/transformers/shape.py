@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
+from typing import Any
 
 from planner.ir.errors import UnknownNameError, UsageError
 
@@ -14,18 +16,107 @@ MOST_DEGREE = 2**20
 """Of ranks, stages, replicas, samples and chunks; no cluster has as many devices."""
 
 
+class ProductCut(StrEnum):
+    """What of a product the tensor ranks divide.
+
+    ``COLUMN``: its outputs. ``ROW``: its inputs; they sum what it gives. ``WHOLE``: nothing, each does all of it.
+    """
+
+    COLUMN = "column"
+    ROW = "row"
+    WHOLE = "whole"
+
+
 @dataclass(frozen=True, slots=True)
-class Transformer:
-    """A decoder of equal blocks between an embedding and a head that is tied to it.
+class Product:
+    """A matrix of weights [outputs, inputs] that tokens are multiplied by.
 
     Attributes:
-        ffn: width of the hidden layer of the feed-forward part; with ``gated`` there are two such products.
+        inputs, outputs: features of the whole network.
+        bias: whether numbers are added to the outputs.
+        experts: matrices of as many experts, of which a token goes through ``taken``; 0: one, for every token.
+    """
+
+    inputs: int
+    outputs: int
+    cut: ProductCut
+    bias: bool = False
+    experts: int = 0
+    taken: int = 1
+
+    @property
+    def weights(self) -> int:
+        """Of all of its matrices."""
+        return max(1, self.experts) * self.inputs * self.outputs
+
+    @property
+    def biases(self) -> int:
+        """Numbers that are added."""
+        return self.outputs if self.bias else 0
+
+    @property
+    def alike(self) -> int:
+        """Of weights and biases those that each tensor rank has."""
+        if self.cut is ProductCut.WHOLE:
+            return self.weights + self.biases
+        return self.biases if self.cut is ProductCut.ROW else 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWeights:
+    """Numbers of weights of a block.
+
+    Attributes:
+        cut: those that tensor ranks divide.
+        alike: those that each tensor rank has.
+        routed: those of experts that tokens are routed to; tensor ranks divide them too.
+        routed_taken: of those, what a token goes through.
+    """
+
+    cut: int
+    alike: int
+    routed: int
+    routed_taken: int
+
+
+@dataclass(frozen=True, slots=True)
+class Transformer:
+    """A decoder of alike blocks between an embedding and a head.
+
+    A block's attention has queries, keys and values of its own (fewer keys: grouped queries), or makes them of latent
+    numbers (``kv_rank``: DeepSeek-V2, arXiv 2405.04434, section 2.1).  Its feed-forward part is dense, or of experts,
+    ``top_k`` of which each token goes through; routing is taken as balanced: experts have equally many tokens.
+
+    Attributes:
+        ffn: width of the hidden layer of a dense feed-forward part; with ``gated`` there are two such products.
+        layers: blocks that are alike; those of ``first_dense`` and ``mtp`` come before and behind them.
+        seq: tokens of a sample.
         kv_heads: heads of keys and values; fewer than ``heads`` where queries share them.
+        head_size: features of a head's query and key; 0: hidden / heads.
+        value_size: features of a head's value; 0: ``head_size``.
+        query_rank: latent numbers that queries are made of; 0: they are made of the hidden features.
+        kv_rank: latent numbers that keys and values are made of; 0: they are made of the hidden features.
+        rope_size: of ``head_size``, with ``kv_rank``, the features that are rotated; the heads' keys share them.
+        window: tokens that each token sees in ``windowed`` of the blocks; in the others it sees all before it.
+        experts: of a block; 0: its feed-forward part is dense.
+        top_k: experts that a token goes through.
+        expert_ffn: width of the hidden layer of an expert; 0: ``ffn``.
+        shared_ffn: width of all experts that every token goes through, together.
+        shared_gate: what shared experts give is weighted by a number of each token's own.
+        router_bias: the router adds a number of each expert's own to its scores.
+        first_dense: blocks of dense feed-forward parts of ``ffn`` before the others; they stay on the first stage.
+        mtp: blocks that predict tokens beyond the next (DeepSeek-V3, arXiv 2412.19437, section 2.2), behind the others
+            and on the last stage, each with a pass through the head of its own.
         fused_attention: scores never reach memory (FlashAttention); else they are written, masked, dropped and read.
         dropout: whether activations are dropped (masks of one byte are kept for backward).
         attention_dropout: whether attention's probabilities are dropped too, where ``dropout`` is.
         relu: the feed-forward part's activation gives all that its backward needs; else its input is kept as well.
         parameters_tied: whether the head uses the embedding's weights.
+        qkv_bias, out_bias, ffn_bias: biases of the products before attention, behind it, and of dense feed-forward
+            parts and shared experts.
+        layer_norm: norms have biases too (LayerNorm); else weights alone (RMSNorm).
+        norms: of a block: 2, or 4 where what attention and feed-forward part give is normed too.
+        qk_norm: queries and keys are normed, head by head.
     """
 
     name: str
@@ -44,10 +135,52 @@ class Transformer:
     attention_dropout: bool = True
     relu: bool = False
     parameters_tied: bool = True
+    value_size: int = 0
+    query_rank: int = 0
+    kv_rank: int = 0
+    rope_size: int = 0
+    window: int = 0
+    windowed: int = 0
+    experts: int = 0
+    top_k: int = 0
+    expert_ffn: int = 0
+    shared_ffn: int = 0
+    shared_gate: bool = False
+    router_bias: bool = False
+    first_dense: int = 0
+    mtp: int = 0
+    qkv_bias: bool = True
+    out_bias: bool = True
+    ffn_bias: bool = True
+    layer_norm: bool = True
+    norms: int = 2
+    qk_norm: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
         object.__setattr__(self, "head_size", self.head_size or self.hidden // self.heads)
+        object.__setattr__(self, "value_size", self.value_size or self.head_size)
+        if self.experts:
+            object.__setattr__(self, "expert_ffn", self.expert_ffn or self.ffn)
+        for is_wrong, fault, remedy in (
+            (self.heads % self.kv_heads, f"heads={self.heads}, kv_heads={self.kv_heads}", "kv_heads that divide heads"),
+            (not self.kv_rank and self.query_rank, f"query_rank={self.query_rank}, kv_rank=0", "kv_rank=..."),
+            (self.rope_size > self.head_size, f"rope_size={self.rope_size}, head_size={self.head_size}", "fewer"),
+            (self.windowed > self.layers, f"windowed={self.windowed}, layers={self.layers}", "fewer windowed blocks"),
+            (self.windowed and not self.window, f"windowed={self.windowed}, window=0", "window=..."),
+            (
+                self.experts and not 1 <= self.top_k <= self.experts,
+                f"experts={self.experts}, top_k={self.top_k}",
+                "top_k=..., from 1 to the experts",
+            ),
+            (
+                not self.experts and (self.first_dense or self.top_k),
+                f"experts=0, first_dense={self.first_dense}, top_k={self.top_k}",
+                "experts=..., or neither of the others",
+            ),
+        ):
+            if is_wrong:
+                raise UsageError(f"{self.name}: {fault} are no sizes of a transformer", [], [remedy])
 
     @property
     def drops_scores(self) -> bool:
@@ -55,10 +188,73 @@ class Transformer:
         return self.dropout and self.attention_dropout
 
     @property
+    def attention_products(self) -> tuple[Product, ...]:
+        """Of a block, before and behind the core of attention."""
+        own = self.hidden
+        queries = self.heads * self.head_size
+        behind = Product(self.heads * self.value_size, own, ProductCut.ROW, self.out_bias)
+        if not self.kv_rank:
+            keys_values = self.kv_heads * (self.head_size + self.value_size)
+            return Product(own, queries + keys_values, ProductCut.COLUMN, self.qkv_bias), behind
+        of_queries: tuple[Product, ...] = (Product(own, queries, ProductCut.COLUMN),)
+        if self.query_rank:
+            narrow = Product(own, self.query_rank, ProductCut.WHOLE, self.qkv_bias)
+            of_queries = narrow, Product(self.query_rank, queries, ProductCut.COLUMN)
+        of_keys = Product(own, self.kv_rank + self.rope_size, ProductCut.WHOLE, self.qkv_bias)
+        made = self.heads * (self.head_size - self.rope_size + self.value_size)
+        return *of_queries, of_keys, Product(self.kv_rank, made, ProductCut.COLUMN), behind
+
+    @property
+    def feed_forward_products(self) -> tuple[Product, ...]:
+        """Of a block; the router and the gate of shared experts among them."""
+        if not self.experts:
+            return self._two_products(self.ffn)
+        of_each = self._two_products(self.expert_ffn)
+        routed = tuple(replace(each, bias=False, experts=self.experts, taken=self.top_k) for each in of_each)
+        router = Product(self.hidden, self.experts, ProductCut.WHOLE, self.router_bias)
+        shared = self._two_products(self.shared_ffn) if self.shared_ffn else ()
+        gate = (Product(self.hidden, 1, ProductCut.WHOLE),) if self.shared_gate else ()
+        return router, *routed, *shared, *gate
+
+    def _two_products(self, width: int) -> tuple[Product, Product]:
+        opened = (2 if self.gated else 1) * width
+        return (
+            Product(self.hidden, opened, ProductCut.COLUMN, self.ffn_bias),
+            Product(width, self.hidden, ProductCut.ROW, self.ffn_bias),
+        )
+
+    @property
+    def taken_ffn(self) -> int:
+        """Width of all hidden layers of a block's feed-forward part that a token goes through."""
+        return self.top_k * self.expert_ffn + self.shared_ffn if self.experts else self.ffn
+
+    @property
+    def latent(self) -> int:
+        """Latent numbers of a token that queries, keys and values are made of, with the keys' rotated features."""
+        return self.query_rank + self.kv_rank + self.rope_size if self.kv_rank else 0
+
+    @property
+    def norm_parameters(self) -> int:
+        """Of a norm of the hidden features."""
+        return (2 if self.layer_norm else 1) * self.hidden
+
+    @property
+    def block_weights(self) -> BlockWeights:
+        """Of one of the alike blocks, by who has them."""
+        return _block_weights(self)
+
+    @property
     def block_parameters(self) -> int:
-        """Weights of one block: products and their biases, two norms."""
-        attention = self.head_size * (2 * self.heads + 2 * self.kv_heads) * self.hidden
-        return attention + (3 if self.gated else 2) * self.hidden * self.ffn + 9 * self.hidden + 2 * self.ffn
+        """Weights of one of the alike blocks."""
+        weights = self.block_weights
+        return weights.cut + weights.alike + weights.routed
+
+    @property
+    def dense(self) -> Transformer:
+        """One with a block of those that come first (``first_dense``)."""
+        return replace(
+            self, experts=0, top_k=0, expert_ffn=0, shared_ffn=0, shared_gate=False, first_dense=0, mtp=0
+        )  # fmt: skip
 
     @property
     def embedding_parameters(self) -> int:
@@ -67,16 +263,74 @@ class Transformer:
 
     @property
     def parameters(self) -> int:
-        """All weights."""
+        """All weights but those of ``mtp``."""
         head = 0 if self.parameters_tied else self.vocab * self.hidden
-        return self.layers * self.block_parameters + self.embedding_parameters + head
+        blocks = self.layers * self.block_parameters
+        if self.first_dense:
+            blocks += self.first_dense * self.dense.block_parameters
+        return blocks + self.embedding_parameters + head + self.norm_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Of :attr:`parameters` those that a token goes through."""
+        weights = self.block_weights
+        return self.parameters - self.layers * (weights.routed - weights.routed_taken)
+
+    @property
+    def mtp_parameters(self) -> int:
+        """Weights of the blocks of ``mtp``: a block, the product that joins its two inputs, and three norms, each."""
+        joined = 2 * self.hidden * self.hidden + 3 * self.norm_parameters
+        return self.mtp * (self.block_parameters + joined)
+
+    @property
+    def has_table_at_both_ends(self) -> bool:
+        """Whether the last stage of several has the embedding's weights too."""
+        return self.parameters_tied or self.mtp > 0
+
+    @property
+    def divided_sizes(self) -> tuple[tuple[str, int], ...]:
+        """What tensor ranks divide, by name."""
+        sizes = [("heads", self.heads), ("key heads", self.kv_heads)]
+        if not self.experts or self.first_dense:
+            sizes.append(("ffn", self.ffn))
+        widths = (("expert_ffn", self.expert_ffn), ("shared_ffn", self.shared_ffn))
+        return (*sizes, *(width for width in widths if width[1]))
+
+    @property
+    def seen(self) -> float:
+        """Tokens that a token of a sample is compared with, the mean of the blocks; as if those behind it counted."""
+        near = min(self.window, self.seq) if self.windowed else self.seq
+        return self.seq + (near - self.seq) * self.windowed / self.layers
 
     def step_flop(self, global_batch: int) -> float:
         """Floating-point operations of a step without recomputation (Narayanan et al. 2021, equation 3, in general)."""
-        products = self.block_parameters - 9 * self.hidden - 2 * self.ffn
-        attention = 2 * self.heads * self.head_size * self.seq
-        per_token = 2 * (self.layers * (products + attention) + self.vocab * self.hidden)
-        return 3.0 * per_token * global_batch * self.seq
+        head = self.vocab * self.hidden
+        per_token = (self.layers + self.mtp) * _taken(self) + (1 + self.mtp) * head
+        per_token += self.mtp * 2 * self.hidden * self.hidden
+        if self.first_dense:
+            per_token += self.first_dense * _taken(self.dense)
+        return 3.0 * 2 * per_token * global_batch * self.seq
+
+
+@functools.lru_cache(maxsize=256)
+def _block_weights(shape: Transformer) -> BlockWeights:
+    products = shape.attention_products + shape.feed_forward_products
+    alike = sum(product.alike for product in products) + shape.norms * shape.norm_parameters
+    alike += 2 * shape.head_size * shape.qk_norm
+    if shape.kv_rank:
+        alike += shape.query_rank + shape.kv_rank  # norms of the latent numbers
+    own = [product for product in products if not product.experts and product.cut is not ProductCut.WHOLE]
+    cut = sum(product.weights + product.biases - product.alike for product in own)
+    routed = [product for product in products if product.experts]
+    routed_taken = sum(product.taken * product.inputs * product.outputs for product in routed)
+    return BlockWeights(cut, alike, sum(product.weights for product in routed), routed_taken)
+
+
+def _taken(shape: Transformer) -> float:
+    """Products with numbers of one token in a block: with weights, and of attention's core."""
+    products = shape.attention_products + shape.feed_forward_products
+    weights = sum(product.taken * product.inputs * product.outputs for product in products)
+    return weights + shape.heads * (shape.head_size + shape.value_size) * shape.seen
 
 
 class Recompute(StrEnum):
@@ -120,6 +374,8 @@ class ParallelDegrees:
     Attributes:
         tensor: ranks that share a block; heads and channels are cut, the vocabulary of embedding and head too.
         sequence_parallel: what the tensor ranks would compute alike is divided by tokens.
+        expert: ranks among the replicas that share a block's experts: each has some of them, whole or as its tensor
+            ranks divide them, and gets the tokens that are routed to them from the others.
         interleave: chunks of blocks on each stage.
         micro_batch: samples of a rank's pass.
         zero: what data-parallel ranks divide: 0 nothing, 1 optimiser state, 2 gradients too, 3 weights too.
@@ -147,12 +403,13 @@ class ParallelDegrees:
     overlap_gradients: bool = False
     sends: Sends = Sends.EXCHANGED
     schedule: str = "1f1b"
+    expert: int = 1
     blocks: tuple[int, ...] = ()
     tensors: tuple[int, ...] = ()
     pools: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("tensor", "pipeline", "data", "micro_batch", "interleave"):
+        for name in ("tensor", "pipeline", "data", "micro_batch", "interleave", "expert"):
             value = getattr(self, name)
             if not 1 <= value <= MOST_DEGREE:
                 raise UsageError(f"a way of {name} {value}", [f"from 1 to {MOST_DEGREE} can be meant"])
@@ -208,7 +465,7 @@ class ParallelDegrees:
     def check(self, shape: Transformer) -> None:
         """Raises :class:`UsageError` where the network cannot be divided so."""
         for tensor in sorted(set(self.degrees)):
-            for what, size in (("heads", shape.heads), ("key heads", shape.kv_heads), ("ffn", shape.ffn)):
+            for what, size in shape.divided_sizes:
                 if size % tensor:
                     raise UsageError(
                         f"{shape.name}: {size} {what} do not divide by --tensor {tensor}",
@@ -216,16 +473,36 @@ class ParallelDegrees:
                     )
             if self.sequence_parallel and shape.seq * self.micro_batch % tensor:
                 raise UsageError(f"{shape.seq * self.micro_batch} tokens do not divide by {tensor} ranks")
+        self._check_experts(shape)
         for what, of_stages in (("tensor degrees", self.tensors), ("pools", self.pools)):
             if of_stages and len(of_stages) != self.pipeline:
                 raise UsageError(f"{len(of_stages)} {what} for {self.pipeline} stages")
         self.chunks(shape.layers)
+
+    def _check_experts(self, shape: Transformer) -> None:
+        if self.expert == 1:
+            return
+        for what, number in (("experts", shape.experts), ("replicas", self.data)):
+            if not number or number % self.expert:
+                raise UsageError(
+                    f"{shape.name}: {number} {what} do not divide by expert degree {self.expert}",
+                    [f"{number} = {number // self.expert} x {self.expert} + {number % self.expert}"],
+                    ["another --expert"],
+                )
+        if max(self.degrees) > 1 and not self.sequence_parallel:
+            raise UsageError(
+                f"expert degree {self.expert} beside tensor {max(self.degrees)} without sequence parallelism",
+                ["tensor ranks would each send the same tokens"],
+                ["sequence_parallel, or --tensor 1"],
+            )
 
     def __str__(self) -> str:
         parts = [f"tensor {self._degrees_text()}{' with sequence' * self.sequence_parallel}"]
         blocks = f" ({', '.join(map(str, self.blocks))} blocks)" if self.blocks else ""
         parts.append(f"pipeline {self.pipeline}" + (f" x {self.interleave}" if self.interleave > 1 else "") + blocks)
         parts.append(f"data {self.data}" + (f" ZeRO-{self.zero}" if self.zero else ""))
+        if self.expert > 1:
+            parts.append(f"expert {self.expert}")
         parts.append(f"micro-batch {self.micro_batch}")
         if self.recompute is not Recompute.NONE:
             parts.append(f"recompute {self.recompute.value}")
@@ -246,10 +523,36 @@ def _gpt(name: str, hidden: int, heads: int, layers: int, vocab: int = 51200, se
     return Transformer(name, hidden, 4 * hidden, heads, layers, vocab, seq)
 
 
-def _llama(shape: Transformer) -> Transformer:
-    """``shape`` with what Llama's blocks have in place of GPT's."""
-    modern = {"gated": True, "rotary": True, "fused_attention": True, "dropout": False, "parameters_tied": False}
-    return replace(shape, **modern)  # type: ignore[arg-type]  # all are flags
+MODERN: Mapping[str, Any] = {
+    "gated": True,
+    "rotary": True,
+    "fused_attention": True,
+    "dropout": False,
+    "attention_dropout": False,
+    "parameters_tied": False,
+    "qkv_bias": False,
+    "out_bias": False,
+    "ffn_bias": False,
+    "layer_norm": False,
+}
+"""What Llama's blocks, and most of those since, have in place of GPT's."""
+
+
+def _llama(name: str, sizes: tuple[int, int, int, int], heads: tuple[int, int], seq: int, **more: Any) -> Transformer:
+    """With what Llama's blocks have, or ``more``.
+
+    Args:
+        sizes: hidden, ffn, layers, vocab.
+        heads: of queries, and of keys and values.
+    """
+    hidden, ffn, layers, vocab = sizes
+    return Transformer(name, hidden, ffn, heads[0], layers, vocab, seq, heads[1], **{**MODERN, **more})
+
+
+def _deepseek(name: str, sizes: tuple[int, int, int, int], heads: int, **more: Any) -> Transformer:
+    """With latent attention: 512 numbers of keys and values, heads of 128 + 64 rotated features, values of 128."""
+    latent = {"kv_rank": 512, "rope_size": 64, "head_size": 192, "value_size": 128}
+    return _llama(name, sizes, (heads, heads), 4096, **latent, **more)
 
 
 TRANSFORMERS: Mapping[str, Transformer] = {
@@ -264,14 +567,50 @@ TRANSFORMERS: Mapping[str, Transformer] = {
         _gpt("gpt3-175b", 12288, 96, 96),
         _gpt("megatron-530b", 20480, 128, 105),
         _gpt("megatron-1t", 25600, 160, 128),
-        _llama(Transformer("llama2-7b", 4096, 11008, 32, 32, 32000, 4096, 32)),
-        _llama(Transformer("llama2-70b", 8192, 28672, 64, 80, 32000, 4096, 8)),
-        _llama(Transformer("llama3-8b", 4096, 14336, 32, 32, 128256, 8192, 8)),
-        _llama(Transformer("llama3-70b", 8192, 28672, 64, 80, 128256, 8192, 8)),
+        replace(
+            _gpt("gpt-neox-20b", 6144, 64, 44, 50432),
+            rotary=True, fused_attention=True, dropout=False, parameters_tied=False,
+        ),
+        _llama("llama2-7b", (4096, 11008, 32, 32000), (32, 32), 4096),
+        _llama("llama2-70b", (8192, 28672, 80, 32000), (64, 8), 4096),
+        _llama("llama3-8b", (4096, 14336, 32, 128256), (32, 8), 8192),
+        _llama("llama3-70b", (8192, 28672, 80, 128256), (64, 8), 8192),
+        _llama("llama3.1-405b", (16384, 53248, 126, 128256), (128, 8), 8192),
+        _llama("mistral-7b", (4096, 14336, 32, 32000), (32, 8), 8192, window=4096, windowed=32),
+        _llama("mixtral-8x7b", (4096, 14336, 32, 32000), (32, 8), 8192, experts=8, top_k=2),
+        _llama("mixtral-8x22b", (6144, 16384, 56, 32000), (48, 8), 8192, experts=8, top_k=2),
+        _llama("qwen2.5-7b", (3584, 18944, 28, 152064), (28, 4), 4096, qkv_bias=True),
+        _llama("qwen2.5-72b", (8192, 29568, 80, 152064), (64, 8), 4096, qkv_bias=True),
+        _llama("qwen3-8b", (4096, 12288, 36, 151936), (32, 8), 4096, head_size=128, qk_norm=True),
+        _llama(
+            "qwen3-30b-a3b", (2048, 6144, 48, 151936), (32, 4), 4096, head_size=128, qk_norm=True,
+            experts=128, top_k=8, expert_ffn=768,
+        ),
+        _llama(
+            "qwen3-235b-a22b", (4096, 12288, 94, 151936), (64, 4), 4096, head_size=128, qk_norm=True,
+            experts=128, top_k=8, expert_ffn=1536,
+        ),
+        _llama(
+            "gemma2-9b", (3584, 14336, 42, 256000), (16, 8), 8192, head_size=256, norms=4, parameters_tied=True,
+            window=4096, windowed=21,
+        ),
+        _deepseek(
+            "deepseek-v2-lite", (2048, 10944, 26, 102400), 16,
+            experts=64, top_k=6, expert_ffn=1408, shared_ffn=2816, first_dense=1,
+        ),
+        _deepseek(
+            "deepseek-v2", (5120, 12288, 59, 102400), 128, query_rank=1536,
+            experts=160, top_k=6, expert_ffn=1536, shared_ffn=3072, first_dense=1,
+        ),
+        _deepseek(
+            "deepseek-v3", (7168, 18432, 58, 129280), 128, query_rank=1536,
+            experts=256, top_k=8, expert_ffn=2048, shared_ffn=2048, router_bias=True, first_dense=3, mtp=1,
+        ),
     )
-}
-"""Brown et al. 2020, Narayanan et al. 2021, Korthikanti et al. 2022, Zhang et al. 2022, Touvron et al. 2023,
-Dubey et al. 2024."""
+}  # fmt: skip
+"""Brown et al. 2020, Narayanan et al. 2021, Korthikanti et al. 2022, Zhang et al. 2022, Black et al. 2022, Touvron et
+al. 2023, Dubey et al. 2024, Jiang et al. 2023 and 2024, Qwen 2024 and 2025, Gemma 2024, DeepSeek-AI 2024: sizes as
+their ``config.json`` at huggingface.co give them, sequences as they were trained, 8,192 at most."""
 
 
 def named_transformer(name: str) -> Transformer:
@@ -286,6 +625,6 @@ def named_transformer(name: str) -> Transformer:
         raise UnknownNameError(
             f"no transformer {name!r}",
             [f"known: {', '.join(TRANSFORMERS)}"],
-            [f"{name} (did you mean that?)" for name in near],
+            [*(f"{name} (did you mean that?)" for name in near), "the path of a config.json, or sizes"],
         )
     return shape

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
+from math import gcd
 
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.pools import Pools
@@ -20,6 +21,7 @@ class DegreesSpace:
         interleave: chunks a stage, where the blocks divide by the chunks, and the micro-batches by the stages.
         micro_batch: samples; open: powers of two.
         zero: levels; 2 and 3 without a pipeline alone.
+        expert: expert ranks; open: powers of two that divide replicas and experts.
         base: what is the same in all.
     """
 
@@ -30,6 +32,7 @@ class DegreesSpace:
     sequence_parallel: tuple[bool, ...] = (False, True)
     recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
     zero: tuple[int, ...] = (0, 1, 2, 3)
+    expert: tuple[int, ...] = ()
     base: ParallelDegrees = field(default_factory=ParallelDegrees)
 
     def divisions(
@@ -51,13 +54,18 @@ class DegreesSpace:
         return [
             tensor
             for tensor in self.tensor or _powers(most)
-            if not (shape.heads % tensor or shape.kv_heads % tensor or shape.ffn % tensor)
+            if not any(size % tensor for _, size in shape.divided_sizes)
         ]
 
     def micro_batches(self, global_batch: int, data: int) -> list[int]:
         """Samples of a micro-batch that divide those of a replica."""
         share = global_batch // data
         return [size for size in self.micro_batch or _powers(share) if share % size == 0]
+
+    def experts(self, shape: Transformer, ways: ParallelDegrees) -> list[int]:
+        """Expert ranks that divide the replicas and the network's experts: those that are wanted, or powers of two."""
+        most = gcd(ways.data, shape.experts) if shape.experts else 1
+        return [number for number in self.expert or _powers(most) if most % number == 0]
 
     def details(
         self, shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees, global_batch: int
@@ -79,21 +87,26 @@ class DegreesSpace:
         recomputes = [how for how in self.recompute if not (fused and how is Recompute.SELECTIVE)] or self.recompute
         zeros = [level for level in self.zero if level == 0 or (ways.data > 1 and (level < 2 or ways.pipeline == 1))]
         choices = [
-            replace(ways, interleave=interleave, sequence_parallel=sequence, recompute=recompute, zero=zero)
-            for interleave, sequence, recompute, zero in product(interleaves, fitting, recomputes, zeros)
+            replace(
+                ways, interleave=interleave, sequence_parallel=sequence, recompute=recompute, zero=zero, expert=expert
+            )
+            for interleave, sequence, recompute, zero, expert in product(
+                interleaves, fitting, recomputes, zeros, self.experts(shape, ways)
+            )
+            if expert == 1 or sequence or ways.tensor == 1
         ]
         timed = cluster.timed if isinstance(cluster, GpuCluster) else None
         return choices if timed is None else [each for each in choices if timed.of(each) is not None]
 
     def through_pools(self, shape: Transformer, pools: Pools, global_batch: int) -> Iterator[ParallelDegrees]:
-        """Replicas, micro-batches and details of pipelines through several pools."""
-        if 1 not in self.interleave:
+        """Replicas, micro-batches and details of pipelines through several pools, without expert ranks."""
+        if 1 not in self.interleave or (self.expert and 1 not in self.expert):
             return
         most = pools.devices // 2
         for data in _divisors(global_batch, most):
             for micro_batch in self.micro_batches(global_batch, data):
                 divided = replace(self.base, tensor=1, pipeline=2, data=data, micro_batch=micro_batch)
-                only = replace(self, interleave=(1,), sequence_parallel=(False,))
+                only = replace(self, interleave=(1,), sequence_parallel=(False,), expert=(1,))
                 for ways in only.details(shape, pools, divided, global_batch):
                     for sequence in self.sequence_parallel:
                         yield replace(ways, sequence_parallel=sequence)

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import sqrt
 
+from planner.costs.memory.table import What
 from planner.extras.kernels.estimates import NOTHING, Estimate
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.layers import layers_for
@@ -26,6 +27,7 @@ from planner.extras.transformers.memory import (
     MASTER_BYTES,
     WEIGHT_BYTES,
     Memory,
+    RankWeights,
     ends_of,
     parameters_of,
     stage_memory,
@@ -232,11 +234,11 @@ def _with_shards(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees,
     """With ZeRO-2 a micro-batch's gradients are scattered, with ZeRO-3 weights gathered: beside the block's pass."""
     if ways.zero < 2 or ways.data == 1:
         return block
-    weights = shape.block_parameters / ways.tensor
-    gradients = cluster.exchange("reduce_scatter", weights * (4 if ways.fp32_gradients else 2), ways.data, ways.tensor)
+    weights = parameters_of(shape, ways.tensor, 1, first=False, last=False)
+    gradients = over_replicas(cluster, ways, "reduce_scatter", weights * (4 if ways.fp32_gradients else 2))
     gathered = NOTHING
     if ways.zero >= 3:
-        gathered = cluster.exchange("all_gather", weights * cluster.width, ways.data, ways.tensor)
+        gathered = over_replicas(cluster, ways, "all_gather", weights * cluster.width)
     return Pass(
         block.forward + _beyond(gathered, block.forward.seconds),
         block.backward + _beyond(gathered + gradients, block.backward.seconds),
@@ -249,7 +251,16 @@ def _beyond(exchange: Estimate, beside_s: float) -> Cost:
     return Cost.of(GRADIENTS, exchange, left / exchange.seconds) if left else Cost()
 
 
-def gradients(cluster: GpuCluster, ways: ParallelDegrees, parameters: float, beside_s: float) -> Cost:
+def over_replicas(cluster: GpuCluster, ways: ParallelDegrees, name: str, num_bytes: RankWeights) -> Estimate:
+    """An exchange of a rank's weights or gradients: over all replicas, or over those of the same experts."""
+    expert = ways.expert
+    if expert == 1:
+        return cluster.exchange(name, num_bytes.common + num_bytes.routed, ways.data, ways.tensor)
+    common = cluster.exchange(name, num_bytes.common, ways.data, ways.tensor)
+    return common + cluster.exchange(name, num_bytes.routed / expert, ways.data // expert, ways.tensor * expert)
+
+
+def gradients(cluster: GpuCluster, ways: ParallelDegrees, parameters: RankWeights, beside_s: float) -> Cost:
     """Sums of a stage's gradients over the data-parallel ranks, after the last backward or beside it.
 
     Args:
@@ -260,13 +271,13 @@ def gradients(cluster: GpuCluster, ways: ParallelDegrees, parameters: float, bes
         return Cost()
     num_bytes = parameters * (4 if ways.fp32_gradients else 2)
     if ways.zero == 0:
-        summed = cluster.exchange("all_reduce", num_bytes, ways.data, ways.tensor)
+        summed = over_replicas(cluster, ways, "all_reduce", num_bytes)
     else:
         summed = NOTHING
         if ways.zero == 1:
-            summed = cluster.exchange("reduce_scatter", num_bytes, ways.data, ways.tensor)
+            summed = over_replicas(cluster, ways, "reduce_scatter", num_bytes)
         if ways.zero < 3:
-            summed = summed + cluster.exchange("all_gather", parameters * cluster.width, ways.data, ways.tensor)
+            summed = summed + over_replicas(cluster, ways, "all_gather", parameters * cluster.width)
     if ways.overlap_gradients:
         return _beyond(summed, beside_s)
     return Cost.of(GRADIENTS, summed)
@@ -274,7 +285,7 @@ def gradients(cluster: GpuCluster, ways: ParallelDegrees, parameters: float, bes
 
 def tied(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees) -> Cost:
     """The sum of the embedding's gradient on the first and the last stage."""
-    if ways.pipeline == 1 or not shape.parameters_tied:
+    if ways.pipeline == 1 or not shape.has_table_at_both_ends:
         return Cost()
     if isinstance(cluster, Pools):
         first, *_, last = cluster.places(ways)
@@ -291,10 +302,9 @@ def optimiser(
 
     Or what was measured of each layer.
     """
-    shards = ways.data if ways.zero else 1
     if layers.update is not None:
-        return layers.update * ((blocks + sum(ends)) / shards)
-    parameters = parameters_of(shape, ways.tensor, blocks, *ends)
+        return layers.update * ((blocks + sum(ends)) / (ways.data if ways.zero else 1))
+    held = parameters_of(shape, ways.tensor, blocks, *ends).held(ways, What.OPTIMISER_STATE)
     gradient_bytes = 4 if ways.fp32_gradients else 2
-    num_bytes = parameters / shards * (2 * MASTER_BYTES + WEIGHT_BYTES + 3 * gradient_bytes)
+    num_bytes = held * (2 * MASTER_BYTES + WEIGHT_BYTES + 3 * gradient_bytes)
     return Cost.of(OPTIMISER, cluster.kernels.memory_bound(num_bytes, 8))

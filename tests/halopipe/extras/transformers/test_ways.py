@@ -12,7 +12,8 @@ from torch import nn
 
 from cuda_ops.memory import available
 from halopipe.extras.kernels.modelled import modelled
-from halopipe.extras.transformers.ways import plan_by, shape_of
+from halopipe.extras.transformers.networks import network_of
+from halopipe.extras.transformers.ways import plan_by
 from halopipe.launch.run import run_plan
 from halopipe.planning.options import ProfileOptions
 from halopipe.run_spec.options import RunOptions
@@ -191,6 +192,13 @@ def test_selective_recomputation_of_fused_attention_is_priced_and_said_to_save_n
         ("hidden=512,heads=8", on(), 2, "needs ffn"),
         (SIZES.replace("heads=8", "heads=7"), on(), 2, "not divided"),
         (SIZES.replace("seq=512", "seq=0"), on(), 2, "seq=0"),
+        ("llama3-8b,seq=none", on(), 2, "seq=none"),
+        ("llama3-8b,width=3", on(), 2, "'width'"),
+        ("llama3-8b,kv_heads=5", on(), 2, "heads=32, kv_heads=5"),
+        ("missing.json", on(), 3, "missing.json"),
+        ("llama3-8b", on()[:-2], 2, "no --global-batch was given"),
+        ("llama3-8b", on("a100-dgx", 1), 4, "try: --gpus 2 ("),
+        ("gpt3-175b", on("a100-dgx", 8, "--tensor", "5", "--fits"), 2, "no way divides"),
     ],
 )
 def test_what_is_wrong_is_said(
@@ -200,8 +208,83 @@ def test_what_is_wrong_is_said(
 
 
 def test_sizes_spell_a_transformer() -> None:
-    shape = shape_of(f"{SIZES},kv_heads=2,gated=1,dropout=0")
+    network = network_of(f"{SIZES},kv_heads=2,gated=1,dropout=0,experts=4,top_k=2,expert_ffn=512")
+    shape = network.shape
     assert (shape.kv_heads, shape.gated, shape.dropout, shape.head_size) == (2, True, False, 64)
+    assert (shape.experts, shape.top_k, shape.expert_ffn) == (4, 2, 512)
+    assert network.left_out["head_size"] == 64
+    assert network.left_out["parameters_tied"] is True
+    assert "kv_heads" not in network.left_out
+
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
+}  # fmt: skip
+
+
+def test_a_config_json_is_the_network_and_all_that_it_was_not_told_is_said(folder: Path) -> None:
+    Path("config.json").write_text(json.dumps(LLAMA), "utf-8")
+    told = good("ways", "config.json", *on("h100-dgx", 16), "-o", "ways.json").output
+    for text in (
+        "8.03e9 parameters; sequence 8,192; bfloat16",
+        "left out, and so: ",
+        "tie_word_embeddings=0",
+        "sequence 8,192 of 131,072",
+    ):
+        assert text in told
+    written = json.loads(Path("ways.json").read_text("utf-8"))
+    assert written["network"]["parameters"]["total"] == 8_030_261_248
+    assert written["transformer"]["kv_heads"] == 8
+    named = json.loads(good("ways", "llama3-8b,seq=4096", *on("h100-dgx", 16), "--json").stdout)
+    short = json.loads(good("ways", "config.json,seq=4096", *on("h100-dgx", 16), "--json").stdout)
+    assert named["best"] == short["best"]
+    assert named["network"]["notes"] == ["seq=4096 in place of 8192"]
+    good("export", "ways.json", "--to", "megatron")
+
+
+def test_experts_are_told_with_what_a_token_goes_through_of_them_and_shared_by_ranks() -> None:
+    told = good("ways", "mixtral-8x7b", *on("h100-dgx", 64, "--expert", "8")).output
+    assert "46.7e9 parameters, 12.88e9 of them for a token" in told
+    assert "expert 8" in told
+    best = json.loads(good("ways", "deepseek-v3", *on("h100-dgx", 256, "--gap", "0.3"), "--json").stdout)
+    assert best["network"]["parameters"] == {
+        "total": 671_026_419_200, "active": 37_552_297_472, "mtp": 11_610_068_224,
+    }  # fmt: skip
+
+
+def replaced(asked: list[str], words: list[str]) -> list[str]:
+    """A question with other values of its options."""
+    other = dict(zip(words[::2], words[1::2], strict=True))
+    return [other.get(before, word) for before, word in zip(["", *asked], asked, strict=False)]
+
+
+def test_whether_it_fits_is_said_with_changes_that_do_what_they_say(folder: Path) -> None:
+    """The cheapest first; each is asked for as it is written."""
+    asked = ["ways", "llama3-8b", "--on", "a100-dgx", "--gpus", "1", "--fits"]
+    told = good(*asked).output
+    for text in ("does not fit", "weights 15.0, gradients 29.9, optimiser 89.7", "--gpus 2", "would fit"):
+        assert text in told
+    fixed = ["--tensor", "1", "--pipeline", "1", "--zero", "0", "--recompute", "none"]
+    asked = ["ways", "llama3-8b", "--on", "a100-dgx", "--gpus", "8", "--global-batch", "16", "--fits", *fixed]
+    answer = json.loads(good(*asked, "--json").stdout)
+    assert not answer["fits"]
+    assert answer["least"]["left_bytes"] < 0
+    steps = []
+    for change in answer["would_fit"]:
+        words = change["ask"].split()
+        if "seq=" in change["ask"] or "--gpus" in words:
+            continue
+        again = json.loads(good(*replaced(asked, words), "--json").stdout)
+        assert again["fits"], change["ask"]
+        assert again["best"]["left_bytes"] >= 0
+        steps.append(change["step_s"])
+    assert len(steps) >= 2
+    assert steps == sorted(steps)
+    fits = good("ways", "llama3-8b", "--on", "h100-dgx", "--gpus", "8", "--fits", "-o", "ways.json").output
+    assert "are free in the way with the shortest step" in fits
+    assert "global batch 8 (a sample a device)" in fits
+    good("export", "ways.json", "--to", "deepspeed")
 
 
 def test_a_way_is_a_plan_of_ones_own_network_that_check_finds_good(folder: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from planner.extras.kernels.estimates import TABLE, Estimate
 from planner.extras.kernels.links import AlphaBeta
 from planner.extras.transformers.cluster import GpuCluster, named_cluster
+from planner.extras.transformers.fits import changes, least
 from planner.extras.transformers.memory import memory_of, stage_memory
 from planner.extras.transformers.passes import Cost, Layers, Pass, Timed
 from planner.extras.transformers.pools import GpuPool, Pools
@@ -26,6 +27,11 @@ SMALL = named_transformer("gpt2-345m")
 TINY = Transformer("tiny", 512, 2048, 8, 8, 1024, 512)
 
 FEW = replace(TINY, layers=5, vocab=60000)
+
+ROUTED = replace(
+    FEW, layers=3, gated=True, experts=4, top_k=2, expert_ffn=512, shared_ffn=512, first_dense=1, mtp=1,
+    parameters_tied=False,
+)  # fmt: skip
 
 A100, V100, T4 = map(named_cluster, ("a100-dgx", "p3.2xlarge", "g4dn.12xlarge"))
 
@@ -61,6 +67,7 @@ def enumerated(
         (FEW, replace(A100, memory_bytes=2.9 * 2**30), 4, 8, DegreesSpace(zero=(0, 1))),
         (replace(FEW, layers=4), T4, 6, 6, DegreesSpace(base=ParallelDegrees(sends=Sends.OVERLAPPED))),
         (FEW, V100, 3, 12, DegreesSpace(base=ParallelDegrees(overlap_gradients=True, sends=Sends.BLOCKING))),
+        (ROUTED, A100, 5, 8, DegreesSpace(recompute=(Recompute.NONE,))),
     ],
 )
 def test_the_search_equals_exhaustive_enumeration(
@@ -120,8 +127,51 @@ def test_what_cannot_be_is_said() -> None:
     with pytest.raises(InfeasibleError, match=r"gpt3-175b does not fit on 8 A100-80GB") as told:
         search(named_transformer("gpt3-175b"), A100, 8, 8)
     assert "usable" in told.value.details[0]
+    assert told.value.remedies[0].startswith("--gpus 64 (")
     with pytest.raises(UsageError, match="no way divides"):
         search(SMALL, A100, 8, 8, DegreesSpace(tensor=(3,)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "space"),
+    [
+        (FEW, DegreesSpace()),
+        (ROUTED, DegreesSpace(zero=(0, 1))),
+        (replace(FEW, fused_attention=True), DegreesSpace(tensor=(1,), recompute=(Recompute.NONE,), zero=(3, 2))),
+        (ROUTED, DegreesSpace(pipeline=(3,))),
+    ],
+)
+def test_the_way_that_holds_least_is_the_least_of_all(shape: Transformer, space: DegreesSpace) -> None:
+    roomy = replace(A100, memory_bytes=1e15)
+    every = enumerated(shape, roomy, 6, 12, space)
+    held = min(memory_of(shape, ways, ways.micro_batches(12)).total for ways in every)
+    found = least(shape, A100, 6, 12, space)
+    assert found is not None
+    assert found.memory.total == pytest.approx(held, rel=1e-12)
+    assert fits(shape, replace(A100, memory_bytes=1e15), found.ways, 12)
+
+
+def test_each_change_that_is_told_makes_it_fit_and_is_no_longer_than_need_be() -> None:
+    """One at a time; more devices, or shorter samples, half of which do not do."""
+    shape = named_transformer("llama3-8b")
+    space = DegreesSpace(tensor=(1,), pipeline=(1,), zero=(0,), recompute=(Recompute.NONE,))
+    told = changes(shape, A100, 8, 8, space)
+    assert {change.opened for change in told} == {("tensor",), ("pipeline",), ("zero",)}
+    for change in told:
+        assert search(change.shape, A100, change.devices, 8, change.space, gap=0.5, rivals=0).best.ways
+    few = replace(A100, memory_bytes=24 * 2**30)
+    (more,) = changes(shape, few, 4, 4, DegreesSpace())
+    assert more.devices == 8
+    assert more.options(shape, 4) == "--gpus 8"
+    long = replace(shape, seq=2**17)
+    shorter = changes(long, A100, 8, 8, DegreesSpace(recompute=(Recompute.NONE,)))[-1]
+    assert shorter.shape.seq < long.seq
+    twice = least(replace(long, seq=2 * shorter.shape.seq), A100, 8, 8, shorter.space)
+    assert twice is None or not twice.fits
+    for nothing in (more, shorter):
+        asked = least(shape if nothing is more else long, few if nothing is more else A100, 4, 4, nothing.space)
+        assert asked is not None
+        assert not asked.fits
 
 
 SHAPE = Transformer("tiny", 512, 2048, 8, 4, 8000, 512)

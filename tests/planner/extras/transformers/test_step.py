@@ -13,7 +13,7 @@ from planner.extras.kernels.estimates import TABLE, Estimate
 from planner.extras.kernels.links import AlphaBeta
 from planner.extras.transformers import pipeline
 from planner.extras.transformers.cluster import GpuCluster, named_cluster
-from planner.extras.transformers.layers import ATTENTION, EXCHANGE, MEMORY, PRODUCTS, layers_for
+from planner.extras.transformers.layers import ATTENTION, EXCHANGE, EXPERT_EXCHANGE, MEMORY, PRODUCTS, layers_for
 from planner.extras.transformers.memory import (
     SINGLE,
     block_bytes,
@@ -32,6 +32,18 @@ from planner.ir.errors import UsageError
 TINY = Transformer("small", hidden=64, ffn=256, heads=8, layers=4, vocab=128, seq=16)
 
 SHARED = replace(TINY, kv_heads=4, gated=True, rotary=True, dropout=False)
+
+FINE = replace(
+    SHARED, kv_heads=0, heads=4, seq=256, kv_rank=16, query_rank=24, head_size=12, rope_size=4, value_size=8,
+    experts=8, top_k=2, expert_ffn=32, shared_ffn=32, first_dense=1, mtp=1, qkv_bias=False, out_bias=False,
+    ffn_bias=False, layer_norm=False, parameters_tied=False,
+)  # fmt: skip
+"""Latent attention and experts, which are 128 tokens each of two samples: a tile."""
+
+
+def fine_attention(hidden: int = 64) -> int:
+    """Weights that FINE's tokens go through in a block's attention."""
+    return hidden * 24 + 24 * 4 * 12 + hidden * (16 + 4) + 16 * 4 * (8 + 8) + 4 * 8 * hidden
 
 
 class Counting:
@@ -81,7 +93,8 @@ def spent(cost: Cost, what: str) -> float:
 def test_the_products_of_all_tensor_ranks_are_those_of_the_network(shape: Transformer, tensor: int) -> None:
     layers = layers_for(shape, COUNTED, ParallelDegrees(tensor, micro_batch=2))
     tokens = 2 * shape.seq
-    weights = shape.block_parameters - 9 * shape.hidden - 2 * shape.ffn
+    attention = 2 * shape.head_size * (shape.heads + shape.kv_heads)
+    weights = shape.hidden * (attention + (3 if shape.gated else 2) * shape.ffn)
     assert tensor * spent(layers.block.forward, PRODUCTS) == 2 * tokens * weights
     assert tensor * spent(layers.block.backward, PRODUCTS) == 4 * tokens * weights
     assert tensor * spent(layers.head.forward, PRODUCTS) == 2 * tokens * shape.vocab * shape.hidden
@@ -90,16 +103,56 @@ def test_the_products_of_all_tensor_ranks_are_those_of_the_network(shape: Transf
     assert tensor * spent(layers.block.backward, ATTENTION) == 2 * scores
 
 
-def test_the_step_has_the_operations_of_its_products() -> None:
-    layers = layers_for(TINY, COUNTED, ParallelDegrees(micro_batch=3))
-    passes = [(layers.block, TINY.layers), (layers.head, 1)]
+@pytest.mark.parametrize("shape", [TINY, FINE])
+def test_the_step_has_the_operations_of_its_products(shape: Transformer) -> None:
+    layers = layers_for(shape, COUNTED, ParallelDegrees(micro_batch=4))
+    passes = [(layers.embedding, 1), (layers.block, shape.layers), (layers.head, 1)]
     products = sum(
         number * spent(part, what)
         for layer, number in passes
         for part in (layer.forward, layer.backward)
         for what in (PRODUCTS, ATTENTION)
     )
-    assert TINY.step_flop(3) == products
+    assert shape.step_flop(4) == products
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 4])
+def test_tensor_ranks_divide_experts_and_what_is_made_of_latent_numbers(tensor: int) -> None:
+    """And of products that each does whole the tokens, with sequence parallelism."""
+    ways = ParallelDegrees(tensor, micro_batch=2, sequence_parallel=True)
+    layers = layers_for(FINE, COUNTED, ways)
+    tokens = 2 * FINE.seq
+    block = fine_attention() + 64 * 8 + (2 + 1) * 3 * 64 * 32  # router, two experts and the shared one
+    assert tensor * spent(layers.block.forward, PRODUCTS) == 2 * tokens * block
+    assert tensor * spent(layers.block.backward, PRODUCTS) == 4 * tokens * block
+    dense = fine_attention() + 3 * 64 * 256
+    assert tensor * spent(layers.embedding.forward, PRODUCTS) == 2 * tokens * dense
+    joined = 2 * 64 * 64
+    assert tensor * spent(layers.head.forward, PRODUCTS) == 2 * tokens * (2 * 128 * 64 + block + joined)
+
+
+def test_expert_ranks_send_each_token_to_its_experts_and_multiply_more_tokens_by_fewer() -> None:
+    alone, four = (layers_for(FINE, COUNTED, ParallelDegrees(micro_batch=2, expert=expert)).block for expert in (1, 4))
+    assert spent(alone.forward, EXPERT_EXCHANGE) == 0
+    for part in (four.forward, four.backward):
+        assert spent(part, EXPERT_EXCHANGE) == 2 * 3 / 4 * 2 * (2 * FINE.seq * 2 * 64)
+    assert spent(four.forward, PRODUCTS) == spent(alone.forward, PRODUCTS)
+    few = replace(FINE, seq=64)  # 32 tokens an expert, in tiles of 128: with those of four ranks they are full
+    alone, four = (layers_for(few, COUNTED, ParallelDegrees(micro_batch=2, expert=expert)).block for expert in (1, 4))
+    routed = 2 * 3 * 64 * 32 * 2 * 2 * 64
+    assert spent(alone.forward, PRODUCTS) - spent(four.forward, PRODUCTS) == 3 * routed
+
+
+def test_a_window_shortens_attention_in_the_blocks_that_have_one() -> None:
+    """With half of the tokens in sight: three quarters of all pairs before a token."""
+    shape = replace(named_transformer("mistral-7b"), window=0, windowed=0)
+    whole, some, every = (
+        spent(layers_for(replace(shape, window=window, windowed=of), A100, ParallelDegrees()).block.forward, ATTENTION)
+        for window, of in ((0, 0), (shape.seq // 2, 16), (shape.seq // 2, 32))
+    )
+    assert every == pytest.approx(0.75 * whole, rel=0.1)
+    assert some == pytest.approx((whole + every) / 2)
+    assert replace(shape, window=shape.seq // 2, windowed=32).step_flop(1) < shape.step_flop(1)
 
 
 def test_sequence_parallelism_sends_as_much_forward_and_moves_less() -> None:
@@ -210,6 +263,7 @@ def test_messages_within_a_host_are_not_those_across() -> None:
     ("ways", "said"),
     [
         (ParallelDegrees(tensor=3), "16 heads do not divide by --tensor 3"),
+        (ParallelDegrees(data=2, expert=2), "0 experts do not divide by expert degree 2"),
         (ParallelDegrees(data=3), "a global batch of 16 is not divided by 3 replicas x 1 samples"),
         (ParallelDegrees(pipeline=8, interleave=4), "24 blocks are fewer than 8 stages x 4 chunks"),
         (ParallelDegrees(pipeline=2, blocks=(12, 11)), "2 chunks of 23 blocks for 2 chunks of 24 blocks"),
@@ -254,6 +308,48 @@ def test_a_block_in_float32_keeps_what_its_operators_save(tensor: int) -> None:
     # In half precision the optimiser has the float32 weights: as many bytes a weight either way.
     ways = ParallelDegrees(tensor, micro_batch=b, fp32_gradients=False)
     assert memory_of(opt, ways, 4, SINGLE).state == pytest.approx(memory_of(opt, ways, 4).state)
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_a_block_of_experts_keeps_what_its_operators_save(tensor: int) -> None:
+    b, t = 2, tensor
+    tokens = FINE.seq * b
+    saved = [
+        ("inputs of two norms, and what these give", 4 * 64),
+        ("latent numbers on both sides of their norms, and the rotated ones", 2 * (24 + 16) + 4),
+        ("queries, keys, values and what attention gives", 4 * (12 + 12 + 8 + 8) / t),
+        ("probabilities", 4 * FINE.seq / t),
+        ("tokens in the order of their experts", 2 * 64),
+        ("hidden layers of two experts and of the shared one", (2 + 1) * 3 * 32 / t),
+    ]
+    of_scores = 2 * 4 * 8  # in float32
+    kept = tokens * (2 * sum(size for _, size in saved) + of_scores)
+    assert block_bytes(FINE, ParallelDegrees(t, micro_batch=b)) == pytest.approx(kept)
+
+
+def test_each_rank_has_its_part_of_the_experts_and_ends_what_is_unlike() -> None:
+    """Three stages of a block and two; the embedding is on the last too, for its block of MTP."""
+    shape = replace(FINE, layers=5)
+    ways = ParallelDegrees(1, 3, 4, expert=2, blocks=(1, 2, 2))
+    norms = 2 * 64 + 24 + 16
+    routed = 8 * 3 * 64 * 32
+    block = fine_attention() + norms + 64 * 8 + 3 * 64 * 32
+    dense = fine_attention() + norms + 3 * 64 * 256
+    table = 128 * 64
+    mtp = block + routed / 2 + 2 * 64 * 64 + 3 * 64
+    first, middle, last = (stage_parameters(shape, ways, stage) for stage in range(3))
+    assert first == table + dense + block + routed / 2
+    assert middle == 2 * (block + routed / 2)
+    assert last == middle + 64 + mtp + 2 * table
+    whole = replace(ways, expert=1)
+    assert sum(stage_parameters(shape, whole, stage) for stage in range(3)) - table == (
+        shape.parameters + shape.mtp_parameters
+    )
+    # Optimiser state is divided over all ranks that have it: expert ranks change nothing of that.
+    states = [stage_memory(shape, replace(ways, zero=1, expert=expert), 1, 4).optimiser for expert in (1, 2, 4)]
+    assert states == pytest.approx([states[0]] * 3)
+    weights = [stage_memory(shape, replace(ways, expert=expert), 1, 4).weights for expert in (1, 2)]
+    assert weights[0] - weights[1] == 2 * 2 * routed / 2
 
 
 def test_the_first_stage_of_an_interleaved_pipeline_holds_more_and_sharded_state_less() -> None:
@@ -369,3 +465,12 @@ def test_no_1f1b_is_shorter_than_its_least_which_is_mostly_its_time(seed: int) -
         assert even_s(stages, micro_batches, work_s) <= least * (1 + 1e-9)
         equal += simulated <= least * (1 + 1e-9)
     assert equal >= 3
+
+
+def test_a_fused_loss_works_in_place_and_another_keeps_each_step_of_it() -> None:
+    """Logits in half precision and in float32, which become the gradient; else their exponential and it are further."""
+    ways = ParallelDegrees(2, micro_batch=2)
+    logits = 2 * SMALL.seq * SMALL.vocab / 2
+    fused, apart = (memory_of(SMALL, replace(ways, kernels=how), 4).working for how in (Fusion.FUSED, Fusion.KERNELS))
+    assert apart - fused == 8 * logits
+    assert fused == 6 * logits + 4 * 2 * SMALL.seq * SMALL.hidden

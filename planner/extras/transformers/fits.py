@@ -1,0 +1,182 @@
+"""Whether a transformer's step fits a cluster, by memory alone, and what would make it fit.
+
+    least       over tensor x pipeline, each with as many replicas as there is room for, the smallest micro-batch, and
+                what is kept, divided and computed again as is least: the way whose fullest rank holds least
+    blocks      of its stages: each goes where the fullest rank is then least full (a stage's bytes grow with its blocks
+                by a number of its own, so no other division has a less full one)
+    changes     of what was asked, one at a time, each tried here: a choice that was fixed left open, or all of them;
+                more devices, the least that do of 2, 4, ... times as many; shorter samples, halved until they fit
+
+More replicas never hold more: state is divided over more of them, and each has fewer micro-batches in flight.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+
+from planner.extras.transformers.cluster import GpuCluster
+from planner.extras.transformers.memory import Memory, ends_of, in_flight, memory_with
+from planner.extras.transformers.shape import ParallelDegrees, Transformer
+from planner.extras.transformers.space import DegreesSpace
+from planner.extras.transformers.step import fullest
+from planner.ir.errors import UsageError
+
+_MOST_DOUBLINGS = 12
+_LEAST_SEQ = 128
+_CHOICES = ("tensor", "pipeline", "micro_batch", "interleave", "recompute", "zero", "expert")
+"""Fields of a space that people fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFit:
+    """A way, by what its fullest rank holds of what its device may."""
+
+    ways: ParallelDegrees
+    memory: Memory
+    usable_bytes: float
+
+    @property
+    def left_bytes(self) -> float:
+        """What is free; below 0: missing."""
+        return self.usable_bytes - self.memory.total
+
+    @property
+    def fits(self) -> bool:
+        """Whether it holds no more than it may."""
+        return self.left_bytes >= 0
+
+    def __str__(self) -> str:
+        return f"{self.memory.total / 2**30:.1f} of {self.usable_bytes / 2**30:.1f} GiB: {self.ways}"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something else to ask for, which fits.
+
+    Attributes:
+        opened: fields of the space that were fixed, and are open here.
+        fit: of all ways the one that holds least.
+    """
+
+    shape: Transformer
+    devices: int
+    space: DegreesSpace
+    opened: tuple[str, ...]
+    fit: MemoryFit
+
+    def options(self, shape: Transformer, devices: int, ways: ParallelDegrees | None = None) -> str:
+        """As words of the command line, beside those that asked for ``shape`` on ``devices``.
+
+        Args:
+            ways: whose values those get that were fixed; None: those of :attr:`fit`.
+        """
+        chosen = ways or self.fit.ways
+        parts = [f"--{name.replace('_', '-')} {getattr(chosen, name)}" for name in self.opened]
+        if self.devices != devices:
+            parts.append(f"--gpus {self.devices}")
+        if self.shape.seq != shape.seq:
+            parts.append(f"seq={self.shape.seq}")
+        return " ".join(parts)
+
+
+def least(
+    shape: Transformer, cluster: GpuCluster, devices: int, global_batch: int, space: DegreesSpace
+) -> MemoryFit | None:
+    """Of all ways on so many devices the one whose fullest rank holds least; None: nothing divides them."""
+    fits = (
+        packed(shape, cluster, ways, global_batch) for ways in _frugal(shape, cluster, devices, global_batch, space)
+    )
+    return min(fits, key=lambda fit: fit.memory.total, default=None)
+
+
+def undivided(shape: Transformer, devices: int, global_batch: int, per_host: Sequence[int]) -> UsageError:
+    """What to say where no way divides network, devices and batch."""
+    return UsageError(
+        f"no way divides {shape.name} and a global batch of {global_batch} over {devices} devices",
+        [f"{shape.layers} blocks, {shape.heads} heads; hosts of {', '.join(map(str, per_host))}"],
+        ["another --global-batch or --gpus; leave --tensor, --pipeline and --micro-batch open"],
+    )
+
+
+def packed(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees, global_batch: int) -> MemoryFit:
+    """A way with its blocks on stages so that the fullest rank holds least."""
+    micro_batches = ways.micro_batches(global_batch)
+    if ways.pipeline > 1 and ways.interleave == 1:
+        blocks = _blocks(shape, cluster, ways, micro_batches)
+        ways = ways if ways.chunks(shape.layers) == blocks else replace(ways, blocks=blocks)
+    return MemoryFit(ways, fullest(shape, cluster, ways, micro_batches), cluster.usable_bytes)
+
+
+def _blocks(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees, micro_batches: int) -> tuple[int, ...]:
+    """Of each stage, one at least."""
+    stages = []
+    for stage in range(ways.pipeline):
+        held = in_flight(ways, stage, micro_batches)
+        ends = ends_of(ways, stage)
+        none, one = (memory_with(shape, ways, blocks, held, ends, cluster.width).total for blocks in (0, 1))
+        each = one - none
+        stages.append((one + each, stage, each))
+    heapq.heapify(stages)
+    counts = [1] * ways.pipeline
+    for _ in range(shape.layers - ways.pipeline):
+        with_one_more, stage, each = stages[0]
+        counts[stage] += 1
+        heapq.heapreplace(stages, (with_one_more + each, stage, each))
+    return tuple(counts)
+
+
+def _frugal(
+    shape: Transformer, cluster: GpuCluster, devices: int, global_batch: int, space: DegreesSpace
+) -> Iterator[ParallelDegrees]:
+    """Ways with one among them that holds least."""
+    largest: dict[tuple[int, ...], ParallelDegrees] = {}
+    for ways in space.divisions(shape, cluster, devices, global_batch):
+        replicas = (ways.data,) if shape.experts else ()  # whose number says how many may share experts
+        other = largest.setdefault((ways.tensor, ways.pipeline, *replicas), ways)
+        if (ways.data, -ways.micro_batch) > (other.data, -other.micro_batch):
+            largest[ways.tensor, ways.pipeline, *replicas] = ways
+    unchunked = replace(space, interleave=(1,) if 1 in space.interleave else space.interleave)
+    for ways in largest.values():
+        yield from _without_waste(unchunked.details(shape, cluster, ways, global_batch))
+
+
+def _without_waste(choices: Iterable[ParallelDegrees]) -> list[ParallelDegrees]:
+    """Of a division's choices those that may hold least.
+
+    Sequence parallelism, expert ranks, and each level of ZeRO up to 2 hold no more than less of it; level 3 gathers the
+    weights of a block.
+    """
+    kept = list(choices)
+    for name in ("sequence_parallel", "expert"):
+        of = attrgetter(name)
+        most = max(map(of, kept), default=None)
+        kept = [choice for choice in kept if of(choice) == most]
+    level = max((choice.zero for choice in kept if choice.zero < 3), default=0)
+    return [choice for choice in kept if choice.zero in (level, 3)]
+
+
+def changes(
+    shape: Transformer, cluster: GpuCluster, devices: int, global_batch: int, space: DegreesSpace
+) -> list[Change]:
+    """Changes of what is asked that make it fit: choices that are fixed, then more devices, then shorter samples."""
+    whole = DegreesSpace(base=space.base)
+    fixed = tuple(name for name in _CHOICES if getattr(space, name) != getattr(whole, name))
+
+    def tried(to: Transformer, number: int, opened: tuple[str, ...]) -> list[Change]:
+        freer = replace(space, **{name: getattr(whole, name) for name in opened})
+        fit = least(to, cluster, number, global_batch, freer)
+        return [Change(to, number, freer, opened, fit)] if fit is not None and fit.fits else []
+
+    alone = [change for name in fixed for change in tried(shape, devices, (name,))]
+    if not alone and len(fixed) > 1:
+        alone = tried(shape, devices, fixed)
+    numbers = [devices << power for power in range(1, _MOST_DOUBLINGS)]
+    more = next(filter(None, (tried(shape, number, ()) for number in numbers)), [])
+    if not more and not alone and fixed:
+        more = next(filter(None, (tried(shape, number, fixed) for number in numbers)), [])
+    lengths = [shape.seq >> power for power in range(1, shape.seq.bit_length()) if shape.seq >> power >= _LEAST_SEQ]
+    shorter = next(filter(None, (tried(replace(shape, seq=seq), devices, ()) for seq in lengths)), [])
+    return [*alone, *more, *shorter]
