@@ -13,13 +13,15 @@ from halopipe.extras.transformers.options import WaysOptions
 from halopipe.terminal import tables, units
 from planner.costs.cost_model import CostModel
 from planner.costs.shards.sharding_spec import ShardingSpec
+from planner.extras.export.launchers import launcher_of, require_told
+from planner.extras.export.launchers.job import HostGroup, TrainingJob, dtype_of, hosts_of
 from planner.extras.transformers.cluster import GpuCluster, named_cluster
 from planner.extras.transformers.layers import EXCHANGE
 from planner.extras.transformers.passes import timed
 from planner.extras.transformers.pools import Pools, pools_of
 from planner.extras.transformers.search import TIE, BestDegrees, PricedDegrees, search
 from planner.extras.transformers.shape import ParallelDegrees, Recompute, Transformer, named_transformer
-from planner.extras.transformers.space import DegreesSpace
+from planner.extras.transformers.space import DegreesSpace, LauncherLimits
 from planner.extras.transformers.step import BUBBLE, GRADIENTS, SENDS
 from planner.ir.codec import from_json
 from planner.ir.errors import CorruptFileError, UsageError
@@ -46,6 +48,7 @@ class WaysReport:
     global_batch: int
     sweep: BestDegrees
     price_per_hour: float = 0.0
+    launcher: str = ""
 
     def data(self) -> dict[str, Any]:
         """The answer as plain data; the file that ``-o`` writes."""
@@ -56,6 +59,8 @@ class WaysReport:
             "device": self.cluster.device,
             "gpus": self.devices,
             "global_batch": self.global_batch,
+            "dtype": self.job.dtype,
+            "hosts": [dataclasses.asdict(group) for group in self.job.hosts],
             "search": {
                 "gap": sweep.gap,
                 "bound_s": sweep.bound_s,
@@ -66,6 +71,13 @@ class WaysReport:
             "best": self._choice(sweep.best),
             "rivals": [self._choice(rival) | {"tie": rival in sweep.ties} for rival in sweep.rivals],
         }
+
+    @property
+    def job(self) -> TrainingJob:
+        """The best way, as it would be launched."""
+        ways = self.sweep.best.ways
+        hosts = hosts_of(self.cluster, ways)
+        return TrainingJob(self.shape, ways, self.global_batch, dtype_of(self.cluster, ways), hosts)
 
     def write(self, path: Path) -> None:
         """:meth:`data` as a file."""
@@ -170,7 +182,8 @@ class WaysReport:
         sweep = self.sweep
         proof = "no way is better" if sweep.gap <= 0 else f"no way is better by more than {100 * sweep.gap:.2g} %"
         simulated = f"{sweep.num_simulated} simulated, the others bounded or too large"
-        return f"  {proof} by this model: {sweep.num_ways} ways, {simulated}"
+        told = f" that {self.launcher} can be told" if self.launcher else ""
+        return f"  {proof} by this model: {sweep.num_ways} ways{told}, {simulated}"
 
 
 def plan_by(
@@ -197,8 +210,9 @@ def plan_by(
         ways = ways_of(source)
         batch = global_batch or profile.graph.samples
     else:
-        _, ways, of_file = read(Path(source))
-        batch = global_batch or of_file
+        job = read(Path(source))
+        ways = job.ways
+        batch = global_batch or job.global_batch
     _require_room(profile, ways, micro_batch)
     candidate = _candidate(profile, ways, ways.micro_batches(batch))
     problem = make_problem(
@@ -293,8 +307,8 @@ def ways_of(text: str) -> ParallelDegrees:
     return ParallelDegrees(**parts)
 
 
-def read(path: Path) -> tuple[Transformer, ParallelDegrees, int]:
-    """The transformer, the best ways and the global batch of a file that :meth:`WaysReport.write` wrote.
+def read(path: Path) -> TrainingJob:
+    """The best way of a file that :meth:`WaysReport.write` wrote, with its network, batch and hosts.
 
     Raises:
         MissingFileError, CorruptFileError: it is not there, or no such file.
@@ -304,7 +318,8 @@ def read(path: Path) -> tuple[Transformer, ParallelDegrees, int]:
         node = parse_json(read_text(path, _MOST_BYTES))
     except ValueError as error:
         raise CorruptFileError(f"{path} is no file of ways", [f"it is not JSON: {error}"], remedies) from None
-    if missing := {"best", "transformer", "global_batch"} - (node.keys() if isinstance(node, dict) else set()):
+    needed = {"best", "transformer", "global_batch", "dtype", "hosts"}
+    if missing := needed - (node.keys() if isinstance(node, dict) else set()):
         kind = node.get("halopipe") if isinstance(node, dict) else None
         what = f"it is a halopipe {kind} file" if isinstance(kind, str) else f"it has no {', '.join(sorted(missing))}"
         raise CorruptFileError(f"{path} is no file of ways", [what], remedies)
@@ -313,13 +328,15 @@ def read(path: Path) -> tuple[Transformer, ParallelDegrees, int]:
         shape = _part(node["transformer"], Transformer, "transformer")
         ways = _part(best, ParallelDegrees, "best.ways")
         global_batch = _part(node["global_batch"], int, "global_batch")
+        dtype = _part(node["dtype"], str, "dtype")
+        hosts = _part(node["hosts"], tuple[HostGroup, ...], "hosts")
         ways.check(shape)
         ways.micro_batches(global_batch)
+        return TrainingJob(shape, ways, global_batch, dtype, hosts)
     except UsageError as error:
         raise CorruptFileError(f"{path} is no file of ways", [error.title, *error.details], remedies) from None
     except (ValueError, ArithmeticError) as error:
         raise CorruptFileError(f"{path} is no file of ways", [str(error)], remedies) from None
-    return shape, ways, global_batch
 
 
 def _part(value: Any, cls: type[T], place: str) -> T:
@@ -380,10 +397,32 @@ def find(transformer: str, on: str, devices: int, global_batch: int, options: Wa
     restrictions: dict[str, Any] = {name: (value,) for name, value in counts.items() if value}
     restrictions |= {"recompute": (Recompute(options.recompute),)} if options.recompute else {}
     restrictions |= {"zero": (options.zero,)} if options.zero >= 0 else {}
+    launcher = launcher_of(options.launcher, options.version) if options.launcher else None
+    if launcher is not None:
+        restrictions["limits"] = launcher.limits
+        _require_told(launcher.limits, restrictions)
     space = DegreesSpace(**restrictions)
     limit_s = options.time_limit_s
     sweep = search(shape, cluster, devices, global_batch, space, gap=options.gap, time_limit_s=limit_s)
-    return WaysReport(shape, cluster, devices, global_batch, sweep, options.price_per_hour)
+    report = WaysReport(shape, cluster, devices, global_batch, sweep, options.price_per_hour, options.launcher)
+    if launcher is not None:
+        require_told(launcher, report.job)
+    return report
+
+
+def _require_told(limits: LauncherLimits, restrictions: Mapping[str, Any]) -> None:
+    """Raises :class:`UsageError` where what is fixed is nothing that the launcher can be told."""
+    choices: dict[str, tuple[Any, ...]] = {"zero": limits.zero, "recompute": limits.recompute}
+    if not limits.stages:
+        choices |= {"pipeline": (1,), "interleave": (1,)}
+    for name, known in choices.items():
+        for value in restrictions.get(name, ()):
+            if value not in known:
+                raise UsageError(
+                    f"{limits.launcher} cannot be told --{name} {value}",
+                    [f"it has {', '.join(map(str, known))}"],
+                    [f"--{name} {known[-1]}", "--for another launcher"],
+                )
 
 
 def shape_of(text: str) -> Transformer:

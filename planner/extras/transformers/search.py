@@ -21,7 +21,7 @@ import heapq
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, product
 from math import inf
 from operator import itemgetter
 
@@ -124,9 +124,10 @@ def search(
         solver.take_all(start_s + time_limit_s / 2)  # each pool alone: with others it is never worse
         solver.divide_pools(cluster)
     if not solver.num_ways:
+        hosts = ", ".join(str(ground.per_host) for ground, _ in grounds)
         raise UsageError(
             f"no way divides {shape.name} and a global batch of {global_batch} over {devices} devices",
-            [f"{shape.layers} blocks, {shape.heads} heads; hosts of {', '.join(str(c.per_host) for c, _ in grounds)}"],
+            [f"{shape.layers} blocks, {shape.heads} heads; hosts of {hosts}", *_told(solver.space)],
             ["another --global-batch or --gpus; leave --tensor, --pipeline and --micro-batch open"],
         )
     return solver.run(rivals)
@@ -202,11 +203,12 @@ class _DegreesSearch:
     def divide_pools(self, pools: Pools) -> None:
         """Pipelines through several pools."""
         throughs: list[tuple[float, int, _Through]] = []
-        for ways in self.space.through_pools(self.shape, pools, self.global_batch):
-            degrees = self.space.degrees(self.shape, max(pool.cluster.per_host for pool in pools.pools))
+        clusters = [pool.cluster for pool in pools.pools]
+        of_stages = self.space.degrees_of_stages(self.shape, max(cluster.per_host for cluster in clusters))
+        for ways, degrees in product(self.space.through_pools(self.shape, pools, self.global_batch), of_stages):
             seats = [
                 seat
-                for seat in seats_of(self.shape, [pool.cluster for pool in pools.pools], ways, degrees)
+                for seat in seats_of(self.shape, clusters, ways, degrees)
                 if seat.cluster.per_host % seat.ways.tensor == 0
                 and not (ways.sequence_parallel and self.shape.seq * ways.micro_batch % seat.ways.tensor)
             ]
@@ -401,6 +403,7 @@ class _DegreesSearch:
             [
                 f"every way needs at least {least / gib:.1f} GiB, usable {cluster.usable_bytes / gib:.1f} GiB",
                 f"that is: {ways}; largest part: {largest}, {held / gib:.1f} GiB",
+                *_told(self.space),
             ],
             ["more --gpus, another --on, or a smaller --global-batch"],
         )
@@ -410,6 +413,12 @@ def _order(choice: PricedDegrees) -> tuple[float, int, int, int, str]:
     """By the step; of equal ones the simpler."""
     ways = choice.ways
     return choice.prediction.step.seconds, ways.interleave, ways.zero, int(ways.sequence_parallel), str(ways)
+
+
+def _told(space: DegreesSpace) -> list[str]:
+    """Which ways were looked at, where a launcher is to be told."""
+    launcher = space.limits.launcher
+    return [f"of the ways that {launcher} can be told"] if launcher else []
 
 
 def _division(ways: ParallelDegrees) -> tuple[object, ...]:

@@ -3,12 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.pools import Pools
 from planner.extras.transformers.shape import ParallelDegrees, Recompute, Transformer
+
+_LOOKED_AT = (
+    *("tensor", "pipeline", "data", "micro_batch", "sequence_parallel", "interleave", "recompute", "zero"),
+    *("fp32_gradients", "kernels", "overlap_tensor", "overlap_gradients", "sends", "schedule"),
+    *("blocks", "tensors", "pools"),
+)
+_FURTHER = tuple(part for part in fields(ParallelDegrees) if part.name not in _LOOKED_AT)
+"""Parts of a way that the limits of launchers do not speak of."""
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherLimits:
+    """What of a way a launcher can be told; by default all.
+
+    Attributes:
+        launcher: its name; empty: it is none.
+        stages: whether there may be several, of any numbers of blocks, and of several chunks.
+        schedules: of stages of one chunk.
+        zero: levels of several replicas; of one replica all levels are the same.
+        slices_beside: whether a replica of several ranks must be sliced (ZeRO-2, ZeRO-3).
+        one_degree: whether all stages have the same tensor degree.
+        sequence_parallel: choices beside tensor ranks.
+        further: parts of a way beyond these that it can be told.
+    """
+
+    launcher: str = ""
+    stages: bool = True
+    schedules: tuple[str, ...] = ("1f1b", "gpipe")
+    zero: tuple[int, ...] = (0, 1, 2, 3)
+    slices_beside: bool = False
+    one_degree: bool = False
+    sequence_parallel: tuple[bool, ...] = (False, True)
+    recompute: tuple[Recompute, ...] = tuple(Recompute)
+    fp32_gradients: tuple[bool, ...] = (False, True)
+    further: tuple[str, ...] = ()
+
+    def refusals(self, ways: ParallelDegrees) -> Iterator[str]:
+        """What of ``ways`` it cannot be told."""
+        of_replica = ways.devices // ways.data
+        if ways.pipeline > 1 and not self.stages:
+            yield f"{ways.pipeline} stages: it has one"
+        if ways.pipeline > 1 and ways.interleave == 1 and ways.schedule not in self.schedules:
+            yield f"the schedule {ways.schedule}: it has {', '.join(self.schedules)}"
+        if ways.data > 1 and ways.zero not in self.zero:
+            yield f"ZeRO-{ways.zero} of {ways.data} replicas: it has the levels {', '.join(map(str, self.zero))}"
+        if self.slices_beside and of_replica > 1 and (ways.zero < 2 or ways.data == 1):
+            yield f"whole weights of {of_replica} ranks a replica: beside tensor ranks and stages it slices them"
+        if self.one_degree and len(set(ways.degrees)) > 1:
+            yield f"tensor degrees {', '.join(map(str, ways.degrees))} of stages: it has one for all"
+        if max(ways.degrees) > 1 and ways.sequence_parallel not in self.sequence_parallel:
+            yield f"tensor ranks with{'' if ways.sequence_parallel else 'out'} sequence parallelism"
+        if ways.recompute not in self.recompute:
+            yield f"recomputation {ways.recompute.value}: it has {', '.join(how.value for how in self.recompute)}"
+        if ways.fp32_gradients not in self.fp32_gradients:
+            yield f"gradients summed in {'float32' if ways.fp32_gradients else 'half precision'}"
+        for part in _FURTHER:
+            if part.name not in self.further and getattr(ways, part.name) != part.default:
+                yield f"{part.name} {getattr(ways, part.name)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +79,7 @@ class DegreesSpace:
         micro_batch: samples; open: powers of two.
         zero: levels; 2 and 3 without a pipeline alone.
         base: what is the same in all.
+        limits: of the launcher that is to be told.
     """
 
     tensor: tuple[int, ...] = ()
@@ -31,6 +90,7 @@ class DegreesSpace:
     recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
     zero: tuple[int, ...] = (0, 1, 2, 3)
     base: ParallelDegrees = field(default_factory=ParallelDegrees)
+    limits: LauncherLimits = LauncherLimits()
 
     def divisions(
         self, shape: Transformer, cluster: GpuCluster, devices: int, global_batch: int
@@ -44,7 +104,9 @@ class DegreesSpace:
                     continue
                 for data in _divisors(global_batch, devices // (tensor * pipeline)):
                     for micro_batch in self.micro_batches(global_batch, data):
-                        yield replace(self.base, tensor=tensor, pipeline=pipeline, data=data, micro_batch=micro_batch)
+                        ways = replace(self.base, tensor=tensor, pipeline=pipeline, data=data, micro_batch=micro_batch)
+                        if not self.limits.launcher or self.details(shape, cluster, ways, global_batch):
+                            yield ways
 
     def degrees(self, shape: Transformer, most: int) -> list[int]:
         """Tensor degrees that divide the network: those that are wanted, or powers of two."""
@@ -53,6 +115,11 @@ class DegreesSpace:
             for tensor in self.tensor or _powers(most)
             if not (shape.heads % tensor or shape.kv_heads % tensor or shape.ffn % tensor)
         ]
+
+    def degrees_of_stages(self, shape: Transformer, most: int) -> list[list[int]]:
+        """What the stages of one pipeline choose their tensor degrees from: all, or one for all of them."""
+        degrees = self.degrees(shape, most)
+        return [[degree] for degree in degrees] if self.limits.one_degree else [degrees]
 
     def micro_batches(self, global_batch: int, data: int) -> list[int]:
         """Samples of a micro-batch that divide those of a replica."""
@@ -82,6 +149,8 @@ class DegreesSpace:
             replace(ways, interleave=interleave, sequence_parallel=sequence, recompute=recompute, zero=zero)
             for interleave, sequence, recompute, zero in product(interleaves, fitting, recomputes, zeros)
         ]
+        if self.limits.launcher:
+            choices = [each for each in choices if not any(self.limits.refusals(each))]
         timed = cluster.timed if isinstance(cluster, GpuCluster) else None
         return choices if timed is None else [each for each in choices if timed.of(each) is not None]
 
@@ -96,7 +165,8 @@ class DegreesSpace:
                 only = replace(self, interleave=(1,), sequence_parallel=(False,))
                 for ways in only.details(shape, pools, divided, global_batch):
                     for sequence in self.sequence_parallel:
-                        yield replace(ways, sequence_parallel=sequence)
+                        if sequence in self.limits.sequence_parallel:
+                            yield replace(ways, sequence_parallel=sequence)
 
 
 def _powers(most: int) -> list[int]:
