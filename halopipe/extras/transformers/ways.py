@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,7 +13,7 @@ from halopipe.extras.transformers.options import WaysOptions
 from halopipe.terminal import tables, units
 from planner.costs.cost_model import CostModel
 from planner.costs.shards.sharding_spec import ShardingSpec
-from planner.extras.export.launchers import launcher_of, require_told
+from planner.extras.export.launchers import Launcher, launcher_of, require_told
 from planner.extras.export.launchers.job import HostGroup, TrainingJob, dtype_of, hosts_of
 from planner.extras.transformers.cluster import GpuCluster, named_cluster
 from planner.extras.transformers.layers import EXCHANGE
@@ -401,6 +401,7 @@ def find(transformer: str, on: str, devices: int, global_batch: int, options: Wa
     if launcher is not None:
         restrictions["limits"] = launcher.limits
         _require_told(launcher.limits, restrictions)
+        cluster = _computing(cluster, launcher)
     space = DegreesSpace(**restrictions)
     limit_s = options.time_limit_s
     sweep = search(shape, cluster, devices, global_batch, space, gap=options.gap, time_limit_s=limit_s)
@@ -408,6 +409,14 @@ def find(transformer: str, on: str, devices: int, global_batch: int, options: Wa
     if launcher is not None:
         require_told(launcher, report.job)
     return report
+
+
+def _computing(cluster: GpuCluster | Pools, launcher: Launcher) -> GpuCluster | Pools:
+    """Without the pools whose GPUs have no dtype that the launcher computes in, if others are left."""
+    if isinstance(cluster, GpuCluster):
+        return cluster
+    kept = [pool for pool in cluster.pools if dtype_of(pool.cluster, ParallelDegrees()) in launcher.dtypes]
+    return replace(cluster, pools=tuple(kept)) if kept else cluster
 
 
 def _require_told(limits: LauncherLimits, restrictions: Mapping[str, Any]) -> None:

@@ -141,11 +141,11 @@ def test_stages_of_unlike_gpus_and_degrees_are_a_plan_on_the_devices_of_their_ki
     stages = load("plan.json", Plan).decision.stages
     assert [[name[0] for name in stage.devices] for stage in stages] == [["a"] * 2, ["v"] * 4]
     good("check", "plan.json", "--profile", "profile.json")
-    for launcher, also in (("megatron", ()), ("torchtitan", ()), ("deepspeed", ("2 stages",))):
-        said = ("tensor degrees 1, 2 of stages",) if not also else also
-        file["hosts"] = [{"device": "A100-40GB", "hosts": 1, "gpus": 2}, {"device": "V100-16GB", "hosts": 2, "gpus": 2}]
-        Path("ways.json").write_text(json.dumps(file), "utf-8")
-        require_said(folder, ["export", "ways.json", "--to", launcher], 2, f"{launcher} cannot be told", *said)
+    file["hosts"] = [{"device": "A100-40GB", "hosts": 1, "gpus": 2}, {"device": "V100-16GB", "hosts": 2, "gpus": 2}]
+    Path("ways.json").write_text(json.dumps(file), "utf-8")
+    degrees = "tensor degrees 1, 2 of stages"
+    for launcher, said in (("megatron", degrees), ("torchtitan", degrees), ("deepspeed", "2 stages: it has one")):
+        require_said(folder, ["export", "ways.json", "--to", launcher], 2, f"{launcher} cannot be told", said)
     here, away = "A100-40GB", "T4"
     for pools, said in (((here, away), "have no T4"), ((here, here), "stage 0 takes 2 devices of A100-40GB")):
         wrong = json.loads(Path("ways.json").read_text("utf-8"))
@@ -183,18 +183,33 @@ def test_the_best_way_for_a_launcher_is_one_that_it_can_be_told(
 
 
 def test_a_launcher_changes_the_answer_where_the_best_cannot_be_told(folder: Path) -> None:
-    """ZeRO-3 is the best of 16 GPUs; a pipeline of its own divisions is not DeepSpeed's, nor ZeRO-1 torchtitan's."""
-    del folder
-    steps = {}
-    for launcher in ("", "torchtitan", "deepspeed"):
+    """Stages with ZeRO-1 are no answer for torchtitan, nor is any stage for DeepSpeed."""
+    found = {}
+    for launcher in ("", "torchtitan"):
         given = ["--for", launcher] if launcher else []
-        good("ways", "llama2-7b", *on("a100-dgx", 16, "--tensor", "2", *given, "-o", "ways.json"))
-        best = json.loads(Path("ways.json").read_text("utf-8"))["best"]
-        steps[launcher] = best["step_s"], best["ways"]["zero"], best["ways"]["sequence_parallel"]
-    assert steps["deepspeed"][0] > steps[""][0]
-    assert not steps["deepspeed"][2]
-    assert steps["torchtitan"][1] != 1
-    assert steps["torchtitan"][0] >= steps[""][0]
+        good("ways", "llama2-7b", *on("a100-dgx", 16, "--pipeline", "2", *given, "-o", f"{launcher}.json"))
+        best = json.loads(Path(f"{launcher}.json").read_text("utf-8"))["best"]
+        found[launcher] = best["ways"]["zero"], best["step_s"]
+    assert found[""][0] == 1
+    assert found["torchtitan"][0] == 0
+    assert found["torchtitan"][1] > found[""][1]
+    require_said(folder, ["export", ".json", "--to", "torchtitan"], 2, "ZeRO-1 of", "--for torchtitan")
+    good("export", "torchtitan.json", "--to", "torchtitan")
+
+
+def test_pools_that_a_launcher_cannot_compute_on_are_left_idle_and_stages_have_one_degree(folder: Path) -> None:
+    del folder
+    Path("mixed.yaml").write_text(unlike({"a": ("A100-40GB", 1), "v": ("V100-16GB", 2)}, 2), "utf-8")
+    asked = "--on mixed.yaml --gpus 6 --global-batch 16 --zero 0 -o ways.json --for"
+    found = good("ways", SIZES, *asked.split(), "torchtitan")
+    assert "on 2 A100-40GB" in found.output
+    assert "2 of 6 devices used, 4 idle" in found.output
+    good("export", "ways.json", "--to", "torchtitan")
+    assert ", bfloat16, global batch 16:" in Path("torchtitan.sh").read_text("utf-8")
+    good("ways", SIZES, *asked.split(), "megatron")
+    ways = json.loads(Path("ways.json").read_text("utf-8"))["best"]["ways"]
+    assert len(set(ways["tensors"])) <= 1
+    good("export", "ways.json", "--to", "megatron")
 
 
 def test_devices_that_no_way_uses_are_idle_and_unlike_numbers_of_blocks_are_told(tmp_path: Path) -> None:
@@ -210,7 +225,7 @@ def test_devices_that_no_way_uses_are_idle_and_unlike_numbers_of_blocks_are_told
     assert f"({blocks[0]}, {blocks[1]} blocks)" in told.output
     options = tmp_path / "megatron.sh"
     good("export", str(path), "--to", "megatron", "-o", str(options))
-    assert f"--pipeline-model-parallel-layout 'Et*{blocks[0]}|t*{blocks[1]}L'" in options.read_text("utf-8")
+    assert f"--pipeline-model-parallel-layout 'Et*{blocks[0]}|t" in options.read_text("utf-8")
 
 
 def test_selective_recomputation_of_fused_attention_is_priced_and_said_to_save_nothing() -> None:

@@ -82,7 +82,8 @@ def test_the_best_for_a_launcher_equals_the_best_of_all_that_it_can_be_told(laun
     limits = launcher_of(launcher).limits
     every = list(enumerated(FEW, A100, 4, 12, DegreesSpace()))
     told = [ways for ways in every if not any(limits.refusals(ways))]
-    assert 0 < len(told) < len(every)
+    assert told
+    assert launcher.startswith("megatron") or len(told) < len(every)
     best_s = min(predict(FEW, A100, ways, 12).step.seconds for ways in told)
     found = search(FEW, A100, 4, 12, DegreesSpace(limits=limits))
     assert found.best.prediction.step.seconds == pytest.approx(best_s, rel=1e-9)
