@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from halopipe.cli import completion
-from halopipe.cli.options import ClusterOption, PlanPath, ProfileOption
+from halopipe.cli.options import ClusterOption, PlanPath, ProfileOption, with_options
+from halopipe.run_spec.schema import option
 from halopipe.terminal import console, units
 from halopipe.terminal.output_files import claimed
 from planner.ir.errors import UsageError
@@ -35,6 +37,15 @@ _BESIDE = {_TORCH: ".csv", "deepspeed": ".sh", "accelerate": ".sh"}
 """What is written beside that file, from where it is named: a schedule, or a script."""
 
 
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """What some formats take.  The help of each field says what it is."""
+
+    timeline: Path | None = option(None, "A timeline file, as written by 'halopipe run'.", "TIMELINE")
+    version: str = option("", "Of a launcher; empty: the newest.", "VERSION")
+
+
+@with_options
 def export(
     plan: PlanPath,
     to: Annotated[
@@ -46,16 +57,6 @@ def export(
             autocompletion=completion.offered(tuple(_FORMATS)),
         ),
     ],
-    timeline: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="TIMELINE",
-            help="A timeline file, as written by 'halopipe run'.",
-        ),
-    ] = None,
-    version: Annotated[
-        str, typer.Option("--version", metavar="VERSION", help="Of a launcher; the newest, if it is not given.")
-    ] = "",
     profile: ProfileOption = None,
     cluster: ClusterOption = None,
     output: Annotated[
@@ -64,6 +65,8 @@ def export(
             "-o", "--output", help=f"File to write; {', '.join(map(str, _FORMATS.values()))} unless it is named."
         ),
     ] = None,
+    *,
+    options: ExportOptions,
 ) -> None:
     """Write a plan for another tool.
 
@@ -85,18 +88,20 @@ def export(
     if to == _TORCH and file.is_dir():
         file /= _FORMATS[to]
     files = [file, *_beside(file, to)]
-    with claimed(files, [plan, profile, timeline, cluster]):
+    with claimed(files, [plan, profile, options.timeline, cluster]):
         if to not in (_TRACE, _TORCH):
-            _write_launch(plan, to, version, files)
+            _write_launch(plan, to, options.version, files)
             return
-        if version:
+        if options.version:
             raise UsageError(f"--version is of launchers, and {to} is none", [], [f"--to {to} without it"])
         loaded = plan_files.load_plan(plan)
-        source = plan_files.profile_of(loaded, plan, profile, cluster) if to == _TORCH or timeline is None else None
+        source = (
+            plan_files.profile_of(loaded, plan, profile, cluster) if to == _TORCH or options.timeline is None else None
+        )
         if to == _TORCH:
             _write_torch(loaded, source, file)
         else:
-            _write_trace(loaded, plan, source, timeline, file)
+            _write_trace(loaded, plan, source, options.timeline, file)
 
 
 def _write_trace(plan: Plan, name: Path, profile: Profile | None, timeline: Path | None, output: Path) -> None:
@@ -134,12 +139,12 @@ def _write_launch(ways: Path, to: str, version: str, files: list[Path]) -> None:
     from halopipe.extras.transformers.ways import read
     from planner.extras.export.launchers import launcher_of, written
 
-    told = written(launcher_of(to, version), read(ways), files[0].name)
-    texts = dict(zip(files, (told.text, told.script), strict=False))
+    launched = written(launcher_of(to, version), read(ways), files[0].name)
+    texts = dict(zip(files, (launched.text, launched.script), strict=False))
     write_texts(texts)
     for file in texts:
         console.wrote(file)
-    for text in told.missing:
+    for text in launched.missing:
         console.remark(f"left to you: {text}")
 
 

@@ -182,8 +182,8 @@ class WaysReport:
         sweep = self.sweep
         proof = "no way is better" if sweep.gap <= 0 else f"no way is better by more than {100 * sweep.gap:.2g} %"
         simulated = f"{sweep.num_simulated} simulated, the others bounded or too large"
-        told = f" that {self.launcher} can be told" if self.launcher else ""
-        return f"  {proof} by this model: {sweep.num_ways} ways{told}, {simulated}"
+        limits = f" that {self.launcher} can be told" if self.launcher else ""
+        return f"  {proof} by this model: {sweep.num_ways} ways{limits}, {simulated}"
 
 
 def plan_by(
@@ -424,13 +424,13 @@ def _require_told(limits: LauncherLimits, restrictions: Mapping[str, Any]) -> No
     choices: dict[str, tuple[Any, ...]] = {"zero": limits.zero, "recompute": limits.recompute}
     if not limits.stages:
         choices |= {"pipeline": (1,), "interleave": (1,)}
-    for name, known in choices.items():
+    for name, values in choices.items():
         for value in restrictions.get(name, ()):
-            if value not in known:
+            if value not in values:
                 raise UsageError(
                     f"{limits.launcher} cannot be told --{name} {value}",
-                    [f"it has {', '.join(map(str, known))}"],
-                    [f"--{name} {known[-1]}", "--for another launcher"],
+                    [f"it has {', '.join(map(str, values))}"],
+                    [f"--{name} {values[-1]}", "--for another launcher"],
                 )
 
 

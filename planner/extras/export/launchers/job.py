@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
 
-from planner.extras.export.launchers.network import untold
+from planner.extras.export.launchers.network import sizes_beyond
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.pools import Pools
 from planner.extras.transformers.shape import MOST_DEGREE, TRANSFORMERS, ParallelDegrees, Transformer
@@ -94,8 +94,7 @@ class TrainingJob:
 
     def is_of(self, name: str) -> bool:
         """Whether the network is the one of that name, of any sequence length."""
-        known = TRANSFORMERS[name]
-        return replace(known, seq=self.shape.seq) == replace(self.shape, name=name)
+        return replace(TRANSFORMERS[name], seq=self.shape.seq) == replace(self.shape, name=name)
 
     def __str__(self) -> str:
         return (
@@ -177,7 +176,7 @@ class Launcher:
         if job.dtype not in self.dtypes:
             yield f"{job.dtype}: it computes in {', '.join(self.dtypes)}"
         if self.network:
-            yield from (f"a network of {size}: no option says it" for size in untold(job.shape, self.network))
+            yield from (f"a network of {size}: no option says it" for size in sizes_beyond(job.shape, self.network))
         if job.has_unlike_hosts and not self.unlike_hosts:
             yield f"hosts of {', '.join(str(group.gpus) for group in job.hosts)} GPUs: it has as many on each"
 

@@ -1,7 +1,7 @@
 """What launchers are told of a network, from the sizes that a shape has.
 
 A size that a shape does not name has the value that its kind of block has: Llama's (gated, rotary) have RMSNorm and no
-biases, GPT's have LayerNorm and biases.  Whatever a shape names and nobody tells is found by :func:`untold`.
+biases, GPT's have LayerNorm and biases.  Whatever a shape names and nobody tells is found by :func:`sizes_beyond`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def size_of(shape: Transformer, name: str) -> Any:
     return getattr(shape, name, usual.get(name, 0))
 
 
-def untold(shape: Transformer, told: Collection[str]) -> list[str]:
-    """Sizes beyond ``told`` that are not those that a network has if it is not said."""
+def sizes_beyond(shape: Transformer, names: Collection[str]) -> list[str]:
+    """Sizes beyond those of ``names`` that are not those that a network has if it is not said."""
     return [
         f"{field.name}={getattr(shape, field.name)}"
         for field in fields(shape)
-        if field.name not in told and getattr(shape, field.name) != field.default
+        if field.name not in names and getattr(shape, field.name) != field.default
     ]
 
 

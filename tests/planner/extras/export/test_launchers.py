@@ -17,7 +17,7 @@ import pytest
 from planner.extras.export.launchers import LAUNCHERS, Launcher, LauncherFiles, TrainingJob, launcher_of, written
 from planner.extras.export.launchers.job import HostGroup, dtype_of, hosts_of
 from planner.extras.export.launchers.megatron import layout_of
-from planner.extras.export.launchers.network import untold
+from planner.extras.export.launchers.network import sizes_beyond
 from planner.extras.export.launchers.torchtitan import modules_of
 from planner.extras.kernels.links import AlphaBeta
 from planner.extras.transformers.cluster import named_cluster
@@ -362,7 +362,7 @@ def test_what_is_left_to_the_users_code_is_said() -> None:
 
 
 def test_a_size_that_no_option_says_is_refused() -> None:
-    assert untold(LLAMA, ("name",))
+    assert sizes_beyond(LLAMA, ("name",))
     narrow: Launcher = replace(launcher_of("megatron"), network=("name", "hidden"))
     assert f"a network of vocab={LLAMA.vocab}: no option says it" in list(narrow.refusals(job_of(REPLICAS)))
 
