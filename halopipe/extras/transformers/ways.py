@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,7 +13,7 @@ from halopipe.extras.transformers.options import WaysOptions
 from halopipe.terminal import tables, units
 from planner.costs.cost_model import CostModel
 from planner.costs.shards.sharding_spec import ShardingSpec
-from planner.extras.export.launchers import Launcher, launcher_of, require_told
+from planner.extras.export.launchers import launcher_of, require_told
 from planner.extras.export.launchers.job import HostGroup, TrainingJob, dtype_of, hosts_of
 from planner.extras.transformers.cluster import GpuCluster, named_cluster
 from planner.extras.transformers.layers import EXCHANGE
@@ -21,10 +21,10 @@ from planner.extras.transformers.passes import timed
 from planner.extras.transformers.pools import Pools, pools_of
 from planner.extras.transformers.search import TIE, BestDegrees, PricedDegrees, search
 from planner.extras.transformers.shape import ParallelDegrees, Recompute, Transformer, named_transformer
-from planner.extras.transformers.space import DegreesSpace, LauncherLimits
+from planner.extras.transformers.space import DegreesSpace
 from planner.extras.transformers.step import BUBBLE, GRADIENTS, SENDS
 from planner.ir.codec import from_json
-from planner.ir.errors import CorruptFileError, UsageError
+from planner.ir.errors import CorruptFileError, InfeasibleError, UsageError
 from planner.ir.files import parse_json, read_text, write_text
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
@@ -391,47 +391,44 @@ def find(transformer: str, on: str, devices: int, global_batch: int, options: Wa
             [cluster.device, "which of unlike devices are left out is for the search to say"],
             [f"--gpus {cluster.devices}", "a cluster file of fewer"],
         )
-    if options.recompute:
-        units.require_known("recomputation", [options.recompute], [how.value for how in Recompute])
-    counts = {name: getattr(options, name) for name in ("tensor", "pipeline", "micro_batch", "interleave")}
-    restrictions: dict[str, Any] = {name: (value,) for name, value in counts.items() if value}
-    restrictions |= {"recompute": (Recompute(options.recompute),)} if options.recompute else {}
-    restrictions |= {"zero": (options.zero,)} if options.zero >= 0 else {}
     launcher = launcher_of(options.launcher, options.version) if options.launcher else None
     if launcher is not None:
-        restrictions["limits"] = launcher.limits
-        _require_told(launcher.limits, restrictions)
-        cluster = _computing(cluster, launcher)
-    space = DegreesSpace(**restrictions)
+        cluster = launcher.cluster_of(cluster)
     limit_s = options.time_limit_s
-    sweep = search(shape, cluster, devices, global_batch, space, gap=options.gap, time_limit_s=limit_s)
+    space = space_of(options)
+    try:
+        sweep = search(shape, cluster, devices, global_batch, space, gap=options.gap, time_limit_s=limit_s)
+    except (UsageError, InfeasibleError) as error:
+        if launcher is None:
+            raise
+        limits = f"of the ways that {launcher.name} can be told"
+        raise type(error)(error.title, [*error.details, limits], error.remedies) from None
     report = WaysReport(shape, cluster, devices, global_batch, sweep, options.price_per_hour, options.launcher)
     if launcher is not None:
         require_told(launcher, report.job)
     return report
 
 
-def _computing(cluster: GpuCluster | Pools, launcher: Launcher) -> GpuCluster | Pools:
-    """Without the pools whose GPUs have no dtype that the launcher computes in, if others are left."""
-    if isinstance(cluster, GpuCluster):
-        return cluster
-    kept = [pool for pool in cluster.pools if dtype_of(pool.cluster, ParallelDegrees()) in launcher.dtypes]
-    return replace(cluster, pools=tuple(kept)) if kept else cluster
+def space_of(options: WaysOptions) -> DegreesSpace:
+    """The ways that are left by what is fixed, and by the launcher that is to be told.
 
-
-def _require_told(limits: LauncherLimits, restrictions: Mapping[str, Any]) -> None:
-    """Raises :class:`UsageError` where what is fixed is nothing that the launcher can be told."""
-    choices: dict[str, tuple[Any, ...]] = {"zero": limits.zero, "recompute": limits.recompute}
-    if not limits.stages:
-        choices |= {"pipeline": (1,), "interleave": (1,)}
-    for name, values in choices.items():
-        for value in restrictions.get(name, ()):
-            if value not in values:
-                raise UsageError(
-                    f"{limits.launcher} cannot be told --{name} {value}",
-                    [f"it has {', '.join(map(str, values))}"],
-                    [f"--{name} {values[-1]}", "--for another launcher"],
-                )
+    Raises:
+        UnknownNameError: there is no such kind of recomputation, launcher or version.
+        UsageError: what is fixed cannot be told to the launcher.
+    """
+    if options.recompute:
+        units.require_known("recomputation", [options.recompute], [how.value for how in Recompute])
+    counts = {name: getattr(options, name) for name in ("tensor", "pipeline", "micro_batch", "interleave")}
+    restrictions: dict[str, Any] = {name: (value,) for name, value in counts.items() if value}
+    restrictions |= {"recompute": (Recompute(options.recompute),)} if options.recompute else {}
+    restrictions |= {"zero": (options.zero,)} if options.zero >= 0 else {}
+    if options.launcher:
+        limits = launcher_of(options.launcher, options.version).limits
+        limits.require(restrictions)
+        restrictions["limits"] = limits
+    elif options.version:
+        raise UsageError("--version is of a launcher, and none is named", [], ["--for LAUNCHER"])
+    return DegreesSpace(**restrictions)
 
 
 def shape_of(text: str) -> Transformer:

@@ -124,10 +124,9 @@ def search(
         solver.take_all(start_s + time_limit_s / 2)  # each pool alone: with others it is never worse
         solver.divide_pools(cluster)
     if not solver.num_ways:
-        hosts = ", ".join(str(ground.per_host) for ground, _ in grounds)
         raise UsageError(
             f"no way divides {shape.name} and a global batch of {global_batch} over {devices} devices",
-            [f"{shape.layers} blocks, {shape.heads} heads; hosts of {hosts}", *_told(solver.space)],
+            [f"{shape.layers} blocks, {shape.heads} heads; hosts of {', '.join(str(c.per_host) for c, _ in grounds)}"],
             ["another --global-batch or --gpus; leave --tensor, --pipeline and --micro-batch open"],
         )
     return solver.run(rivals)
@@ -403,7 +402,6 @@ class _DegreesSearch:
             [
                 f"every way needs at least {least / gib:.1f} GiB, usable {cluster.usable_bytes / gib:.1f} GiB",
                 f"that is: {ways}; largest part: {largest}, {held / gib:.1f} GiB",
-                *_told(self.space),
             ],
             ["more --gpus, another --on, or a smaller --global-batch"],
         )
@@ -413,12 +411,6 @@ def _order(choice: PricedDegrees) -> tuple[float, int, int, int, str]:
     """By the step; of equal ones the simpler."""
     ways = choice.ways
     return choice.prediction.step.seconds, ways.interleave, ways.zero, int(ways.sequence_parallel), str(ways)
-
-
-def _told(space: DegreesSpace) -> list[str]:
-    """Which ways were looked at, where a launcher is to be told."""
-    launcher = space.limits.launcher
-    return [f"of the ways that {launcher} can be told"] if launcher else []
 
 
 def _division(ways: ParallelDegrees) -> tuple[object, ...]:

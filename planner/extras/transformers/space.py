@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
+from typing import Any
 
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.pools import Pools
 from planner.extras.transformers.shape import ParallelDegrees, Recompute, Transformer
+from planner.ir.errors import UsageError
 
 _LOOKED_AT = (
     *("tensor", "pipeline", "data", "micro_batch", "sequence_parallel", "interleave", "recompute", "zero"),
@@ -67,6 +69,20 @@ class LauncherLimits:
         for part in _FURTHER:
             if part.name not in self.further and getattr(ways, part.name) != part.default:
                 yield f"{part.name} {getattr(ways, part.name)}"
+
+    def require(self, fixed: Mapping[str, tuple[Any, ...]]) -> None:
+        """Raises :class:`UsageError` where one of the fixed choices, by name, is none that it can be told."""
+        choices: dict[str, tuple[Any, ...]] = {"zero": self.zero, "recompute": self.recompute}
+        choices |= {part.name: (part.default,) for part in _FURTHER if part.name not in self.further}
+        if not self.stages:
+            choices |= {"pipeline": (1,), "interleave": (1,)}
+        for name, values in choices.items():
+            if any(value not in values for value in fixed.get(name, ())):
+                raise UsageError(
+                    f"{self.launcher} cannot be told --{name} {fixed[name][0]}",
+                    [f"it has {', '.join(map(str, values))}"],
+                    [f"--{name} {values[-1]}", "--for another launcher"],
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,6 +170,13 @@ class Launcher:
         """As the command line spells it."""
         return self.limits.launcher
 
+    def cluster_of(self, cluster: GpuCluster | Pools) -> GpuCluster | Pools:
+        """Without the pools whose GPUs have no dtype that it computes in, if others are left."""
+        if isinstance(cluster, GpuCluster):
+            return cluster
+        kept = [pool for pool in cluster.pools if dtype_of(pool.cluster, ParallelDegrees()) in self.dtypes]
+        return replace(cluster, pools=tuple(kept)) if kept else cluster
+
     def refusals(self, job: TrainingJob) -> Iterator[str]:
         """What of the job it cannot be told."""
         yield from self.limits.refusals(job.ways)

@@ -243,6 +243,7 @@ def test_selective_recomputation_of_fused_attention_is_priced_and_said_to_save_n
         ("gpt3-175b", on(), 4, "does not fit on 8 A100-80GB"),
         (SIZES, on("a100-dgx", 7, "--tensor", "3"), 2, "no way divides"),
         (SIZES, on("a100-dgx", 8, "--recompute", "all"), 2, "no recomputation 'all'"),
+        (SIZES, on("a100-dgx", 8, "--version", "0.2"), 2, "--version is of a launcher, and none is named"),
         (SIZES, on("a100-dgx", 8, "--for", "megatrn"), 2, "no launcher 'megatrn'"),
         (SIZES, on("a100-dgx", 8, "--for", "torchtitan", "--zero", "1"), 2, "torchtitan cannot be told --zero 1"),
         (SIZES, on("a100-dgx", 8, "--for", "deepspeed", "--pipeline", "2"), 2, "deepspeed cannot be told --pipeline 2"),
