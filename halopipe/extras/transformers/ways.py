@@ -13,7 +13,7 @@ from halopipe.extras.transformers.options import WaysOptions
 from halopipe.terminal import tables, units
 from planner.costs.cost_model import CostModel
 from planner.costs.shards.sharding_spec import ShardingSpec
-from planner.extras.export.launchers import launcher_of, require_told
+from planner.extras.export.launchers import launcher_of, require_network, require_told
 from planner.extras.export.launchers.job import HostGroup, TrainingJob, dtype_of, hosts_of
 from planner.extras.transformers.cluster import GpuCluster, named_cluster
 from planner.extras.transformers.layers import EXCHANGE
@@ -393,6 +393,7 @@ def find(transformer: str, on: str, devices: int, global_batch: int, options: Wa
         )
     launcher = launcher_of(options.launcher, options.version) if options.launcher else None
     if launcher is not None:
+        require_network(launcher, shape)
         cluster = launcher.cluster_of(cluster)
     limit_s = options.time_limit_s
     space = space_of(options)

@@ -25,9 +25,19 @@ from planner.extras.export.launchers.deepspeed import DEEPSPEED
 from planner.extras.export.launchers.job import Launcher, LauncherFiles, TrainingJob
 from planner.extras.export.launchers.megatron import BRIDGE, MEGATRON
 from planner.extras.export.launchers.torchtitan import NEWEST, V0_2
+from planner.extras.transformers.shape import Transformer
 from planner.ir.errors import UnknownNameError, UsageError
 
-__all__ = ["LAUNCHERS", "Launcher", "LauncherFiles", "TrainingJob", "launcher_of", "require_told", "written"]
+__all__ = [
+    "LAUNCHERS",
+    "Launcher",
+    "LauncherFiles",
+    "TrainingJob",
+    "launcher_of",
+    "require_network",
+    "require_told",
+    "written",
+]
 
 LAUNCHERS: Mapping[str, Mapping[str, Launcher]] = {
     "megatron": {"0.20": MEGATRON},
@@ -57,6 +67,14 @@ def written(launcher: Launcher, job: TrainingJob, file: str) -> LauncherFiles:
     """
     require_told(launcher, job)
     return launcher.write(job, file)
+
+
+def require_network(launcher: Launcher, shape: Transformer) -> None:
+    """Raises :class:`UsageError` where something of the network cannot be told to the launcher."""
+    refusals = list(launcher.network_refusals(shape))
+    if refusals:
+        others = [other.name for other in map(launcher_of, LAUNCHERS) if not any(other.network_refusals(shape))]
+        raise UsageError(f"{launcher.name} cannot be told {shape.name}", refusals, [f"--for {name}" for name in others])
 
 
 def require_told(launcher: Launcher, job: TrainingJob) -> None:

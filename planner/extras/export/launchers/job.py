@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
 
-from planner.extras.export.launchers.network import sizes_beyond
+from planner.extras.export.launchers.network import size_of, sizes_beyond
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.pools import Pools
 from planner.extras.transformers.shape import MOST_DEGREE, TRANSFORMERS, ParallelDegrees, Transformer
@@ -76,6 +76,13 @@ class TrainingJob:
     def micro_batches(self) -> int:
         """Passes of a rank in a step."""
         return self.ways.micro_batches(self.global_batch)
+
+    @property
+    def blocks(self) -> list[int]:
+        """Of each chunk, with those of another kind that come first."""
+        blocks = list(self.ways.chunks(self.shape.layers))
+        blocks[0] += size_of(self.shape, "first_dense")
+        return blocks
 
     @property
     def gpus(self) -> int:
@@ -156,14 +163,14 @@ class Launcher:
         dtypes: it computes in.
         write: of a job, and the name of the file that a script beside it refers to.
         unlike_hosts: whether hosts may have unlike numbers of processes.
-        network: sizes that its options tell; empty: the network is its user's own code.
+        network: which sizes of a network its options tell; None: the network is its user's own code.
     """
 
     limits: LauncherLimits
     write: Callable[[TrainingJob, str], LauncherFiles]
     dtypes: tuple[str, ...] = DTYPES
     unlike_hosts: bool = True
-    network: Collection[str] = ()
+    network: Callable[[Transformer], Collection[str]] | None = None
 
     @property
     def name(self) -> str:
@@ -177,13 +184,17 @@ class Launcher:
         kept = [pool for pool in cluster.pools if dtype_of(pool.cluster, ParallelDegrees()) in self.dtypes]
         return replace(cluster, pools=tuple(kept)) if kept else cluster
 
+    def network_refusals(self, shape: Transformer) -> Iterator[str]:
+        """What of the network it cannot be told."""
+        if self.network is not None:
+            yield from (f"a network of {size}: no option says it" for size in sizes_beyond(shape, self.network(shape)))
+
     def refusals(self, job: TrainingJob) -> Iterator[str]:
         """What of the job it cannot be told."""
         yield from self.limits.refusals(job.ways)
         if job.dtype not in self.dtypes:
             yield f"{job.dtype}: it computes in {', '.join(self.dtypes)}"
-        if self.network:
-            yield from (f"a network of {size}: no option says it" for size in sizes_beyond(job.shape, self.network))
+        yield from self.network_refusals(job.shape)
         if job.has_unlike_hosts and not self.unlike_hosts:
             yield f"hosts of {', '.join(str(group.gpus) for group in job.hosts)} GPUs: it has as many on each"
 

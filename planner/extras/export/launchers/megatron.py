@@ -42,9 +42,7 @@ def layout_of(job: TrainingJob) -> str:
 
     ``Et*3|t*5|t*5|t*3L`` is two stages of two chunks each; a chunk follows the one before it on the next stage.
     """
-    blocks = list(job.ways.chunks(job.shape.layers))
-    blocks[0] += size_of(job.shape, "first_dense")
-    chunks = [_repeated("t", number) for number in blocks]
+    chunks = [_repeated("t", blocks) for blocks in job.blocks]
     return f"E{'|'.join(chunks)}{_repeated('m', size_of(job.shape, 'mtp'))}L"
 
 
@@ -59,14 +57,19 @@ def _environment(job: TrainingJob) -> list[str]:
     return ["export CUDA_DEVICE_MAX_CONNECTIONS=1"] if job.tensor > 1 else []
 
 
-_TOLD = (
+_SIZES = (
     *("name", "hidden", "ffn", "heads", "layers", "vocab", "seq", "kv_heads", "head_size"),
     *("gated", "rotary", "fused_attention", "dropout", "attention_dropout", "relu", "parameters_tied"),
     *("layer_norm", "qkv_bias", "out_bias", "ffn_bias", "qk_norm", "rotary_base"),
     *("value_size", "query_rank", "kv_rank", "rope_size"),
     *("experts", "top_k", "expert_ffn", "shared_ffn", "shared_gate", "router_bias", "first_dense", "mtp"),
 )
-"""Sizes of a network that its options tell."""
+"""Of a network; options tell them of any."""
+
+
+def _sizes(shape: Transformer) -> tuple[str, ...]:
+    """Of a network those that its options tell; tokens see a window in all blocks, or in none."""
+    return (*_SIZES, "window", "windowed") if size_of(shape, "windowed") == shape.layers else _SIZES
 
 
 def _network(job: TrainingJob) -> Iterator[tuple[str, ...]]:
@@ -114,6 +117,8 @@ def _attention(shape: Transformer) -> Iterator[tuple[str, ...]]:
             yield "--group-query-attention", "--num-query-groups", str(shape.kv_heads)
     if size_of(shape, "qk_norm") or size_of(shape, "kv_rank"):
         yield ("--qk-layernorm",)
+    if size_of(shape, "windowed"):
+        yield "--window-size", f"{size_of(shape, 'window') - 1},0"
     yield "--attention-backend", "flash" if shape.fused_attention else "unfused"
 
 
@@ -242,7 +247,7 @@ def _bridge(job: TrainingJob, file: str) -> LauncherFiles:
 MEGATRON = Launcher(
     LauncherLimits("megatron", schedules=("1f1b",), one_degree=True, further=("expert",)),
     _megatron,
-    network=_TOLD,
+    network=_sizes,
 )
 BRIDGE = Launcher(
     LauncherLimits(

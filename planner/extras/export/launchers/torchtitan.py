@@ -60,8 +60,7 @@ def _parallelism(job: TrainingJob, head: str) -> Iterator[tuple[str, ...]]:
 
 def modules_of(job: TrainingJob, head: str) -> list[str]:
     """The modules of each chunk, with commas between them."""
-    blocks = job.ways.chunks(job.shape.layers)
-    layers = [[f"layers.{layer}" for layer in range(*ends)] for ends in pairwise(accumulate(blocks, initial=0))]
+    layers = [[f"layers.{layer}" for layer in range(*ends)] for ends in pairwise(accumulate(job.blocks, initial=0))]
     layers[0].insert(0, "tok_embeddings")
     layers[-1] += ["norm", head]
     return [",".join(modules) for modules in layers]

@@ -14,7 +14,15 @@ from typing import Any
 
 import pytest
 
-from planner.extras.export.launchers import LAUNCHERS, Launcher, LauncherFiles, TrainingJob, launcher_of, written
+from planner.extras.export.launchers import (
+    LAUNCHERS,
+    Launcher,
+    LauncherFiles,
+    TrainingJob,
+    launcher_of,
+    require_network,
+    written,
+)
 from planner.extras.export.launchers.job import HostGroup, dtype_of, hosts_of
 from planner.extras.export.launchers.megatron import layout_of
 from planner.extras.export.launchers.network import sizes_beyond
@@ -363,8 +371,13 @@ def test_what_is_left_to_the_users_code_is_said() -> None:
 
 def test_a_size_that_no_option_says_is_refused() -> None:
     assert sizes_beyond(LLAMA, ("name",))
-    narrow: Launcher = replace(launcher_of("megatron"), network=("name", "hidden"))
-    assert f"a network of vocab={LLAMA.vocab}: no option says it" in list(narrow.refusals(job_of(REPLICAS)))
+    narrow: Launcher = replace(launcher_of("megatron"), network=lambda shape: ("name", shape.name))
+    refused = f"a network of vocab={LLAMA.vocab}: no option says it"
+    assert refused in list(narrow.refusals(job_of(REPLICAS)))
+    with pytest.raises(UsageError, match="megatron cannot be told llama3-8b") as told:
+        require_network(narrow, LLAMA)
+    assert refused in told.value.details
+    require_network(launcher_of("megatron"), LLAMA)
 
 
 def test_hosts_are_told_in_the_order_of_ranks() -> None:
