@@ -119,7 +119,7 @@ def _attention(shape: Transformer) -> Iterator[tuple[str, ...]]:
         yield ("--qk-layernorm",)
     if size_of(shape, "windowed"):
         yield "--window-size", f"{size_of(shape, 'window') - 1},0"
-    yield "--attention-backend", "flash" if shape.fused_attention else "unfused"
+    yield "--attention-backend", "auto" if shape.fused_attention else "unfused"
 
 
 def _experts(job: TrainingJob) -> Iterator[tuple[str, ...]]:

@@ -142,7 +142,7 @@ def test_megatron_is_told_the_network_and_all_of_its_division(shape: Transformer
     assert (found.micro_batch_size, found.global_batch_size) == (ways.micro_batch, 48)
     is_llama = shape is LLAMA
     assert (found.normalization == "RMSNorm", found.disable_bias_linear, found.swiglu) == (is_llama,) * 3
-    assert (found.rotary_base, found.attention_backend) == ((500_000, "flash") if is_llama else (None, "unfused"))
+    assert (found.rotary_base, found.attention_backend) == ((500_000, "auto") if is_llama else (None, "unfused"))
     assert found.bf16
     assert found.accumulate_allreduce_grads_in_fp32
     assert found.use_distributed_optimizer == (ways.zero == 1)
