@@ -14,7 +14,7 @@ from halopipe.terminal import tables, units
 from planner.costs.cost_model import CostModel
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.extras.export.launchers import launcher_of, require_network, require_told
-from planner.extras.export.launchers.job import HostGroup, TrainingJob, dtype_of, hosts_of
+from planner.extras.export.launchers.job import HostGroup, TrainingJob, dtype_of, hosts_of, launch_data
 from planner.extras.transformers.cluster import GpuCluster, named_cluster
 from planner.extras.transformers.layers import EXCHANGE
 from planner.extras.transformers.passes import timed
@@ -59,8 +59,7 @@ class WaysReport:
             "device": self.cluster.device,
             "gpus": self.devices,
             "global_batch": self.global_batch,
-            "dtype": self.job.dtype,
-            "hosts": [dataclasses.asdict(group) for group in self.job.hosts],
+            **launch_data(self.cluster, sweep.best.ways),
             "search": {
                 "gap": sweep.gap,
                 "bound_s": sweep.bound_s,
@@ -318,8 +317,7 @@ def read(path: Path) -> TrainingJob:
         node = parse_json(read_text(path, _MOST_BYTES))
     except ValueError as error:
         raise CorruptFileError(f"{path} is no file of ways", [f"it is not JSON: {error}"], remedies) from None
-    needed = {"best", "transformer", "global_batch", "dtype", "hosts"}
-    if missing := needed - (node.keys() if isinstance(node, dict) else set()):
+    if missing := {"best", "transformer", "global_batch"} - (node.keys() if isinstance(node, dict) else set()):
         kind = node.get("halopipe") if isinstance(node, dict) else None
         what = f"it is a halopipe {kind} file" if isinstance(kind, str) else f"it has no {', '.join(sorted(missing))}"
         raise CorruptFileError(f"{path} is no file of ways", [what], remedies)
@@ -328,8 +326,8 @@ def read(path: Path) -> TrainingJob:
         shape = _part(node["transformer"], Transformer, "transformer")
         ways = _part(best, ParallelDegrees, "best.ways")
         global_batch = _part(node["global_batch"], int, "global_batch")
-        dtype = _part(node["dtype"], str, "dtype")
-        hosts = _part(node["hosts"], tuple[HostGroup, ...], "hosts")
+        dtype = _part(node.get("dtype", ""), str, "dtype")
+        hosts = _part(node.get("hosts", []), tuple[HostGroup, ...], "hosts")
         ways.check(shape)
         ways.micro_batches(global_batch)
         return TrainingJob(shape, ways, global_batch, dtype, hosts)

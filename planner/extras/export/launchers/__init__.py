@@ -79,6 +79,12 @@ def require_network(launcher: Launcher, shape: Transformer) -> None:
 
 def require_told(launcher: Launcher, job: TrainingJob) -> None:
     """Raises :class:`UsageError` where something of the job cannot be told to the launcher."""
+    if not (job.hosts and job.dtype):
+        raise UsageError(
+            "nothing is known of the hosts that start it",
+            ["the file of the way has no dtype, or no hosts"],
+            ["halopipe ways ... -o FILE, once more"],
+        )
     if job.gpus != job.ways.devices:
         raise UsageError(
             f"{job.ways} takes {job.ways.devices} GPUs",

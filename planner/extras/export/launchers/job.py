@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain, groupby
+from typing import Any
 
 from planner.extras.export.launchers.network import size_of, sizes_beyond
 from planner.extras.transformers.cluster import GpuCluster
@@ -53,8 +54,8 @@ class TrainingJob:
 
     Attributes:
         global_batch: samples a step.
-        dtype: of products: ``bfloat16``, ``float16`` or ``float32``.
-        hosts: in the order of node ranks.
+        dtype: of products: ``bfloat16``, ``float16`` or ``float32``; empty: nobody said.
+        hosts: in the order of node ranks; empty: nobody said.
     """
 
     shape: Transformer
@@ -64,7 +65,7 @@ class TrainingJob:
     hosts: tuple[HostGroup, ...]
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
+        if self.dtype and self.dtype not in DTYPES:
             raise UsageError(f"products in {self.dtype!r}", [f"known: {', '.join(DTYPES)}"])
 
     @property
@@ -107,6 +108,11 @@ class TrainingJob:
         return (
             f"{self.shape.name}, sequence {self.shape.seq}, {self.dtype}, global batch {self.global_batch}: {self.ways}"
         )
+
+
+def launch_data(cluster: GpuCluster | Pools, ways: ParallelDegrees) -> dict[str, Any]:
+    """What a launch needs beside a way, as plain data: :attr:`TrainingJob.dtype` and :attr:`TrainingJob.hosts`."""
+    return {"dtype": dtype_of(cluster, ways), "hosts": [asdict(group) for group in hosts_of(cluster, ways)]}
 
 
 def hosts_of(cluster: GpuCluster | Pools, ways: ParallelDegrees) -> tuple[HostGroup, ...]:

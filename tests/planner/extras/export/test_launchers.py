@@ -425,6 +425,8 @@ def test_hosts_of_another_way_are_refused() -> None:
     with pytest.raises(UsageError, match="takes 8 GPUs") as told:
         written(launcher_of("megatron"), wrong, "x.sh")
     assert told.value.details == ("its hosts have 4",)
+    with pytest.raises(UsageError, match="nothing is known of the hosts"):
+        written(launcher_of("megatron"), replace(wrong, hosts=()), "x.sh")
     for made in (lambda: HostGroup("A100-80GB", 0, 4), lambda: replace(wrong, dtype="int8")):
         with pytest.raises(UsageError):
             made()
