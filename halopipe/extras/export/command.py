@@ -93,7 +93,7 @@ def export(
             _write_launch(plan, to, options.version, files)
             return
         if options.version:
-            raise UsageError(f"--version is of launchers, and {to} is none", [], [f"--to {to} without it"])
+            raise UsageError(f"--version is of launchers, and {to} is none", [], ["leave out --version"])
         loaded = plan_files.load_plan(plan)
         source = (
             plan_files.profile_of(loaded, plan, profile, cluster) if to == _TORCH or options.timeline is None else None
