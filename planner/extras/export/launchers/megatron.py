@@ -60,7 +60,7 @@ def _environment(job: TrainingJob) -> list[str]:
 _SIZES = (
     *("name", "hidden", "ffn", "heads", "layers", "vocab", "seq", "kv_heads", "head_size"),
     *("gated", "rotary", "fused_attention", "dropout", "attention_dropout", "relu", "parameters_tied"),
-    *("layer_norm", "qkv_bias", "out_bias", "ffn_bias", "qk_norm", "rotary_base"),
+    *("layer_norm", "qk_norm", "rotary_base"),
     *("value_size", "query_rank", "kv_rank", "rope_size"),
     *("experts", "top_k", "expert_ffn", "shared_ffn", "shared_gate", "router_bias", "first_dense", "mtp"),
 )
@@ -68,8 +68,15 @@ _SIZES = (
 
 
 def _sizes(shape: Transformer) -> tuple[str, ...]:
-    """Of a network those that its options tell; tokens see a window in all blocks, or in none."""
-    return (*_SIZES, "window", "windowed") if size_of(shape, "windowed") == shape.layers else _SIZES
+    """Of a network those that its options tell.
+
+    A window is one of all blocks; biases are of all products, of those before attention alone, or of none.
+    """
+    window = ("window", "windowed") if size_of(shape, "windowed") == shape.layers else ()
+    others = size_of(shape, "ffn_bias")
+    is_usual = size_of(shape, "out_bias") == others and (size_of(shape, "qkv_bias") or not others)
+    biases = ("qkv_bias", "out_bias", "ffn_bias") if is_usual else ()
+    return (*_SIZES, *window, *biases)
 
 
 def _network(job: TrainingJob) -> Iterator[tuple[str, ...]]:
