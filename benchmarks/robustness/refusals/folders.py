@@ -123,6 +123,12 @@ def timeline(folder: Path) -> None:
     dump(found, folder / "timeline.json")
 
 
+def ways_in_stages(folder: Path) -> None:
+    """A way with ZeRO-1, which not every launcher can be told."""
+    ways = "llama2-7b --on a100-dgx --gpus 16 --global-batch 64 --pipeline 2 --zero 1 -o ways.json"
+    must(folder, "ways", *ways.split())
+
+
 def proved(folder: Path) -> None:
     """In place of the plan one with a proof."""
     must(folder, "plan", "profile.json", "--global-batch", "8", "--proof", "proof.json")

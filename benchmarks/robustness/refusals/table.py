@@ -88,6 +88,8 @@ def of_planning() -> Iterator[Refusal]:
         (f"{ways} --gpus 8 --tensor 3", {"another --global-batch or --gpus; leave": "leave"}),
         (f"{ways} --gpus 1", {}),
         ("ways llama2-7b --on a100-dgx --gpus 8", {}),
+        (f"{ways} --gpus 16 --for torchtitan --zero 1", {"another launcher": "megatron"}),
+        (f"{ways} --gpus 16 --version 0.2", {"LAUNCHER": "torchtitan"}),
     ):
         yield Refusal(text, tuple(text.split()), fill)
     for text in ("plan", "plan profile.json other", "plan profile.json --global-batch 99999999"):
@@ -139,6 +141,12 @@ def of_plans() -> Iterator[Refusal]:
         ("export apart/plan.json --to torch-pipelining", seen, None),
         ("export plan.json --to torch-pipelining -o pipe.csv", {}, None),
         ("export plan.json --to megatron", {}, None),
+        ("export plan.json --to chrome-trace --version 2 --profile profile.json", {}, None),
+        (
+            "export ways.json --to torchtitan",
+            {"...": "llama2-7b --on a100-dgx --gpus 16 --global-batch 64"},
+            folders.ways_in_stages,
+        ),
         ("export plan.json", {}, None),
     ):
         yield Refusal(words, tuple(shlex.split(words)), fill, prepare)

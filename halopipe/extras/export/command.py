@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from halopipe.cli import completion
-from halopipe.cli.options import ClusterOption, PlanPath, ProfileOption
+from halopipe.cli.options import ClusterOption, PlanPath, ProfileOption, with_options
+from halopipe.run_spec.schema import option
 from halopipe.terminal import console, units
 from halopipe.terminal.output_files import claimed
 from planner.ir.errors import UsageError
-from planner.ir.files import write_text
+from planner.ir.files import write_text, write_texts
 from planner.ir.timeline import TimelineFile
 
 if TYPE_CHECKING:
@@ -24,13 +26,26 @@ _TORCH = "torch-pipelining"
 _FORMATS = {
     _TRACE: Path("trace.json"),
     _TORCH: Path("pipeline.json"),
-    "megatron": Path("megatron.args"),
-    "torchtitan": Path("torchtitan.args"),
+    "megatron": Path("megatron.sh"),
+    "megatron-bridge": Path("megatron-bridge.sh"),
+    "torchtitan": Path("torchtitan.sh"),
     "deepspeed": Path("deepspeed.json"),
+    "accelerate": Path("accelerate.yaml"),
 }
-"""Formats, and the file that each is written to unless another is named."""
+"""Formats, and the file that each is written to unless another is named; launchers are those behind the first two."""
+_BESIDE = {_TORCH: ".csv", "deepspeed": ".sh", "accelerate": ".sh"}
+"""What is written beside that file, from where it is named: a schedule, or a script."""
 
 
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """What some formats take.  The help of each field says what it is."""
+
+    timeline: Path | None = option(None, "A timeline file, as written by 'halopipe run'.", "TIMELINE")
+    version: str = option("", "Of a launcher; empty: the newest.", "VERSION")
+
+
+@with_options
 def export(
     plan: PlanPath,
     to: Annotated[
@@ -42,13 +57,6 @@ def export(
             autocompletion=completion.offered(tuple(_FORMATS)),
         ),
     ],
-    timeline: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="TIMELINE",
-            help="A timeline file, as written by 'halopipe run'.",
-        ),
-    ] = None,
     profile: ProfileOption = None,
     cluster: ClusterOption = None,
     output: Annotated[
@@ -57,6 +65,8 @@ def export(
             "-o", "--output", help=f"File to write; {', '.join(map(str, _FORMATS.values()))} unless it is named."
         ),
     ] = None,
+    *,
+    options: ExportOptions,
 ) -> None:
     """Write a plan for another tool.
 
@@ -66,8 +76,10 @@ def export(
     points of torch.distributed.pipelining.pipeline and each stage's rank; beside it a
     CSV that _PipelineScheduleRuntime._load_csv reads. Needs the profile.
 
-    megatron, torchtitan, deepspeed: of a file that 'halopipe ways -o' wrote, in
-    place of a plan: command-line options or settings, and what they cannot say.
+    megatron, megatron-bridge, torchtitan, deepspeed, accelerate: of a file that
+    'halopipe ways -o' wrote, in place of a plan: a script that starts the training
+    on each host, with a configuration beside it for the last two. What the program
+    cannot be told is refused; what it leaves to your own code is said.
     """
     from halopipe.planning import plan_files
 
@@ -75,17 +87,21 @@ def export(
     file = output or _FORMATS[to]
     if to == _TORCH and file.is_dir():
         file /= _FORMATS[to]
-    files = [file, file.with_suffix(".csv")] if to == _TORCH else [file]
-    with claimed(files, [plan, profile, timeline, cluster]):
+    files = [file, *_beside(file, to)]
+    with claimed(files, [plan, profile, options.timeline, cluster]):
         if to not in (_TRACE, _TORCH):
-            _write_options(plan, to, file)
+            _write_launch(plan, to, options.version, files)
             return
+        if options.version:
+            raise UsageError(f"--version is of launchers, and {to} is none", [], ["leave out --version"])
         loaded = plan_files.load_plan(plan)
-        source = plan_files.profile_of(loaded, plan, profile, cluster) if to == _TORCH or timeline is None else None
+        source = (
+            plan_files.profile_of(loaded, plan, profile, cluster) if to == _TORCH or options.timeline is None else None
+        )
         if to == _TORCH:
             _write_torch(loaded, source, file)
         else:
-            _write_trace(loaded, plan, source, timeline, file)
+            _write_trace(loaded, plan, source, options.timeline, file)
 
 
 def _write_trace(plan: Plan, name: Path, profile: Profile | None, timeline: Path | None, output: Path) -> None:
@@ -109,15 +125,27 @@ def _write_trace(plan: Plan, name: Path, profile: Profile | None, timeline: Path
     console.wrote(output, "open it at https://ui.perfetto.dev")
 
 
-def _write_options(ways: Path, to: str, output: Path) -> None:
-    from halopipe.extras.transformers.ways import read
-    from planner.extras.export.launchers import LAUNCHERS
+def _beside(file: Path, to: str) -> list[Path]:
+    if to not in _BESIDE:
+        return []
+    other = file.with_suffix(_BESIDE[to])
+    if other == file:
+        what = "the schedule" if to == _TORCH else "the script"
+        raise UsageError(f"{file} is the name of {what}", [f"{to} has a file beside it"], [f"-o {_FORMATS[to]}"])
+    return [other]
 
-    options = LAUNCHERS[to](*read(ways))
-    write_text(output, options.text)
-    console.wrote(output)
-    for text in options.missing:
-        console.remark(f"no option of {to} says: {text}")
+
+def _write_launch(ways: Path, to: str, version: str, files: list[Path]) -> None:
+    from halopipe.extras.transformers.ways import read
+    from planner.extras.export.launchers import launcher_of, written
+
+    launched = written(launcher_of(to, version), read(ways), files[0].name)
+    texts = dict(zip(files, (launched.text, launched.script), strict=False))
+    write_texts(texts)
+    for file in texts:
+        console.wrote(file)
+    for text in launched.missing:
+        console.remark(f"left to you: {text}")
 
 
 def _write_torch(plan: Plan, profile: Profile | None, output: Path) -> None:
@@ -129,9 +157,7 @@ def _write_torch(plan: Plan, profile: Profile | None, output: Path) -> None:
             ["a plan file holds the names of layers, not what they read and whose parameters they use"],
             ["--profile PROFILE (that the plan was made from)"],
         )
-    schedule = output.with_suffix(".csv")
-    if schedule == output:
-        raise UsageError(f"{output} is the name of the schedule", ["the split points are JSON"], ["-o pipeline.json"])
+    [schedule] = _beside(output, _TORCH)
     exported = torch_pipelining(plan, profile.graph, schedule.name)
     write_text(schedule, exported.schedule)
     write_text(output, exported.description)

@@ -23,6 +23,11 @@ class WaysOptions:
     expert: int = option(0, "Ranks that share a block's experts; 0: open.", panel=FIXED, least=0, most=MOST_DEGREE)
     recompute: str = option("", "none, selective or full; empty: open.", "HOW", FIXED)
     zero: int = option(-1, "What replicas divide, 0 to 3; -1: open.", panel=FIXED, least=-1, most=3)
+    launcher: str = option(
+        "", "Ways that this program can be told, alone: megatron, torchtitan, ...; empty: all.", "LAUNCHER", FIXED,
+        flag="--for", offers="planner.extras.export.launchers:LAUNCHERS",
+    )  # fmt: skip
+    version: str = option("", "Of that program; empty: the newest that is known.", "VERSION", FIXED)
     gap: float = option(0.0, "Stop once the best is proved so close (0.01 = 1 %).", least=0.0)
     time_limit_s: float = option(60.0, "Seconds to search at most.", flag="--time-limit", least=0.0)
     price_per_hour: float = option(0.0, "Dollars an hour of one device; 0: not told.", least=0.0)

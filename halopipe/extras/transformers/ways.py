@@ -14,6 +14,8 @@ from halopipe.extras.transformers.options import WaysOptions
 from halopipe.terminal import tables, units
 from planner.costs.cost_model import CostModel
 from planner.costs.shards.sharding_spec import ShardingSpec
+from planner.extras.export.launchers import launcher_of, require_network, require_told
+from planner.extras.export.launchers.job import HostGroup, TrainingJob, dtype_of, hosts_of, launch_data
 from planner.extras.transformers.cluster import GpuCluster, named_cluster
 from planner.extras.transformers.layers import EXCHANGE, EXPERT_EXCHANGE
 from planner.extras.transformers.memory import Memory
@@ -24,7 +26,7 @@ from planner.extras.transformers.shape import ParallelDegrees, Recompute, Transf
 from planner.extras.transformers.space import DegreesSpace
 from planner.extras.transformers.step import BUBBLE, GRADIENTS, SENDS
 from planner.ir.codec import from_json
-from planner.ir.errors import CorruptFileError, UsageError
+from planner.ir.errors import CorruptFileError, InfeasibleError, UsageError
 from planner.ir.files import parse_json, read_text, write_text
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
@@ -48,6 +50,7 @@ class WaysReport:
     global_batch: int
     sweep: BestDegrees
     price_per_hour: float = 0.0
+    launcher: str = ""
 
     @property
     def shape(self) -> Transformer:
@@ -64,6 +67,7 @@ class WaysReport:
             "device": self.cluster.device,
             "gpus": self.devices,
             "global_batch": self.global_batch,
+            **launch_data(self.cluster, sweep.best.ways),
             "search": {
                 "gap": sweep.gap,
                 "bound_s": sweep.bound_s,
@@ -74,6 +78,13 @@ class WaysReport:
             "best": self._choice(sweep.best),
             "rivals": [self._choice(rival) | {"tie": rival in sweep.ties} for rival in sweep.rivals],
         }
+
+    @property
+    def job(self) -> TrainingJob:
+        """The best way, as it would be launched."""
+        ways = self.sweep.best.ways
+        hosts = hosts_of(self.cluster, ways)
+        return TrainingJob(self.shape, ways, self.global_batch, dtype_of(self.cluster, ways), hosts)
 
     def write(self, path: Path) -> None:
         """:meth:`data` as a file."""
@@ -183,7 +194,8 @@ class WaysReport:
         sweep = self.sweep
         proof = "no way is better" if sweep.gap <= 0 else f"no way is better by more than {100 * sweep.gap:.2g} %"
         simulated = f"{sweep.num_simulated} simulated, the others bounded or too large"
-        return f"  {proof} by this model: {sweep.num_ways} ways, {simulated}"
+        limits = f" that {self.launcher} can be told" if self.launcher else ""
+        return f"  {proof} by this model: {sweep.num_ways} ways{limits}, {simulated}"
 
 
 def plan_by(
@@ -210,8 +222,9 @@ def plan_by(
         ways = ways_of(source)
         batch = global_batch or profile.graph.samples
     else:
-        _, ways, of_file = read(Path(source))
-        batch = global_batch or of_file
+        job = read(Path(source))
+        ways = job.ways
+        batch = global_batch or job.global_batch
     _require_room(profile, ways, micro_batch)
     candidate = _candidate(profile, ways, ways.micro_batches(batch))
     problem = make_problem(
@@ -306,8 +319,8 @@ def ways_of(text: str) -> ParallelDegrees:
     return ParallelDegrees(**parts)
 
 
-def read(path: Path) -> tuple[Transformer, ParallelDegrees, int]:
-    """The transformer, the best ways and the global batch of a file that :meth:`WaysReport.write` wrote.
+def read(path: Path) -> TrainingJob:
+    """The best way of a file that :meth:`WaysReport.write` wrote, with its network, batch and hosts.
 
     Raises:
         MissingFileError, CorruptFileError: it is not there, or no such file.
@@ -326,13 +339,15 @@ def read(path: Path) -> tuple[Transformer, ParallelDegrees, int]:
         shape = _part(node["transformer"], Transformer, "transformer")
         ways = _part(best, ParallelDegrees, "best.ways")
         global_batch = _part(node["global_batch"], int, "global_batch")
+        dtype = _part(node.get("dtype", ""), str, "dtype")
+        hosts = _part(node.get("hosts", []), tuple[HostGroup, ...], "hosts")
         ways.check(shape)
         ways.micro_batches(global_batch)
+        return TrainingJob(shape, ways, global_batch, dtype, hosts)
     except UsageError as error:
         raise CorruptFileError(f"{path} is no file of ways", [error.title, *error.details], remedies) from None
     except (ValueError, ArithmeticError) as error:
         raise CorruptFileError(f"{path} is no file of ways", [str(error)], remedies) from None
-    return shape, ways, global_batch
 
 
 def _part(value: Any, cls: type[T], place: str) -> T:
@@ -407,17 +422,31 @@ def find(transformer: str, on: str, devices: int, global_batch: int | None, opti
             [cluster.device, "which of unlike devices are left out is for the search to say"],
             [f"--gpus {cluster.devices}", "a cluster file of fewer"],
         )
+    launcher = launcher_of(options.launcher, options.version) if options.launcher else None
+    if launcher is not None:
+        require_network(launcher, network.shape)
+        cluster = launcher.cluster_of(cluster)
     limit_s = options.time_limit_s
     space = space_of(options)
-    sweep = search(network.shape, cluster, devices, global_batch, space, gap=options.gap, time_limit_s=limit_s)
-    return WaysReport(network, cluster, devices, global_batch, sweep, options.price_per_hour)
+    try:
+        sweep = search(network.shape, cluster, devices, global_batch, space, gap=options.gap, time_limit_s=limit_s)
+    except (UsageError, InfeasibleError) as error:
+        if launcher is None:
+            raise
+        limits = f"of the ways that {launcher.name} can be told"
+        raise type(error)(error.title, [*error.details, limits], error.remedies) from None
+    report = WaysReport(network, cluster, devices, global_batch, sweep, options.price_per_hour, options.launcher)
+    if launcher is not None:
+        require_told(launcher, report.job)
+    return report
 
 
 def space_of(options: WaysOptions) -> DegreesSpace:
-    """The ways that are left by what is fixed.
+    """The ways that are left by what is fixed, and by the launcher that is to be told.
 
     Raises:
-        UnknownNameError: there is no such kind of recomputation.
+        UnknownNameError: there is no such kind of recomputation, launcher or version.
+        UsageError: what is fixed cannot be told to the launcher.
     """
     if options.recompute:
         units.require_known("recomputation", [options.recompute], [how.value for how in Recompute])
@@ -425,4 +454,10 @@ def space_of(options: WaysOptions) -> DegreesSpace:
     restrictions: dict[str, Any] = {name: (value,) for name, value in counts.items() if value}
     restrictions |= {"recompute": (Recompute(options.recompute),)} if options.recompute else {}
     restrictions |= {"zero": (options.zero,)} if options.zero >= 0 else {}
+    if options.launcher:
+        limits = launcher_of(options.launcher, options.version).limits
+        limits.require(restrictions)
+        restrictions["limits"] = limits
+    elif options.version:
+        raise UsageError("--version is of a launcher, and none is named", [], ["--for LAUNCHER"])
     return DegreesSpace(**restrictions)

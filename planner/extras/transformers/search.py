@@ -204,11 +204,12 @@ class _DegreesSearch:
     def divide_pools(self, pools: Pools) -> None:
         """Pipelines through several pools."""
         throughs: list[tuple[float, int, _Through]] = []
-        for ways in self.space.through_pools(self.shape, pools, self.global_batch):
-            degrees = self.space.degrees(self.shape, max(pool.cluster.per_host for pool in pools.pools))
+        clusters = [pool.cluster for pool in pools.pools]
+        of_stages = self.space.degrees_of_stages(self.shape, max(cluster.per_host for cluster in clusters))
+        for ways, degrees in product(self.space.through_pools(self.shape, pools, self.global_batch), of_stages):
             seats = [
                 seat
-                for seat in seats_of(self.shape, [pool.cluster for pool in pools.pools], ways, degrees)
+                for seat in seats_of(self.shape, clusters, ways, degrees)
                 if seat.cluster.per_host % seat.ways.tensor == 0
                 and not (ways.sequence_parallel and self.shape.seq * ways.micro_batch % seat.ways.tensor)
             ]

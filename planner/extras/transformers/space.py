@@ -2,14 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from math import gcd
+from typing import Any
 
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.pools import Pools
 from planner.extras.transformers.shape import ParallelDegrees, Recompute, Transformer
+from planner.ir.errors import UsageError
+
+_LOOKED_AT = (
+    *("tensor", "pipeline", "data", "micro_batch", "sequence_parallel", "interleave", "recompute", "zero"),
+    *("fp32_gradients", "kernels", "overlap_tensor", "overlap_gradients", "sends", "schedule"),
+    *("blocks", "tensors", "pools"),
+)
+_FURTHER = tuple(part for part in fields(ParallelDegrees) if part.name not in _LOOKED_AT)
+"""Parts of a way that the limits of launchers do not speak of."""
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherLimits:
+    """What of a way a launcher can be told; by default all.
+
+    Attributes:
+        launcher: its name; empty: it is none.
+        stages: whether there may be several, of any numbers of blocks, and of several chunks.
+        schedules: of stages of one chunk.
+        zero: levels of several replicas; of one replica all levels are the same.
+        slices_beside: whether a replica of several ranks must be sliced (ZeRO-2, ZeRO-3).
+        one_degree: whether all stages have the same tensor degree.
+        sequence_parallel: choices beside tensor ranks.
+        further: parts of a way beyond these that it can be told.
+    """
+
+    launcher: str = ""
+    stages: bool = True
+    schedules: tuple[str, ...] = ("1f1b", "gpipe")
+    zero: tuple[int, ...] = (0, 1, 2, 3)
+    slices_beside: bool = False
+    one_degree: bool = False
+    sequence_parallel: tuple[bool, ...] = (False, True)
+    recompute: tuple[Recompute, ...] = tuple(Recompute)
+    fp32_gradients: tuple[bool, ...] = (False, True)
+    further: tuple[str, ...] = ()
+
+    def refusals(self, ways: ParallelDegrees) -> Iterator[str]:
+        """What of ``ways`` it cannot be told."""
+        of_replica = ways.devices // ways.data
+        if ways.pipeline > 1 and not self.stages:
+            yield f"{ways.pipeline} stages: it has one"
+        if ways.pipeline > 1 and ways.interleave == 1 and ways.schedule not in self.schedules:
+            yield f"the schedule {ways.schedule}: it has {', '.join(self.schedules)}"
+        if ways.data > 1 and ways.zero not in self.zero:
+            yield f"ZeRO-{ways.zero} of {ways.data} replicas: it has the levels {', '.join(map(str, self.zero))}"
+        if self.slices_beside and of_replica > 1 and (ways.zero < 2 or ways.data == 1):
+            yield f"whole weights of {of_replica} ranks a replica: beside tensor ranks and stages it slices them"
+        if self.one_degree and len(set(ways.degrees)) > 1:
+            yield f"tensor degrees {', '.join(map(str, ways.degrees))} of stages: it has one for all"
+        if max(ways.degrees) > 1 and ways.sequence_parallel not in self.sequence_parallel:
+            yield f"tensor ranks with{'' if ways.sequence_parallel else 'out'} sequence parallelism"
+        if ways.recompute not in self.recompute:
+            yield f"recomputation {ways.recompute.value}: it has {', '.join(how.value for how in self.recompute)}"
+        if ways.fp32_gradients not in self.fp32_gradients:
+            yield f"gradients summed in {'float32' if ways.fp32_gradients else 'half precision'}"
+        for part in _FURTHER:
+            if part.name not in self.further and getattr(ways, part.name) != part.default:
+                yield f"{part.name} {getattr(ways, part.name)}"
+
+    def require(self, fixed: Mapping[str, tuple[Any, ...]]) -> None:
+        """Raises :class:`UsageError` where one of the fixed choices, by name, is none that it can be told."""
+        choices: dict[str, tuple[Any, ...]] = {"zero": self.zero, "recompute": self.recompute}
+        choices |= {part.name: (part.default,) for part in _FURTHER if part.name not in self.further}
+        if not self.stages:
+            choices |= {"pipeline": (1,), "interleave": (1,)}
+        for name, values in choices.items():
+            if any(value not in values for value in fixed.get(name, ())):
+                raise UsageError(
+                    f"{self.launcher} cannot be told --{name} {fixed[name][0]}",
+                    [f"it has {', '.join(map(str, values))}"],
+                    [f"--{name} {values[-1]}", "--for another launcher"],
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +97,7 @@ class DegreesSpace:
         zero: levels; 2 and 3 without a pipeline alone.
         expert: expert ranks; open: powers of two that divide replicas and experts.
         base: what is the same in all.
+        limits: of the launcher that is to be told.
     """
 
     tensor: tuple[int, ...] = ()
@@ -34,6 +109,7 @@ class DegreesSpace:
     zero: tuple[int, ...] = (0, 1, 2, 3)
     expert: tuple[int, ...] = ()
     base: ParallelDegrees = field(default_factory=ParallelDegrees)
+    limits: LauncherLimits = LauncherLimits()
 
     def divisions(
         self, shape: Transformer, cluster: GpuCluster, devices: int, global_batch: int
@@ -47,7 +123,9 @@ class DegreesSpace:
                     continue
                 for data in _divisors(global_batch, devices // (tensor * pipeline)):
                     for micro_batch in self.micro_batches(global_batch, data):
-                        yield replace(self.base, tensor=tensor, pipeline=pipeline, data=data, micro_batch=micro_batch)
+                        ways = replace(self.base, tensor=tensor, pipeline=pipeline, data=data, micro_batch=micro_batch)
+                        if not self.limits.launcher or self.details(shape, cluster, ways, global_batch):
+                            yield ways
 
     def degrees(self, shape: Transformer, most: int) -> list[int]:
         """Tensor degrees that divide the network: those that are wanted, or powers of two."""
@@ -56,6 +134,11 @@ class DegreesSpace:
             for tensor in self.tensor or _powers(most)
             if not any(size % tensor for _, size in shape.divided_sizes)
         ]
+
+    def degrees_of_stages(self, shape: Transformer, most: int) -> list[list[int]]:
+        """What the stages of one pipeline choose their tensor degrees from: all, or one for all of them."""
+        degrees = self.degrees(shape, most)
+        return [[degree] for degree in degrees] if self.limits.one_degree else [degrees]
 
     def micro_batches(self, global_batch: int, data: int) -> list[int]:
         """Samples of a micro-batch that divide those of a replica."""
@@ -95,6 +178,8 @@ class DegreesSpace:
             )
             if expert == 1 or sequence or ways.tensor == 1
         ]
+        if self.limits.launcher:
+            choices = [each for each in choices if not any(self.limits.refusals(each))]
         timed = cluster.timed if isinstance(cluster, GpuCluster) else None
         return choices if timed is None else [each for each in choices if timed.of(each) is not None]
 
@@ -109,7 +194,8 @@ class DegreesSpace:
                 only = replace(self, interleave=(1,), sequence_parallel=(False,), expert=(1,))
                 for ways in only.details(shape, pools, divided, global_batch):
                     for sequence in self.sequence_parallel:
-                        yield replace(ways, sequence_parallel=sequence)
+                        if sequence in self.limits.sequence_parallel:
+                            yield replace(ways, sequence_parallel=sequence)
 
 
 def _powers(most: int) -> list[int]:

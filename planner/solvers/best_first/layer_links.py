@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.calibration.apply_corrections import corrected_cluster
-from planner.costs.communication.tables import transfer_s
 from planner.costs.communication.links import NetworkPrices, fastest, without_pairs
+from planner.costs.communication.tables import transfer_s
 from planner.costs.layers.cost_table import Array
 from planner.ir.box import Interval, whole
 from planner.ir.cluster import Link

@@ -52,22 +52,23 @@ def test_a_cluster_file_is_searched_and_options_of_launchers_are_written(folder:
     given = "--on two.yaml --gpus 8 --global-batch 32 --tensor 2 --pipeline 2 --interleave 2 --zero 1 -o ways.json"
     told = good("ways", "gpt2-345m", *given.split(), "--recompute", "selective")
     assert "datasheet" in told.output
-    for target, file in (("megatron", "megatron.args"), ("torchtitan", "torchtitan.args"), ("deepspeed", "ds.json")):
-        written = good("export", "ways.json", "--to", target, "-o", file)
-    options = Path("megatron.args").read_text("utf-8").split()
+    written = good("export", "ways.json", "--to", "megatron")
+    assert "left to you: the vocabulary of 52256" in written.output
+    options = Path("megatron.sh").read_text("utf-8").split()
     for name, value in {
+        "--nnodes": "2",
+        "--nproc-per-node": "4",
         "--tensor-model-parallel-size": "2",
         "--pipeline-model-parallel-size": "2",
-        "--num-layers-per-virtual-pipeline-stage": "6",
+        "--pipeline-model-parallel-layout": "'Et*6|t*6|t*6|t*6L'",
         "--recompute-granularity": "selective",
     }.items():
         assert options[options.index(name) + 1] == value
     assert "--use-distributed-optimizer" in options
-    assert "--parallelism.pipeline_parallel_schedule Interleaved1F1B\n" in Path("torchtitan.args").read_text("utf-8")
-    config = json.loads(Path("ds.json").read_text("utf-8"))
-    product = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"]
-    assert product * 2 == config["train_batch_size"] == 32
-    assert "2 chunks a stage: its pipeline has one" in written.output
+    for target, said in (("torchtitan", "ZeRO-1 of 2 replicas: it has the levels 0, 2, 3"), ("deepspeed", "2 stages")):
+        require_said(
+            folder, ["export", "ways.json", "--to", target], 2, f"{target} cannot be told", said, "--to megatron"
+        )
     Path("two.yaml").write_text(text.replace("A100-80GB, count: 4}", "A100-80GB}, {device: H100-SXM}") + links, "utf-8")
     require_said(folder, ["ways", "gpt2-345m", *given.split()], 2, "not alike")
     Path("ways.json").write_text('{"best": {}}', "utf-8")
@@ -141,10 +142,11 @@ def test_stages_of_unlike_gpus_and_degrees_are_a_plan_on_the_devices_of_their_ki
     stages = load("plan.json", Plan).decision.stages
     assert [[name[0] for name in stage.devices] for stage in stages] == [["a"] * 2, ["v"] * 4]
     good("check", "plan.json", "--profile", "profile.json")
-    for launcher in ("megatron", "torchtitan", "deepspeed"):
-        written = call("export", "ways.json", "--to", launcher, "-o", f"{launcher}.txt")
-        assert "tensor degrees 1, 2 of stages" in written.output
-        assert "stages on A100-40GB, V100-16GB" in written.output
+    file["hosts"] = [{"device": "A100-40GB", "hosts": 1, "gpus": 2}, {"device": "V100-16GB", "hosts": 2, "gpus": 2}]
+    Path("ways.json").write_text(json.dumps(file), "utf-8")
+    degrees = "tensor degrees 1, 2 of stages"
+    for launcher, said in (("megatron", degrees), ("torchtitan", degrees), ("deepspeed", "2 stages: it has one")):
+        require_said(folder, ["export", "ways.json", "--to", launcher], 2, f"{launcher} cannot be told", said)
     here, away = "A100-40GB", "T4"
     for pools, said in (((here, away), "have no T4"), ((here, here), "stage 0 takes 2 devices of A100-40GB")):
         wrong = json.loads(Path("ways.json").read_text("utf-8"))
@@ -155,6 +157,60 @@ def test_stages_of_unlike_gpus_and_degrees_are_a_plan_on_the_devices_of_their_ki
 
 def on(cluster: str = "a100-dgx", gpus: int = 8, *more: str) -> tuple[str, ...]:
     return ("--on", cluster, "--gpus", str(gpus), "--global-batch", "8", *more)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "asked", "told"),
+    [
+        ("megatron", "", "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params"),
+        ("megatron", "--zero 1", "--use-distributed-optimizer"),
+        ("megatron-bridge", "--tensor 2", "model.tensor_model_parallel_size=2"),
+        ("torchtitan", "--pipeline 2", "--parallelism.module_fqns_per_model_part tok_embeddings,layers.0,"),
+        ("torchtitan", "--version 0.2 --tensor 2", "--parallelism.fsdp_reshard_after_forward"),
+        ("deepspeed", "--tensor 2", '"autotp_size": 2'),
+        ("accelerate", "--tensor 2", "parallelism_config_tp_size: 2"),
+    ],
+)
+def test_the_best_way_for_a_launcher_is_one_that_it_can_be_told(
+    folder: Path, launcher: str, asked: str, told: str
+) -> None:
+    del folder
+    version = asked.split()[:2] if "--version" in asked else []
+    found = good("ways", "llama3-8b", *on("h100-dgx", 16, "--for", launcher, *asked.split(), "-o", "ways.json"))
+    assert f"ways that {launcher} can be told" in found.output
+    assert "no way is better" in found.output
+    good("export", "ways.json", "--to", launcher, *version, "-o", "launch")
+    assert told in Path("launch").read_text("utf-8")
+
+
+def test_a_launcher_changes_the_answer_where_the_best_cannot_be_told(folder: Path) -> None:
+    """Stages with ZeRO-1 are no answer for torchtitan, nor is any stage for DeepSpeed."""
+    found = {}
+    for launcher in ("", "torchtitan"):
+        given = ["--for", launcher] if launcher else []
+        good("ways", "llama2-7b", *on("a100-dgx", 16, "--pipeline", "2", *given, "-o", f"{launcher}.json"))
+        best = json.loads(Path(f"{launcher}.json").read_text("utf-8"))["best"]
+        found[launcher] = best["ways"]["zero"], best["step_s"]
+    assert found[""][0] == 1
+    assert found["torchtitan"][0] == 0
+    assert found["torchtitan"][1] > found[""][1]
+    require_said(folder, ["export", ".json", "--to", "torchtitan"], 2, "ZeRO-1 of", "--for torchtitan")
+    good("export", "torchtitan.json", "--to", "torchtitan")
+
+
+def test_pools_that_a_launcher_cannot_compute_on_are_left_idle_and_stages_have_one_degree(folder: Path) -> None:
+    del folder
+    Path("mixed.yaml").write_text(unlike({"a": ("A100-40GB", 1), "v": ("V100-16GB", 2)}, 2), "utf-8")
+    asked = "--on mixed.yaml --gpus 6 --global-batch 16 --zero 0 -o ways.json --for"
+    found = good("ways", SIZES, *asked.split(), "torchtitan")
+    assert "on 2 A100-40GB" in found.output
+    assert "2 of 6 devices used, 4 idle" in found.output
+    good("export", "ways.json", "--to", "torchtitan")
+    assert ", bfloat16, global batch 16:" in Path("torchtitan.sh").read_text("utf-8")
+    good("ways", SIZES, *asked.split(), "megatron")
+    ways = json.loads(Path("ways.json").read_text("utf-8"))["best"]["ways"]
+    assert len(set(ways["tensors"])) <= 1
+    good("export", "ways.json", "--to", "megatron")
 
 
 def test_devices_that_no_way_uses_are_idle_and_unlike_numbers_of_blocks_are_told(tmp_path: Path) -> None:
@@ -168,9 +224,9 @@ def test_devices_that_no_way_uses_are_idle_and_unlike_numbers_of_blocks_are_told
     assert sum(blocks) == 9
     assert blocks[0] > blocks[1]
     assert f"({blocks[0]}, {blocks[1]} blocks)" in told.output
-    options = tmp_path / "megatron.args"
+    options = tmp_path / "megatron.sh"
     good("export", str(path), "--to", "megatron", "-o", str(options))
-    assert f"--decoder-first-pipeline-num-layers {blocks[0]}\n" in options.read_text("utf-8")
+    assert f"--pipeline-model-parallel-layout 'Et*{blocks[0]}|t" in options.read_text("utf-8")
 
 
 def test_selective_recomputation_of_fused_attention_is_priced_and_said_to_save_nothing() -> None:
@@ -188,6 +244,17 @@ def test_selective_recomputation_of_fused_attention_is_priced_and_said_to_save_n
         ("gpt3-175b", on(), 4, "does not fit on 8 A100-80GB"),
         (SIZES, on("a100-dgx", 7, "--tensor", "3"), 2, "no way divides"),
         (SIZES, on("a100-dgx", 8, "--recompute", "all"), 2, "no recomputation 'all'"),
+        (SIZES, on("a100-dgx", 8, "--version", "0.2"), 2, "--version is of a launcher, and none is named"),
+        (SIZES, on("a100-dgx", 8, "--for", "megatrn"), 2, "no launcher 'megatrn'"),
+        (SIZES, on("a100-dgx", 8, "--for", "torchtitan", "--zero", "1"), 2, "torchtitan cannot be told --zero 1"),
+        (SIZES, on("a100-dgx", 8, "--for", "deepspeed", "--pipeline", "2"), 2, "deepspeed cannot be told --pipeline 2"),
+        (SIZES, on("p3.16xlarge", 8, "--for", "torchtitan"), 2, "float16: it computes in bfloat16, float32"),
+        (
+            SIZES,
+            on("a100-dgx", 2, "--for", "accelerate", "--tensor", "2"),
+            2,
+            "of the ways that accelerate can be told",
+        ),
         (f"{SIZES},width=3", on(), 2, "'width'"),
         ("hidden=512,heads=8", on(), 2, "needs ffn"),
         (SIZES.replace("heads=8", "heads=7"), on(), 2, "not divided"),

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from planner.extras.export.launchers import LAUNCHERS, launcher_of
 from planner.extras.kernels.estimates import TABLE, Estimate
 from planner.extras.kernels.links import AlphaBeta
 from planner.extras.transformers.cluster import GpuCluster, named_cluster
@@ -81,6 +82,20 @@ def test_the_search_equals_exhaustive_enumeration(
     assert fits(shape, cluster, found.best.ways, batch)
     used = {ways.devices for ways in every}
     assert min(used) < devices  # some of them leave devices idle
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_best_for_a_launcher_equals_the_best_of_all_that_it_can_be_told(launcher: str) -> None:
+    limits = launcher_of(launcher).limits
+    every = list(enumerated(FEW, A100, 4, 12, DegreesSpace()))
+    told = [ways for ways in every if not any(limits.refusals(ways))]
+    assert told
+    assert launcher.startswith("megatron") or len(told) < len(every)
+    best_s = min(predict(FEW, A100, ways, 12).step.seconds for ways in told)
+    found = search(FEW, A100, 4, 12, DegreesSpace(limits=limits))
+    assert found.best.prediction.step.seconds == pytest.approx(best_s, rel=1e-9)
+    assert not any(limits.refusals(found.best.ways))
+    assert found.gap <= 1e-9
 
 
 def test_stages_of_unlike_numbers_of_blocks_are_better_where_the_head_is_long() -> None:
