@@ -10,11 +10,11 @@ import typer
 
 from halopipe.cli import completion
 from halopipe.cli.options import ClusterOption, PlanPath, ProfileOption, with_options
-from halopipe.run_spec.schema import option
 from halopipe.terminal import console, units
 from halopipe.terminal.output_files import claimed
 from planner.ir.errors import UsageError
 from planner.ir.files import write_text, write_texts
+from planner.ir.options import option
 from planner.ir.timeline import TimelineFile
 
 if TYPE_CHECKING:
