@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain, groupby
 from typing import Any
 
-from planner.extras.export.launchers.network import size_of, sizes_beyond
+from planner.extras.export.launchers.network import sizes_beyond
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.pools import Pools
 from planner.extras.transformers.shape import MOST_DEGREE, TRANSFORMERS, ParallelDegrees, Transformer
@@ -82,7 +82,7 @@ class TrainingJob:
     def blocks(self) -> list[int]:
         """Of each chunk, with those of another kind that come first."""
         blocks = list(self.ways.chunks(self.shape.layers))
-        blocks[0] += size_of(self.shape, "first_dense")
+        blocks[0] += self.shape.first_dense
         return blocks
 
     @property

@@ -23,7 +23,7 @@ from planner.extras.export.launchers.job import (
     script,
     torchrun,
 )
-from planner.extras.export.launchers.network import expert_degree, size_of
+
 from planner.extras.transformers.shape import Recompute, Transformer
 from planner.extras.transformers.space import LauncherLimits
 
@@ -43,7 +43,7 @@ def layout_of(job: TrainingJob) -> str:
     ``Et*3|t*5|t*5|t*3L`` is two stages of two chunks each; a chunk follows the one before it on the next stage.
     """
     chunks = [_repeated("t", blocks) for blocks in job.blocks]
-    return f"E{'|'.join(chunks)}{_repeated('m', size_of(job.shape, 'mtp'))}L"
+    return f"E{'|'.join(chunks)}{_repeated('m', job.shape.mtp)}L"
 
 
 def _repeated(layer: str, number: int) -> str:
@@ -72,9 +72,9 @@ def _sizes(shape: Transformer) -> tuple[str, ...]:
 
     A window is one of all blocks; biases are of all products, of those before attention alone, or of none.
     """
-    window = ("window", "windowed") if size_of(shape, "windowed") == shape.layers else ()
-    others = size_of(shape, "ffn_bias")
-    is_usual = size_of(shape, "out_bias") == others and (size_of(shape, "qkv_bias") or not others)
+    window = ("window", "windowed") if shape.windowed == shape.layers else ()
+    others = shape.ffn_bias
+    is_usual = shape.out_bias == others and (shape.qkv_bias or not others)
     biases = ("qkv_bias", "out_bias", "ffn_bias") if is_usual else ()
     return (*_SIZES, *window, *biases)
 
@@ -82,17 +82,17 @@ def _sizes(shape: Transformer) -> tuple[str, ...]:
 def _network(job: TrainingJob) -> Iterator[tuple[str, ...]]:
     """Options of ``pretrain_gpt.py`` that say what is trained."""
     shape = job.shape
-    yield "--num-layers", str(shape.layers + size_of(shape, "first_dense"))
+    yield "--num-layers", str(shape.layers + shape.first_dense)
     yield "--hidden-size", str(shape.hidden)
     yield "--ffn-hidden-size", str(shape.ffn)
     yield from _attention(shape)
     yield "--seq-length", str(shape.seq)
     yield "--max-position-embeddings", str(shape.seq)
     if shape.rotary:
-        yield "--position-embedding-type", "rope", "--rotary-base", str(size_of(shape, "rotary_base"))
-    yield "--normalization", "LayerNorm" if size_of(shape, "layer_norm") else "RMSNorm"
-    if not size_of(shape, "ffn_bias"):
-        yield ("--disable-bias-linear", *(["--add-qkv-bias"] if size_of(shape, "qkv_bias") else []))
+        yield "--position-embedding-type", "rope", "--rotary-base", str(shape.rotary_base)
+    yield "--normalization", "LayerNorm" if shape.layer_norm else "RMSNorm"
+    if not shape.ffn_bias:
+        yield ("--disable-bias-linear", *(["--add-qkv-bias"] if shape.qkv_bias else []))
     if shape.gated:
         yield ("--swiglu",)
     if not shape.dropout:
@@ -103,44 +103,44 @@ def _network(job: TrainingJob) -> Iterator[tuple[str, ...]]:
         yield ("--untie-embeddings-and-output-weights",)
     if shape.vocab % (128 * job.tensor):
         yield "--make-vocab-size-divisible-by", "1"
-    if size_of(shape, "experts"):
+    if shape.experts:
         yield from _experts(job)
-    if size_of(shape, "mtp"):
-        yield "--mtp-num-layers", str(size_of(shape, "mtp"))
+    if shape.mtp:
+        yield "--mtp-num-layers", str(shape.mtp)
 
 
 def _attention(shape: Transformer) -> Iterator[tuple[str, ...]]:
     yield "--num-attention-heads", str(shape.heads)
-    if size_of(shape, "kv_rank"):
-        rotated = size_of(shape, "rope_size")
-        yield "--multi-latent-attention", "--kv-lora-rank", str(size_of(shape, "kv_rank"))
-        if size_of(shape, "query_rank"):
-            yield "--q-lora-rank", str(size_of(shape, "query_rank"))
+    if shape.kv_rank:
+        rotated = shape.rope_size
+        yield "--multi-latent-attention", "--kv-lora-rank", str(shape.kv_rank)
+        if shape.query_rank:
+            yield "--q-lora-rank", str(shape.query_rank)
         yield "--qk-head-dim", str(shape.head_size - rotated), "--qk-pos-emb-head-dim", str(rotated)
-        yield "--v-head-dim", str(size_of(shape, "value_size")), "--rope-type", "rope"
+        yield "--v-head-dim", str(shape.value_size), "--rope-type", "rope"
     else:
         yield "--kv-channels", str(shape.head_size)
         if shape.kv_heads != shape.heads:
             yield "--group-query-attention", "--num-query-groups", str(shape.kv_heads)
-    if size_of(shape, "qk_norm") or size_of(shape, "kv_rank"):
+    if shape.qk_norm or shape.kv_rank:
         yield ("--qk-layernorm",)
-    if size_of(shape, "windowed"):
-        yield "--window-size", f"{size_of(shape, 'window') - 1},0"
+    if shape.windowed:
+        yield "--window-size", f"{shape.window - 1},0"
     yield "--attention-backend", "auto" if shape.fused_attention else "unfused"
 
 
 def _experts(job: TrainingJob) -> Iterator[tuple[str, ...]]:
     shape = job.shape
-    dense = size_of(shape, "first_dense")
-    yield "--num-experts", str(size_of(shape, "experts")), "--moe-router-topk", str(size_of(shape, "top_k"))
-    yield "--moe-ffn-hidden-size", str(size_of(shape, "expert_ffn")), "--moe-token-dispatcher-type", "alltoall"
+    dense = shape.first_dense
+    yield "--num-experts", str(shape.experts), "--moe-router-topk", str(shape.top_k)
+    yield "--moe-ffn-hidden-size", str(shape.expert_ffn), "--moe-token-dispatcher-type", "alltoall"
     if job.dtype == BFLOAT16:
         yield ("--moe-grouped-gemm",)
-    if size_of(shape, "shared_ffn"):
-        yield "--moe-shared-expert-intermediate-size", str(size_of(shape, "shared_ffn"))
-    if size_of(shape, "shared_gate"):
+    if shape.shared_ffn:
+        yield "--moe-shared-expert-intermediate-size", str(shape.shared_ffn)
+    if shape.shared_gate:
         yield ("--moe-shared-expert-gate",)
-    if size_of(shape, "router_bias"):
+    if shape.router_bias:
         yield "--moe-router-enable-expert-bias", "--moe-router-score-function", "sigmoid"
     if dense:
         yield "--moe-layer-freq", f"([0]*{dense}+[1]*{shape.layers})"
@@ -150,8 +150,8 @@ def _division(job: TrainingJob) -> Iterator[tuple[str, ...]]:
     """Options that say how its step is divided, and in which precision."""
     ways = job.ways
     yield "--tensor-model-parallel-size", str(job.tensor)
-    if expert_degree(ways) > 1:
-        yield "--expert-model-parallel-size", str(expert_degree(ways))
+    if ways.expert > 1:
+        yield "--expert-model-parallel-size", str(ways.expert)
     if job.tensor > 1 and ways.sequence_parallel:
         yield ("--sequence-parallel",)
     yield "--pipeline-model-parallel-size", str(ways.pipeline)
@@ -214,7 +214,7 @@ def _fields(job: TrainingJob) -> Iterator[tuple[str, object]]:
     yield "model.tensor_model_parallel_size", job.tensor
     yield "model.sequence_parallel", job.tensor > 1 and ways.sequence_parallel
     yield "model.context_parallel_size", 1
-    yield "model.expert_model_parallel_size", expert_degree(ways)
+    yield "model.expert_model_parallel_size", ways.expert
     yield "model.pipeline_model_parallel_size", ways.pipeline
     yield "model.virtual_pipeline_model_parallel_size", ways.interleave if ways.interleave > 1 else None
     yield "model.pipeline_model_parallel_layout", f'"{layout_of(job)}"' if ways.pipeline > 1 else None
