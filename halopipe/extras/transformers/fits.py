@@ -12,6 +12,7 @@ from halopipe.extras.transformers.networks import Network, network_of
 from halopipe.extras.transformers.options import WaysOptions
 from halopipe.extras.transformers.ways import cluster_of, memory_text, space_of
 from halopipe.terminal import tables, units
+from planner.extras.export.launchers.job import launch_data
 from planner.extras.transformers.cluster import FRAGMENTED, RESERVED_BYTES, GpuCluster
 from planner.extras.transformers.fits import Change, MemoryFit, changes, least, undivided
 from planner.extras.transformers.search import PricedDegrees, search
@@ -50,7 +51,9 @@ class FitsReport:
 
     def data(self) -> dict[str, Any]:
         """The answer as plain data; with what ``export`` reads, where it fits."""
-        best = {} if self.quickest is None else {"best": self._priced(self.quickest)}
+        best = {}
+        if self.quickest is not None:
+            best = {"best": self._priced(self.quickest), **launch_data(self.cluster, self.quickest.ways)}
         return {
             "transformer": dataclasses.asdict(self.network.shape),
             "network": self.network.data(),

@@ -12,6 +12,7 @@ The sequence is ``max_position_embeddings``, :data:`MOST_SEQ` at most: trained o
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,7 +90,7 @@ def described(config: Mapping[str, Any], name: str, place: str = "config.json") 
         )
     fields = _Fields(place, config, kind.defaults)
     _require_neutral(fields)
-    sizes = kind.sizes(fields)
+    sizes = {**kind.sizes(fields), "rotary_base": _rotary_base(fields), "settings": _settings(config)}
     _require_known(fields)
     longest = sizes["seq"]
     sizes["seq"] = min(longest, MOST_SEQ)
@@ -159,6 +160,35 @@ class _Fields:
             [why, f"model_type {self.given['model_type']}"],
             remedies,
         )
+
+
+def _rotary_base(fields: _Fields) -> float:
+    """Of the angles, wherever the file has it (``rope_parameters`` of transformers 5)."""
+    config = fields.given
+    inner = config.get("rope_parameters")
+    within = inner.get("rope_theta") if isinstance(inner, dict) else None
+    usual = _ROTARY_BASES.get(config["model_type"], 10_000.0)
+    base = config.get("rope_theta") or config.get("rotary_emb_base") or within or usual
+    if isinstance(base, bool) or not isinstance(base, int | float) or base <= 0:
+        raise CorruptFileError(f"{fields.place}: rope_theta is {base!r}", ["a number above 0 is meant"])
+    return float(base)
+
+
+_ROTARY_BASES = {"mixtral": 1_000_000.0}
+"""Of a ``model_type``, where a file says nothing; of others 10,000."""
+
+
+def _settings(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a file says of what is computed that is in no size."""
+    said = ((name, config.get(name)) for name in _SETTINGS.split())
+    return tuple(f"{name}={json.dumps(value)}" for name, value in said if value not in (None, "silu"))
+
+
+_SETTINGS = """
+attn_logit_softcapping final_logit_softcapping hidden_act hidden_activation layer_norm_eps n_group norm_topk_prob
+partial_rotary_factor query_pre_attn_scalar rms_norm_eps rope_interleave rope_local_base_freq rope_parameters
+rope_scaling rotary_pct routed_scaling_factor scoring_func topk_group
+"""
 
 
 def _require_neutral(fields: _Fields) -> None:

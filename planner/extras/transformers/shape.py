@@ -117,6 +117,9 @@ class Transformer:
         layer_norm: norms have biases too (LayerNorm); else weights alone (RMSNorm).
         norms: of a block: 2, or 4 where what attention and feed-forward part give is normed too.
         qk_norm: queries and keys are normed, head by head.
+        rotary_base: of the angles that ``rotary`` positions turn by.
+        settings: what else its configuration says of what is computed, which neither weights nor times depend on, as
+            ``name=value``: for whoever writes the network down.
     """
 
     name: str
@@ -155,6 +158,8 @@ class Transformer:
     layer_norm: bool = True
     norms: int = 2
     qk_norm: bool = False
+    rotary_base: float = 10_000.0
+    settings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
@@ -573,22 +578,22 @@ TRANSFORMERS: Mapping[str, Transformer] = {
         ),
         _llama("llama2-7b", (4096, 11008, 32, 32000), (32, 32), 4096),
         _llama("llama2-70b", (8192, 28672, 80, 32000), (64, 8), 4096),
-        _llama("llama3-8b", (4096, 14336, 32, 128256), (32, 8), 8192),
-        _llama("llama3-70b", (8192, 28672, 80, 128256), (64, 8), 8192),
-        _llama("llama3.1-405b", (16384, 53248, 126, 128256), (128, 8), 8192),
+        _llama("llama3-8b", (4096, 14336, 32, 128256), (32, 8), 8192, rotary_base=5e5),
+        _llama("llama3-70b", (8192, 28672, 80, 128256), (64, 8), 8192, rotary_base=5e5),
+        _llama("llama3.1-405b", (16384, 53248, 126, 128256), (128, 8), 8192, rotary_base=5e5),
         _llama("mistral-7b", (4096, 14336, 32, 32000), (32, 8), 8192, window=4096, windowed=32),
-        _llama("mixtral-8x7b", (4096, 14336, 32, 32000), (32, 8), 8192, experts=8, top_k=2),
-        _llama("mixtral-8x22b", (6144, 16384, 56, 32000), (48, 8), 8192, experts=8, top_k=2),
-        _llama("qwen2.5-7b", (3584, 18944, 28, 152064), (28, 4), 4096, qkv_bias=True),
-        _llama("qwen2.5-72b", (8192, 29568, 80, 152064), (64, 8), 4096, qkv_bias=True),
-        _llama("qwen3-8b", (4096, 12288, 36, 151936), (32, 8), 4096, head_size=128, qk_norm=True),
+        _llama("mixtral-8x7b", (4096, 14336, 32, 32000), (32, 8), 8192, experts=8, top_k=2, rotary_base=1e6),
+        _llama("mixtral-8x22b", (6144, 16384, 56, 32000), (48, 8), 8192, experts=8, top_k=2, rotary_base=1e6),
+        _llama("qwen2.5-7b", (3584, 18944, 28, 152064), (28, 4), 4096, qkv_bias=True, rotary_base=1e6),
+        _llama("qwen2.5-72b", (8192, 29568, 80, 152064), (64, 8), 4096, qkv_bias=True, rotary_base=1e6),
+        _llama("qwen3-8b", (4096, 12288, 36, 151936), (32, 8), 4096, head_size=128, qk_norm=True, rotary_base=1e6),
         _llama(
             "qwen3-30b-a3b", (2048, 6144, 48, 151936), (32, 4), 4096, head_size=128, qk_norm=True,
-            experts=128, top_k=8, expert_ffn=768,
+            experts=128, top_k=8, expert_ffn=768, rotary_base=1e6,
         ),
         _llama(
             "qwen3-235b-a22b", (4096, 12288, 94, 151936), (64, 4), 4096, head_size=128, qk_norm=True,
-            experts=128, top_k=8, expert_ffn=1536,
+            experts=128, top_k=8, expert_ffn=1536, rotary_base=1e6,
         ),
         _llama(
             "gemma2-9b", (3584, 14336, 42, 256000), (16, 8), 8192, head_size=256, norms=4, parameters_tied=True,

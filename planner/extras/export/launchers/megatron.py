@@ -23,7 +23,6 @@ from planner.extras.export.launchers.job import (
     script,
     torchrun,
 )
-
 from planner.extras.transformers.shape import Recompute, Transformer
 from planner.extras.transformers.space import LauncherLimits
 
@@ -60,7 +59,7 @@ def _environment(job: TrainingJob) -> list[str]:
 _SIZES = (
     *("name", "hidden", "ffn", "heads", "layers", "vocab", "seq", "kv_heads", "head_size"),
     *("gated", "rotary", "fused_attention", "dropout", "attention_dropout", "relu", "parameters_tied"),
-    *("layer_norm", "qk_norm", "rotary_base"),
+    *("layer_norm", "qk_norm", "rotary_base", "settings"),
     *("value_size", "query_rank", "kv_rank", "rope_size"),
     *("experts", "top_k", "expert_ffn", "shared_ffn", "shared_gate", "router_bias", "first_dense", "mtp"),
 )
@@ -89,7 +88,7 @@ def _network(job: TrainingJob) -> Iterator[tuple[str, ...]]:
     yield "--seq-length", str(shape.seq)
     yield "--max-position-embeddings", str(shape.seq)
     if shape.rotary:
-        yield "--position-embedding-type", "rope", "--rotary-base", str(shape.rotary_base)
+        yield "--position-embedding-type", "rope", "--rotary-base", f"{shape.rotary_base:.0f}"
     yield "--normalization", "LayerNorm" if shape.layer_norm else "RMSNorm"
     if not shape.ffn_bias:
         yield ("--disable-bias-linear", *(["--add-qkv-bias"] if shape.qkv_bias else []))
@@ -199,6 +198,10 @@ def _megatron(job: TrainingJob, file: str) -> LauncherFiles:
     missing = [f"the vocabulary of {job.shape.vocab}: it is the tokeniser's, --tokenizer-type among the arguments"]
     if job.shape.relu:
         missing.append("ReLU: activation_func of the TransformerConfig, in the model's code")
+    missing += [
+        f"{setting} of the network's config.json: an option of Megatron's, or its usual"
+        for setting in job.shape.settings
+    ]
     about = "Megatron-LM, core 0.17 to 0.20, in its folder; arguments: what is yours (data, tokeniser, optimiser)"
     command = [torchrun(job), ("pretrain_gpt.py",), *_network(job), *_division(job), (ARGUMENTS,)]
     return LauncherFiles(script(job, about, command, _environment(job)), missing=tuple(missing))
