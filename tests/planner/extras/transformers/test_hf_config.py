@@ -158,8 +158,30 @@ def test_a_public_model_has_as_many_weights_as_its_page_says(name: str) -> None:
 def test_a_name_is_what_its_file_says(name: str) -> None:
     known = named_transformer(name)
     found = replace(described(PUBLIC[name][0], name).shape, seq=known.seq)
-    gelu = {"attention_dropout": known.attention_dropout}  # of no account without dropout
-    assert replace(found, **gelu) == known
+    others = {"attention_dropout": known.attention_dropout, "rotary_base": known.rotary_base, "settings": ()}
+    assert replace(found, **others) == known  # dropout is of no account, and these files leave positions out
+
+
+@pytest.mark.parametrize(
+    ("given", "base", "settings"),
+    [
+        ({}, 1e4, ()),
+        ({"rope_theta": 5e5, "rope_scaling": {"factor": 8.0}}, 5e5, ('rope_scaling={"factor": 8.0}',)),
+        ({"rope_parameters": {"rope_theta": 1000000}}, 1e6, ('rope_parameters={"rope_theta": 1000000}',)),
+        ({"rms_norm_eps": 1e-6, "hidden_act": "silu"}, 1e4, ("rms_norm_eps=1e-06",)),
+    ],
+    ids=str,
+)
+def test_what_neither_weights_nor_times_depend_on_is_kept(
+    given: dict[str, object], base: float, settings: tuple[str, ...]
+) -> None:
+    shape = described({"model_type": "llama", **given}, "llama").shape
+    assert (shape.rotary_base, shape.settings) == (base, settings)
+
+
+def test_a_rotary_base_that_is_none_is_refused() -> None:
+    with pytest.raises(CorruptFileError, match="rope_theta is 'wide'"):
+        described({"model_type": "llama", "rope_theta": "wide"}, "llama")
 
 
 @pytest.mark.parametrize(
