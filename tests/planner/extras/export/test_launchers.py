@@ -367,6 +367,8 @@ def test_what_is_left_to_the_users_code_is_said() -> None:
     }.items():
         assert text in " ".join(files_of(SLICED, name, shape=GPT).missing)
     assert files_of(SLICED, "torchtitan").missing == ()
+    scaled = replace(named_transformer("llama3-8b"), settings=("rope_scaling=8",))
+    assert "rope_scaling=8" in " ".join(files_of(SLICED, "megatron", shape=scaled).missing)
 
 
 def test_a_size_that_no_option_says_is_refused() -> None:
