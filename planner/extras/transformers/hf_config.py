@@ -180,8 +180,8 @@ _ROTARY_BASES = {"mixtral": 1_000_000.0}
 
 def _settings(config: Mapping[str, Any]) -> tuple[str, ...]:
     """What a file says of what is computed that is in no size."""
-    given = ((name, config.get(name)) for name in _SETTINGS.split())
-    return tuple(f"{name}={json.dumps(value)}" for name, value in given if value not in (None, "silu"))
+    values = [(name, config.get(name)) for name in _SETTINGS.split()]
+    return tuple(f"{name}={json.dumps(value)}" for name, value in values if value not in (None, "silu"))
 
 
 _SETTINGS = """
