@@ -263,7 +263,7 @@ def test_what_a_rank_has_to_say_is_told_once_while_the_job_runs_or_at_its_end(is
     class Speaking:
         """A worker that says something, and ends once it was heard, or at once."""
 
-        numbers: ClassVar[dict[int, int]] = {}
+        pids: ClassVar[dict[int, int]] = {}
 
         def start(self) -> None:
             for _ in range(0 if is_over else 2):

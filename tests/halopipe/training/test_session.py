@@ -197,7 +197,8 @@ def test_the_phases_of_a_step_follow_each_other_as_they_are_listed() -> None:
     engine = SimpleNamespace(settle=phase("settle"))
     first = SimpleNamespace(after=phase("compare", ("reference", ())))
     steps = RankSteps(engine, phase("take", "batch"), phase("run", result), None, True, phase("note"), first)
-    steps.behind, steps.around = phase("go on"), around
+    steps.after_step = phase("go on")
+    steps.around = around
     assert steps.step(3) is result
     assert done == ["around 3", "take", "run", "left", "settle", "note", "compare", "go on"]
     assert (steps.first, steps.comparison) == (None, ("reference", ())), "it is compared once"

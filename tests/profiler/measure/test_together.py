@@ -17,7 +17,7 @@ from profiler.measure.deduplicated import FirstPasses
 from profiler.measure.job import MeasuringJob
 from profiler.measure.noise import ThreadClock
 from profiler.measure.timing import BackwardTimes
-from profiler.measure.together import PairEffort, Signals, Times, compute_beside, measure_slowdowns, slowdowns_of
+from profiler.measure.together import LayerSeconds, PairEffort, Signals, compute_beside, measure_slowdowns, slowdowns_of
 from profiler.measure.worker import fork_beside
 from tests.profiler.capture.test_graph import captured, loaded
 from tests.profiler.measure.test_timing import RESNET, Net, passed, tensors_of
@@ -25,7 +25,7 @@ from tests.profiler.measure.test_timing import RESNET, Net, passed, tensors_of
 KINDS = {"a": "conv", "b": "conv", "c": "relu", "d": "relu"}
 
 
-def passes(seconds: dict[str, tuple[float, float]], by: Sequence[float] = (1.0, 1.0, 1.0)) -> list[Times]:
+def passes(seconds: dict[str, tuple[float, float]], by: Sequence[float] = (1.0, 1.0, 1.0)) -> list[LayerSeconds]:
     return [{name: (f * each, BackwardTimes(b * each)) for name, (f, b) in seconds.items()} for each in by]
 
 
