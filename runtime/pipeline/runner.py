@@ -112,6 +112,7 @@ class Runner:
             StageFailedError: clouds or seeds that cannot be used.
         """
         if self.preparing is not None:
+            self._upcoming = [each for each in self._upcoming if each is not batch]  # of which it is too late
             self._gradient_sync.bind(None)
             for local_stage in self._local_stages.values():
                 local_stage.program.reset(step)

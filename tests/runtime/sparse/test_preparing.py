@@ -185,6 +185,7 @@ def test_a_thread_without_a_core_of_its_own_begins_when_its_rank_waits(
 
     on_engines(network("unet"), ahead("unet", "one rank, then one", (1, 3)), work, gives_way=gives_way)
     assert [begun[rank][-1] for rank in (0, 1)] == begins
+    assert [len(begun[rank]) for rank in (0, 1)] == [STEPS - gives_way] * 2, "a batch that is bound is not made again"
 
 
 def test_without_word_of_the_next_batch_a_step_prepares_itself() -> None:
