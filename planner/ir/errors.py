@@ -129,6 +129,13 @@ class UnknownNameError(UsageError):
     usual = ("one of the names above",)
 
 
+def nearest(name: str, names: Iterable[str]) -> list[str]:
+    """The remedy of a name that is not among ``names``: the one that may be meant; empty if none is like it."""
+    from difflib import get_close_matches  # late: it is asked for when something is wrong
+
+    return [f"{near} (did you mean that?)" for near in get_close_matches(name, list(names), n=1)]
+
+
 class MissingDeviceError(UsageError):
     """A plan, or somebody who asks for a profile, wants a device that this host does not have."""
 

@@ -148,17 +148,7 @@ class FitsReport:
 
 
 def _bytes(fit: MemoryFit) -> dict[str, Any]:
-    memory = fit.memory
-    return {
-        "memory_bytes": {
-            "weights": memory.weights,
-            "gradients": memory.gradients,
-            "optimiser": memory.optimiser,
-            "activations": memory.activations,
-            "one_pass": memory.working,
-        },
-        "left_bytes": fit.left_bytes,
-    }
+    return {"memory_bytes": fit.memory.parts, "left_bytes": fit.left_bytes}
 
 
 def find(transformer: str, on: str, devices: int, global_batch: int | None, options: WaysOptions) -> FitsReport:

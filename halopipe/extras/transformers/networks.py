@@ -16,8 +16,10 @@ from planner.extras.transformers.shape import TRANSFORMERS, Transformer, named_t
 from planner.ir.errors import UsageError
 
 _NEEDED = ("hidden", "ffn", "heads", "layers", "vocab", "seq")
-_UNTOLD = ("value_size", "shared_gate", "router_bias")
-"""Of sizes that are left out those that follow from others, or are of experts."""
+_UNTOLD = ("value_size", "shared_gate", "router_bias", "rotary_base", "settings")
+"""Of what is left out that which follows from others, is of experts, or changes no price."""
+_UNTYPED = ("name", "settings")
+"""Of a shape what is no size, and nobody types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +90,9 @@ def network_of(text: str) -> Network:
             ["head_size=..., where heads are not hidden / heads wide"],
         )
     shape = Transformer(name="transformer", **sizes)
-    others = {each.name: getattr(shape, each.name) for each in fields(shape) if each.name not in (*sizes, "name")}
-    left_out = {name: value for name, value in others.items() if isinstance(value, bool) or value}
-    return Network(shape, {name: value for name, value in left_out.items() if name not in _UNTOLD}, ())
+    not_asked = ("name", *sizes, *_UNTOLD)
+    others = {each.name: getattr(shape, each.name) for each in fields(shape) if each.name not in not_asked}
+    return Network(shape, {name: value for name, value in others.items() if isinstance(value, bool) or value}, ())
 
 
 def _sequence(described: Described) -> str:
@@ -106,7 +108,7 @@ def _changed(network: Network, sizes: Mapping[str, Any]) -> Network:
 
 def _sizes(text: str) -> dict[str, Any]:
     """Sizes by name."""
-    size_fields = {field.name: field for field in fields(Transformer) if field.name != "name"}
+    size_fields = {field.name: field for field in fields(Transformer) if field.name not in _UNTYPED}
     flags = [name for name, field in size_fields.items() if isinstance(field.default, bool)]
 
     def size(name: str, value: str) -> int | bool:

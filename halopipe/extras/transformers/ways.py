@@ -100,14 +100,7 @@ class WaysReport:
             "high_s": prediction.step.high,
             "evidence": prediction.step.evidence,
             "spent_s": dict(prediction.parts),
-            "memory_bytes": {
-                "state": memory.state,
-                "weights": memory.weights,
-                "gradients": memory.gradients,
-                "optimiser": memory.optimiser,
-                "activations": memory.activations,
-                "one_pass": memory.working,
-            },
+            "memory_bytes": {"state": memory.state, **memory.parts},
             "micro_batches": prediction.micro_batches,
             "model_flop_per_s": prediction.model_flop_per_s(self.shape, self.global_batch, self.devices),
             **({"dollars_per_step": self._dollars(choice)} if self.price_per_hour else {}),
@@ -389,14 +382,7 @@ def cluster_of(on: str, shape: Transformer, layers: Path | None = None) -> GpuCl
 def memory_text(memory: Memory, usable_bytes: float) -> str:
     """What a rank holds, of what it may, and what that is."""
     gib = 2**30
-    parts = {
-        "weights": memory.weights,
-        "gradients": memory.gradients,
-        "optimiser": memory.optimiser,
-        "activations": memory.activations,
-        "one pass": memory.working,
-    }
-    breakdown = ", ".join(f"{what} {size / gib:.1f}" for what, size in parts.items())
+    breakdown = ", ".join(f"{what.replace('_', ' ')} {size / gib:.1f}" for what, size in memory.parts.items())
     return f"{memory.total / gib:.1f} of {usable_bytes / gib:.1f} GiB ({breakdown})"
 
 

@@ -8,7 +8,6 @@ t = steps x latency + factor x bytes / min(host rate / groups, rate within)
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from planner.extras.kernels.links import (
 from planner.extras.kernels.models import Kernels, kernels
 from planner.extras.transformers.passes import Timed
 from planner.extras.transformers.shape import ParallelDegrees
-from planner.ir.errors import UnknownNameError
+from planner.ir.errors import UnknownNameError, nearest
 
 GBIT = 1e9 / 8
 RESERVED_BYTES = 1.5 * 2**30
@@ -212,7 +211,5 @@ def named_cluster(name: str) -> GpuCluster:
     """
     cluster = clusters().get(name)
     if cluster is None:
-        near = difflib.get_close_matches(name, clusters(), n=1)
-        listing = [f"known: {', '.join(clusters())}"]
-        raise UnknownNameError(f"no cluster {name!r}", listing, [f"{name} (did you mean that?)" for name in near])
+        raise UnknownNameError(f"no cluster {name!r}", [f"known: {', '.join(clusters())}"], nearest(name, clusters()))
     return cluster

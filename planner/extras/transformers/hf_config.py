@@ -11,7 +11,6 @@ The sequence is ``max_position_embeddings``, :data:`MOST_SEQ` at most: trained o
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.extras.transformers.shape import MODERN, Transformer
-from planner.ir.errors import CorruptFileError, UnknownNameError, UnsupportedModelError
+from planner.ir.errors import CorruptFileError, UnknownNameError, UnsupportedModelError, nearest
 from planner.ir.files import parse_json, read_text
 
 MOST_SEQ = 8192
@@ -81,12 +80,11 @@ def described(config: Mapping[str, Any], name: str, place: str = "config.json") 
     """
     kind = KINDS.get(config["model_type"])
     if kind is None:
-        near = [f"{each} (did you mean that?)" for each in difflib.get_close_matches(config["model_type"], KINDS, n=1)]
         inner = ["its text_config as a file of its own"] if "text_config" in config else []
         raise UnknownNameError(
             f"{place}: model_type {config['model_type']!r} is not known",
             [f"known: {', '.join(KINDS)}"],
-            [*inner, *near, "sizes: hidden=4096,ffn=14336,heads=32,..."],
+            [*inner, *nearest(config["model_type"], KINDS), "sizes: hidden=4096,ffn=14336,heads=32,..."],
         )
     fields = _Fields(place, config, kind.defaults)
     _require_neutral(fields)

@@ -58,6 +58,17 @@ class Memory:
     stage: int = 0
 
     @property
+    def parts(self) -> dict[str, float]:
+        """By what it is for, as people and files are told."""
+        return {
+            "weights": self.weights,
+            "gradients": self.gradients,
+            "optimiser": self.optimiser,
+            "activations": self.activations,
+            "one_pass": self.working,
+        }
+
+    @property
     def state(self) -> float:
         """Weights, gradients, optimiser."""
         return self.weights + self.gradients + self.optimiser

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from enum import StrEnum
 from itertools import groupby
 from typing import Any
 
-from planner.ir.errors import UnknownNameError, UsageError
+from planner.ir.errors import UnknownNameError, UsageError, nearest
 
 MOST_DEGREE = 2**20
 """Of ranks, stages, replicas, samples and chunks; no cluster has as many devices."""
@@ -626,10 +625,9 @@ def named_transformer(name: str) -> Transformer:
     """
     shape = TRANSFORMERS.get(name)
     if shape is None:
-        near = difflib.get_close_matches(name, TRANSFORMERS, n=1)
         raise UnknownNameError(
             f"no transformer {name!r}",
             [f"known: {', '.join(TRANSFORMERS)}"],
-            [*(f"{name} (did you mean that?)" for name in near), "the path of a config.json, or sizes"],
+            [*nearest(name, TRANSFORMERS), "the path of a config.json, or sizes"],
         )
     return shape

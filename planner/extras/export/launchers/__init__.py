@@ -17,7 +17,6 @@ Modules:
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 
 from planner.extras.export.launchers.accelerate import ACCELERATE
@@ -26,7 +25,7 @@ from planner.extras.export.launchers.job import Launcher, LauncherFiles, Trainin
 from planner.extras.export.launchers.megatron import BRIDGE, MEGATRON
 from planner.extras.export.launchers.torchtitan import NEWEST, V0_2
 from planner.extras.transformers.shape import Transformer
-from planner.ir.errors import UnknownNameError, UsageError
+from planner.ir.errors import UnknownNameError, UsageError, nearest
 
 __all__ = [
     "LAUNCHERS",
@@ -108,6 +107,4 @@ def require_told(launcher: Launcher, job: TrainingJob) -> None:
 def _known(what: str, name: str, names: list[str]) -> str:
     if name in names:
         return name
-    near = difflib.get_close_matches(name, names, n=1)
-    remedies = [f"{each} (did you mean that?)" for each in near]
-    raise UnknownNameError(f"no {what} {name!r}", [f"known: {', '.join(names)}"], remedies)
+    raise UnknownNameError(f"no {what} {name!r}", [f"known: {', '.join(names)}"], nearest(name, names))

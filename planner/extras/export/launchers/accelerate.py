@@ -14,6 +14,7 @@ from typing import Any
 from planner.extras.export.launchers.job import (
     ARGUMENTS,
     BFLOAT16,
+    CHECKPOINTING,
     FLOAT16,
     FLOAT32,
     Launcher,
@@ -78,7 +79,7 @@ def _missing(job: TrainingJob) -> list[str]:
     if job.tensor > 1:
         missing.append("the vocabulary in parts: the model's tp_plan says what tensor ranks divide")
     if job.ways.recompute is Recompute.FULL and not job.ways.zero:
-        missing.append("full recomputation: gradient_checkpointing_enable() of a Hugging Face model, in the program")
+        missing.append(CHECKPOINTING)
     return missing
 
 

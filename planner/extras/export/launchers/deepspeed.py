@@ -15,6 +15,7 @@ from typing import Any
 from planner.extras.export.launchers.job import (
     ARGUMENTS,
     BFLOAT16,
+    CHECKPOINTING,
     FLOAT16,
     FLOAT32,
     Launcher,
@@ -55,7 +56,7 @@ def _missing(job: TrainingJob) -> list[str]:
     if job.tensor > 1:
         missing.append("the vocabulary in parts: AutoTP keeps the embedding whole on each rank, and gathers logits")
     if job.ways.recompute is Recompute.FULL:
-        missing.append("full recomputation: gradient_checkpointing_enable() of a Hugging Face model, in the program")
+        missing.append(CHECKPOINTING)
     elif job.ways.recompute is Recompute.SELECTIVE:
         missing.append("selective recomputation: deepspeed.checkpointing around attention's core, in the model's code")
     return missing

@@ -23,6 +23,8 @@ BFLOAT16 = "bfloat16"
 FLOAT16 = "float16"
 FLOAT32 = "float32"
 DTYPES = (BFLOAT16, FLOAT16, FLOAT32)
+CHECKPOINTING = "full recomputation: gradient_checkpointing_enable() of a Hugging Face model, in the program"
+"""What a program is to do whose launcher does not recompute."""
 ARGUMENTS = '"$@"'
 """Of a script: what is given to it."""
 
@@ -101,8 +103,13 @@ class TrainingJob:
         return len({group.gpus for group in self.hosts}) > 1
 
     def is_of(self, name: str) -> bool:
-        """Whether the network is the one of that name, of any sequence length."""
-        return replace(TRANSFORMERS[name], seq=self.shape.seq) == replace(self.shape, name=name)
+        """Whether the network has the sizes of the one of that name, and any sequence length."""
+        return replace(TRANSFORMERS[name], seq=self.shape.seq) == replace(self.shape, name=name, settings=())
+
+    @property
+    def untold(self) -> list[str]:
+        """What a configuration says of the network beyond its sizes, for whoever is told these."""
+        return [f"{each}: the network's config.json says so, and sizes do not" for each in self.shape.settings]
 
     def __str__(self) -> str:
         return (

@@ -198,10 +198,7 @@ def _megatron(job: TrainingJob, file: str) -> LauncherFiles:
     missing = [f"the vocabulary of {job.shape.vocab}: it is the tokeniser's, --tokenizer-type among the arguments"]
     if job.shape.relu:
         missing.append("ReLU: activation_func of the TransformerConfig, in the model's code")
-    missing += [
-        f"{setting} of the network's config.json: an option of Megatron's, or its usual"
-        for setting in job.shape.settings
-    ]
+    missing += job.untold
     about = "Megatron-LM, core 0.17 to 0.20, in its folder; arguments: what is yours (data, tokeniser, optimiser)"
     command = [torchrun(job), ("pretrain_gpt.py",), *_network(job), *_division(job), (ARGUMENTS,)]
     return LauncherFiles(script(job, about, command, _environment(job)), missing=tuple(missing))
@@ -239,9 +236,7 @@ def _fields(job: TrainingJob) -> Iterator[tuple[str, object]]:
 def _bridge(job: TrainingJob, file: str) -> LauncherFiles:
     del file
     recipe = next((recipe for name, recipe in _RECIPES.items() if job.is_of(name)), "")
-    missing = []
-    if not recipe:
-        missing.append(f"the sizes of {job.shape.name}: RECIPE=... names a recipe of it")
+    missing = job.untold if recipe else [f"the sizes of {job.shape.name}: RECIPE=... names a recipe of it"]
     if job.ways.zero > 1:
         missing.append("slices of gradients in float32: ddp.megatron_fsdp_main_grads_dtype in the recipe's code")
     about = "Megatron-Bridge 0.7, in its folder; arguments: what is yours (--dataset, tokenizer.*, optimizer.*)"

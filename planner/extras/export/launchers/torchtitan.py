@@ -74,7 +74,7 @@ def _schedule(job: TrainingJob) -> str:
 
 
 def _missing(job: TrainingJob, where: str) -> tuple[str, ...]:
-    return () if _flavour(job) else (f"the sizes of {job.shape.name}: {where}",)
+    return tuple(job.untold) if _flavour(job) else (f"the sizes of {job.shape.name}: {where}",)
 
 
 def _flavour(job: TrainingJob) -> str:

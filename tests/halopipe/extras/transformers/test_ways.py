@@ -261,6 +261,7 @@ def test_selective_recomputation_of_fused_attention_is_priced_and_said_to_save_n
         (SIZES.replace("seq=512", "seq=0"), on(), 2, "seq=0"),
         ("llama3-8b,seq=none", on(), 2, "seq=none"),
         ("llama3-8b,width=3", on(), 2, "'width'"),
+        ("llama3-8b,settings=3", on(), 2, "'settings'"),
         ("llama3-8b,kv_heads=5", on(), 2, "heads=32, kv_heads=5"),
         ("missing.json", on(), 3, "missing.json"),
         ("llama3-8b", on()[:-2], 2, "no --global-batch was given"),
