@@ -117,15 +117,15 @@ class DividedStage:
 
     Args:
         layers: of the stage, by name.
-        wire: to the other ranks of the stage, or between parts of a micro-batch.
+        peers: the ranks of the stage, or parts of a micro-batch.
 
     Attributes:
-        wire: counts what was sent.
+        peers: count what was sent.
         later: where weight gradients wait in a backward.
     """
 
-    def __init__(self, model: CapturedModule, layers: Iterable[str], wire: PeerGroup, later: DeferredGradients) -> None:
-        self.wire = wire
+    def __init__(self, model: CapturedModule, layers: Iterable[str], peers: PeerGroup, later: DeferredGradients) -> None:
+        self.peers = peers
         self.later = later
         by_name = model.graph.by_name()
         self._layers = {name: by_name[name] for name in layers}
@@ -139,7 +139,7 @@ class DividedStage:
         self._calls: dict[str, NodeCall] = {}
         self._kept = Recent[int, tuple[Division, dict[tuple[str, bool, int], LayerShard]]](_MOST_KEPT)
         self._division: Division | None = None
-        self._position = wire.position
+        self._position = peers.position
 
     @property
     def division(self) -> Division | None:
@@ -151,8 +151,8 @@ class DividedStage:
         division = microbatch_shard.division
         if division is None:
             raise ValueError("a divided stage is run with a division")
-        self.wire.at(microbatch_shard.microbatch)
-        self._position = self.wire.position
+        self.peers.at(microbatch_shard.microbatch)
+        self._position = self.peers.position
         self.enter(division)
 
     def enter(self, division: Division) -> None:
@@ -167,17 +167,17 @@ class DividedStage:
 
     def begin(self, microbatch: int) -> None:
         """The backward of a micro-batch, or of a part."""
-        self.wire.at(microbatch)
+        self.peers.at(microbatch)
 
     def finish(self) -> None:
         """A backward is over."""
         self.later.run()
-        self.wire.finish()
+        self.peers.finish()
 
     def reset(self) -> None:
         """What is under way came to nothing."""
         self.later.clear()
-        self.wire.reset()
+        self.peers.reset()
 
     def rule(self, inner: NodeRule, *, training: bool = True) -> NodeRule:
         """The rule that puts forms in place of operators; ``inner`` says what those are (draws, evaluation)."""
@@ -211,13 +211,13 @@ class DividedStage:
         mine = division.layers[layer]
         call = self._calls[layer]
         return LayerShard(
-            self.wire,
+            self.peers,
             division,
             mine,
-            group_of(mine, self.wire.ranks, self.wire.position),
+            group_of(mine, self.peers.ranks, self.peers.position),
             training,
             call.inputs,
-            self._integers(call, mine.rows[self.wire.position], division),
+            self._integers(call, mine.rows[self.peers.position], division),
             self.later,
             is_read=layer in self._read,
             place=self._places[layer],
@@ -255,7 +255,7 @@ class DividedStage:
 
         def helped(*args: Any, **kwargs: Any) -> Any:
             shard = self.shard(layer, training)
-            rows = shard.division.rows[self.wire.position]
+            rows = shard.division.rows[self.peers.position]
             return op(**{**call.arguments(args, kwargs), **self._integers(call, rows, shard.whole)})
 
         return helped

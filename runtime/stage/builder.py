@@ -249,15 +249,15 @@ class StageBuilder:
         context = self._context
         if context.boundaries.axis is not None:
             parts = (extra.parts_as_peers(context.decision.num_parts) for extra in extras(RuntimeExtra))
-            wire = required(parts, "runtime", "micro-batches in parts")
+            peers = required(parts, "runtime", "micro-batches in parts")
         elif stage not in context.divided:
             return None
         elif self._compiler is None:
-            wire = spatial.PeerGroup(context.transport, context.decision.stages[stage].ranks)
+            peers = spatial.PeerGroup(context.transport, context.decision.stages[stage].ranks)
         else:
-            wire = self._compiler.peers(stage)
+            peers = self._compiler.peers(stage)
         layers = context.decision.layers_of(stage)
-        return spatial.DividedStage(self._model, layers, wire, spatial.DeferredGradients())
+        return spatial.DividedStage(self._model, layers, peers, spatial.DeferredGradients())
 
     def _sites(self, stage: int) -> SharedSites | None:
         """How a stage of several ranks shares out the sites of a sparse network."""
