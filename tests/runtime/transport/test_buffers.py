@@ -154,7 +154,7 @@ BOX = whole(SHAPE)
 
 
 class End:
-    """As a transport, one end of the wire between two ranks."""
+    """As a transport, one end of the line between two ranks."""
 
     def __init__(self, rank: int, peer: Peer) -> None:
         self.rank, self._peer = rank, peer
