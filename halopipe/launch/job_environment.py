@@ -97,7 +97,7 @@ class JobRank:
                 [*shown, f"halopipe plan PROFILE --ranks {self.num_ranks}"],
             )
 
-    def rank_of(self, decision: Decision) -> int:
+    def planned_rank(self, decision: Decision) -> int:
         """The rank of the plan that this process is.
 
         Where the job has as many hosts as the plan, the plan's first host is the job's first: its ranks run there, in

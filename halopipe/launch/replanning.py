@@ -315,11 +315,11 @@ class RankAssignment:
     """Who does what in a job that torchrun started.
 
     Attributes:
-        rank_of: the plan's rank of each rank of the job that has something to do.
+        planned_ranks: the plan's rank of each rank of the job that has something to do.
     """
 
     plan: Plan
-    rank_of: Mapping[int, int]
+    planned_ranks: Mapping[int, int]
 
 
 def ranks_assigned(job: JobRank, store: Store, own: Replanner) -> RankAssignment:
@@ -339,7 +339,7 @@ def ranks_assigned(job: JobRank, store: Store, own: Replanner) -> RankAssignment
             for rank, (name, host, local_rank) in enumerate(places)
         }
         assignment = _assigned(own, names)
-        return json.dumps([dumps(assignment.plan), list(assignment.rank_of.items())])
+        return json.dumps([dumps(assignment.plan), list(assignment.planned_ranks.items())])
 
     text, pairs = json.loads(said_by_rank_0(store, "seats", job.rank, settle))
     own.plan = loads(text, Plan)
@@ -378,13 +378,13 @@ def _assigned(own: Replanner, arrivals: Mapping[JobRank, str]) -> RankAssignment
             whose = {name: devices[0].rpartition("/")[0] for name, devices in zip(names, there, strict=True) if devices}
             write_text(path, json.dumps(whose))
     rank_with = {device: rank for rank, device in device_of.items()}
-    rank_of = {rank_with[assignment.name]: assignment.rank for assignment in device_assignments_of(plan.decision)}
-    idle = [rank for rank in range(len(arrivals)) if rank not in rank_of]
+    planned_ranks = {rank_with[assignment.name]: assignment.rank for assignment in device_assignments_of(plan.decision)}
+    idle = [rank for rank in range(len(arrivals)) if rank not in planned_ranks]
     if idle:
         own.say(
             f"{units.count(len(idle), 'rank')} of the job {'has' if len(idle) == 1 else 'have'} nothing to do: {idle}"
         )
-    return RankAssignment(plan, rank_of)
+    return RankAssignment(plan, planned_ranks)
 
 
 def _without(own: Replanner, missing: Sequence[str], left: Container[str]) -> Plan:

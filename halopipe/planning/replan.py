@@ -216,8 +216,8 @@ def _candidate(problem: Problem, cost_model: CostModel, decision: Decision) -> C
 
     if any(has_layouts(decision, stage) for stage in range(len(decision.stages))):
         return None
-    rank_of = {device.name: rank for rank, device in enumerate(problem.profile.cluster.devices)}
-    left = [tuple(rank_of[name] for name in stage.devices if name in rank_of) for stage in decision.stages]
+    rank_by_name = {device.name: rank for rank, device in enumerate(problem.profile.cluster.devices)}
+    left = [tuple(rank_by_name[name] for name in stage.devices if name in rank_by_name) for stage in decision.stages]
     kept = [number for number, ranks in enumerate(left) if ranks]
     groups = tuple(left[number] for number in kept)
     if not kept or len(set(groups)) < len(groups):  # several stages a position go by their schedule's pattern

@@ -18,7 +18,7 @@ from halopipe.run_spec.result import Saves, Score
 from halopipe.terminal import units
 from halopipe.training.first_step import FirstStep, first_batch_of
 from halopipe.training.isolated_timing import IsolatedTimer
-from halopipe.training.rank import Rank
+from halopipe.training.rank import Member
 from halopipe.training.reference import Reference, compare_losses
 from halopipe.training.steps import RankSteps
 from planner.ir.timeline import LeftOut, Span
@@ -68,18 +68,18 @@ class Loop:
     def __init__(
         self,
         job: Job,
-        rank: Rank,
+        member: Member,
         data_sources: DataSources,
         saved: Saved | None,
         end: EndRequest | None,
     ) -> None:
         self._options = job.options
-        self._engine = rank.engine
-        self._context = rank.context
+        self._engine = member.engine
+        self._context = member.context
         self._data_sources = data_sources
-        self._begun = rank.engine.num_steps
+        self._begun = member.engine.num_steps
         source = data_sources.training(Position() if saved is None else saved.position, self._begun)
-        self._source = AheadSource(source, rank.engine.expect) if rank.engine.looks_ahead else source
+        self._source = AheadSource(source, member.engine.expect) if member.engine.looks_ahead else source
         self._done = source.position
         self._scores = list[Score]()
         self._left_out = list[LeftOut]()
@@ -91,18 +91,18 @@ class Loop:
         if options.metrics:
             from halopipe.training.metrics import Metrics  # late: most runs write none
 
-            self.metrics = Metrics(options.metrics, rank.store, rank.context.rank, rank.context.loss_rank, self._begun)
+            self.metrics = Metrics(options.metrics, member.store, member.context.rank, member.context.loss_rank, self._begun)
         if options.eval_metric:
             from halopipe.training.evaluate import metric_call  # late: most runs evaluate nothing
 
-            metric_call(rank.context, units.names_in(options.eval_outputs))  # before the first step
+            metric_call(member.context, units.names_in(options.eval_outputs))  # before the first step
         if end is not None:
             from halopipe.training.checkpointing import Checkpoints  # late: most runs save nothing
 
-            self._checkpoints = Checkpoints(options, rank.engine, (0, 0.0) if saved is None else saved.history, end)
+            self._checkpoints = Checkpoints(options, member.engine, (0, 0.0) if saved is None else saved.history, end)
         if job.is_compared:
-            first = FirstStep(rank, None, partial(first_batch_of, job), strict=options.check_numerics)
-        self._steps = RankSteps(rank.engine, self._take, self._run, source.agreement, False, self._note, first)
+            first = FirstStep(member, None, partial(first_batch_of, job), strict=options.check_numerics)
+        self._steps = RankSteps(member.engine, self._take, self._run, source.agreement, False, self._note, first)
         self._steps.after_step = self._go_on
         self._steps.around = self._traced
 
