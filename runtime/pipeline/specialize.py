@@ -248,15 +248,15 @@ class Specializer:
         ]
         self._require_possible(stage, {count[position] for count, rows in zip(counts, batch.rows, strict=True) if rows})
         weights = list(self._weights(batch.rows))
-        names = [name for name in local_stage.program.inputs if name in self._graph.inputs]
+        names = [name for name in local_stage.passes.inputs if name in self._graph.inputs]
         shares = list[MicrobatchShard]()
         feeds = list[dict[str, Feed]]()
         for m, count in enumerate(counts):
             start = sum(count[:position])
-            sizes = self._sizes_of(local_stage.program.sizes, batch.shapes(m)) if batch.rows[m] else ()
+            sizes = self._sizes_of(local_stage.passes.sizes, batch.shapes(m)) if batch.rows[m] else ()
             share = (sites or {}).get(m)
             if share is not None:
-                sizes = tuple(share.sizes[word] for word in local_stage.program.sizes)
+                sizes = tuple(share.sizes[word] for word in local_stage.passes.sizes)
             weight = count[position] * weights[m]
             shares.append(
                 MicrobatchShard(m, count[position], start, batch.rows[m], sizes, sites=share, loss_weight=weight)
@@ -275,14 +275,14 @@ class Specializer:
         """Every rank, or part, runs the whole micro-batch, as far as its layers' parts go."""
         num_parts = self._decision.num_parts
         weights = list(self._weights(batch.rows))
-        names = [name for name in local_stage.program.inputs if name in self._graph.inputs]
+        names = [name for name in local_stage.passes.inputs if name in self._graph.inputs]
         shares = list[MicrobatchShard]()
         feeds = list[dict[str, Feed]]()
         for number in range(len(batch.rows) * num_parts):
             m, k = divmod(number, num_parts)
             rows = batch.rows[m]
             division = divisions.get((stage, number))
-            sizes = self._sizes_of(local_stage.program.sizes, batch.shapes(m)) if rows else ()
+            sizes = self._sizes_of(local_stage.passes.sizes, batch.shapes(m)) if rows else ()
             position = k if num_parts > 1 else self._context.position(stage)
             weight = rows * weights[m]
             shares.append(MicrobatchShard(number, rows, 0, rows, sizes, division, whole=m, loss_weight=weight))
@@ -299,7 +299,7 @@ class Specializer:
 
     def _factors(self, stage: int, local_stage: LocalStage, microbatch: int) -> dict[str, Feed]:
         factor = partial(self._loss_weighting.factor, stage=stage, microbatch=microbatch)
-        return {name: partial(factor, name=name) for name in filter(is_factor, local_stage.program.inputs)}
+        return {name: partial(factor, name=name) for name in filter(is_factor, local_stage.passes.inputs)}
 
     def _weights(self, rows: tuple[int, ...]) -> Iterator[float]:
         """What one sample of each micro-batch counts for in the gradients of its update."""

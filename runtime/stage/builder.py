@@ -5,7 +5,7 @@ r"""Builds the stages of a rank, from the captured graph to the update of their 
     cut        (bn, targets; fc.weight, fc.bias) -> (loss,)         functions of inputs and state, in training and
                                                                     evaluation (:mod:`runtime.stage.functions`)
     built      F, B, I, W of micro-batches; sums over the stage's ranks, an optimiser
-                                                                    (:class:`StageBuilder`: a program and its updates)
+                                                                    (:class:`StageBuilder`: its passes and its updates)
     bound      rows 0 ... 5 of 8 of micro-batch 0, ...              this rank's shares of a batch
                                                                     (:mod:`runtime.pipeline.specialize`)
     run        feed, forward | backward | reduce_gradients, update  what the executor calls
@@ -42,7 +42,7 @@ from runtime.stage.local_stage import LocalStage
 from runtime.stage.modes import RunConfig
 from runtime.stage.random.streams import CounterRng, RandomNodes
 from runtime.stage.sample_weights import is_factor, weighed_in
-from runtime.stage.stage import StageProgram
+from runtime.stage.stage import StagePasses
 from runtime.transport.base import exchange_key
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class StageBuilder:
         if divided is not None and isinstance(updates.reduction, GradientBuckets):
             divided.later.added = updates.reduction.note
             updates.reduction.put_off = divided.later.targets
-        program = StageProgram(
+        stage_passes = StagePasses(
             function,
             frozenset(received),
             graph.loss if graph.loss in function.outputs else None,
@@ -118,7 +118,7 @@ class StageBuilder:
             span_recompute=functions.span_recompute,
         )
         return LocalStage(
-            program,
+            stage_passes,
             ranks,
             (),
             received,

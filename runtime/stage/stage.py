@@ -119,7 +119,7 @@ class _InFlight:
     recorded: _Recorded | None = None
 
 
-class StageProgram:
+class StagePasses:
     """Runs a :class:`StageFunction`, several micro-batches at a time.
 
     Args:

@@ -172,7 +172,7 @@ def test_what_a_step_received_is_not_kept() -> None:
     for engine in engines:
         (executor,) = engine._runner._executors.values()
         assert executor.num_left == 0
-        assert all(local_stage.program.num_in_flight == 0 for local_stage in engine._local_stages.values())
+        assert all(local_stage.passes.num_in_flight == 0 for local_stage in engine._local_stages.values())
 
 
 def test_a_whole_step_without_the_loss_on_a_rank_gives_none() -> None:
