@@ -46,7 +46,7 @@ def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes behind ``tensors``; memory that several of them share counts once."""
+    """Bytes of the memory of ``tensors``; memory that several of them share counts once."""
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())
 

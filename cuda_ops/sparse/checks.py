@@ -271,7 +271,7 @@ def _require_runs(where: str, starts: Tensor, lengths: Tensor, rows: int) -> Non
     runs = "runs", rows, storage_id(lengths), times_written(lengths), lengths.storage_offset()
     if _SEEN.has(starts, runs) and _SEEN.has(lengths, runs):
         return
-    _within(where, "starts", starts, 0, rows + 1)  # an empty segment may start behind the last row
+    _within(where, "starts", starts, 0, rows + 1)  # an empty segment may start after the last row
     _within(where, "lengths", lengths, 0, rows + 1)
     firsts = starts
     ends = starts + lengths  # no overflow: both are numbers of rows

@@ -140,7 +140,7 @@ class ScriptCall:
 
 
 def step(execution: Execution, *batches: Any) -> float | None:
-    """The loss of a step on the first batch; the other is that of the step behind, if it is known."""
+    """The loss of a step on the first batch; the other is that of the step after, if it is known."""
     return execution.train_before(*batches).loss
 
 

@@ -1,4 +1,4 @@
-"""The steps of a run on one rank, one after another: what is noted of them, what is due behind them, and their end."""
+"""The steps of a run on one rank, one after another: what is noted of them, what is due after them, and their end."""
 
 from __future__ import annotations
 

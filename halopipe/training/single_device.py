@@ -28,7 +28,7 @@ from torch import Tensor
 from cuda_ops._torch import tree_leaves
 from cuda_ops.calls import arguments_of
 from cuda_ops.dense.data_dependent import is_unit
-from cuda_ops.dense.state_writes import attributes_behind, written
+from cuda_ops.dense.state_writes import attributes_viewed, written
 from cuda_ops.device.host import available_bytes
 from halopipe.data.factories import BatchItem
 from halopipe.data.sources import batches, take
@@ -296,8 +296,8 @@ def mixes(captured: CapturedModule) -> bool:
     if captured.mixing or not captured.polymorphic or is_by_cloud:
         return True
     graph = captured.graph_module.graph
-    behind = attributes_behind(graph)
-    return any(written(node, behind) or _normalises_samples(node) for node in graph.nodes if node.op == "call_function")
+    viewed = attributes_viewed(graph)
+    return any(written(node, viewed) or _normalises_samples(node) for node in graph.nodes if node.op == "call_function")
 
 
 def losses_of(model: LoadedModel, captured: CapturedModule, context: RankContext) -> LossOf:

@@ -6,13 +6,13 @@ requests that are answered.  They differ in where batches come from, and in what
 order:
 
     take        a batch: read, sent by rank 0, given by a script, or asked for by somebody
-                all ranks agree on it (:class:`halopipe.data.batch_sources.Agreement`), and the batch behind it is told
+                all ranks agree on it (:class:`halopipe.data.batch_sources.Agreement`), and the batch after it is told
                 to whoever prepares it meanwhile (:mod:`halopipe.data.ahead`)
     run         forwards, backwards, gradients over ranks, one update; or forwards alone
     settle      the others' word on NaN is waited for, where somebody looks at the loss at once
     note        what came of it: results, metrics, logs, the clock of checkpoints
     compare     the first update with one device's (:mod:`halopipe.training.first_step`)
-    go on       what is due behind the step: an evaluation, a checkpoint, a script's own schedule
+    go on       what is due after the step: an evaluation, a checkpoint, a script's own schedule
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Executes one rank's row of a program, action by action, and notes when each of them ran.
 
 What is computed and sent, and in which order, is the program's decision.  The executor adds two things: a stage is told
-before the last action that adds to its gradients, so that their sum can start behind it; and the step is finished
+before the last action that adds to its gradients, so that their sum is overlapped with what follows; and the step is finished
 (:mod:`runtime.optim.gradient_sync`) before the first of the updates that end it.
 """
 
@@ -45,7 +45,7 @@ class RowTrace:
 
     Attributes:
         spans: when each action ran, in order.
-        peak_bytes: the most in use in each of them, then behind the last; empty where memory is not counted.
+        peak_bytes: the most in use in each of them, then after the last; empty where memory is not counted.
     """
 
     spans: tuple[Span, ...]
@@ -159,7 +159,7 @@ class Executor:
         self._mailbox = P2PMailbox(context, specialization.routing, specialization.program)
         # All ranks finish a step together, also those that have nothing to update.
         self._finishes_at_end = not evaluates and not any(ends_step(action) for action in row)
-        self._last = last_gradients(row, specialization.program.ranks)  # behind which sums of gradients start
+        self._last = last_gradients(row, specialization.program.ranks)  # with which sums of gradients are overlapped
         self._final = last_updates(row)  # whose gradients stay, for whoever looks at them between steps
         self._tasks = self._made(row)
         self._first_wait = next((number for number, action in enumerate(row) if action.op in _WAITS), len(row))

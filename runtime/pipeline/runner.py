@@ -1,6 +1,6 @@
 """Runs a rank's row of the program on one batch after another.
 
-A batch is made the graph's inputs, the plan is bound to its sizes, and the executor for these is run behind the barrier
+A batch is made the graph's inputs, the plan is bound to its sizes, and the executor for these is run after the barrier
 that every step begins with.
 """
 

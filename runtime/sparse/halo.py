@@ -47,7 +47,7 @@ def shared_conv(x: Tensor, weight: Tensor, local: LocalMap, peers: PeerGroup) ->
 
 
 def with_halo(x: Tensor, local: LocalMap, peers: PeerGroup) -> Tensor:
-    """``x`` (own inputs, channels), and behind it the rows of others that ``local`` reads."""
+    """``x`` (own inputs, channels), and after it the rows of others that ``local`` reads."""
     if local.halo.is_empty:
         return x
     extend: Callable[[Tensor, LocalMap, PeerGroup], Tensor] = _WithHalo.apply

@@ -327,7 +327,7 @@ class _Laid:
         pieces: where what comes lies in the box.
         sent: where what goes lies in what is held.
         is_all_held: whether all that is held lies in it.
-        row: a dim along which zeros, what is held and what comes stand one behind the other, and make up the box; with
+        row: a dim along which zeros, what is held and what comes stand one after the other, and make up the box; with
             the extents of zeros, and which is where: -2 stands for zeros, -1 for what is held, others for what comes.
             None: they lie otherwise.
     """

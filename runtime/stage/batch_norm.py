@@ -35,7 +35,7 @@ Counted = tuple[slice, ...] | None
 """The part of a tensor that makes statistics: () is all of it, None nothing."""
 
 NormCorrection = tuple[Tensor, Tensor, Tensor, Tensor, bool, float, float, bool]
-"""What ``torch.batch_norm`` takes behind its input."""
+"""What ``torch.batch_norm`` takes after its input."""
 
 Meanwhile = Callable[[], None]
 """Something else to do while ranks tell each other."""

@@ -306,7 +306,7 @@ class Deadline:
         return time.monotonic() - self.start_s
 
     def left_s(self) -> float:
-        """Until the limit; negative behind it."""
+        """Until the limit; negative after it."""
         return self.limit_s - self.waited_s()
 
     def error(self, what: str, rank: int, peer: str) -> DeadlineError:

@@ -119,7 +119,7 @@ class Frame:
     Args:
         layout: of the message.
         message: the buffer; a new one if None.
-        spare_bytes: room behind the frame in a new buffer, in which a wrong, longer message can be judged.
+        spare_bytes: room after the frame in a new buffer, in which a wrong, longer message can be judged.
 
     Attributes:
         tensors: views of the buffer, in order; without those that travel alone.
@@ -158,7 +158,7 @@ def views(message: Tensor, layout: FrameLayout) -> list[Tensor]:
 
 
 def alone_buffer(spec: Spec, spare_bytes: int, device: str | torch.device = "cpu") -> Tensor:
-    """Room for a tensor that travels alone, and behind it at most ``spare_bytes`` for a wrong, longer one."""
+    """Room for a tensor that travels alone, and after it at most ``spare_bytes`` for a wrong, longer one."""
     num_bytes = prod(spec[0]) * spec[1].itemsize
     return torch.empty(num_bytes + min(num_bytes // 8, spare_bytes), dtype=torch.uint8, device=device)
 
@@ -240,7 +240,7 @@ def header_of(key: Key, layout: FrameLayout, number: int, acknowledged: int) -> 
 
 
 def _faults(key: Key, expected: tuple[Any, ...], received: tuple[Any, ...]) -> list[str]:
-    """One line for each part of the header that differs; nothing behind a wrong magic number can be trusted."""
+    """One line for each part of the header that differs; nothing after a wrong magic number can be trusted."""
     if received[:2] != expected[:2]:
         return [f"magic and version: expected {expected[:2]}, came {received[:2]}"]
     kind = received[2]

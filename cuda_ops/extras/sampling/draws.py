@@ -60,7 +60,7 @@ class NeighbourDraws(Protocol):
         Args:
             fanout: at most so many of each; negative: all.
             base: from :func:`base_of`.
-            with_self: whether each node comes behind its own neighbours.
+            with_self: whether each node comes after its own neighbours.
         """
 
     def relabel(self, graph: NodeGraph, targets: NodeIds, sampled: NodeIds) -> tuple[NodeIds, NodeIds, NodeIds]:

@@ -104,7 +104,7 @@ class SlicePeers(PeerGroup):
         )
 
     def put(self, key: int, position: int, x: Tensor) -> dict[int, Tensor]:
-        """Keep what a slice has for those behind it; returns what all slices so far have."""
+        """Keep what a slice has for those after it; returns what all slices so far have."""
         if not key & 2 and self.microbatch != self._evaluated:  # in evaluation no backward says when it may go
             self._evaluated = self.microbatch
             self.values = {name: by_slice for name, by_slice in self.values.items() if name[1] & 2}

@@ -73,7 +73,7 @@ def _looked_up(
 def run_attention(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any]) -> Any:
     """Scaled dot-product attention for this rank's queries: samples, heads, queries and features of values are apart.
 
-    All keys are read.  A causal mask lets query t see keys up to t, whichever part t lies in.  Keys behind the last
+    All keys are read.  A causal mask lets query t see keys up to t, whichever part t lies in.  Keys after the last
     query of a part are worth nothing to it and are left out, unless weights are dropped at random, which are numbered
     by all keys.
     """

@@ -1,6 +1,6 @@
 """Layers with dropout and its like, with the random numbers given to them.
 
-Each takes what torch's own operator takes, behind ``noise``, and computes the same; attention and recurrent layers are
+Each takes what torch's own operator takes, after ``noise``, and computes the same; attention and recurrent layers are
 composed of operators without dropout.
 
 Random numbers of a given shape and distribution, made as torch's own operators make them.

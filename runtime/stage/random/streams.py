@@ -89,7 +89,7 @@ def drawn_part(
     Args:
         dim: that samples lie along; None: the numbers are the same for all samples, and drawn at once.
         generator: for the block that begins with a sample.
-        num_dims: the dims behind these are 1.
+        num_dims: the dims after these are 1.
     """
     box, shape = _shortened(place, num_dims)
     local = tuple(map(len, box))
@@ -196,7 +196,7 @@ class NodeStream:
         Args:
             shape: of this rank's part; the samples lie along ``dim``.  In a divided stage the place says it.
             index: of the draw, where a node draws more than once.
-            num_dims: the dims behind these are 1.
+            num_dims: the dims after these are 1.
         """
         rng = self.rng
         dim = self.dim
