@@ -365,7 +365,7 @@ class ScriptRanks:
 
     @property
     def processes(self) -> Mapping[int, int]:
-        """The number of each rank's process."""
+        """The id of each rank's process."""
         return self._workers.pids
 
     def wait_for_failure(self) -> HalopipeError:

@@ -101,7 +101,7 @@ class Processes:
 
     @property
     def pids(self) -> Mapping[int, int]:
-        """Numbers of their processes, by rank."""
+        """Ids of their processes, by rank."""
         return {rank: process.pid for rank, process in self._processes.items()}
 
     def ended(self) -> Mapping[int, EndedWorker]:

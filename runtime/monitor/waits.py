@@ -7,7 +7,7 @@ The program says what an action waits for (its peer is in its text); the board (
 how far each rank has come.  Which of a stage's ranks sends what follows from layouts that are not known here, so where
 several could, the one that has done least is named.
 
-What one rank says of itself on the board, and what it hears there of the others, while it takes part in a job.
+:class:`RankHeartbeat` is what one rank says of itself on the board, and hears there of the others.
 """
 
 from __future__ import annotations

@@ -6,10 +6,8 @@
 Whoever makes a batch decides where the numbers come from: the whole batch in this process, a dataset of which only the
 needed rows are read, or another rank.  All ranks must agree on the rows and shapes of every micro-batch.
 
-What a rank's host makes of micro-batches ahead of their forward passes: maps of sparse networks.
-
-On a core of the host that is work like any other.  Beside an accelerator a thread does it, one thing after another,
-while the rank starts the kernels of the micro-batch before.
+Maps of sparse networks are made by the host ahead of the forward pass (:class:`Ahead`).  On a core of the host that is
+work like any other; for an accelerator a thread does it, while the rank starts the kernels of the micro-batch before.
 """
 
 from __future__ import annotations

@@ -7,10 +7,9 @@ The graph stays as it was captured, with the same parameters and buffers; what e
 the division of the stage for the micro-batch that is being run (:class:`planner.layers.division.Division`), which may
 have another number of samples each time.
 
-Which random numbers the layers of a divided stage draw, from what each rank does of them.
-
-An elementwise layer draws for its part, attention for the weights of its part's queries; any other layer draws for its
-samples all that they have, of which its form cuts a part.
+Which random numbers a rank draws follows from its part of a layer (:class:`DrawnPlaces`).  An elementwise
+layer draws for its part, attention for the weights of its part's queries; any other layer draws for its samples all that
+they have, of which its form cuts a part.
 """
 
 from __future__ import annotations
@@ -124,7 +123,9 @@ class DividedStage:
         later: where weight gradients wait in a backward.
     """
 
-    def __init__(self, model: CapturedModule, layers: Iterable[str], peers: PeerGroup, later: DeferredGradients) -> None:
+    def __init__(
+        self, model: CapturedModule, layers: Iterable[str], peers: PeerGroup, later: DeferredGradients
+    ) -> None:
         self.peers = peers
         self.later = later
         by_name = model.graph.by_name()

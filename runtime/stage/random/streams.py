@@ -7,7 +7,7 @@
 So a plan draws what one device draws, whatever its stages, shares, schedule and recomputation.  Floats are drawn with
 32 bits whatever the model's dtype: a run in float64 is the exact twin of one in float32.
 
-Which of a layer's random numbers a rank draws, where its stage is divided along other dims than samples.
+Where a stage is divided along other dims than samples, a rank draws a part of a layer's numbers (:class:`DrawnPart`).
 
         micro-batch 2, node dropout_1, 4 samples of 6      011001 101110 | 010111 001011      in blocks of 2
         a rank with samples [1, 3) and rows [2, 4)                  11       01               draws both blocks
