@@ -1,8 +1,8 @@
 """Executes one rank's row of a program, action by action, and notes when each of them ran.
 
 What is computed and sent, and in which order, is the program's decision.  The executor adds two things: a stage is told
-before the last action that adds to its gradients, so that their sum is overlapped with what follows; and the step is finished
-(:mod:`runtime.optim.gradient_sync`) before the first of the updates that end it.
+before the last action that adds to its gradients, so that their sum is overlapped with what follows; and the step is
+finished (:mod:`runtime.optim.gradient_sync`) before the first of the updates that end it.
 """
 
 from __future__ import annotations

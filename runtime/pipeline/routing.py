@@ -161,10 +161,10 @@ class Routing:
             src, dst, _ = route
             leaving = [message for message in messages if message.src == rank]
             coming = [message for message in messages if message.dst == rank]
-            self.forward_out[route] = self._message_slices(FORWARD, route, src, ((m.dst, m.parts) for m in leaving))
-            self.forward_in[route] = self._message_slices(FORWARD, route, dst, ((m.src, m.parts) for m in coming))
-            self.backward_out[route] = self._message_slices(BACKWARD, route, dst, _gradients((m.src, m) for m in coming))
-            self.backward_in[route] = self._message_slices(BACKWARD, route, src, _gradients((m.dst, m) for m in leaving))
+            self.forward_out[route] = self._slices(FORWARD, route, src, ((m.dst, m.parts) for m in leaving))
+            self.forward_in[route] = self._slices(FORWARD, route, dst, ((m.src, m.parts) for m in coming))
+            self.backward_out[route] = self._slices(BACKWARD, route, dst, _gradients((m.src, m) for m in coming))
+            self.backward_in[route] = self._slices(BACKWARD, route, src, _gradients((m.dst, m) for m in leaving))
 
     def held(self, value: str, stage: int, microbatch: int) -> Box:
         """The box of ``value`` that this rank has while it runs ``stage``: its share of the samples, else all.
@@ -203,7 +203,7 @@ class Routing:
         """The dtype of ``value``."""
         return dtype_of(self._values[id(self._boundaries[0].graph)][value])
 
-    def _message_slices(
+    def _slices(
         self, kind: str, route: Route, stage: int, ends: Iterable[tuple[int, tuple[Part, ...]]]
     ) -> tuple[MessageSlice, ...]:
         return tuple(self._message_slice(kind, route, stage, peer, parts) for peer, parts in ends)

@@ -8,8 +8,8 @@ the division of the stage for the micro-batch that is being run (:class:`planner
 have another number of samples each time.
 
 Which random numbers a rank draws follows from its part of a layer (:class:`DrawnPlaces`).  An elementwise
-layer draws for its part, attention for the weights of its part's queries; any other layer draws for its samples all that
-they have, of which its form cuts a part.
+layer draws for its part, attention for the weights of its part's queries; any other layer draws for its samples all
+that they have, of which its form cuts a part.
 """
 
 from __future__ import annotations
