@@ -32,7 +32,7 @@ from halopipe.training.optimizer_spec import (
     parse_scheduler,
     require_meant,
 )
-from halopipe.training.rank import Member
+from halopipe.training.rank import JobMember
 from halopipe.training.rank_device import DEVICES
 from halopipe.training.script_values import ScriptValues
 from halopipe.training.session import Execution, TensorOrTuple, users_module
@@ -114,7 +114,7 @@ def require_optimizer(optimizer: object) -> None:
 
 def member_of_script(
     plan: Plan, optimizer: str | torch.optim.Optimizer | MakeOptimizer | None, options: ScriptOptions, rank: int = 0
-) -> tuple[Member, bool]:
+) -> tuple[JobMember, bool]:
     """A member as a script asks for it, not yet opened; and whether its first step is compared with one device.
 
     Raises:
@@ -149,11 +149,11 @@ def member_of_script(
         "transport": chosen["transport"],
         "check_first_step": str(check),
     }
-    return Member(plan, context, spelled, _device(chosen["device"]), chosen["transport"]), check
+    return JobMember(plan, context, spelled, _device(chosen["device"]), chosen["transport"]), check
 
 
 def joined(
-    member: Member,
+    member: JobMember,
     store: Store,
     board: Store | StatusStore,
     load: Callable[[], LoadedModel],
@@ -161,7 +161,7 @@ def joined(
     check: bool,
     local_rank: int | None = None,
 ) -> Execution:
-    """One rank of a plan, once all are there; see :meth:`halopipe.training.rank.Member.opened`."""
+    """One rank of a plan, once all are there; see :meth:`halopipe.training.rank.JobMember.opened`."""
     with member.opened(store, board, is_metered=False, local_rank=local_rank):
         member.prepare(lambda: (load(), None))
         if isinstance(member.context.optimizer, Followed):
@@ -273,7 +273,7 @@ def _made_on(optimizer: torch.optim.Optimizer, scheduler: Sequence[Any]) -> list
 
 
 def _device(asked: str | torch.device) -> str | torch.device:
-    """As :class:`halopipe.training.rank.Member` takes it.
+    """As :class:`halopipe.training.rank.JobMember` takes it.
 
     Raises:
         UsageError: it is no device, or one that torch has not here.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from halopipe.data.factories import BatchItem
 from halopipe.data.sources import batches, take
 from halopipe.run_spec.job import REFERENCE, Job
-from halopipe.training.rank import Member
+from halopipe.training.rank import JobMember
 from halopipe.training.reference import Reference, compare_losses, compare_tensors
 from planner.ir.codec import plain
 from planner.ir.errors import NumericsError
@@ -55,7 +55,7 @@ class FirstStep:
         strict: whether it is an error, too, where rounding hides what is compared.
     """
 
-    member: Member
+    member: JobMember
     read: Callable[[], Reference] | None
     first_batch: Callable[[], tuple[LoadedModel, CapturedModule, BatchItem] | None]
     strict: bool = False

@@ -18,7 +18,7 @@ from halopipe.run_spec.result import Saves, Score
 from halopipe.terminal import units
 from halopipe.training.first_step import FirstStep, first_batch_of
 from halopipe.training.isolated_timing import IsolatedTimer
-from halopipe.training.rank import Member
+from halopipe.training.rank import JobMember
 from halopipe.training.reference import Reference, compare_losses
 from halopipe.training.steps import RankSteps
 from planner.ir.timeline import LeftOut, Span
@@ -46,8 +46,8 @@ AfterStep = Callable[[int, StepResult, Activity], None]
 class Loop:
     """The steps of one rank.
 
-    A ``step`` is counted from 0 over the whole training; ``num_done`` is it and those before, as people count; ``place``
-    is among the steps of this run alone.
+    A ``step`` is counted from 0 over the whole training; ``num_done`` is it and those before, as people count; its
+    ``place`` is among the steps of this run alone.
 
     Args:
         saved: where the run goes on; None: it begins.
@@ -71,7 +71,7 @@ class Loop:
     def __init__(
         self,
         job: Job,
-        member: Member,
+        member: JobMember,
         data_sources: DataSources,
         saved: Saved | None,
         end: EndRequest | None,
@@ -125,8 +125,9 @@ class Loop:
 
             self._traces = TorchTraces(options, self._context.rank, self._context.activity, self._first_step)
         try:
+            timed_alone_before = min(self._first_step + options.warmup, options.steps - 1)
             for step in range(self._first_step, options.steps):
-                if self.isolated_timer is not None and step == min(self._first_step + options.warmup, options.steps - 1):
+                if self.isolated_timer is not None and step == timed_alone_before:
                     self.isolated_timer.time(engine, forgets=options.accumulate == 1)
                 self._steps.step(step)
             self._finish()

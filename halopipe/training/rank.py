@@ -1,15 +1,15 @@
 """One rank of a job, from its first look at the device to its last step.
 
 There is no other way to become a rank: workers that were spawned, ranks of torchrun, and scripts of one's own all go
-through :class:`Member`, so that no check is left out by one of them.  They differ in where the number of the rank,
+through :class:`JobMember`, so that no check is left out by one of them.  They differ in where the number of the rank,
 the store and the options come from.
 
-    told       plan, options, optimizer                    the same on all ranks, which :meth:`Member.agree` compares
-    opened     the device, its cores and allocator; the heartbeat                       :meth:`Member.opened`
-    prepared   the model captured; it is the planned one, and its program ends          :meth:`Member.prepare`
-    agreed     one plan, the same options and weights on all ranks                      :meth:`Member.agree`
-    joined     the others are met, the stages made                                      :meth:`Member.join`
-    limited    steps within the memory that the rank may have                           :meth:`Member.limited`
+    told       plan, options, optimizer                    the same on all ranks, which :meth:`JobMember.agree` compares
+    opened     the device, its cores and allocator; the heartbeat                       :meth:`JobMember.opened`
+    prepared   the model captured; it is the planned one, and its program ends          :meth:`JobMember.prepare`
+    agreed     one plan, the same options and weights on all ranks                      :meth:`JobMember.agree`
+    joined     the others are met, the stages made                                      :meth:`JobMember.join`
+    limited    steps within the memory that the rank may have                           :meth:`JobMember.limited`
 
 What it knows, and what follows from that, is its :class:`runtime.rank.RankContext`, which the runtime works by.
 """
@@ -71,7 +71,7 @@ _MOST_NAMED = 5
 _OTHER_MODEL = "profile and plan this model again, or run the plan with the model it was made for"
 
 
-def member_of(job: Job, rank: int) -> Member:
+def member_of(job: Job, rank: int) -> JobMember:
     """A member of a job, which nobody hears yet."""
     plan = job.plan
     options = job.options
@@ -91,11 +91,11 @@ def member_of(job: Job, rank: int) -> Member:
     compared = ("optimizer", "scheduler", "data", "data_from", "compiler", "transport", "checkpoint_every", "steps")
     spelled = {name: str(getattr(options, name)) for name in compared}
     spelled |= {"dtype": job.source.dtype, "autocast": job.source.autocast}
-    return Member(plan, context, spelled, options.device, options.transport)
+    return JobMember(plan, context, spelled, options.device, options.transport)
 
 
 @dataclass
-class Member:
+class JobMember:
     """One of the ranks of a job, as it comes to take part.
 
     Attributes:
@@ -129,7 +129,7 @@ class Member:
         local_rank: int | None = None,
         is_metered: bool = True,
         open_transport: OpenTransport | None = None,
-    ) -> Iterator[Member]:
+    ) -> Iterator[JobMember]:
         """Its device and heartbeat; while the context lasts, it tells the others what it does.
 
         Args:

@@ -25,7 +25,7 @@ from halopipe.terminal.units import require_known
 from halopipe.training.checkpointing import save_now
 from halopipe.training.evaluate import MakeMetrics, evaluate
 from halopipe.training.first_step import FirstStep
-from halopipe.training.rank import Member
+from halopipe.training.rank import JobMember
 from halopipe.training.resuming import newest_sound, open_saved
 from halopipe.training.script_values import ScriptValues
 from halopipe.training.single_device import KeptModel
@@ -88,7 +88,7 @@ class Execution:
     profile: Profile | None = None
     values: ScriptValues | None = None
 
-    def __init__(self, member: Member, kept: KeptModel | None = None) -> None:
+    def __init__(self, member: JobMember, kept: KeptModel | None = None) -> None:
         self._member = member
         self._engine = member.engine
         self._context = member.context

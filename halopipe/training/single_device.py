@@ -34,7 +34,7 @@ from halopipe.data.factories import BatchItem
 from halopipe.data.sources import batches, take
 from halopipe.run_spec.job import NUM_COMPARED, REFERENCE_RANK, Job
 from halopipe.terminal.units import count, size
-from halopipe.training.rank import Member, member_of
+from halopipe.training.rank import JobMember, member_of
 from halopipe.training.reference import Reference
 from halopipe.training.shared_capture import load
 from planner.ir.errors import UnsupportedModelError
@@ -47,7 +47,7 @@ from profiler.source.parts import cast_module
 from runtime.captured import CapturedModule
 from runtime.monitor.failure import write_error
 from runtime.numerics.compare import TOLERANCES, relative_error, sketches, tensor_differences
-from runtime.numerics.single_device import LossOf, StepTensors, serial_step, serial_step_each
+from runtime.numerics.single_device import LossOfStep, StepTensors, serial_step, serial_step_each
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer import StageOptimizer
 from runtime.pipeline.microbatches import InputSpecs, WholeBatch, filled
@@ -124,14 +124,14 @@ class KeptModel:
         items: what the steps so far read.
     """
 
-    member: Member
+    member: JobMember
     model: LoadedModel | None = None
     reason: str = ""
     optimizer: Followed | None = None
     items: list[BatchItem] = field(default_factory=list)
 
     @classmethod
-    def of(cls, member: Member) -> KeptModel:
+    def of(cls, member: JobMember) -> KeptModel:
         """A copy, where there is memory for it and one device has such a step."""
         reason = why_not_compared(member.plan, CPU)
         made = member.context.optimizer
@@ -160,7 +160,7 @@ class KeptModel:
             if self.optimizer is not None and isinstance(made, Followed):
                 self.optimizer.settings = made.settings  # as the ranks' are led by for their first update
             context = replace(self.member.context, optimizer=self.optimizer or made)
-            own = Member(self.member.plan, context)
+            own = JobMember(self.member.plan, context)
             return reference_of(own, copied(model), self.items, context.device or CPU)
         except UnsupportedModelError as error:
             return Reference(error=write_error(error))
@@ -187,7 +187,7 @@ def _job_bytes(plan: Plan) -> int:
 
 
 def reference_of(
-    member: Member,
+    member: JobMember,
     model: LoadedModel,
     items: Sequence[BatchItem],
     device: torch.device,
@@ -300,7 +300,7 @@ def mixes(captured: CapturedModule) -> bool:
     return any(written(node, viewed) or _normalises_samples(node) for node in graph.nodes if node.op == "call_function")
 
 
-def losses_of(model: LoadedModel, captured: CapturedModule, context: RankContext) -> LossOf:
+def losses_of(model: LoadedModel, captured: CapturedModule, context: RankContext) -> LossOfStep:
     """The loss of a micro-batch by the user's own module, which is given the sites that the plan is given."""
     if captured.preparation is None or not Answers(captured, CounterRng(context.seed)):
         return model.loss
@@ -338,7 +338,7 @@ def parts_of(item: BatchItem, rows: Sequence[int], specs: InputSpecs) -> list[tu
     return [(part[: len(inputs)], part[len(inputs) :]) for part in parts]
 
 
-def _run(member: Member, model: LoadedModel, captured: CapturedModule, items: Sequence[BatchItem]) -> Reference:
+def _run(member: JobMember, model: LoadedModel, captured: CapturedModule, items: Sequence[BatchItem]) -> Reference:
     specs = step_inputs(captured)
     if not member.plan.decision.trains:
         return _evaluated(member, model, specs, items[:1])
@@ -392,7 +392,7 @@ def _weights(
 
 
 @torch.no_grad()
-def _evaluated(member: Member, model: LoadedModel, specs: InputSpecs, items: Sequence[BatchItem]) -> Reference:
+def _evaluated(member: JobMember, model: LoadedModel, specs: InputSpecs, items: Sequence[BatchItem]) -> Reference:
     """The loss in evaluation mode: all that a plan of forward passes has."""
     model.module.eval()
     losses = []
@@ -439,7 +439,7 @@ class _Optimizer:
             self._step()
 
 
-def _shared(loss_of: LossOf, accumulate: int) -> LossOf:
+def _shared(loss_of: LossOfStep, accumulate: int) -> LossOfStep:
     """The same loss, whose gradient is that of one of ``accumulate`` steps that make up an update."""
     if accumulate == 1:
         return loss_of

@@ -15,7 +15,7 @@ from halopipe.run_spec.event_log import EventLog
 from halopipe.run_spec.job import Job, RankResult
 from halopipe.training.isolated_timing import IsolatedTimer, budget_s
 from halopipe.training.loop import AfterStep, Loop
-from halopipe.training.rank import Member, OpenTransport, member_of
+from halopipe.training.rank import JobMember, OpenTransport, member_of
 from halopipe.training.rank_device import kind_of
 from halopipe.training.shared_capture import load
 from runtime.captured import CapturedModule
@@ -48,7 +48,7 @@ def work(
     """Do everything that ``rank`` does in ``job``.
 
     Args:
-        store, board, open_transport, local_rank: as of :meth:`halopipe.training.rank.Member.opened`.
+        store, board, open_transport, local_rank: as of :meth:`halopipe.training.rank.JobMember.opened`.
         after_step: told of each step; None: nobody is.
         device: instead of what the job says.
         event_log: of what is done, for whoever goes on after a loss.
@@ -70,7 +70,7 @@ def work(
 
 
 def _worked(
-    job: Job, member: Member, after_step: AfterStep | None, end: EndRequest | None, event_log: EventLog | None
+    job: Job, member: JobMember, after_step: AfterStep | None, end: EndRequest | None, event_log: EventLog | None
 ) -> RankResult:
     options = job.options
     context = member.context
@@ -119,7 +119,7 @@ def _worked(
     return result
 
 
-def _isolated_timer(job: Job, member: Member, captured: CapturedModule, num_done: int) -> IsolatedTimer | None:
+def _isolated_timer(job: Job, member: JobMember, captured: CapturedModule, num_done: int) -> IsolatedTimer | None:
     """What times the stages of this rank alone; None where nobody is to."""
     seconds = budget_s(job.plan, job.options, job.options.steps - num_done)
     if not seconds or job.options.compiler:

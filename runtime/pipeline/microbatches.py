@@ -64,7 +64,7 @@ class Ahead:
 
 POINTS = "points"
 """The dim of a user's tensors that holds the points of a sample, padded to those of the largest."""
-Shapes = Mapping[str, tuple[int, ...]]
+InputShapes = Mapping[str, tuple[int, ...]]
 """By graph input, its shape in one micro-batch."""
 
 
@@ -75,7 +75,7 @@ class Batch(Protocol):
     def rows(self) -> tuple[int, ...]:
         """Samples of each micro-batch; 0 for one that is left out."""
 
-    def shapes(self, microbatch: int) -> Shapes:
+    def shapes(self, microbatch: int) -> InputShapes:
         """The shape of every graph input of a micro-batch, all its rows counted."""
 
     def part(self, name: str, microbatch: int, start: int, count: int) -> Tensor:
@@ -196,7 +196,7 @@ class WholeBatch:
         self.rows = filled(inputs.rows(tensors), planned)
         self._parts: dict[str, tuple[Tensor, ...]] = {}
 
-    def shapes(self, microbatch: int) -> Shapes:
+    def shapes(self, microbatch: int) -> InputShapes:
         rows = self.rows[microbatch]
         return {n: self._inputs.shape(n, tuple(tensor.shape), rows) for n, tensor in self._tensors.items()}
 
@@ -226,7 +226,7 @@ class MicroBatches:
         self._tensors = [dict(zip(inputs.specs, tensors, strict=False)) for tensors in micro_batches]
         self.rows = (*(inputs.rows(tensors) for tensors in micro_batches), *[0] * (planned - len(micro_batches)))
 
-    def shapes(self, microbatch: int) -> Shapes:
+    def shapes(self, microbatch: int) -> InputShapes:
         return {name: tuple(tensor.shape) for name, tensor in self._tensors[microbatch].items()}
 
     def part(self, name: str, microbatch: int, start: int, count: int) -> Tensor:

@@ -20,7 +20,7 @@ from planner.ir.program import Message, Part, Program, Route
 from planner.layers.boundary import Boundaries
 from planner.layers.boxes import as_tuples, boxes_of
 from planner.layers.division import Division
-from runtime.transport import Key, Spec
+from runtime.transport import MessageKey, Spec
 
 CPU = torch.device("cpu")
 
@@ -109,11 +109,11 @@ class MessageSlice:
         """The stage that reads it."""
         return self.route[1] if self.kind == FORWARD else self.route[0]
 
-    def key(self, turn: int) -> Key:
+    def key(self, turn: int) -> MessageKey:
         """Of a message that begins with it; equal at both ends."""
         src, dst, microbatch = self.route
         ends = (src, dst) if self.kind == FORWARD else (dst, src)
-        return Key(turn, self.kind, *ends, microbatch)
+        return MessageKey(turn, self.kind, *ends, microbatch)
 
 
 SlicesByRoute = dict[Route, tuple[MessageSlice, ...]]

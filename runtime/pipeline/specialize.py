@@ -21,7 +21,7 @@ from planner.ir.schedule import ADDS_GRADIENTS, PER_STEP, Action, Edge, Op
 from planner.layers.boundary import Boundaries
 from planner.layers.division import Division
 from runtime.pipeline.loss_weighting import LossWeighting
-from runtime.pipeline.microbatches import Batch, Shapes, part_in
+from runtime.pipeline.microbatches import Batch, InputShapes, part_in
 from runtime.pipeline.routing import Routing
 from runtime.rank import RankContext
 from runtime.recent import Recent
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from runtime.sparse.share import AnyBatch
 
 
-GraphAt = Callable[[Shapes], Graph]
+GraphAt = Callable[[InputShapes], Graph]
 """The graph in the shapes of one micro-batch."""
 
 
@@ -216,7 +216,7 @@ class Specializer:
         actions = tuple(tuple(action for action in row if runs(action)) for row in self._context.program.rows)
         return replace(self._context.program, rows=actions, messages=messages)
 
-    def _boundaries_of(self, shapes: Shapes) -> Boundaries:
+    def _boundaries_of(self, shapes: InputShapes) -> Boundaries:
         varying = self._varying(shapes)
         if not varying or self._graph_at is None:
             return self._boundaries
@@ -225,7 +225,7 @@ class Specializer:
             self._at[key] = Boundaries.of_decision(self._graph_at(shapes), self._decision)
         return self._at[key]
 
-    def _varying(self, shapes: Shapes) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    def _varying(self, shapes: InputShapes) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """The inputs that have other dims than the capture's, samples apart."""
         return tuple(
             (name, shape)
@@ -309,7 +309,7 @@ class Specializer:
             yield from [1 / total if total else 0.0] * (last + 1 - first)
             first = last + 1
 
-    def _sizes_of(self, names: Sequence[str], shapes: Shapes) -> tuple[int, ...]:
+    def _sizes_of(self, names: Sequence[str], shapes: InputShapes) -> tuple[int, ...]:
         return tuple(shapes[source][dim] for source, dim in (self._sizes[name] for name in names))
 
     def _require_possible(self, stage: int, counts: set[int]) -> None:

@@ -19,7 +19,7 @@ from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.captured import CapturedModule
 from runtime.memory import storage_bytes
-from runtime.transport import Hub, InProcessTransport, Key
+from runtime.transport import Hub, InProcessTransport, MessageKey
 from tests.captures import capture
 from tests.runtime.engines import Network, network_of
 from tests.runtime.plans import (
@@ -125,7 +125,7 @@ class Counted(InProcessTransport):
 
     sent: ClassVar[list[tuple[int, str, int]]] = []
 
-    def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
+    def send(self, key: MessageKey, destination: int, tensors: Sequence[torch.Tensor]) -> None:
         self.sent.append((self.rank, str(key), len(tensors)))
         super().send(key, destination, tensors)
 

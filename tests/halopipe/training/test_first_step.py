@@ -22,7 +22,7 @@ from halopipe.run_spec.result import RunResult
 from halopipe.training import first_step, single_device
 from halopipe.training import rank as opening
 from halopipe.training.first_divergence import first_divergence
-from halopipe.training.rank import Member, member_of
+from halopipe.training.rank import JobMember, member_of
 from halopipe.training.reference import Reference
 from halopipe.training.single_device import IN_PARTS, WHOLE, make_reference, reference_of
 from planner.ir.errors import (
@@ -380,18 +380,18 @@ def test_a_reference_that_nobody_leaves_is_not_waited_for_for_ever(monkeypatch: 
     assert there.skipped == "one device did not come to an end in 0.05 s"
 
 
-def told(number: int, of: Plan | None = None, **given: Any) -> Member:
+def told(number: int, of: Plan | None = None, **given: Any) -> JobMember:
     member = member_of(Job(of or plan(), RunOptions(), Path()), number)
     member.spelled = given.pop("spelled", member.spelled)
     member.context = replace(member.context, **given)
     return member
 
 
-def agreed(mine: Member, first: Member, model: str = "plain", seed: int = 0) -> None:
+def agreed(mine: JobMember, first: JobMember, model: str = "plain", seed: int = 0) -> None:
     """Two ranks compare what they hold; the error of rank 1, which rank 0 raises too."""
     store, errors = dist.HashStore(), {}
 
-    def one(rank: int, each: Member, captured: Any) -> None:
+    def one(rank: int, each: JobMember, captured: Any) -> None:
         each.store, each.context.model = store, captured
         try:
             each.agree()
