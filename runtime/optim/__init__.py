@@ -1,5 +1,7 @@
 """From gradients to new parameters: sums over ranks, ties, clipping, optimisers whole and divided, and their state.
 
+Which ranks sum a gradient, and when in the step: the table at the head of ``of_stage``.
+
 Modules:
 
     coupling          Whether an optimiser makes one parameter's update of others, or of its place among them

@@ -126,12 +126,15 @@ class LocalStage:
             self.updates.reduction.arm()
 
     def reduce_gradients(self) -> None:
-        """Sum the gradients over the stage's ranks; without effect until the last step before an update."""
+        """Sum the gradients over the stage's ranks, in the last step before an update; nothing in those before."""
         if self.accumulation.is_last and self.updates.reduction is not None:
             self.updates.reduction.reduce()
 
     def update(self) -> None:
-        """One step of the optimiser and of its schedule; without effect until the last step before an update."""
+        """One step of the optimiser and of its schedule, in the last step before an update.
+
+        Where that is asked for, each step looks at its gradients for NaN: one that has some spoils the update.
+        """
         if self.accumulation.checks and not self.accumulation.is_spoilt:
             self.accumulation.is_spoilt = not self._agrees(self.is_finite())
         if self.accumulation.is_last:
