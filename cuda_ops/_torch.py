@@ -181,7 +181,7 @@ def conv_backend(
 
 @needs_private_names
 def occupy_gpu(cycles: int) -> None:
-    """Keeps the current stream busy for so many cycles of the multiprocessors' clock; nothing public does."""
+    """Keeps the current stream busy for ``cycles`` of the multiprocessors' clock; nothing public does."""
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # torch does not type it
 
 

@@ -25,7 +25,7 @@ _REFUSED = "DefaultCPUAllocator: can't allocate memory"
 
 
 def limit_memory(meter: MemoryMeter | None, num_bytes: int) -> None:
-    """From now on a rank may have so many bytes of tensors; 0: as many as there are.
+    """From now on a rank may have ``num_bytes`` of tensors; 0: as many as there are.
 
     Raises:
         UsageError: nothing counts them.

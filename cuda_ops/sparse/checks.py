@@ -267,7 +267,7 @@ def _runs(where: str, x: Tensor, starts: Tensor, lengths: Tensor) -> None:
 
 
 def _require_runs(where: str, starts: Tensor, lengths: Tensor, rows: int) -> None:
-    """Raises SparseInputError unless the segments lie within so many rows, and no two of them share one."""
+    """Raises SparseInputError unless the segments lie within ``rows``, and no two of them share one."""
     runs = "runs", rows, storage_id(lengths), times_written(lengths), lengths.storage_offset()
     if _SEEN.has(starts, runs) and _SEEN.has(lengths, runs):
         return

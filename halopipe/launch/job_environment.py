@@ -232,7 +232,7 @@ def ranks_by_host(decision: Decision) -> dict[str, tuple[int, ...]]:
 
 
 def torchrun_commands(hosts: Sequence[str], num_ranks: Sequence[int], verb_line: str = "run PLAN") -> list[str]:
-    """What starts a job of so many ranks on each of ``hosts``, a command for each."""
+    """What starts a job of ``num_ranks`` on ``hosts``, a command for each."""
     if len(hosts) == 1:
         return [f"torchrun --nproc-per-node {num_ranks[0]} -m halopipe {verb_line}"]
     meeting = f"--master-addr {shlex.quote(hosts[0].rpartition('@')[2])} --master-port {PORT}"

@@ -56,7 +56,7 @@ class LostAttempt:
 
     Attributes:
         plan: that it ran.
-        number: of the attempt, 0 for the first; so many restarts were made before.
+        number: of the attempt, 0 for the first: how many restarts were made before.
         error: what ended it; such that starting again may help, see :func:`may_pass`.
         ranks: whose failure it is: those that died, or where a chain of waits ends; empty where nobody knows.
         step: steps that are kept, after which the next attempt goes on; 0: it begins anew.

@@ -73,7 +73,7 @@ def join(
     """Be one rank of the job that torchrun started; the result on rank 0, None elsewhere.
 
     Args:
-        replanner: chooses the plan for the ranks that came; None: it is ``plan``, and so many must come.
+        replanner: chooses the plan for the ranks that came; None: it is ``plan``, all of whose ranks must come.
     """
     if replanner is None:
         job_rank.require_size(plan.decision)

@@ -317,7 +317,7 @@ def _ranks(problem: Problem, value: str) -> Problem:
 
 
 def _stages(problem: Problem, value: str) -> Problem:
-    """Exactly so many: the last layer is in the last stage."""
+    """Exactly as many stages: the last layer is in the last of them."""
     wanted = _integer("stages", value)
     last = glob.escape(problem.profile.graph.layers[-1].name)
     return _with_rules(replace(problem, max_stages=wanted), Rule(last, "stage", str(wanted - 1)))

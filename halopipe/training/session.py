@@ -214,7 +214,7 @@ class Execution:
         """Save a checkpoint, ``folder/step-N``, for whatever plan of the model; all ranks call this, and share a disk.
 
         Args:
-            keep: the newest so many checkpoints are kept; 0: all.
+            keep: how many checkpoints are kept, the newest; 0: all.
 
         Until this run is closed, no other job writes into that folder.
 

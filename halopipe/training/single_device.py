@@ -329,7 +329,7 @@ def rows_of(item: BatchItem, micro_batches: Sequence[int], specs: InputSpecs) ->
 
 
 def parts_of(item: BatchItem, rows: Sequence[int], specs: InputSpecs) -> list[tuple[StepTensors, StepTensors]]:
-    """The micro-batches of a batch, which have so many samples."""
+    """The micro-batches of a batch, of ``rows`` samples each."""
     if isinstance(item, list):
         return list(item)
     inputs, targets = item

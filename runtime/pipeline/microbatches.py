@@ -162,7 +162,7 @@ class InputSpecs:
         return tuple(self.narrow(tensor, name, start, count) for name, tensor in zip(self.specs, tensors, strict=True))
 
     def split(self, tensor: Tensor, name: str, rows: Sequence[int]) -> tuple[Tensor, ...]:
-        """The input ``name`` in parts of so many samples; each part whole if it has no samples."""
+        """The input ``name`` in parts of ``rows`` samples; each part whole if it has no samples."""
         spec = self.specs[name]
         if not spec.has_samples:
             return (tensor,) * len(rows)

@@ -102,7 +102,7 @@ class Specializer:
         """The binding to the sizes of ``batch``.
 
         Raises:
-            UnsupportedModelError: the model cannot be run with so many samples.
+            UnsupportedModelError: the model cannot be run with these numbers of samples.
         """
         if self._context.preparation is not None:
             return self._bound_to_sites(local_stages, cast("AnyBatch", batch))

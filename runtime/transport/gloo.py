@@ -30,7 +30,7 @@ from runtime.transport.frame import Frame, FrameLayout, alone_buffer, layout_for
 from runtime.transport.works import Barrier, OverWorks, Works
 
 _SPARE_LAYOUTS = 64
-"""Of so many layouts frames are kept for the next message."""
+"""Of this number of layouts frames are kept for the next message."""
 
 _MASK = 0xFFFFFFFF  # numbers of messages are counted in 32 bits, and go round
 _HALF = 1 << 31

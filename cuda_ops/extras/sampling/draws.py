@@ -58,7 +58,7 @@ class NeighbourDraws(Protocol):
         """How many neighbours each node has, (nodes,), and all of them, those of a node together.
 
         Args:
-            fanout: at most so many of each; negative: all.
+            fanout: the most of each; negative: all.
             base: from :func:`base_of`.
             with_self: whether each node comes after its own neighbours.
         """

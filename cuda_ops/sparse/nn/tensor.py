@@ -298,7 +298,7 @@ def volume(kernel: Triple) -> int:
 
 
 def require_channels(feats: Tensor, channels: int, where: str) -> None:
-    """Raises SparseInputError unless ``feats`` (sites, channels) has so many channels."""
+    """Raises SparseInputError unless ``feats`` is ``(sites, channels)``, of as many ``channels``."""
     if feats.ndim != 2 or not feats.dtype.is_floating_point:
         _refuse(
             "features",
