@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -28,12 +28,8 @@ from runtime.pipeline.routing import dtype_of
 from runtime.rank import RankContext
 from runtime.transport import MessageKey, Transport
 
-if TYPE_CHECKING:
-    pass
-
-
 FIRST = 8
-"""So many batches are compared before they are used."""
+"""Batches that are compared before they are used."""
 _MOST = 64
 """Batches between two exchanges, at the most."""
 
