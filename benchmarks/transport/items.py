@@ -115,7 +115,9 @@ def echoes(place: Place, num_bytes: int, count: int) -> list[float]:
     times = []
     specs = [(tuple(x.shape), x.dtype)]
     steps = [next(place.numbers) for _ in range(WARM_UP + count)]
-    there, back = ([MessageKey(step, kind, *ends, 0) for step in steps] for kind, ends in (("F", (0, 1)), ("B", (1, 0))))
+    there, back = (
+        [MessageKey(step, kind, *ends, 0) for step in steps] for kind, ends in (("F", (0, 1)), ("B", (1, 0)))
+    )
     going, coming = (there, back) if place.rank == 0 else (back, there)
     transport.post_receive(coming[0], peer, specs)
     place.start.meet()

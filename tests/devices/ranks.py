@@ -37,7 +37,9 @@ class CardTransport(InProcessTransport):
     def _packed(self, key: MessageKey, tensors: Sequence[Tensor]) -> QueuedMessage:
         return _Parcel(key, torch.empty(0), tensors=tuple(each.detach().clone() for each in tensors))
 
-    def _unpacked(self, message: QueuedMessage, key: MessageKey, source: int, layout: FrameLayout) -> tuple[Tensor, ...]:
+    def _unpacked(
+        self, message: QueuedMessage, key: MessageKey, source: int, layout: FrameLayout
+    ) -> tuple[Tensor, ...]:
         assert isinstance(message, _Parcel)
         assert message.key == key
         assert tuple((tuple(each.shape), each.dtype) for each in message.tensors) == layout.specs, key

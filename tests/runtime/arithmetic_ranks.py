@@ -167,9 +167,7 @@ class _Rank:
             feeds.append({name: partial(_fed, m=m, name=name, own=own) for name in read if name in graph.inputs})
         add = partial(self.transport.all_reduce, ranks=ranks)
         handed_on = tuple(name for name in outputs if name != graph.loss)
-        return LocalStage(
-            passes, ranks, tuple(shares), received, handed_on, tuple(feeds), parameters, {}, updates, add
-        )
+        return LocalStage(passes, ranks, tuple(shares), received, handed_on, tuple(feeds), parameters, {}, updates, add)
 
     def _mean(self, ranks: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
         add = partial(self.transport.all_reduce, ranks=ranks)

@@ -81,7 +81,12 @@ def a_message_is_what_it_was_when_sent(transport):
 def messages_are_matched_by_key_not_by_order(transport):
     if isinstance(transport, ChannelTransport):
         return
-    names = [*(key(microbatch) for microbatch in range(4)), key(0, step=5), key(0, kind="B"), MessageKey(4, "F", 1, 0, 0)]
+    names = [
+        *(key(microbatch) for microbatch in range(4)),
+        key(0, step=5),
+        key(0, kind="B"),
+        MessageKey(4, "F", 1, 0, 0),
+    ]
     tensors = [torch.full((10 + 10 * number,), float(number)) for number in range(len(names))]  # later ones larger
     for announced_first in (True, False):
         if transport.rank == 0:
