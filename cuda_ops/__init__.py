@@ -18,7 +18,7 @@ Modules:
                     how it treats samples; read by the profiler's capture, modelled profiles and runs
     preparation     A batch that is prepared before the network sees it: clouds become sites and maps, seeds become
                     sampled neighbours
-    sparse          Sparse 3-D networks on packed, sorted coordinates: operators in plain torch, C++ and Triton behind
+    sparse          Sparse 3-D networks on packed, sorted coordinates: operators in plain torch, C++ and Triton by
                     one call
 """
 

@@ -30,7 +30,7 @@ leading underscore, and those of ``torch.distributed.distributed_c10d``.
 - ``fixed_sizes``: where a size that may vary is taken for a number; torch tells it in a log alone.
 - ``readable_attribute``: how the code that fx writes for a graph reads a module's attribute.  Torch's own writes names
   as they are wherever Python could read one, keywords too (``self.in.weight``); from here on it is this one.
-- ``occupy_gpu``: a kernel that does nothing for a while, so that what is launched behind it waits on the device.
+- ``occupy_gpu``: a kernel that does nothing for a while, so that what is launched after it waits on the device.
 - ``check``: a condition that export takes as known of a size; ``torch._check`` is documented, and private by its name.
 """
 
@@ -181,7 +181,7 @@ def conv_backend(
 
 @needs_private_names
 def occupy_gpu(cycles: int) -> None:
-    """Keeps the current stream busy for so many cycles of the multiprocessors' clock; nothing public does."""
+    """Keeps the current stream busy for ``cycles`` of the multiprocessors' clock; nothing public does."""
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # torch does not type it
 
 

@@ -64,7 +64,7 @@ def check_on_import() -> None:
 
 
 def _location(name: str, search_path: Sequence[str] | None) -> Path | None:
-    """The file behind `import name`; a package's `__init__.py`, or its folder where it has none."""
+    """The file of `import name`; a package's `__init__.py`, or its folder where it has none."""
     module = sys.modules.get(name) if search_path is None else None
     spec = module.__spec__ if module is not None else PathFinder.find_spec(name, search_path)
     if spec is None:

@@ -130,7 +130,7 @@ class Partition:
         return slices(self.boxes[rank], whole(self.shape))
 
     def grown(self, halos: Mapping[int, tuple[int, int]], *, outside: bool = False) -> Partition:
-        """Each part with so many elements before and after it, by dim; an empty part stays empty.
+        """Each part with elements of its neighbours before and after it, by dim; an empty part stays empty.
 
         Args:
             outside: whether it reaches beyond the tensor, where padding is; else it ends with the tensor.

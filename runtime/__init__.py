@@ -19,7 +19,7 @@ Modules:
     pipeline     The pipeline: one rank's row of the program, its messages, its micro-batches
     rank         One rank of a running plan: what it was told, where it is, its model, its peers, and what follows from
                  all of these
-    recent       The last values by key, of which only so many are kept
+    recent       The last values by key, of which only a number is kept
     sparse       Stages of several ranks that share out the sites of sparse tensors: inspector and executor (Saltz et
                  al. 1991)
     spatial      Stages whose layers are divided along any dims: what moves between ranks inside a stage, and each

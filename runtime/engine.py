@@ -51,7 +51,7 @@ class StepResult:
         spans: when each action ran, in order.
         gradient_norm: of all gradients before they were clipped; None where they are not, or not yet.
         learning_rates: that this step used, of this rank's optimisers' groups.
-        peak_bytes: the most in use in each action, then behind the last; empty where memory is not counted.
+        peak_bytes: the most in use in each action, then after the last; empty where memory is not counted.
         left_out: why no rank made the update, where it was left out (``on_nan``).
         before_bytes: the most in use before the program, while sites were found; 0 where none are, or nothing counts.
     """

@@ -25,7 +25,7 @@ _REFUSED = "DefaultCPUAllocator: can't allocate memory"
 
 
 def limit_memory(meter: MemoryMeter | None, num_bytes: int) -> None:
-    """From now on a rank may have so many bytes of tensors; 0: as many as there are.
+    """From now on a rank may have ``num_bytes`` of tensors; 0: as many as there are.
 
     Raises:
         UsageError: nothing counts them.
@@ -46,7 +46,7 @@ def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes behind ``tensors``; memory that several of them share counts once."""
+    """Bytes of the memory of ``tensors``; memory that several of them share counts once."""
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())
 

@@ -61,7 +61,7 @@ GRID_WIDTH = 4
 """Actions shown on each side of the one that failed."""
 
 NOTHING, SAVE, STOP, BAD = range(4)
-"""What a rank asks of all when a step begins: nothing, a checkpoint behind this step, an end before it, or to look at
+"""What a rank asks of all when a step begins: nothing, a checkpoint after this step, an end before it, or to look at
 the step before, which has NaN or infinity on that rank."""
 
 

@@ -1,4 +1,4 @@
-"""The last values by key, of which only so many are kept."""
+"""The last values by key, of which only a number is kept."""
 
 from __future__ import annotations
 

@@ -213,13 +213,13 @@ class _HeldPending:
             self._pending.wait()
 
 
-class _HeldProgram:
-    """A stage's program on ``device``."""
+class _HeldPasses:
+    """A stage's passes on ``device``."""
 
-    def __init__(self, program: Any, device: VirtualDevice) -> None:
-        self._held = program
+    def __init__(self, passes: Any, device: VirtualDevice) -> None:
+        self._held = passes
         for name in ("forward", "evaluate", "backward", "backward_input", "backward_weight"):
-            setattr(self, name, _works(getattr(program, name), device))
+            setattr(self, name, _works(getattr(passes, name), device))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._held, name)
@@ -260,7 +260,7 @@ def hold(engine: Engine, device: VirtualDevice) -> None:
     wake_on_time()
     for stage, local_stage in engine._local_stages.items():
         values = {each.name: getattr(local_stage, each.name) for each in fields(local_stage)}
-        values["program"] = _HeldProgram(local_stage.program, device)
+        values["passes"] = _HeldPasses(local_stage.passes, device)
         engine._local_stages[stage] = HeldResident(**values, device=device)
     engine._runner.specializer = _HeldBinder(engine._runner.specializer, device)  # type: ignore[assignment]
 
@@ -441,11 +441,11 @@ class _Recorded:
         return self.made[name]
 
 
-class _TimedProgram:
-    """A stage's program of which backwards are recorded."""
+class _TimedPasses:
+    """A stage's passes of which backwards are recorded."""
 
-    def __init__(self, program: Any, recorded: _Recorded) -> None:
-        self._timed = program
+    def __init__(self, passes: Any, recorded: _Recorded) -> None:
+        self._timed = passes
         self._recorded = recorded
 
     def __getattr__(self, name: str) -> Any:
@@ -497,7 +497,7 @@ def time_stages(engine: Engine, spans: tuple[Span, ...]) -> None:
             )
         recorded = _Recorded(stage, seconds)
         values = {each.name: getattr(local_stage, each.name) for each in fields(local_stage)}
-        values["program"] = _TimedProgram(local_stage.program, recorded)
+        values["passes"] = _TimedPasses(local_stage.passes, recorded)
         engine._local_stages[stage] = TimedResident(**values, recorded=recorded)
 
 

@@ -30,7 +30,7 @@ from cuda_ops._torch import FileStore
 from cuda_ops.sparse import reference
 from cuda_ops.sparse.dispatch import chosen, implementation
 from profiler.measure.child_process import Child, Report
-from runtime.transport import Key, Transport, open_named
+from runtime.transport import MessageKey, Transport, open_named
 
 CHANNELS = 64
 SMALL_CHANNELS = 16
@@ -165,7 +165,7 @@ def _echo(transport: Transport, x: torch.Tensor, number: int) -> float:
     """Rank 1 sends back what it has received, from the device."""
     rank = transport.rank
     peer = 1 - transport.rank
-    mine, theirs = (Key(number, "F", *ends, x.nbytes % 1021) for ends in ((rank, peer), (peer, rank)))
+    mine, theirs = (MessageKey(number, "F", *ends, x.nbytes % 1021) for ends in ((rank, peer), (peer, rank)))
     transport.post_receive(theirs, peer, [(tuple(x.shape), x.dtype)])
     if rank == 0:
         transport.send(mine, peer, [x])

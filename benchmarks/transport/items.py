@@ -42,7 +42,7 @@ import torch
 from benchmarks.report import Row
 from benchmarks.transport.sides import Place, Side
 from benchmarks.turns import by_turns
-from runtime.transport import Key, Pending
+from runtime.transport import MessageKey, Pending
 
 WARM_UP = 3
 Stretch = tuple[float, float]
@@ -115,7 +115,9 @@ def echoes(place: Place, num_bytes: int, count: int) -> list[float]:
     times = []
     specs = [(tuple(x.shape), x.dtype)]
     steps = [next(place.numbers) for _ in range(WARM_UP + count)]
-    there, back = ([Key(step, kind, *ends, 0) for step in steps] for kind, ends in (("F", (0, 1)), ("B", (1, 0))))
+    there, back = (
+        [MessageKey(step, kind, *ends, 0) for step in steps] for kind, ends in (("F", (0, 1)), ("B", (1, 0)))
+    )
     going, coming = (there, back) if place.rank == 0 else (back, there)
     transport.post_receive(coming[0], peer, specs)
     place.start.meet()
@@ -144,7 +146,7 @@ def pairs(place: Place, num_bytes: int, joined: int, count: int) -> list[float]:
     for _ in range(WARM_UP + count):
         step = next(place.numbers)
         mine, theirs = (
-            [Key(step, "F", rank, 2 + stage, 0) for stage in range(len(parcels))] for rank in (place.rank, peer)
+            [MessageKey(step, "F", rank, 2 + stage, 0) for stage in range(len(parcels))] for rank in (place.rank, peer)
         )
         for key, parcel in zip(theirs, parcels, strict=True):
             transport.post_receive(key, peer, [(tuple(each.shape), each.dtype) for each in parcel])
@@ -212,11 +214,11 @@ def stream(place: Place, num_bytes: int, window: int, windows: int) -> list[floa
     specs, words = ([(tuple(each.shape), each.dtype)] for each in (x, word))
     first = next(place.numbers)
 
-    def key(number: int) -> Key:
-        return Key(first, "F", 0, 1, number)
+    def key(number: int) -> MessageKey:
+        return MessageKey(first, "F", 0, 1, number)
 
-    def told(number: int) -> Key:
-        return Key(first, "B", 1, 0, number)
+    def told(number: int) -> MessageKey:
+        return MessageKey(first, "B", 1, 0, number)
 
     for number in range(windows if sends else 2 * window):
         transport.post_receive(told(number) if sends else key(number), peer, words if sends else specs)
@@ -358,7 +360,7 @@ def after_wait(place: Place, how: str, kind: str, calls: int, count: int) -> tup
     found: tuple[list[AfterWait], list[AfterWait]] = ([], [])
     for number in range(WARM_UP + count):
         for waits in (False, True):
-            key = Key(next(place.numbers), "F", 1, 0, 0)
+            key = MessageKey(next(place.numbers), "F", 1, 0, 0)
             is_sent = how == "message" and waits
             wait_s = WAIT_S * waits
             if place.rank == 0:

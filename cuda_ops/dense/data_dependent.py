@@ -82,8 +82,8 @@ def _merged(groups: list[set[fx.Node]], order: dict[fx.Node, int]) -> list[set[f
 def _convex(group: set[fx.Node], order: dict[fx.Node, int]) -> set[fx.Node]:
     """With all nodes on ways from one of it to another."""
     last = max(order[node] for node in group)
-    behind = _reached(group, lambda node: [user for user in node.users if order[user] <= last])
-    return group | _reached(group, lambda node: [each for each in node.all_input_nodes if each in behind])
+    downstream = _reached(group, lambda node: [user for user in node.users if order[user] <= last])
+    return group | _reached(group, lambda node: [each for each in node.all_input_nodes if each in downstream])
 
 
 def _reached(group: set[fx.Node], next_of: Callable[[fx.Node], list[fx.Node]]) -> set[fx.Node]:
@@ -118,8 +118,8 @@ def _joined(graph: fx.Graph, nodes: list[fx.Node]) -> fx.Node:
     inner, copies, inputs, results = cut_out(nodes)
     own = set(nodes)
     last = nodes[-1]
-    behind = _reached(own, lambda node: list(node.users))
-    for node in [each for each in reversed(graph.nodes) if each < last and each in behind and each not in own]:
+    downstream = _reached(own, lambda node: list(node.users))
+    for node in [each for each in reversed(graph.nodes) if each < last and each in downstream and each not in own]:
         last.append(node)  # it reads a part of what is there only once all of the unit has run
     inner.output(copies[results[0]] if len(results) == 1 else tuple(copies[node] for node in results))
     with graph.inserting_after(last):

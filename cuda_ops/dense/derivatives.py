@@ -57,7 +57,7 @@ class Derivative(Unit):
 
     Attributes:
         places: of those arguments.
-        seeded: of the unit's values, those whose gradient is given, behind the unit's own arguments.
+        seeded: of the unit's values, those whose gradient is given, after the unit's own arguments.
     """
 
     __name__ = "derivative"
@@ -124,15 +124,15 @@ def _read_once(graph: fx.Graph, inputs: Sequence[fx.Node]) -> None:
 
 def _between(graph: fx.Graph, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> list[fx.Node]:
     """The nodes on ways from ``inputs`` to ``outputs``, those included, in order."""
-    behind: set[fx.Node] = set(inputs)
+    downstream: set[fx.Node] = set(inputs)
     order = []
     for node in graph.nodes:
-        if node not in behind and any(each in behind for each in node.all_input_nodes):
-            behind.add(node)
+        if node not in downstream and any(each in downstream for each in node.all_input_nodes):
+            downstream.add(node)
             order.append(node)
-    before: set[fx.Node] = set(outputs)
+    upstream: set[fx.Node] = set(outputs)
     for node in reversed(order):
-        if node in before:
-            before.update(node.all_input_nodes)
+        if node in upstream:
+            upstream.update(node.all_input_nodes)
     wanted = set(inputs)
-    return [node for node in order if node in before and node not in wanted]
+    return [node for node in order if node in upstream and node not in wanted]

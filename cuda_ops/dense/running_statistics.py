@@ -5,7 +5,7 @@ a buffer, which no captured graph can hold.  The same in operators, of statistic
 
     before      s = copy of r
     the norm    s = m                       with a momentum of 1
-    behind      r = (k r + s) / (k + 1)     k = k + 1
+    after       r = (k r + s) / (k + 1)     k = k + 1
 
 The operator in the middle is an ordinary batch norm: ranks share its statistics, parts of space and channels go through
 it as through any other.  What stands around it takes each channel by itself.  It writes a copy, since its backward

@@ -39,7 +39,7 @@ class UserFunction:
         leaves, structure: its arguments; tensors and integers that depend on sizes by their places.
         written: places of the tensors that it writes to.
         results: places of the tensors among what it returns.
-        kept: of ``written``, those that it does not return; they come behind its results.
+        kept: of ``written``, those that it does not return; they come after its results.
     """
 
     function: type[torch.autograd.Function]

@@ -50,7 +50,7 @@ def require_valid(x: Tensor, valid: Tensor, where: str) -> Tensor:
     """A copy of ``x``.
 
     Args:
-        x: what is read behind the check.
+        x: what is read after the check.
         valid: of bool, what the check found of each value.
         where: the method of the distribution that asks.
 
@@ -119,7 +119,7 @@ def _validating() -> str:
 
 
 def look_at_values(graph: fx.Graph, is_constant: Callable[[fx.Node], bool]) -> None:
-    """Who reads values behind a branch on them reads them from what looks at them.
+    """Who reads values after a branch on them reads them from what looks at them.
 
     Args:
         is_constant: whether an attribute that ``graph`` reads is the same at each step: of such values the module
@@ -141,7 +141,7 @@ def is_value_check(node: fx.Node) -> bool:
 
 
 def _give_what_is_read(graph: fx.Graph, node: fx.Node, is_constant: Callable[[fx.Node], bool]) -> None:
-    """Gives the check ``node`` the last of the tensors that its answer is made of and that are read behind it.
+    """Gives the check ``node`` the last of the tensors that its answer is made of and that are read after it.
 
     Where there is none, or all are the same at each step, it keeps its answer alone, which nobody reads.
     """
@@ -164,7 +164,7 @@ def _give_what_is_read(graph: fx.Graph, node: fx.Node, is_constant: Callable[[fx
 
 
 def _behind(last: fx.Node, is_passed: Callable[[fx.Node], bool]) -> list[fx.Node]:
-    """What the tensor ``last`` is made of, and itself; not sizes, nor what is behind those that are not passed."""
+    """What the tensor ``last`` is made of, and itself; not sizes, nor what is after those that are not passed."""
     visited: dict[fx.Node, None] = {}
     waiting = [last]
     while waiting:

@@ -18,7 +18,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def recorded_event(device: torch.device) -> torch.cuda.Event:
-    """A timing event behind what has been started in the current stream of a GPU."""
+    """A timing event after what has been started in the current stream of a GPU."""
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch does not type its constructor
     event.record(torch.cuda.current_stream(device))
     return event

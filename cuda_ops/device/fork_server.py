@@ -75,7 +75,7 @@ class Process(Protocol):
         """Its exit code (negative: the signal that ended it), None while it runs."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, once it has ended; subprocess.TimeoutExpired if it still runs after so many seconds."""
+        """Its exit code, once it has ended; subprocess.TimeoutExpired if it still runs after ``timeout`` seconds."""
 
     def terminate(self) -> None:
         """Ask it to end, by SIGTERM."""

@@ -76,7 +76,7 @@ class MemoryCounter:
         self._reset_peak()
 
     def limit(self, num_bytes: int | None) -> None:
-        """Beyond so many bytes in use, allocations raise ``torch.OutOfMemoryError`` (a RuntimeError); None: no limit.
+        """Beyond ``num_bytes`` in use, allocations raise ``torch.OutOfMemoryError`` (a RuntimeError); None: no limit.
 
         What is in use already stays, even where it is more.
         """
@@ -134,7 +134,7 @@ class MemoryMeter(Protocol):
         """The most in use at once since this was last called."""
 
     def limit(self, num_bytes: int | None) -> None:
-        """Beyond so many bytes allocations raise ``torch.OutOfMemoryError``; None: no limit."""
+        """Beyond ``num_bytes`` allocations raise ``torch.OutOfMemoryError``; None: no limit."""
 
 
 class CpuMeter:

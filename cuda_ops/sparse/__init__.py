@@ -1,4 +1,4 @@
-"""Sparse 3-D networks on packed, sorted coordinates: operators in plain torch, C++ and Triton behind one call.
+"""Sparse 3-D networks on packed, sorted coordinates: operators in plain torch, C++ and Triton by one call.
 
 keys, quantize           coordinates: packing, voxelising, batches
 operators                everything that computes, as functions and as torch.ops.halopipe

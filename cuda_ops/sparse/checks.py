@@ -267,11 +267,11 @@ def _runs(where: str, x: Tensor, starts: Tensor, lengths: Tensor) -> None:
 
 
 def _require_runs(where: str, starts: Tensor, lengths: Tensor, rows: int) -> None:
-    """Raises SparseInputError unless the segments lie within so many rows, and no two of them share one."""
+    """Raises SparseInputError unless the segments lie within ``rows``, and no two of them share one."""
     runs = "runs", rows, storage_id(lengths), times_written(lengths), lengths.storage_offset()
     if _SEEN.has(starts, runs) and _SEEN.has(lengths, runs):
         return
-    _within(where, "starts", starts, 0, rows + 1)  # an empty segment may start behind the last row
+    _within(where, "starts", starts, 0, rows + 1)  # an empty segment may start after the last row
     _within(where, "lengths", lengths, 0, rows + 1)
     firsts = starts
     ends = starts + lengths  # no overflow: both are numbers of rows

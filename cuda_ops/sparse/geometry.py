@@ -155,7 +155,7 @@ class Segments:
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class CellGrid:
     """A dense grid over a site set.
 
     Attributes:
@@ -195,7 +195,7 @@ class Geometry(Protocol):
     def segments(self, route: SiteRoute) -> Segments:
         """Where each sample's rows are in a site set."""
 
-    def cells(self, grid: Grid) -> Tensor:
+    def cells(self, grid: CellGrid) -> Tensor:
         """int64 (sites,): the cell of each site in its sample's grid, x slowest and z fastest."""
 
 
@@ -212,7 +212,7 @@ class BuiltGeometry:
         self._keys: dict[SiteRoute, Tensor] = {(): keys}
         self._maps: dict[MapSpec, KernelMap] = {}
         self._segments: dict[SiteRoute, Segments] = {}
-        self._cells: dict[Grid, Tensor] = {}
+        self._cells: dict[CellGrid, Tensor] = {}
 
     @property
     def num_samples(self) -> int:
@@ -263,7 +263,7 @@ class BuiltGeometry:
             cached = self._segments[route] = _segments(self.keys(route), self._num_samples)
         return cached
 
-    def cells(self, grid: Grid) -> Tensor:
+    def cells(self, grid: CellGrid) -> Tensor:
         cached = self._cells.get(grid)
         if cached is None:
             cached = self._cells[grid] = _cells(self.keys(grid.route), grid)
@@ -347,7 +347,7 @@ def _anchored(sorted_keys: Tensor, spec: MapSpec) -> Tensor:
     return keys.with_coordinate(sorted_keys, step.axis, torch.full_like(sorted_keys, place))
 
 
-def _cells(sorted_keys: Tensor, grid: Grid) -> Tensor:
+def _cells(sorted_keys: Tensor, grid: CellGrid) -> Tensor:
     places = keys.unpack(sorted_keys)[:, 1:].to(torch.int64) - torch.tensor(grid.origin, device=sorted_keys.device)
     extents = torch.tensor(grid.shape, device=sorted_keys.device)
     if grid.clamped is not None:

@@ -67,7 +67,7 @@ class RowHalo:
 
     Attributes:
         sends: int64, of this rank's rows those that another reads, ascending.
-        receives: how many rows come from another; they stand behind this rank's own, by position.
+        receives: how many rows come from another; they stand after this rank's own, by position.
     """
 
     sends: Mapping[int, Tensor]

@@ -27,7 +27,7 @@ from cuda_ops.preparation import InputPreparation
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import (
     BuiltGeometry,
-    Grid,
+    CellGrid,
     KernelMap,
     MapSpec,
     Segments,
@@ -146,7 +146,7 @@ class Clouds:
         """Where each sample's rows are."""
         return self.geometry.segments(route)
 
-    def cells(self, grid: Grid) -> Tensor:
+    def cells(self, grid: CellGrid) -> Tensor:
         """The cell of each row."""
         return self.geometry.cells(grid)
 

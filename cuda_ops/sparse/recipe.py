@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.geometry import BuiltGeometry, Grid, KernelMap, MapSpec, Segments, SiteRoute
+from cuda_ops.sparse.geometry import BuiltGeometry, CellGrid, KernelMap, MapSpec, Segments, SiteRoute
 from cuda_ops.sparse.nn.tensor import SparseTensor
 
 K = TypeVar("K")
@@ -39,7 +39,7 @@ class Maker(Protocol):
     def segments(self, route: SiteRoute) -> Segments:
         """Where each sample's rows are in a site set."""
 
-    def cells(self, grid: Grid) -> Tensor:
+    def cells(self, grid: CellGrid) -> Tensor:
         """int64 (sites,): the cell of each site in its sample's grid."""
 
 
@@ -68,7 +68,7 @@ class Recipe:
 
     maps: tuple[MapSpec, ...]
     segments: tuple[SiteRoute, ...]
-    grids: tuple[Grid, ...] = ()
+    grids: tuple[CellGrid, ...] = ()
 
     @property
     def routes(self) -> tuple[SiteRoute, ...]:
@@ -132,7 +132,7 @@ class Recorder:
         self._geometry = geometry
         self._maps: dict[MapSpec, None] = {}
         self._segments: dict[SiteRoute, None] = {}
-        self._grids: dict[Grid, None] = {}
+        self._grids: dict[CellGrid, None] = {}
 
     @property
     def num_samples(self) -> int:
@@ -157,7 +157,7 @@ class Recorder:
         self._segments[route] = None
         return self._geometry.segments(route)
 
-    def cells(self, grid: Grid) -> Tensor:
+    def cells(self, grid: CellGrid) -> Tensor:
         self._grids[grid] = None
         return self._geometry.cells(grid)
 
@@ -208,7 +208,7 @@ class GivenGeometry:
     def segments(self, route: SiteRoute) -> Segments:
         return self._of(self._segments, route)
 
-    def cells(self, grid: Grid) -> Tensor:
+    def cells(self, grid: CellGrid) -> Tensor:
         return self._of(self._cells, grid)
 
     def _of(self, recorded: Mapping[K, V], asked: K) -> V:

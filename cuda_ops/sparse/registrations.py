@@ -6,7 +6,7 @@ Floating-point operations of a sparse convolution, for torch's counter: two a pa
 
 A map without memory is taken as full.
 
-The operators' signatures, and the kernel behind each: looks whether its tensors fit, and calls what runs here.
+The operators' signatures, and the kernel of each: looks whether its tensors fit, and calls what runs here.
 
 Implementations get contiguous tensors that fit together and return new ones.
 
@@ -66,7 +66,7 @@ def _kernel_of(name: str) -> Callable[..., Any]:
         return implementation(name, first.device.type)(*ready)
 
     kernel.__name__ = name
-    return disable_dynamo(kernel)  # the compiler sees the operator, not what runs behind it
+    return disable_dynamo(kernel)  # the compiler sees the operator, not what it calls
 
 
 def _plain(argument: Any) -> Any:
@@ -82,7 +82,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _fake(function: F) -> F:
-    """The result of an operator without its numbers; ``function`` is called as the operator is, behind ``_``."""
+    """The result of an operator without its numbers; ``function`` is called as the operator is, after ``_``."""
     torch.library.register_fake(f"{NAMESPACE}::{function.__name__.removeprefix('_')}", function)
     return function
 

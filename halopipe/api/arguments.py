@@ -175,7 +175,7 @@ class _Takes:
     Attributes:
         known: by name, what each argument may be.
         places: name and hint of those that may be given without them, in order.
-        others: the same of all that may come behind them.
+        others: the same of all that may come after them.
         named: of ``**others`` of any name, what each may be; None: there are none.
     """
 

@@ -62,7 +62,7 @@ _ALONE = "alone"
 
 
 def with_words(arguments: Sequence[str]) -> list[str]:
-    """The command line with ``--resume auto`` in one piece, and with a word for none behind ``--resume`` alone.
+    """The command line with ``--resume auto`` in one piece, and with a word for none after ``--resume`` alone.
 
     A parser takes whatever follows such an option for its value; here only a word that the option knows is one.
 

@@ -49,7 +49,7 @@ def run(
     """
     from halopipe.launch.job_environment import hosts_refused
     from halopipe.planning import calibration, plan_files
-    from halopipe.reports import run as training
+    from halopipe.reports import run as reporting
     from halopipe.run_spec import job_file
 
     if write_job is not None:
@@ -64,28 +64,28 @@ def run(
         if hosts is not None:
             raise hosts_refused(hosts, f"run {shlex.quote(str(plan))}", planned.decision)
         source = plan_files.profile_of(planned, plan, paths.profile)
-        step = training.predicted_step(planned, source)
+        step = reporting.predicted_step(planned, source)
         replanned = None
         if options.replan:
             from halopipe.launch.replanning import replanner
 
             replanned = replanner(planned, source, options)
-        result = training.train(planned, options, replanned)
+        result = reporting.train(planned, options, replanned)
         if result is None:  # in a job of torchrun, rank 0 reports for all
             return
         if result.end:
             console.remark(result.end)
             if json:
-                console.emit_json(training.RunReport(planned, result, *step).data())
+                console.emit_json(reporting.RunReport(planned, result, *step).data())
             return
         is_other = replanned is not None and replanned.plan != planned
         if replanned is not None and is_other:
             planned = replanned.plan
             source = planned.inputs.as_seen(replanned.profile)
-            step = training.predicted_step(planned, source)
+            step = reporting.predicted_step(planned, source)
         drift = None if source is None else calibration.drift(source, planned, options, result)
         changes = () if replanned is None else replanned.changes
-        report = training.RunReport(planned, result, *step, drift, changes, details)
+        report = reporting.RunReport(planned, result, *step, drift, changes, details)
         _write(report, paths.output, paths.trace)
         updated = _updated(plan, report, is_other) if files.update else None
         taught = _taught(plan, source, report, options, files)

@@ -1,4 +1,4 @@
-"""The batch behind the one that is trained on: told to whoever prepares it, while this one is computed.
+"""The batch after the one that is trained on: told to whoever prepares it, while this one is computed.
 
 Sites, maps and sampled neighbours of the next step are prepared during this one where the plan says so
 (:mod:`runtime.sparse.preparing`), if somebody knows the next batch.  ``halopipe run`` reads its own data, and takes a
@@ -38,10 +38,10 @@ UNTOLD = (
 class AheadSource:
     """A source whose next batch is taken, and told to whoever prepares it, before the one before is used.
 
-    Its position is that behind the batch last given, so that a run that goes on reads the next one again.
+    Its position is that after the batch last given, so that a run that goes on reads the next one again.
 
     Args:
-        expect: is told the batch behind the one that is given.
+        expect: is told the batch after the one that is given.
     """
 
     def __init__(self, source: BatchSource, expect: Callable[[Batch], None]) -> None:
@@ -80,7 +80,7 @@ class Upcoming:
     _num_taken: int = 0
 
     def ahead(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """``batches``, each given when the one behind it is known."""
+        """``batches``, each given when the one after it is known."""
         if not self.is_wanted:
             yield from batches
             return
@@ -93,7 +93,7 @@ class Upcoming:
             current = following
 
     def take(self) -> tuple[Any, ...]:
-        """The batch of the step behind this one, once; () where nobody knows it, which is said at the second step."""
+        """The batch of the step after this one, once; () where nobody knows it, which is said at the second step."""
         following = self._next
         self._next = _END
         self._num_taken += 1

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,17 +23,13 @@ from halopipe.data.rank_slices import Need, needs, whole_needs
 from halopipe.data.sources import Data, Position, bound, digest, read, tensors_of
 from planner.ir.errors import DifferentDataError, TransportError
 from planner.ir.graph import TensorSpec
-from runtime.pipeline.microbatches import Batch, Shapes
+from runtime.pipeline.microbatches import Batch, InputShapes
 from runtime.pipeline.routing import dtype_of
 from runtime.rank import RankContext
-from runtime.transport import Key, Transport
-
-if TYPE_CHECKING:
-    pass
-
+from runtime.transport import MessageKey, Transport
 
 FIRST = 8
-"""So many batches are compared before they are used."""
+"""Batches that are compared before they are used."""
 _MOST = 64
 """Batches between two exchanges, at the most."""
 
@@ -310,9 +306,9 @@ class SentSource:
             parts = transport.receive(_key(turn, _PARTS), 0)
         return PartialBatch(context, rows, shapes, dict(zip(wanted, parts, strict=True)))
 
-    def _shapes(self, numbers: list[int]) -> tuple[tuple[int, ...], list[Shapes]]:
+    def _shapes(self, numbers: list[int]) -> tuple[tuple[int, ...], list[InputShapes]]:
         rows: list[int] = []
-        shapes: list[Shapes] = []
+        shapes: list[InputShapes] = []
         left = iter(numbers)
         for _ in self._context.decision.micro_batches:
             rows.append(next(left))
@@ -337,14 +333,14 @@ class PartialBatch:
     """
 
     def __init__(
-        self, context: RankContext, rows: tuple[int, ...], shapes: list[Shapes], parts: Mapping[Need, Tensor]
+        self, context: RankContext, rows: tuple[int, ...], shapes: list[InputShapes], parts: Mapping[Need, Tensor]
     ) -> None:
         self.rows = rows
         self._context = context
         self._shapes = shapes
         self._parts = parts
 
-    def shapes(self, microbatch: int) -> Shapes:
+    def shapes(self, microbatch: int) -> InputShapes:
         return self._shapes[microbatch]
 
     def part(self, name: str, microbatch: int, start: int, count: int) -> Tensor:
@@ -362,5 +358,5 @@ class PartialBatch:
         return samples
 
 
-def _key(turn: int, kind: str) -> Key:
-    return Key(turn, kind, 0, 0, 0)
+def _key(turn: int, kind: str) -> MessageKey:
+    return MessageKey(turn, kind, 0, 0, 0)

@@ -1,10 +1,10 @@
 from halopipe.extras.point_clouds.laser_scans import ABOVE as ABOVE
 from halopipe.extras.point_clouds.laser_scans import GROUND as GROUND
 from halopipe.extras.point_clouds.laser_scans import IGNORED as IGNORED
-from halopipe.extras.point_clouds.laser_scans import Numbers as Numbers
-from halopipe.extras.point_clouds.laser_scans import Part as Part
 from halopipe.extras.point_clouds.laser_scans import Rows as Rows
+from halopipe.extras.point_clouds.laser_scans import ScanPart as ScanPart
 from halopipe.extras.point_clouds.laser_scans import ScanTiles as ScanTiles
+from halopipe.extras.point_clouds.laser_scans import ScanValues as ScanValues
 from halopipe.extras.point_clouds.laser_scans import Tile as Tile
 from halopipe.extras.point_clouds.laser_scans import height_above_ground as height_above_ground
 from halopipe.extras.point_clouds.laser_scans import read_scan as read_scan

@@ -29,7 +29,7 @@ from planner.ir.errors import UsageError
 from planner.layers import require_several_values
 from planner.passes.versions import partial_batch_refused, updates_within
 from profiler.source.model import LoadedModel
-from runtime.pipeline.microbatches import Batch, Shapes, filled
+from runtime.pipeline.microbatches import Batch, InputShapes, filled
 from runtime.rank import RankContext
 
 
@@ -101,7 +101,7 @@ class SharedSource:
             parts[need] = read[place][need.name]
         return parts
 
-    def _shapes(self, rows: tuple[int, ...], parts: Mapping[Need, Tensor]) -> list[Shapes]:
+    def _shapes(self, rows: tuple[int, ...], parts: Mapping[Need, Tensor]) -> list[InputShapes]:
         inputs = self._context.inputs
         transport = self._context.transport
         free = sorted(inputs.free)
@@ -112,7 +112,7 @@ class SharedSource:
                     extents[need.microbatch, place] = part.shape[dim]
         if free:
             transport.all_max(extents, self._context.ranks)
-        shapes: list[Shapes] = []
+        shapes: list[InputShapes] = []
         for m, samples in enumerate(rows):
             extents_of = {name: list(inputs.shape(name, spec.shape, samples)) for name, spec in inputs.specs.items()}
             for place, (name, dim) in enumerate(free):

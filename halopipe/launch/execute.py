@@ -32,7 +32,7 @@ from halopipe.training.optimizer_spec import (
     parse_scheduler,
     require_meant,
 )
-from halopipe.training.rank import Rank
+from halopipe.training.rank import JobMember
 from halopipe.training.rank_device import DEVICES
 from halopipe.training.script_values import ScriptValues
 from halopipe.training.session import Execution, TensorOrTuple, users_module
@@ -95,10 +95,9 @@ def execute(
         raise no_model(model)
     require_optimizer(optimizer)
     job = _job(plan)
-    rank = job.rank_of(plan.decision)
-    own, check = rank_of_script(plan, optimizer, options, rank)
+    member, check = member_of_script(plan, optimizer, options, job.planned_rank(plan.decision))
     store, board = job_stores(job.rank, job.num_ranks)
-    execution = joined(own, store, board, lambda: loaded_of_script(plan, model, loss_fn, example), check=check)
+    execution = joined(member, store, board, lambda: loaded_of_script(plan, model, loss_fn, example), check=check)
     execution.values = ScriptValues(owners(model, loss_fn), loss_fn) if isinstance(model, nn.Module) else None
     return execution
 
@@ -113,10 +112,10 @@ def require_optimizer(optimizer: object) -> None:
         )
 
 
-def rank_of_script(
+def member_of_script(
     plan: Plan, optimizer: str | torch.optim.Optimizer | MakeOptimizer | None, options: ScriptOptions, rank: int = 0
-) -> tuple[Rank, bool]:
-    """A rank as a script asks for it, not yet opened; and whether its first step is compared with one device.
+) -> tuple[JobMember, bool]:
+    """A member as a script asks for it, not yet opened; and whether its first step is compared with one device.
 
     Raises:
         UsageError: an option is out of its limits, or they do not go together.
@@ -150,11 +149,11 @@ def rank_of_script(
         "transport": chosen["transport"],
         "check_first_step": str(check),
     }
-    return Rank(plan, context, spelled, _device(chosen["device"]), chosen["transport"]), check
+    return JobMember(plan, context, spelled, _device(chosen["device"]), chosen["transport"]), check
 
 
 def joined(
-    rank: Rank,
+    member: JobMember,
     store: Store,
     board: Store | StatusStore,
     load: Callable[[], LoadedModel],
@@ -162,17 +161,17 @@ def joined(
     check: bool,
     local_rank: int | None = None,
 ) -> Execution:
-    """One rank of a plan, once all are there; see :meth:`halopipe.training.rank.Rank.opened`."""
-    with rank.opened(store, board, is_metered=False, local_rank=local_rank):
-        rank.prepare(lambda: (load(), None))
-        if isinstance(rank.context.optimizer, Followed):
-            rank.context.optimizer.recognise(parameters_of(rank.model, rank.context.model))
-        is_first = rank.context.rank == 0  # who runs one device, of the model before its parameters are moved
-        kept = (KeptModel.of(rank) if is_first else KeptModel(rank)) if check else None
-        rank.agree()
-        rank.join()
-        rank.keep_open()
-        return Execution(rank, kept)
+    """One rank of a plan, once all are there; see :meth:`halopipe.training.rank.JobMember.opened`."""
+    with member.opened(store, board, is_metered=False, local_rank=local_rank):
+        member.prepare(lambda: (load(), None))
+        if isinstance(member.context.optimizer, Followed):
+            member.context.optimizer.recognise(parameters_of(member.model, member.context.model))
+        is_first = member.context.rank == 0  # who runs one device, of the model before its parameters are moved
+        kept = (KeptModel.of(member) if is_first else KeptModel(member)) if check else None
+        member.agree()
+        member.join()
+        member.keep_open()
+        return Execution(member, kept)
 
 
 def _job(plan: Plan) -> JobRank:
@@ -274,7 +273,7 @@ def _made_on(optimizer: torch.optim.Optimizer, scheduler: Sequence[Any]) -> list
 
 
 def _device(asked: str | torch.device) -> str | torch.device:
-    """As :class:`halopipe.training.rank.Rank` takes it.
+    """As :class:`halopipe.training.rank.JobMember` takes it.
 
     Raises:
         UsageError: it is no device, or one that torch has not here.

@@ -97,7 +97,7 @@ class JobRank:
                 [*shown, f"halopipe plan PROFILE --ranks {self.num_ranks}"],
             )
 
-    def rank_of(self, decision: Decision) -> int:
+    def planned_rank(self, decision: Decision) -> int:
         """The rank of the plan that this process is.
 
         Where the job has as many hosts as the plan, the plan's first host is the job's first: its ranks run there, in
@@ -232,7 +232,7 @@ def ranks_by_host(decision: Decision) -> dict[str, tuple[int, ...]]:
 
 
 def torchrun_commands(hosts: Sequence[str], num_ranks: Sequence[int], verb_line: str = "run PLAN") -> list[str]:
-    """What starts a job of so many ranks on each of ``hosts``, a command for each."""
+    """What starts a job of ``num_ranks`` on ``hosts``, a command for each."""
     if len(hosts) == 1:
         return [f"torchrun --nproc-per-node {num_ranks[0]} -m halopipe {verb_line}"]
     meeting = f"--master-addr {shlex.quote(hosts[0].rpartition('@')[2])} --master-port {PORT}"

@@ -40,7 +40,7 @@ from torch.utils.hooks import RemovableHandle
 
 from halopipe.data.ahead import Upcoming
 from halopipe.launch import script_rank
-from halopipe.launch.execute import joined, loaded_of_script, rank_of_script, require_optimizer
+from halopipe.launch.execute import joined, loaded_of_script, member_of_script, require_optimizer
 from halopipe.launch.job_environment import JobRank
 from halopipe.launch.job_stores import job_stores
 from halopipe.launch.packed_optimizer import Packed
@@ -128,9 +128,9 @@ class Parallel:
         self._is_quiet = quiet
         self._own = None if module is None else ScriptModule(module, loss_fn)
         self._values = None if module is None else ScriptValues(owners(module, loss_fn), loss_fn)
-        rank, _ = rank_of_script(plan, optimizer, options or {})
-        device = rank.device
-        made = rank.context.optimizer
+        member, _ = member_of_script(plan, optimizer, options or {})
+        device = member.device
+        made = member.context.optimizer
         self._followed = made if isinstance(made, Followed) else None
         rank_options = {**(options or {}), "device": device}
         if isinstance(device, torch.device):
@@ -154,7 +154,7 @@ class Parallel:
         settings = None if self._own is None or answers else self._own.settings
         own_options = cast("ScriptOptions", rank_options)
         script = Script(plan, optimizer, own_options, state is not None, answers, settings)
-        self.ranks = ScriptRanks(script, state, rank.context.deadline_s)
+        self.ranks = ScriptRanks(script, state, member.context.deadline_s)
         self._end = weakref.finalize(self, self.ranks.end)
         try:
             ready = self.ranks.answers()
@@ -365,7 +365,7 @@ class ScriptRanks:
 
     @property
     def processes(self) -> Mapping[int, int]:
-        """The number of each rank's process."""
+        """The id of each rank's process."""
         return self._workers.pids
 
     def wait_for_failure(self) -> HalopipeError:
@@ -511,9 +511,9 @@ def parallelize(
             made, plan = _plan_of_rank_0(job.rank, store, make_plan)
             profile = made or profile
         job.require_size(plan.decision)
-        rank, check = rank_of_script(plan, optimizer, options, job.rank_of(plan.decision))
+        member, check = member_of_script(plan, optimizer, options, job.planned_rank(plan.decision))
         load = partial(loaded_of_script, plan, own, loss_fn, example)
-        run = joined(rank, store, board, load, check=check)
+        run = joined(member, store, board, load, check=check)
         run.profile = profile
         return run
     is_given = plan is not None or profile is not None  # then the module may have been trained since

@@ -101,7 +101,7 @@ class Processes:
 
     @property
     def pids(self) -> Mapping[int, int]:
-        """Numbers of their processes, by rank."""
+        """Ids of their processes, by rank."""
         return {rank: process.pid for rank, process in self._processes.items()}
 
     def ended(self) -> Mapping[int, EndedWorker]:
@@ -174,7 +174,7 @@ def workers_of(
 
 @contextmanager
 def captured_once(folder: Path, num_workers: int) -> Iterator[fork_server.Server | None]:
-    """A server that has captured the model of the job in ``folder``, for so many workers; ends, and they with it.
+    """A server that has captured the model of the job in ``folder``, for ``num_workers``; ends, and they with it.
 
     None where each worker had better capture it itself, as :func:`halopipe.launch.ahead.begun` says: what is
     wrong with the model a worker then says.

@@ -86,7 +86,7 @@ class Replanner:
     _began_s: float = field(init=False)
     _start_s: float | None = field(init=False, default=None)
     _heard_step: int = field(init=False, default=0)
-    _num_losses: int = field(init=False, default=0)
+    _num_lost_attempts: int = field(init=False, default=0)
     _checkpoint: int | None = field(init=False, default=None)
     _better: Replan | None = field(init=False, default=None)
     _thread: threading.Thread | None = field(init=False, default=None)
@@ -108,19 +108,19 @@ class Replanner:
                 ],
             )
 
-    def decide(self, loss: LostAttempt) -> Plan | None:
+    def decide(self, attempt: LostAttempt) -> Plan | None:
         """The plan of the next attempt; None: the same.
 
         Raises:
             InfeasibleError: nothing fits on what is left.
         """
-        self._num_losses = loss.number + 1
+        self._num_lost_attempts = attempt.number + 1
         self._began_s = time.monotonic()
         self._heard_step = 0
         better = self._better
         self._better = None
         self._checkpoint = None
-        self._lost |= lost_in_succession((*loss.before, loss), self.options.gone_after)
+        self._lost |= lost_in_succession((*attempt.before, attempt), self.options.gone_after)
         gone = dict.fromkeys((*sorted(self._lost), *self._absent()), 0.0)
         speeds = {**gone, **{name: speed for name, speed in self._speeds.planned.items() if speed and name not in gone}}
         if better is not None and not gone.keys() - better.speeds.keys():
@@ -235,19 +235,19 @@ class Replanner:
         for rank, factor in newest.items():
             self._speeds.hear(devices[rank], factor)
         changed = self._speeds.changed()
-        if changed and self._num_losses < self.options.restarts and self.options.checkpoint_every:
+        if changed and self._num_lost_attempts < self.options.restarts and self.options.checkpoint_every:
             speeds = {**self._speeds.planned, **changed}
             self._thread = threading.Thread(target=self._look, args=(speeds, at), name="another plan", daemon=True)
             self._thread.start()
 
     def _look(self, speeds: Mapping[str, float], at: RunProgress) -> None:
         """Beside the ranks, which go on: whether another plan is worth it at these speeds."""
-        number = self._num_losses
+        number = self._num_lost_attempts
         try:
             change = self._search(speeds)
             after_s = at.step_s * change.after_s / change.before_s if change.before_s else at.step_s
             is_better = is_worth(at.step_s, after_s, at.num_steps - at.step, self._start_s or 0.0)
-            if number == self._num_losses and is_better:
+            if number == self._num_lost_attempts and is_better:
                 self._better = change
             else:
                 self._speeds.dismiss(speeds)
@@ -267,12 +267,12 @@ class Replanner:
             raise WorkerError("the job goes on under another plan", [self._better.headline()])
 
 
-def lost_in_succession(losses: Sequence[LostAttempt], gone_after: int) -> set[str]:
-    """Devices that each of the last losses was of; none where one of them was no loss of a device."""
-    last = losses[-gone_after:]
-    if len(last) < gone_after or not all(isinstance(loss.error, _OF_DEVICES) for loss in last):
+def lost_in_succession(attempts: Sequence[LostAttempt], gone_after: int) -> set[str]:
+    """Devices that each of the last attempts lost; none where one of them lost no device."""
+    last = attempts[-gone_after:]
+    if len(last) < gone_after or not all(isinstance(attempt.error, _OF_DEVICES) for attempt in last):
         return set()
-    return set.intersection(*(set(loss.devices) for loss in last))
+    return set.intersection(*(set(attempt.devices) for attempt in last))
 
 
 def absent(
@@ -315,11 +315,11 @@ class RankAssignment:
     """Who does what in a job that torchrun started.
 
     Attributes:
-        rank_of: the plan's rank of each rank of the job that has something to do.
+        planned_ranks: the plan's rank of each rank of the job that has something to do.
     """
 
     plan: Plan
-    rank_of: Mapping[int, int]
+    planned_ranks: Mapping[int, int]
 
 
 def ranks_assigned(job: JobRank, store: Store, own: Replanner) -> RankAssignment:
@@ -339,7 +339,7 @@ def ranks_assigned(job: JobRank, store: Store, own: Replanner) -> RankAssignment
             for rank, (name, host, local_rank) in enumerate(places)
         }
         assignment = _assigned(own, names)
-        return json.dumps([dumps(assignment.plan), list(assignment.rank_of.items())])
+        return json.dumps([dumps(assignment.plan), list(assignment.planned_ranks.items())])
 
     text, pairs = json.loads(said_by_rank_0(store, "seats", job.rank, settle))
     own.plan = loads(text, Plan)
@@ -378,13 +378,13 @@ def _assigned(own: Replanner, arrivals: Mapping[JobRank, str]) -> RankAssignment
             whose = {name: devices[0].rpartition("/")[0] for name, devices in zip(names, there, strict=True) if devices}
             write_text(path, json.dumps(whose))
     rank_with = {device: rank for rank, device in device_of.items()}
-    rank_of = {rank_with[assignment.name]: assignment.rank for assignment in device_assignments_of(plan.decision)}
-    idle = [rank for rank in range(len(arrivals)) if rank not in rank_of]
+    planned_ranks = {rank_with[assignment.name]: assignment.rank for assignment in device_assignments_of(plan.decision)}
+    idle = [rank for rank in range(len(arrivals)) if rank not in planned_ranks]
     if idle:
         own.say(
             f"{units.count(len(idle), 'rank')} of the job {'has' if len(idle) == 1 else 'have'} nothing to do: {idle}"
         )
-    return RankAssignment(plan, rank_of)
+    return RankAssignment(plan, planned_ranks)
 
 
 def _without(own: Replanner, missing: Sequence[str], left: Container[str]) -> Plan:

@@ -56,12 +56,12 @@ class LostAttempt:
 
     Attributes:
         plan: that it ran.
-        number: of the attempt, 0 for the first; so many restarts were made before.
+        number: of the attempt, 0 for the first: how many restarts were made before.
         error: what ended it; such that starting again may help, see :func:`may_pass`.
         ranks: whose failure it is: those that died, or where a chain of waits ends; empty where nobody knows.
         step: steps that are kept, after which the next attempt goes on; 0: it begins anew.
         num_done: steps that were complete on all ranks.
-        before: the losses before this one, the first of them first.
+        before: the lost attempts before this one, the first of them first.
     """
 
     plan: Plan
@@ -96,7 +96,7 @@ class LostAttempt:
 Decide = Callable[[LostAttempt], Plan | None]
 """Asked between attempts, when no process of the last one is left: the plan of the next one; None: the same again.
 
-A HalopipeError that it raises ends the job in place of the loss.
+A HalopipeError that it raises ends the job in place of what ended the attempt.
 """
 
 
@@ -114,13 +114,13 @@ def may_pass(error: HalopipeError, num_done: int = 0) -> bool:
 def supervised(
     plan: Plan, options: RunOptions, progress: ShowRun | None = None, decide: Decide | None = None
 ) -> RunResult:
-    """Runs all ranks on this host, again after each of up to ``options.restarts`` losses; nothing is left behind.
+    """Runs all ranks on this host, again after each of up to ``options.restarts`` lost attempts; no process is left.
 
     Raises:
         HalopipeError: what ended the last attempt, with those before; or what ``decide`` raised.
     """
     with scratch_folder("job") as folder:
-        return _Attempts(plan, options, progress, decide or (lambda loss: None), folder).run()
+        return _Attempts(plan, options, progress, decide or (lambda attempt: None), folder).run()
 
 
 @dataclass(slots=True)
@@ -219,7 +219,7 @@ class _Attempts:
                 return self.history.whole(result)
 
     def _after(self, error: HalopipeError) -> ResumePoint:
-        """Where the attempt after this loss begins; its plan is decided.
+        """Where the attempt after this one begins; its plan is decided.
 
         Raises:
             HalopipeError: there is to be none.
@@ -228,12 +228,13 @@ class _Attempts:
         num_done = self.history.num_done(start)
         cleared(self.folder)
         ranks = tuple(rank for rank in error.ranks if rank >= 0)
-        loss = LostAttempt(self.plan, len(self.lost_attempts), error, ranks, start.step, num_done, self.lost_attempts)
-        plan = self.decide(loss) or self.plan
-        if plan == self.plan and loss.is_repeated:
+        before = self.lost_attempts
+        attempt = LostAttempt(self.plan, len(before), error, ranks, start.step, num_done, before)
+        plan = self.decide(attempt) or self.plan
+        if plan == self.plan and attempt.is_repeated:
             raise also(error, ["it came twice at the same step: to start again would not help"])
         self.plan = plan
-        self.lost_attempts = (*self.lost_attempts, loss)
+        self.lost_attempts = (*before, attempt)
         progress = f"after step {start.step}" if start.step else "from the beginning"
         progress += f" ({len(self.lost_attempts)} of at most {self.options.restarts})"
         self._say(start.step, f"{error.title}; started again {progress}")
@@ -252,8 +253,8 @@ class _Attempts:
 
     def _with_history(self, error: HalopipeError) -> HalopipeError:
         history = [
-            f"attempt {loss.number + 1} ended after step {loss.num_done}: {loss.error.title}"
-            for loss in self.lost_attempts
+            f"attempt {attempt.number + 1} ended after step {attempt.num_done}: {attempt.error.title}"
+            for attempt in self.lost_attempts
         ]
         return also(error, [f"the job was started again {units.count(len(history), 'time')} before", *history])
 

@@ -17,7 +17,7 @@ import cloudpickle
 import torch
 from torch import Tensor
 
-from halopipe.launch.execute import joined, rank_of_script
+from halopipe.launch.execute import joined, member_of_script
 from halopipe.launch.job_environment import JobRank
 from halopipe.launch.packed_optimizer import Packed
 from halopipe.launch.script_module import ModuleSettings, require_planned
@@ -86,9 +86,9 @@ def serve(folder: Path, job: JobRank, store: Store, board: StatusStore) -> None:
     optimizer = script.optimizer
     if isinstance(optimizer, Packed):
         optimizer = optimizer.made(named_parameters(model.owners))
-    own, check = rank_of_script(script.plan, optimizer, script.options, job.rank)
-    own.context.answers = script.answers
-    with joined(own, store, board, [model].pop, check=check, local_rank=job.local_rank) as execution:
+    member, check = member_of_script(script.plan, optimizer, script.options, job.rank)
+    member.context.answers = script.answers
+    with joined(member, store, board, [model].pop, check=check, local_rank=job.local_rank) as execution:
         number = 0
         statistics = "" if script.answers else statistics_text(script.plan.decision, execution.context.graph)
         answer: dict[str, Any] = {"looks_ahead": execution.looks_ahead, "statistics": statistics}
@@ -140,7 +140,7 @@ class ScriptCall:
 
 
 def step(execution: Execution, *batches: Any) -> float | None:
-    """The loss of a step on the first batch; the other is that of the step behind, if it is known."""
+    """The loss of a step on the first batch; the other is that of the step after, if it is known."""
     return execution.train_before(*batches).loss
 
 

@@ -73,7 +73,7 @@ def join(
     """Be one rank of the job that torchrun started; the result on rank 0, None elsewhere.
 
     Args:
-        replanner: chooses the plan for the ranks that came; None: it is ``plan``, and so many must come.
+        replanner: chooses the plan for the ranks that came; None: it is ``plan``, all of whose ranks must come.
     """
     if replanner is None:
         job_rank.require_size(plan.decision)
@@ -102,16 +102,16 @@ def join(
             gathered(store, job_rank.rank, job_rank.num_ranks, "done")
             return event_logs.whole(nothing_left(start)) if job_rank.rank == 0 else None
         if replanner is None:
-            assignment = RankAssignment(plan, {job_rank.rank: job_rank.rank_of(plan.decision)})
+            assignment = RankAssignment(plan, {job_rank.rank: job_rank.planned_rank(plan.decision)})
         else:
             assignment = ranks_assigned(job_rank, store, replanner)
-        rank = assignment.rank_of.get(job_rank.rank)
+        rank = assignment.planned_ranks.get(job_rank.rank)
         job = Job(assignment.plan, options, folder)
         job.write(folder / JOB)
         with one_device(job, board) if rank == 0 else contextlib.nullcontext():
             text = _IDLE
             if rank is None:  # this process must not end before the others, or torchrun counts its host as done
-                Supervisor(_titles(assignment.rank_of), board, deadline_s=options.deadline_s).wait()
+                Supervisor(_titles(assignment.planned_ranks), board, deadline_s=options.deadline_s).wait()
             else:
                 log = event_logs.event_log(rank)
                 local_rank = job_rank.local_rank

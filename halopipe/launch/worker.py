@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 def rank(path: str) -> int:
     """One rank of a job; the exit code says whether it succeeded."""
 
-    def work(own: JobRank, store: Store, board: StatusStore) -> str:
+    def trained(own: JobRank, store: Store, board: StatusStore) -> str:
         from halopipe.training.work import work
 
         job = Job.read(Path(path))
         log = EventLog(event_log_path(job.folder, own.rank)) if job.options.restarts else None
         return work(job, own.rank, store, board, local_rank=own.local_rank, event_log=log).to_json()
 
-    return leave_outcome(work)
+    return leave_outcome(trained)
 
 
 def script(path: str) -> int:

@@ -18,7 +18,8 @@ devices=8, hosts=2
 link within-host.bandwidth=25GB/s, link across-hosts.latency=5us, link within-host.speed=2
     of any tier of the cluster: a bandwidth, a latency, or how many times as fast everything on its links is
 
-Clusters with one thing changed: more devices, more hosts, a faster link.
+A problem is changed by its text (:func:`changed`), a cluster by one function for each thing: :func:`with_devices`,
+:func:`with_hosts`, :func:`with_link`.
 """
 
 from __future__ import annotations
@@ -316,7 +317,7 @@ def _ranks(problem: Problem, value: str) -> Problem:
 
 
 def _stages(problem: Problem, value: str) -> Problem:
-    """Exactly so many: the last layer is in the last stage."""
+    """Exactly as many stages: the last layer is in the last of them."""
     wanted = _integer("stages", value)
     last = glob.escape(problem.profile.graph.layers[-1].name)
     return _with_rules(replace(problem, max_stages=wanted), Rule(last, "stage", str(wanted - 1)))

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from halopipe.planning import problem as problems
 from halopipe.planning import solve
@@ -29,14 +29,11 @@ from halopipe.terminal import units
 from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.cost_model import CostModel
 from planner.ir.errors import HalopipeError, IllegalProgramError, InfeasibleError, MissingMeasurementError
-from planner.ir.graph import SAMPLE
 from planner.ir.plan import Decision, Plan, status_of
 from planner.ir.problem import ALWAYS, AUTO, NEVER, THROUGHPUT, Problem
 from planner.ir.profile import Profile
+from planner.layers.division import has_layouts
 from planner.solvers.candidates.candidate import group_shares
-
-if TYPE_CHECKING:
-    from planner.costs.candidate import Candidate
 
 TIME_LIMIT_S = 20.0
 """Longest search for another plan: nobody trains meanwhile."""
@@ -214,13 +211,13 @@ def _recut(problem: Problem, decision: Decision) -> Plan | None:
         return None
 
 
-def _candidate(problem: Problem, cost_model: Any, decision: Decision) -> Candidate | None:
+def _candidate(problem: Problem, cost_model: CostModel, decision: Decision) -> Candidate | None:
     from planner.solvers.candidates.feasibility import usable
 
-    if any(set(placed.cuts) - {SAMPLE} or placed.ways > 1 or placed.margin for placed in decision.layers.values()):
+    if any(has_layouts(decision, stage) for stage in range(len(decision.stages))):
         return None
-    rank_of = {device.name: rank for rank, device in enumerate(problem.profile.cluster.devices)}
-    left = [tuple(rank_of[name] for name in stage.devices if name in rank_of) for stage in decision.stages]
+    rank_by_name = {device.name: rank for rank, device in enumerate(problem.profile.cluster.devices)}
+    left = [tuple(rank_by_name[name] for name in stage.devices if name in rank_by_name) for stage in decision.stages]
     kept = [number for number, ranks in enumerate(left) if ranks]
     groups = tuple(left[number] for number in kept)
     if not kept or len(set(groups)) < len(groups):  # several stages a position go by their schedule's pattern

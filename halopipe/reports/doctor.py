@@ -64,6 +64,7 @@ _FEW_PROCESSES = 256
 _SLOW_WAKING_S = 1e-3
 _OWN_SHARE = 0.95  # of a core's time
 _BUSY_S = 0.2
+_NAP_S = 1e-3
 _SLOW_LOOPBACK = 200e6
 _SENT_BYTES = 32 * 2**20
 _DEADLINE_S = 5.0
@@ -227,22 +228,22 @@ def hyperthreads(folder: Path = Path("/sys/devices/system/cpu")) -> int:
     return max(1, total)
 
 
-def own_share(busy_s: float = _BUSY_S) -> float:
+def own_share() -> float:
     """The part of a core's time that a thread gets which wants all of it."""
     start_s = time.perf_counter()
     used_s = time.thread_time()
-    while time.perf_counter() - start_s < busy_s:
+    while time.perf_counter() - start_s < _BUSY_S:
         pass
     return min(1.0, (time.thread_time() - used_s) / (time.perf_counter() - start_s))
 
 
-def waking_s(times: int = 60, nap_s: float = 1e-3) -> float:
+def waking_s() -> float:
     """By how much a nap is longer than asked for, in the median."""
     delays_s = []
-    for _ in range(times):
+    for _ in range(60):
         start_s = time.perf_counter()
-        time.sleep(nap_s)
-        delays_s.append(time.perf_counter() - start_s - nap_s)
+        time.sleep(_NAP_S)
+        delays_s.append(time.perf_counter() - start_s - _NAP_S)
     return max(0.0, statistics.median(delays_s))
 
 
@@ -349,14 +350,14 @@ def _links() -> Iterator[Finding]:
     yield _judged("loopback", f"{units.size(speed)}/s over TCP", speed < _SLOW_LOOPBACK, remedy, needed=True)
 
 
-def loopback_bytes_per_s(num_bytes: int = _SENT_BYTES) -> float:
+def loopback_bytes_per_s() -> float:
     """How fast one thread sends to another over TCP on this host."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(_DEADLINE_S)
 
         def send() -> None:
             with contextlib.suppress(OSError), socket.create_connection(server.getsockname(), _DEADLINE_S) as out:
-                out.sendall(bytes(num_bytes))
+                out.sendall(bytes(_SENT_BYTES))
 
         sender = threading.Thread(target=send)
         sender.start()
@@ -367,7 +368,7 @@ def loopback_bytes_per_s(num_bytes: int = _SENT_BYTES) -> float:
                 buffer = bytearray(2**20)
                 got = 0
                 start_s = time.perf_counter()
-                while got < num_bytes and (size := connection.recv_into(buffer)):
+                while got < _SENT_BYTES and (size := connection.recv_into(buffer)):
                     got += size
         finally:
             sender.join()

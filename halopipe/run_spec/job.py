@@ -75,10 +75,10 @@ class RankResult(RunNotes):
     Attributes:
         losses: by step, on the ranks that know them; else empty.
         step_seconds: by step.
-        spans: of the last steps, by step.
+        spans: of the last steps, by their place among the steps of this attempt.
         peak_bytes: the most of any step; 0 if not known.
         compared: this rank's tensors beside one device's.
-        memory: of the last steps, by step: the most in each action, then behind the last; empty if not known.
+        memory: likewise: the most in each action, then after the last; empty if not known.
         witness, skipped: how one device ran the first batch, or why it did not.
         kind: of the device that it ran on, in the words of the plan where it means that device.
         remarks: what people should hear, also of a run that was over before the launcher had heard of it.

@@ -125,7 +125,7 @@ def _relative(kind: str, value: Any, folder: Path) -> Any:
 
 
 def _path_in(kind: str, value: Any) -> tuple[str, str, str]:
-    """What is before a path, the path, what is behind it; no path: it is empty."""
+    """What is before a path, the path, what is after it; no path: it is empty."""
     if kind == PATH and value:
         return "", str(value), ""
     if kind == METRICS and value:

@@ -88,7 +88,7 @@ def size(num_bytes: float) -> str:
 
 
 def percent(fraction: float) -> str:
-    """``12 %``; one digit behind the point below ten."""
+    """``12 %``; one digit after the point below ten."""
     value = 100 * fraction
     return f"{value:.0f} %" if abs(value) >= 9.95 else f"{value:.1f} %"
 
@@ -230,7 +230,7 @@ def parse_pairs(text: str, parse: Callable[[str, str], T], fault: str, example: 
 
     Args:
         parse: the value of a name, of its text; raises KeyError or ValueError where that is none.
-        fault: of an entry that is none, as said behind it: ``is no size``.
+        fault: of an entry that is none, as said after it: ``is no size``.
         example: of how to write them.
 
     Raises:

@@ -13,7 +13,7 @@ Modules:
     first_step           The first step of a job beside one device's, before its second begins
     isolated_timing      When a run times its stages alone, how often, and what came of it: before its first timed step
                          and after its last
-    loop                 The steps of a run on one rank, one after another: what is noted of them, what is due behind
+    loop                 The steps of a run on one rank, one after another: what is noted of them, what is due after
                          them, and their end
     metrics              The metrics of a run as it goes, written by rank 0: what it is told of a step is a record,
                          which a writer keeps

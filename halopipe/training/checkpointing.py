@@ -185,7 +185,7 @@ def save_now(folder: str | Path, engine: Engine, *, keep: int) -> None:
     """Save what all ranks have, each calling this; returns once it is on disk.
 
     Args:
-        keep: so many checkpoints stay; 0: all.
+        keep: how many checkpoints stay; 0: all.
     """
     context = engine.context
     checkpoint.save(

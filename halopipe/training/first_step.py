@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from halopipe.data.factories import BatchItem
 from halopipe.data.sources import batches, take
 from halopipe.run_spec.job import REFERENCE, Job
-from halopipe.training.rank import Rank
+from halopipe.training.rank import JobMember
 from halopipe.training.reference import Reference, compare_losses, compare_tensors
 from planner.ir.codec import plain
 from planner.ir.errors import NumericsError
@@ -55,7 +55,7 @@ class FirstStep:
         strict: whether it is an error, too, where rounding hides what is compared.
     """
 
-    rank: Rank
+    member: JobMember
     read: Callable[[], Reference] | None
     first_batch: Callable[[], tuple[LoadedModel, CapturedModule, BatchItem] | None]
     strict: bool = False
@@ -69,9 +69,9 @@ class FirstStep:
         self._num_done += 1
         if result.left_out and not self._left_out:
             self._left_out = self._num_done
-        if self._num_done != self.rank.context.accumulate:
+        if self._num_done != self.member.context.accumulate:
             return None
-        self.rank.engine.settle()
+        self.member.engine.settle()
         if self._left_out:  # whichever of its steps was the bad one
             return Reference(skipped=f"the update of step {self._left_out} was left out"), ()
         return self.compare(self._losses)
@@ -85,8 +85,8 @@ class FirstStep:
         Raises:
             NumericsError: on all ranks, if any of them computes something else.
         """
-        context = self.rank.context
-        store = self.rank.store
+        context = self.member.context
+        store = self.member.store
         context.activity.begin("waiting for the run on one device")
         context.activity.deadline_s = SETUP_S
         if context.rank == 0:
@@ -122,18 +122,18 @@ class FirstStep:
 
     def _mine(self, reference: Reference, losses: Sequence[float]) -> tuple[tuple[Difference, ...], str]:
         try:
-            mine = compare_tensors(reference, self.rank.engine)
+            mine = compare_tensors(reference, self.member.engine)
         except NumericsError as error:  # a tensor that one device does not have: the others must not wait
             return (), write_error(error)
-        if self.rank.context.rank == self.rank.context.loss_rank:
+        if self.member.context.rank == self.member.context.loss_rank:
             mine += compare_losses(reference, losses)
         return mine, ""
 
     def _verdict(self, reference: Reference) -> str:
         """The error as text; empty where there is none."""
         differences: list[Difference] = []
-        for rank in self.rank.context.ranks:
-            record = json.loads(self.rank.store.get(f"compared/{rank}").decode())
+        for rank in self.member.context.ranks:
+            record = json.loads(self.member.store.get(f"compared/{rank}").decode())
             if isinstance(record, str):
                 return record
             differences += (Difference(**each) for each in record)
@@ -146,14 +146,14 @@ class FirstStep:
 
     def _explained(self, wrong: Sequence[Difference]) -> list[str]:
         """Where values part, as lines."""
-        self.rank.context.activity.begin("looking for the layer at which values part")
+        self.member.context.activity.begin("looking for the layer at which values part")
         try:
             from halopipe.training.first_divergence import first_divergence  # late: most steps are right
 
             begun = self.first_batch()
             if begun is None:
                 return []
-            return first_divergence(self.rank.context, *begun, wrong)
+            return first_divergence(self.member.context, *begun, wrong)
         except Exception as error:  # noqa: BLE001 - the verdict is more than its explanation
             return [f"where values part could not be found: {type(error).__name__}: {error}"]
 

@@ -1,4 +1,4 @@
-"""The steps of a run on one rank, one after another: what is noted of them, what is due behind them, and their end."""
+"""The steps of a run on one rank, one after another: what is noted of them, what is due after them, and their end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from halopipe.run_spec.result import Saves, Score
 from halopipe.terminal import units
 from halopipe.training.first_step import FirstStep, first_batch_of
 from halopipe.training.isolated_timing import IsolatedTimer
-from halopipe.training.rank import Rank
+from halopipe.training.rank import JobMember
 from halopipe.training.reference import Reference, compare_losses
 from halopipe.training.steps import RankSteps
 from planner.ir.timeline import LeftOut, Span
@@ -40,11 +40,14 @@ KEPT_STEPS = 64
 """Last steps whose spans are kept."""
 
 AfterStep = Callable[[int, StepResult, Activity], None]
-"""Told of each step, by its number, and what this rank says of itself."""
+"""Told of each step, by its number from 0, and what this rank says of itself."""
 
 
 class Loop:
     """The steps of one rank.
+
+    A ``step`` is counted from 0 over the whole training; ``num_done`` is it and those before, as people count; its
+    ``place`` is among the steps of this run alone.
 
     Args:
         saved: where the run goes on; None: it begins.
@@ -68,19 +71,19 @@ class Loop:
     def __init__(
         self,
         job: Job,
-        rank: Rank,
+        member: JobMember,
         data_sources: DataSources,
         saved: Saved | None,
         end: EndRequest | None,
     ) -> None:
         self._options = job.options
-        self._engine = rank.engine
-        self._context = rank.context
+        self._engine = member.engine
+        self._context = member.context
         self._data_sources = data_sources
-        self._begun = rank.engine.num_steps
-        source = data_sources.training(Position() if saved is None else saved.position, self._begun)
-        self._source = AheadSource(source, rank.engine.expect) if rank.engine.looks_ahead else source
-        self._done = source.position
+        self._first_step = member.engine.num_steps
+        source = data_sources.training(Position() if saved is None else saved.position, self._first_step)
+        self._source = AheadSource(source, member.engine.expect) if member.engine.looks_ahead else source
+        self._position = source.position
         self._scores = list[Score]()
         self._left_out = list[LeftOut]()
         self._results = list[StepResult]()
@@ -91,18 +94,19 @@ class Loop:
         if options.metrics:
             from halopipe.training.metrics import Metrics  # late: most runs write none
 
-            self.metrics = Metrics(options.metrics, rank.store, rank.context.rank, rank.context.loss_rank, self._begun)
+            context = member.context
+            self.metrics = Metrics(options.metrics, member.store, context.rank, context.loss_rank, self._first_step)
         if options.eval_metric:
             from halopipe.training.evaluate import metric_call  # late: most runs evaluate nothing
 
-            metric_call(rank.context, units.names_in(options.eval_outputs))  # before the first step
+            metric_call(member.context, units.names_in(options.eval_outputs))  # before the first step
         if end is not None:
             from halopipe.training.checkpointing import Checkpoints  # late: most runs save nothing
 
-            self._checkpoints = Checkpoints(options, rank.engine, (0, 0.0) if saved is None else saved.history, end)
+            self._checkpoints = Checkpoints(options, member.engine, (0, 0.0) if saved is None else saved.history, end)
         if job.is_compared:
-            first = FirstStep(rank, None, partial(first_batch_of, job), strict=options.check_numerics)
-        self._steps = RankSteps(rank.engine, self._take, self._run, source.agreement, False, self._note, first)
+            first = FirstStep(member, None, partial(first_batch_of, job), strict=options.check_numerics)
+        self._steps = RankSteps(member.engine, self._take, self._run, source.agreement, False, self._note, first)
         self._steps.after_step = self._go_on
         self._steps.around = self._traced
 
@@ -119,18 +123,19 @@ class Loop:
         if options.profile_steps:
             from halopipe.training.torch_traces import TorchTraces  # late: most runs trace nothing
 
-            self._traces = TorchTraces(options, self._context.rank, self._context.activity, self._begun)
+            self._traces = TorchTraces(options, self._context.rank, self._context.activity, self._first_step)
         try:
-            for number in range(self._begun, options.steps):
-                if self.isolated_timer is not None and number == min(self._begun + options.warmup, options.steps - 1):
+            timed_alone_before = min(self._first_step + options.warmup, options.steps - 1)
+            for step in range(self._first_step, options.steps):
+                if self.isolated_timer is not None and step == timed_alone_before:
                     self.isolated_timer.time(engine, forgets=options.accumulate == 1)
-                self._steps.step(number)
+                self._steps.step(step)
             self._finish()
         except StopBeforeStepError:
             if self._checkpoints is None:  # nobody but a run with checkpoints stops its ranks between steps
                 raise
             self._saving()  # the batch that was taken for the step not done is read again by whoever goes on
-            self._checkpoints.end(self._done)
+            self._checkpoints.end(self._position)
         return self._result()
 
     def _finish(self) -> None:
@@ -165,7 +170,7 @@ class Loop:
             reference.witness,
             reference.skipped,
             remarks=context.activity.remarks,
-            first_step=self._begun,
+            first_step=self._first_step,
             scores=tuple(self._scores),
             trained=context.program.trains,
             data=self._data_sources.origin,
@@ -178,21 +183,21 @@ class Loop:
         )
 
     @contextmanager
-    def _traced(self, number: int) -> Iterator[None]:
-        with nullcontext() if self._traces is None else self._traces.around(number + 1):
+    def _traced(self, step: int) -> Iterator[None]:
+        with nullcontext() if self._traces is None else self._traces.around(step + 1):
             yield
 
-    def _take(self, number: int) -> Batch:
+    def _take(self, step: int) -> Batch:
         self._context.activity.begin("waiting for data")
         with self._engine.between_steps("reading the batch"):
             batch = self._source.take()
         if batch is None:
-            raise ended(number)
+            raise ended(step)
         return batch
 
-    def _run(self, number: int, batch: Batch) -> StepResult:
-        is_traced = self._traces is not None and self._traces.traces(number + 1)
-        is_watched = number - self._begun == self._options.warmup - 1 and not is_traced
+    def _run(self, step: int, batch: Batch) -> StepResult:
+        is_traced = self._traces is not None and self._traces.traces(step + 1)
+        is_watched = step - self._first_step == self._options.warmup - 1 and not is_traced
         engine = self._engine
         context = self._context
         run = engine.step_on if context.program.trains else engine.evaluate_on
@@ -208,30 +213,32 @@ class Loop:
         self._peak_bytes = held_bytes + more_bytes
         return result
 
-    def _note(self, number: int, batch: Batch, result: StepResult, seconds: float) -> None:
+    def _note(self, step: int, batch: Batch, result: StepResult, seconds: float) -> None:
         activity = self._context.activity
-        self._done = self._source.position
+        self._position = self._source.position
+        num_done = step + 1
+        place = len(self._results)
         if self._checkpoints is not None:
             self._checkpoints.stepped(seconds)
         self._results.append(StepResult(result.loss, result.step_s, (), left_out=result.left_out))
         if result.left_out:
-            self._left_out.append(LeftOut(number + 1, result.left_out))
+            self._left_out.append(LeftOut(num_done, result.left_out))
             activity.left_out = tuple(self._left_out[-SHOWN:])
-        self._spans.append((len(self._results) - 1, result.spans))
+        self._spans.append((place, result.spans))
         if result.peak_bytes:
-            self._memory.append((len(self._results) - 1, result.peak_bytes))
+            self._memory.append((place, result.peak_bytes))
             self._peak_bytes = max(self._peak_bytes, result.before_bytes, *result.peak_bytes)
         if self.metrics is not None:
-            self.metrics.step(number + 1, self._done.epoch, sum(batch.rows), result, activity.slow)
+            self.metrics.step(num_done, self._position.epoch, sum(batch.rows), result, activity.slow)
         if self.event_log is not None:
-            self.event_log.step(number, result.loss, result.step_s)
+            self.event_log.step(step, result.loss, result.step_s)
         if self.after_step is not None:
-            self.after_step(number, result, activity)
+            self.after_step(step, result, activity)
 
-    def _go_on(self, number: int) -> None:
+    def _go_on(self, step: int) -> None:
         options = self._options
         checkpoints = self._checkpoints
-        if options.eval_data and options.eval_every and (number + 1) % options.eval_every == 0:
+        if options.eval_data and options.eval_every and (step + 1) % options.eval_every == 0:
             self._evaluate()
         if checkpoints is not None and checkpoints.is_due:
             self._saving()

@@ -62,7 +62,7 @@ class Writer(Protocol):
     """
 
     def begin(self, first_step: int) -> None:
-        """Keep the records of so many steps, which were done before; those of steps that are done again go."""
+        """Keep the records of the first ``first_step`` steps; those of steps that are done again go."""
         ...
 
     def write(self, records: Iterable[Record]) -> None:

@@ -1,15 +1,15 @@
 """One rank of a job, from its first look at the device to its last step.
 
 There is no other way to become a rank: workers that were spawned, ranks of torchrun, and scripts of one's own all go
-through :class:`Rank`, so that no check is left out by one of them.  They differ in where the number of the rank, the
-store and the options come from.
+through :class:`JobMember`, so that no check is left out by one of them.  They differ in where the number of the rank,
+the store and the options come from.
 
-    told       plan, options, optimizer                    the same on all ranks, which :meth:`Rank.agree` compares
-    opened     the device, its cores and allocator; the heartbeat                       :meth:`Rank.opened`
-    prepared   the model captured; it is the planned one, and its program ends          :meth:`Rank.prepare`
-    agreed     one plan, the same options and weights on all ranks                      :meth:`Rank.agree`
-    joined     the others are met, the stages made                                      :meth:`Rank.join`
-    limited    steps within the memory that the rank may have                           :meth:`Rank.limited`
+    told       plan, options, optimizer                    the same on all ranks, which :meth:`JobMember.agree` compares
+    opened     the device, its cores and allocator; the heartbeat                       :meth:`JobMember.opened`
+    prepared   the model captured; it is the planned one, and its program ends          :meth:`JobMember.prepare`
+    agreed     one plan, the same options and weights on all ranks                      :meth:`JobMember.agree`
+    joined     the others are met, the stages made                                      :meth:`JobMember.join`
+    limited    steps within the memory that the rank may have                           :meth:`JobMember.limited`
 
 What it knows, and what follows from that, is its :class:`runtime.rank.RankContext`, which the runtime works by.
 """
@@ -71,15 +71,15 @@ _MOST_NAMED = 5
 _OTHER_MODEL = "profile and plan this model again, or run the plan with the model it was made for"
 
 
-def rank_of(job: Job, number: int) -> Rank:
-    """A rank of a job, which nobody hears yet."""
+def member_of(job: Job, rank: int) -> JobMember:
+    """A member of a job, which nobody hears yet."""
     plan = job.plan
     options = job.options
     optimizer, scheduler = makers_of(options, plan.inputs.optimizer)
     context = RankContext(
         plan.decision,
         optimizer,
-        number,
+        rank,
         scheduler,
         options.seed,
         options.clip_norm,
@@ -91,12 +91,12 @@ def rank_of(job: Job, number: int) -> Rank:
     compared = ("optimizer", "scheduler", "data", "data_from", "compiler", "transport", "checkpoint_every", "steps")
     spelled = {name: str(getattr(options, name)) for name in compared}
     spelled |= {"dtype": job.source.dtype, "autocast": job.source.autocast}
-    return Rank(plan, context, spelled, options.device, options.transport)
+    return JobMember(plan, context, spelled, options.device, options.transport)
 
 
 @dataclass
-class Rank:
-    """One rank of a job.
+class JobMember:
+    """One of the ranks of a job, as it comes to take part.
 
     Attributes:
         plan: that is run.
@@ -129,7 +129,7 @@ class Rank:
         local_rank: int | None = None,
         is_metered: bool = True,
         open_transport: OpenTransport | None = None,
-    ) -> Iterator[Rank]:
+    ) -> Iterator[JobMember]:
         """Its device and heartbeat; while the context lasts, it tells the others what it does.
 
         Args:

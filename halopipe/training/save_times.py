@@ -107,7 +107,7 @@ class SaveTimes:
 
     @property
     def is_due(self) -> bool:
-        """Whether a save is due behind the step about to begin, rather than behind the next; by the clock alone."""
+        """Whether a save is due after the step about to begin, rather than after the next; by the clock alone."""
         step_s = self._steps_s[-1] if self._steps_s else 0.0
         return self.interval_s > 0 and self.clock() - self._last_s + 1.5 * step_s >= self.interval_s
 

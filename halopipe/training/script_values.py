@@ -7,7 +7,7 @@
 
 In a loop of one's own such a schedule acts on the next step.  Here the graph was captured before, and ranks may have
 modules of their own, so that it would be lost in silence.  Looked at are numbers, texts and flags: attributes of a
-module's parts, and variables of the script or of an outer function, that the code behind ``forward`` or ``loss_fn``
+module's parts, and variables of the script or of an outer function, that the code of ``forward`` or ``loss_fn``
 mentions.  What that code writes itself, a counter say, is its own affair: the capture has compared a second call.
 """
 
@@ -83,7 +83,7 @@ class ScriptValues:
 
 
 class _Reading:
-    """The code behind a module and a loss.
+    """The code of a module and a loss.
 
     Attributes:
         names: that it mentions.

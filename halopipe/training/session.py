@@ -25,7 +25,7 @@ from halopipe.terminal.units import require_known
 from halopipe.training.checkpointing import save_now
 from halopipe.training.evaluate import MakeMetrics, evaluate
 from halopipe.training.first_step import FirstStep
-from halopipe.training.rank import Rank
+from halopipe.training.rank import JobMember
 from halopipe.training.resuming import newest_sound, open_saved
 from halopipe.training.script_values import ScriptValues
 from halopipe.training.single_device import KeptModel
@@ -88,30 +88,30 @@ class Execution:
     profile: Profile | None = None
     values: ScriptValues | None = None
 
-    def __init__(self, opened: Rank, kept: KeptModel | None = None) -> None:
-        self._opened = opened
-        self._engine = opened.engine
-        self._context = opened.context
-        optimizer = opened.context.optimizer
+    def __init__(self, member: JobMember, kept: KeptModel | None = None) -> None:
+        self._member = member
+        self._engine = member.engine
+        self._context = member.context
+        optimizer = member.context.optimizer
         self.followed = optimizer if isinstance(optimizer, Followed) else None
-        self.plan = opened.plan
+        self.plan = member.plan
         self._kept = kept
         self._given = list[UserBatch]()
-        self.activity = opened.context.activity
-        self._form = BatchPytree("the batch", {}, opened.model.batch)
-        self.model = users_module(opened.model.module)
-        del opened.model  # its example need not stay
-        self.rank = opened.context.rank
-        self.num_ranks = len(opened.context.ranks)
+        self.activity = member.context.activity
+        self._form = BatchPytree("the batch", {}, member.model.batch)
+        self.model = users_module(member.model.module)
+        del member.model  # its example need not stay
+        self.rank = member.context.rank
+        self.num_ranks = len(member.context.ranks)
         self._locks = contextlib.ExitStack()
         self._claimed = set[Path]()
         self._upcoming = Upcoming(self.looks_ahead, self.rank == 0)
         self._announced = Announced()
         self._is_ahead = False
         self._hook = None if self.followed is None else self.followed.before_state_dict(self._require_back)
-        self._trained = agreement_of(opened.context, 0, is_script=True)
-        self._evaluated = agreement_of(opened.context, 0, is_script=True, always=True)
-        first = None if kept is None else FirstStep(opened, kept.reference, kept.first_batch)
+        self._trained = agreement_of(member.context, 0, is_script=True)
+        self._evaluated = agreement_of(member.context, 0, is_script=True, always=True)
+        first = None if kept is None else FirstStep(member, kept.reference, kept.first_batch)
         run = lambda _, batch: self._engine.step_on(batch)  # noqa: E731
         self._steps = RankSteps(self._engine, self._take, run, self._trained, True, self._note, first, self._follow)
 
@@ -214,7 +214,7 @@ class Execution:
         """Save a checkpoint, ``folder/step-N``, for whatever plan of the model; all ranks call this, and share a disk.
 
         Args:
-            keep: the newest so many checkpoints are kept; 0: all.
+            keep: how many checkpoints are kept, the newest; 0: all.
 
         Until this run is closed, no other job writes into that folder.
 
@@ -392,7 +392,7 @@ class Execution:
         if self.followed is not None and self._is_ahead:
             self.followed.leave_with_ranks(f"{_TAKES_BACK} was not called behind its last step")
         self._locks.close()
-        self._opened.close()
+        self._member.close()
 
     def _require_back(self) -> None:
         if self.followed is not None and self._is_ahead:

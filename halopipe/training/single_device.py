@@ -28,13 +28,13 @@ from torch import Tensor
 from cuda_ops._torch import tree_leaves
 from cuda_ops.calls import arguments_of
 from cuda_ops.dense.data_dependent import is_unit
-from cuda_ops.dense.state_writes import attributes_behind, written
+from cuda_ops.dense.state_writes import attributes_viewed, written
 from cuda_ops.device.host import available_bytes
 from halopipe.data.factories import BatchItem
 from halopipe.data.sources import batches, take
 from halopipe.run_spec.job import NUM_COMPARED, REFERENCE_RANK, Job
 from halopipe.terminal.units import count, size
-from halopipe.training.rank import Rank, rank_of
+from halopipe.training.rank import JobMember, member_of
 from halopipe.training.reference import Reference
 from halopipe.training.shared_capture import load
 from planner.ir.errors import UnsupportedModelError
@@ -47,7 +47,7 @@ from profiler.source.parts import cast_module
 from runtime.captured import CapturedModule
 from runtime.monitor.failure import write_error
 from runtime.numerics.compare import TOLERANCES, relative_error, sketches, tensor_differences
-from runtime.numerics.single_device import LossOf, StepTensors, serial_step, serial_step_each
+from runtime.numerics.single_device import LossOfStep, StepTensors, serial_step, serial_step_each
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer import StageOptimizer
 from runtime.pipeline.microbatches import InputSpecs, WholeBatch, filled
@@ -74,7 +74,7 @@ def make_reference(job: Job, device: torch.device | None = None) -> Reference:
             processor.
     """
     options = job.options
-    rank = rank_of(job, REFERENCE_RANK)
+    member = member_of(job, REFERENCE_RANK)
     where = device or CPU
     reason = why_not_compared(job.plan, where, is_asked=options.check_numerics)
     if reason:
@@ -89,7 +89,7 @@ def make_reference(job: Job, device: torch.device | None = None) -> Reference:
             model, captured = capture_for(model, where)
         stream = batches(options.data, model, job.plan.decision.global_batch, options.seed)
         items = [take(stream, step) for step in range(min(wanted, options.steps))]
-        reference = reference_of(rank, model, items, where, captured)
+        reference = reference_of(member, model, items, where, captured)
     except UnsupportedModelError as error:
         if options.check_numerics:
             raise
@@ -120,28 +120,28 @@ class KeptModel:
 
     Attributes:
         model: a copy; None where it could not be kept, for the ``reason``.
-        optimizer: the user's object as it was; None: the rank's own makes one.
+        optimizer: the user's object as it was; None: the member's own makes one.
         items: what the steps so far read.
     """
 
-    rank: Rank
+    member: JobMember
     model: LoadedModel | None = None
     reason: str = ""
     optimizer: Followed | None = None
     items: list[BatchItem] = field(default_factory=list)
 
     @classmethod
-    def of(cls, rank: Rank) -> KeptModel:
+    def of(cls, member: JobMember) -> KeptModel:
         """A copy, where there is memory for it and one device has such a step."""
-        reason = why_not_compared(rank.plan, CPU)
-        made = rank.context.optimizer
+        reason = why_not_compared(member.plan, CPU)
+        made = member.context.optimizer
         if reason:
-            return cls(rank, reason=reason)
+            return cls(member, reason=reason)
         try:
             kept = made.as_it_is() if isinstance(made, Followed) else None
-            return cls(rank, copied(rank.model), optimizer=kept)
+            return cls(member, copied(member.model), optimizer=kept)
         except Exception as error:  # noqa: BLE001 - the user's module may refuse in any way
-            return cls(rank, reason=f"the model cannot be copied: {type(error).__name__}: {error}")
+            return cls(member, reason=f"the model cannot be copied: {type(error).__name__}: {error}")
 
     def reference(self) -> Reference:
         """What one device gives; where there is nothing to compare with, people are told why."""
@@ -156,11 +156,11 @@ class KeptModel:
 
     def _run(self, model: LoadedModel) -> Reference:
         try:
-            made = self.rank.context.optimizer
+            made = self.member.context.optimizer
             if self.optimizer is not None and isinstance(made, Followed):
                 self.optimizer.settings = made.settings  # as the ranks' are led by for their first update
-            context = replace(self.rank.context, optimizer=self.optimizer or made)
-            own = Rank(self.rank.plan, context)
+            context = replace(self.member.context, optimizer=self.optimizer or made)
+            own = JobMember(self.member.plan, context)
             return reference_of(own, copied(model), self.items, context.device or CPU)
         except UnsupportedModelError as error:
             return Reference(error=write_error(error))
@@ -187,7 +187,7 @@ def _job_bytes(plan: Plan) -> int:
 
 
 def reference_of(
-    rank: Rank,
+    member: JobMember,
     model: LoadedModel,
     items: Sequence[BatchItem],
     device: torch.device,
@@ -214,7 +214,7 @@ def reference_of(
         depth = 1.0 if lowest is not None else math.sqrt(len(captured.graph.layers))  # each layer rounds by chance
         _disturb(twin, depth * torch.finfo(lowest or EXACT).eps)
     try:
-        reference = _run(rank, model, captured, items)
+        reference = _run(member, model, captured, items)
     except UnlikeDrawsError as error:
         raise UnsupportedModelError(
             "one device cannot draw what the plan draws, so the two cannot be compared",
@@ -237,7 +237,7 @@ def reference_of(
     if twin is not None and not reference.skipped:
         try:
             twin = twin if device.type == "cpu" else placed(twin, device)
-            reference = replace(reference, rounding=_rounding(reference, _run(rank, twin, captured, items)))
+            reference = replace(reference, rounding=_rounding(reference, _run(member, twin, captured, items)))
         except Exception as error:  # noqa: BLE001 - whatever a module with dtypes of its own raises
             reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     if reason:
@@ -296,11 +296,11 @@ def mixes(captured: CapturedModule) -> bool:
     if captured.mixing or not captured.polymorphic or is_by_cloud:
         return True
     graph = captured.graph_module.graph
-    behind = attributes_behind(graph)
-    return any(written(node, behind) or _normalises_samples(node) for node in graph.nodes if node.op == "call_function")
+    viewed = attributes_viewed(graph)
+    return any(written(node, viewed) or _normalises_samples(node) for node in graph.nodes if node.op == "call_function")
 
 
-def losses_of(model: LoadedModel, captured: CapturedModule, context: RankContext) -> LossOf:
+def losses_of(model: LoadedModel, captured: CapturedModule, context: RankContext) -> LossOfStep:
     """The loss of a micro-batch by the user's own module, which is given the sites that the plan is given."""
     if captured.preparation is None or not Answers(captured, CounterRng(context.seed)):
         return model.loss
@@ -329,7 +329,7 @@ def rows_of(item: BatchItem, micro_batches: Sequence[int], specs: InputSpecs) ->
 
 
 def parts_of(item: BatchItem, rows: Sequence[int], specs: InputSpecs) -> list[tuple[StepTensors, StepTensors]]:
-    """The micro-batches of a batch, which have so many samples."""
+    """The micro-batches of a batch, of ``rows`` samples each."""
     if isinstance(item, list):
         return list(item)
     inputs, targets = item
@@ -338,22 +338,22 @@ def parts_of(item: BatchItem, rows: Sequence[int], specs: InputSpecs) -> list[tu
     return [(part[: len(inputs)], part[len(inputs) :]) for part in parts]
 
 
-def _run(rank: Rank, model: LoadedModel, captured: CapturedModule, items: Sequence[BatchItem]) -> Reference:
+def _run(member: JobMember, model: LoadedModel, captured: CapturedModule, items: Sequence[BatchItem]) -> Reference:
     specs = step_inputs(captured)
-    if not rank.plan.decision.trains:
-        return _evaluated(rank, model, specs, items[:1])
-    draw = CounterRng(rank.context.seed)
+    if not member.plan.decision.trains:
+        return _evaluated(member, model, specs, items[:1])
+    draw = CounterRng(member.context.seed)
     answers = Answers(captured, draw)
-    whole = _is_whole(rank.plan, model, captured, answers)
-    loss_of = _shared(losses_of(model, captured, rank.context), rank.context.accumulate)
+    whole = _is_whole(member.plan, model, captured, answers)
+    loss_of = _shared(losses_of(model, captured, member.context), member.context.accumulate)
     parameters = named_parameters(model.owners)
     buffers = named_buffers(model.owners)
-    optimizer = cast("torch.optim.Optimizer", _Optimizer(rank.context, parameters))  # has what a step calls
+    optimizer = cast("torch.optim.Optimizer", _Optimizer(member.context, parameters))  # has what a step calls
     losses: list[float] = []
     first: dict[str, Any] = {}
     for step, item in enumerate(items):
         draw.step = step
-        rows = rows_of(item, rank.plan.decision.micro_batches, specs)
+        rows = rows_of(item, member.plan.decision.micro_batches, specs)
         if whole and not isinstance(item, list):
             inputs, targets = map(model.cast, item)
             losses.append(serial_step(loss_of, optimizer, inputs, targets, rows, answers=answers, whole=True))
@@ -363,7 +363,7 @@ def _run(rank: Rank, model: LoadedModel, captured: CapturedModule, items: Sequen
             if weights is None:
                 return Reference(skipped="its loss is no mean over samples, and the batch cannot be run whole")
             losses.append(serial_step_each(loss_of, optimizer, parts, rows, answers=answers, weights=weights))
-        if step == rank.context.accumulate - 1:
+        if step == member.context.accumulate - 1:
             first = {
                 "gradient": sketches({name: p.grad for name, p in parameters.items() if p.grad is not None}),
                 "parameter": sketches(parameters),
@@ -392,12 +392,12 @@ def _weights(
 
 
 @torch.no_grad()
-def _evaluated(rank: Rank, model: LoadedModel, specs: InputSpecs, items: Sequence[BatchItem]) -> Reference:
+def _evaluated(member: JobMember, model: LoadedModel, specs: InputSpecs, items: Sequence[BatchItem]) -> Reference:
     """The loss in evaluation mode: all that a plan of forward passes has."""
     model.module.eval()
     losses = []
     for item in items:
-        rows = rows_of(item, rank.plan.decision.micro_batches, specs)
+        rows = rows_of(item, member.plan.decision.micro_batches, specs)
         parts, counts = (item, rows) if isinstance(item, list) else ([item], (sum(rows),))
         losses_of_parts = (model.loss(model.cast(inputs), model.cast(targets)).item() for inputs, targets in parts)
         weighted = (loss * count for loss, count in zip(losses_of_parts, counts, strict=True))
@@ -439,7 +439,7 @@ class _Optimizer:
             self._step()
 
 
-def _shared(loss_of: LossOf, accumulate: int) -> LossOf:
+def _shared(loss_of: LossOfStep, accumulate: int) -> LossOfStep:
     """The same loss, whose gradient is that of one of ``accumulate`` steps that make up an update."""
     if accumulate == 1:
         return loss_of

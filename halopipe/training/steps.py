@@ -6,13 +6,13 @@ requests that are answered.  They differ in where batches come from, and in what
 order:
 
     take        a batch: read, sent by rank 0, given by a script, or asked for by somebody
-                all ranks agree on it (:class:`halopipe.data.batch_sources.Agreement`), and the batch behind it is told
+                all ranks agree on it (:class:`halopipe.data.batch_sources.Agreement`), and the batch after it is told
                 to whoever prepares it meanwhile (:mod:`halopipe.data.ahead`)
     run         forwards, backwards, gradients over ranks, one update; or forwards alone
     settle      the others' word on NaN is waited for, where somebody looks at the loss at once
     note        what came of it: results, metrics, logs, the clock of checkpoints
     compare     the first update with one device's (:mod:`halopipe.training.first_step`)
-    go on       what is due behind the step: an evaluation, a checkpoint, a script's own schedule
+    go on       what is due after the step: an evaluation, a checkpoint, a script's own schedule
 """
 
 from __future__ import annotations
@@ -33,15 +33,14 @@ class RankSteps:
     """The steps of one rank; see the module.
 
     Attributes:
-        take: given how many steps were done before, gives the next one's batch, the same on all ranks; None where there
-            is none any more.
+        take: gives the batch of a step, by its number from 0, the same on all ranks; None where there is none
+            any more.
         run: given the same number, runs the step on its batch.
         agreement: that the ranks take the same; None where one reads for all.
         settles: whether the loss is looked at before the next step.
-        note: told how many steps were done before, the batch, what it gave on this rank, and seconds from before
-            ``take``.
+        note: told the number, the batch, what it gave on this rank, and seconds from before ``take``.
         first: compares the first update with one device's, until that is done; None: nobody does.
-        after_step: called after each step with how many were done before it.
+        after_step: called after each step with its number.
         around: entered, with that number, before the batch is taken; left when it was run.
         comparison: what ``first`` found.
     """
@@ -57,8 +56,8 @@ class RankSteps:
     around: Callable[[int], AbstractContextManager[object]] = nullcontext
     comparison: ComparedStep | None = None
 
-    def step(self, number: int) -> StepResult | None:
-        """The step after ``number`` others; None where there is no batch for it.
+    def step(self, step: int) -> StepResult | None:
+        """Step ``step``, counted from 0; None where there is no batch for it.
 
         Raises:
             StopBeforeStepError: a rank asked to stop; the batch that was taken is not used.
@@ -66,20 +65,20 @@ class RankSteps:
             NumericsError: the first update is not one device's.
         """
         begun_s = time.perf_counter()
-        with self.around(number):
-            batch = self.take(number)
+        with self.around(step):
+            batch = self.take(step)
             if batch is None:
                 return None
-            result = self.run(number, batch)
+            result = self.run(step, batch)
         if self.settles:
             self.engine.settle()
         if self.note is not None:
-            self.note(number, batch, result, time.perf_counter() - begun_s)
+            self.note(step, batch, result, time.perf_counter() - begun_s)
         if self.first is not None:
             self.comparison = self.first.after(result)
             self.first = self.first if self.comparison is None else None
         if self.after_step is not None:
-            self.after_step(number)
+            self.after_step(step)
         return result
 
     def confirm(self) -> None:

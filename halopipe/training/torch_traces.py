@@ -81,7 +81,7 @@ class TorchTraces:
 
     @contextmanager
     def around(self, number: int) -> Iterator[None]:
-        """Step ``number`` is taken inside; behind the last one, the trace is written.
+        """Step ``number`` is taken inside; after the last one, the trace is written.
 
         Raises:
             MissingFileError: it cannot be.

@@ -2,9 +2,13 @@
 
 A file is one JSON object: ``{"halopipe": "plan", "version": 1, ...fields}``.  Reading refuses unknown and duplicate
 keys, NaN and infinities, ``true`` where a number belongs, and then what makes no sense (:mod:`planner.ir.validation`);
-it names all faults at once, each with its path and, where there is one, a suggestion.  Writing puts one record on a
-line, so that a changed layer is a changed line, and replaces the file in one move (:mod:`planner.ir.files`), so that
-nobody ever sees half of it.
+it names all faults at once, each with its path and, where there is one, a suggestion.
+
+A file of an older format version is read as one of the newest, fields that it lacks by their defaults
+(:data:`FORMATS`); one of a newer version is refused.
+
+Writing puts one record on a line, so that a changed layer is a changed line, and replaces the file in one move
+(:mod:`planner.ir.files`), so that nobody ever sees half of it.
 """
 
 from __future__ import annotations

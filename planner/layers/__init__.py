@@ -19,6 +19,13 @@ on the data (neighbours of sites): boxes then say what a rank holds, and :func:`
 ``CONVOLUTION`` is true of weighted sums over windows: halos of theirs travel while they compute, their channels may be
 contracted by several ranks, and which back end runs them is asked of torch.
 
+A class states its ``name``, and where the names of its output's ``dims`` are from; a dim without a name is never cut:
+
+    space       sample, channel, and up to three of space
+    input       as those of an input that has as many dims
+    sequence    sample, time, feature; an output of more dims has no names
+    own         a rule in ``profiler.capture.layers.output_names``
+
 Modules:
 
     _kinds            The registry of layer kinds: each is a class in a module of its family, named where it is written

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from planner.ir.box import Box, Boxes
 from planner.ir.errors import UnknownNameError
@@ -15,16 +15,21 @@ from planner.layers._rules import whole_weights
 _FAMILIES = ("convolution", "data_movement", "elementwise", "normalization", "products", "sparse")
 _KINDS: dict[str, type[Kind]] = {}
 
+DimNames = Literal["space", "input", "sequence", "own"]
+"""Where the names of an output's dims are from, see the package's description."""
+
 
 class Kind(ABC):
     """A layer kind; see the package's description."""
 
+    DIMS: ClassVar[DimNames]
     REDUCTION: ClassVar[str] = ""
     HALO: ClassVar[bool] = False
     CONVOLUTION: ClassVar[bool] = False
 
-    def __init_subclass__(cls, *, name: str) -> None:
+    def __init_subclass__(cls, *, name: str, dims: DimNames) -> None:
         super().__init_subclass__()
+        cls.DIMS = dims
         if name in _KINDS:
             raise ValueError(f"there are two layer kinds {name!r}")
         _KINDS[name] = cls

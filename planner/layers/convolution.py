@@ -22,7 +22,7 @@ from planner.layers._rules import (
 )
 
 
-class ConvKind(Kind, name="conv"):
+class ConvKind(Kind, name="conv", dims="space"):
     """Convolution in 1 to 3 dims: any stride, padding, dilation and number of groups.
 
     ``[sample, channel, *space]``; attributes ``kernel``, ``stride``, ``padding``, ``dilation`` (a number per dim
@@ -55,7 +55,7 @@ class ConvKind(Kind, name="conv"):
         return 2 * num_elements(layer.outputs[0]) * channels * prod(kernel)
 
 
-class TransposedConvKind(Kind, name="transposed_conv"):
+class TransposedConvKind(Kind, name="transposed_conv", dims="space"):
     """Transposed convolution in 1 to 3 dims: the adjoint of a convolution.
 
     ``[sample, channel, *space]``; attributes as for ``conv``, and ``output_padding``.  Weight
@@ -114,7 +114,7 @@ def _reaching(outputs: Interval, kernel: int, stride: int, padding: int, dilatio
     return Interval(start, stop) if start < stop else NOTHING
 
 
-class PoolKind(Kind, name="pool"):
+class PoolKind(Kind, name="pool", dims="space"):
     """Max and average pooling in 1 to 3 dims: a window that moves, channel by channel.
 
     ``[sample, channel, *space]``; attributes ``kernel``, ``stride``, ``padding``, ``dilation`` (a number per dim
@@ -138,7 +138,7 @@ class PoolKind(Kind, name="pool"):
         return num_elements(layer.outputs[0]) * prod(integers(layer.attributes.get("kernel")))
 
 
-class AdaptivePoolKind(Kind, name="adaptive_pool"):
+class AdaptivePoolKind(Kind, name="adaptive_pool", dims="space"):
     """Adaptive pooling: output o of n averages (or takes the maximum of) inputs floor(o i/n) ... ceil((o + 1) i/n) - 1.
 
     Dims that are not pooled have as many outputs as inputs, for which the same rule says o.
@@ -161,7 +161,7 @@ class AdaptivePoolKind(Kind, name="adaptive_pool"):
         return num_elements(inputs[0])
 
 
-class GlobalPoolKind(Kind, name="global_pool"):
+class GlobalPoolKind(Kind, name="global_pool", dims="input"):
     """The mean over all of space: ``[sample, channel, *space]`` -> ``[sample, channel]``, or with dims of extent 1.
 
     What is divided is the input.  Parts are partial sums, and the result is whole along space on every rank.

@@ -21,7 +21,7 @@ from planner.layers._rules import (
 )
 
 
-class ReshapeKind(Kind, name="reshape"):
+class ReshapeKind(Kind, name="reshape", dims="own"):
     """Views, flattening, permutations, expansion: which part of the input makes a part of the output.
 
     Attribute ``kept`` says, for each dim of the output, which dim of the input it is, and -1 where it is none of them.
@@ -173,7 +173,7 @@ def _hull(run: Interval, shape: Sequence[int]) -> list[Interval]:
     return box
 
 
-class SliceKind(Kind, name="slice"):
+class SliceKind(Kind, name="slice", dims="input"):
     """Parts of a tensor along ``dim``: slices, one element, and division into several parts.
 
     Attributes ``dim``, ``starts`` (where each output begins), ``step``, and ``drops``: whether the outputs lack the
@@ -203,7 +203,7 @@ class SliceKind(Kind, name="slice"):
         return ((*work_box[:dim], along, *work_box[dim + 1 :]),)
 
 
-class ConcatKind(Kind, name="concat"):
+class ConcatKind(Kind, name="concat", dims="input"):
     """Concatenation along ``dim`` (and stacking, where ``dim`` is new): each input has its own place in the output."""
 
     @staticmethod
@@ -229,7 +229,7 @@ def _piece(spec: TensorSpec, work_box: Box, dim: int, place: Interval, stacked: 
     return (*work_box[:dim], *along, *work_box[dim + 1 :])
 
 
-class PadKind(Kind, name="pad"):
+class PadKind(Kind, name="pad", dims="input"):
     """Padding of any dims: attributes ``before`` and ``after`` (a number per dim, negative: rows go), and ``mode``.
 
     Output o stands for position o - before of the input.  Outside of the tensor, of n elements,
@@ -283,7 +283,7 @@ _REACH = {"nearest": (0, 0), "nearest-exact": (0, 0), "linear": (0, 1), "cubic":
 _TAPS = {"nearest": 1, "nearest-exact": 1, "linear": 2, "cubic": 4}
 
 
-class UpsampleKind(Kind, name="upsample"):
+class UpsampleKind(Kind, name="upsample", dims="input"):
     """Interpolation to another size: nearest, linear (bilinear, trilinear) or cubic, of the trailing dims.
 
     Attributes ``mode`` (``nearest``, ``nearest-exact``, ``linear``, ``cubic``), ``align_corners``, ``space`` (how many

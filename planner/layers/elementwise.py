@@ -16,7 +16,7 @@ from planner.layers._rules import (
 from planner.layers.sparse import own_rows
 
 
-class PointwiseKind(Kind, name="pointwise"):
+class PointwiseKind(Kind, name="pointwise", dims="input"):
     """Elementwise operations: activations, sums, products, dropout, and what is broadcast in them."""
 
     @staticmethod
@@ -55,7 +55,7 @@ CLASS = 1
 """The dim of a prediction that holds the classes."""
 
 
-class LossKind(Kind, name="loss"):
+class LossKind(Kind, name="loss", dims="sequence"):
     """The loss: a mean over samples of what its first input (the prediction) and the targets say.
 
     Its output is one number, so what is divided is the prediction.  Parts are partial sums, weighted by their share.
@@ -114,7 +114,7 @@ def _targets(prediction: TensorSpec, box: Box, spec: TensorSpec) -> Box:
     return samples_apart(prediction, box, spec)
 
 
-class OpaqueKind(Kind, name="opaque"):
+class OpaqueKind(Kind, name="opaque", dims="input"):
     """An operator without a rule of its own (attribute ``op`` names it): samples and sites are apart, else all is read.
 
     The capture tries whether they are; where not, the layer is marked (``mixes_samples``).

@@ -18,7 +18,7 @@ from planner.layers._rules import (
 )
 
 
-class BatchNormKind(Kind, name="batch_norm"):
+class BatchNormKind(Kind, name="batch_norm", dims="space"):
     """Batch normalisation: elementwise, once the statistics of every channel are known.
 
     The statistics are over all samples and all of space, or all sites; where these are divided, counts, sums and sums
@@ -52,7 +52,7 @@ class BatchNormKind(Kind, name="batch_norm"):
 _CHANNEL = 1
 
 
-class LayerNormKind(Kind, name="layer_norm"):
+class LayerNormKind(Kind, name="layer_norm", dims="input"):
     """Normalisation inside a sample (layer, group, instance, RMS): attribute ``dims``, those that statistics are over.
 
     Of a group normalisation dim 1 is among them, and attribute ``groups`` says into how many parts it is divided.
@@ -88,7 +88,7 @@ class LayerNormKind(Kind, name="layer_norm"):
         return 7 * num_elements(layer.outputs[0])
 
 
-class SoftmaxKind(Kind, name="softmax"):
+class SoftmaxKind(Kind, name="softmax", dims="input"):
     """Softmax and its logarithm along ``dim``."""
 
     @staticmethod
@@ -104,7 +104,7 @@ class SoftmaxKind(Kind, name="softmax"):
         return 5 * num_elements(layer.outputs[0])
 
 
-class ReduceKind(Kind, name="reduce"):
+class ReduceKind(Kind, name="reduce", dims="input"):
     """Reductions inside a sample (mean, sum, maximum, norm) over ``dims``, of extent 1 then if it ``keeps`` them.
 
     [sample, channel, height, width] -> [sample, 1, height, width]      dims (1,), keeps

@@ -17,7 +17,7 @@ from planner.layers._rules import (
 )
 
 
-class LinearKind(Kind, name="linear"):
+class LinearKind(Kind, name="linear", dims="own"):
     """Linear map of the last dim: ``[..., in] -> [..., out]``, weight ``[out, in]``, bias ``[out]``."""
 
     @staticmethod
@@ -49,7 +49,7 @@ class LinearKind(Kind, name="linear"):
         return 2 * num_elements(layer.outputs[0]) * inputs[0].shape[-1]
 
 
-class EmbeddingKind(Kind, name="embedding"):
+class EmbeddingKind(Kind, name="embedding", dims="sequence"):
     """Embedding: indices ``[...]`` -> rows ``[..., feature]`` of a table ``[entry, feature]``."""
 
     @staticmethod
@@ -64,7 +64,7 @@ class EmbeddingKind(Kind, name="embedding"):
         return tuple((Interval(0, spec.shape[0]), work_box[-1]) for spec in parameters)
 
 
-class AttentionKind(Kind, name="attention"):
+class AttentionKind(Kind, name="attention", dims="own"):
     """Scaled dot-product attention: ``q [sample, head, time, feature]``, ``k`` and ``v`` alike, perhaps a mask.
 
     Every query reads all keys and values of its sample and head; where attribute ``causal`` says that query t sees keys
@@ -118,7 +118,7 @@ def _mask(output: TensorSpec, work_box: Box, spec: TensorSpec) -> Box:
     return (*broadcast(output, work_box, spec)[:-1], _all(spec, -1))
 
 
-class LstmKind(Kind, name="lstm"):
+class LstmKind(Kind, name="lstm", dims="sequence"):
     """Recurrent layers (LSTM, GRU, plain): ``x [sample, time, feature]`` and states ``[layer, sample, feature]``.
 
     Outputs: all steps, then the last states.  A step needs all earlier ones, so only samples are apart.

@@ -50,7 +50,7 @@ def pairs(layer: Layer) -> int:
     return integer(layer.attributes.get("pairs"))
 
 
-class SparseConvKind(Kind, name="sparse_conv"):
+class SparseConvKind(Kind, name="sparse_conv", dims="sequence"):
     """Sparse convolution, submanifold, strided or transposed: ``out[o] = sum over k of W[k] . in[neighbours[k, o]]``.
 
     Inputs x ``(sites_i, channel)`` and the kernel map: ``neighbours`` ``(offset, sites_j)``, for each output the input
@@ -69,7 +69,7 @@ class SparseConvKind(Kind, name="sparse_conv"):
         return 2 * pairs(layer) * inputs[0].shape[-1] * layer.outputs[0].shape[-1]
 
 
-class SparsePoolKind(Kind, name="sparse_pool"):
+class SparsePoolKind(Kind, name="sparse_pool", dims="sequence"):
     """Pooling over sites (maximum, sum or mean): as a sparse convolution, channel by channel.
 
     Inputs x ``(sites_i, channel)``, ``neighbours`` and ``reverse`` as of ``sparse_conv``; attribute ``pairs``.  Its
@@ -85,7 +85,7 @@ class SparsePoolKind(Kind, name="sparse_pool"):
         return pairs(layer) * inputs[0].shape[-1]
 
 
-class SegmentKind(Kind, name="segment"):
+class SegmentKind(Kind, name="segment", dims="own"):
     """Sum, mean or maximum over the rows of each sample: ``(sites, channel)`` -> ``(sample, channel)``.
 
     Inputs x, and ``starts`` and ``lengths`` ``(sample,)``: where the rows of each sample are.  What is divided is x:
@@ -106,7 +106,7 @@ class SegmentKind(Kind, name="segment"):
         return num_elements(inputs[0])
 
 
-class SegmentExpandKind(Kind, name="segment_expand"):
+class SegmentExpandKind(Kind, name="segment_expand", dims="sequence"):
     """A row for each site out of a row for each sample: ``(sample, channel)`` -> ``(sites, channel)``.
 
     Inputs y, and ``starts`` and ``lengths`` ``(sample,)``.  A rank's rows may belong to any samples, hence y is read

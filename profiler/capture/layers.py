@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, fx
 
 from planner.ir.graph import SAMPLE, Attribute, TensorSpec, is_sites
+from planner.layers import kind as layer_kind
 from profiler.capture.functional import INDEX, is_write, written_buffer
 from profiler.capture.kinds import NO_RULES, RESHAPE, Rules, kind_of
 from profiler.capture.operators import nodes_in, operation, place
@@ -175,12 +176,6 @@ def _neighbour(nodes: list[fx.Node], index: int) -> fx.Node | None:
 
 _SPACE = {1: ("width",), 2: ("height", "width"), 3: ("depth", "height", "width")}
 _FIRM = frozenset({SAMPLE, "channel", "depth", "height", "width", "head"})  # access relations and layouts go by these
-_SPATIAL_KINDS = frozenset({"conv", "transposed_conv", "pool", "adaptive_pool", "batch_norm"})
-_SAME_AS_INPUT = frozenset(
-    {"pointwise", "concat", "softmax", "layer_norm", "opaque", "pad", "slice", "upsample", "global_pool", "reduce"}
-)
-
-
 _ALIKE = frozenset({"pointwise", "pad", "slice", "batch_norm"})
 
 
@@ -250,14 +245,15 @@ def input_names(value: Tensor) -> tuple[str, ...]:
 def output_names(
     kind: str, rank: int, inputs: tuple[TensorSpec, ...], attributes: Mapping[str, Attribute]
 ) -> tuple[str, ...]:
-    """Names of the dims of a result, ``rank`` of them, of a layer of ``kind``."""
-    if kind in _SPATIAL_KINDS:
+    """Names of the dims of a result, ``rank`` of them, of a layer of ``kind``, which states where they are from."""
+    dims = layer_kind(kind).DIMS
+    if dims == "space":
         return spatial_names(rank)
     if kind == "segment":
         return (SAMPLE, "channel", "cell")[:rank]
     if kind == "attention" and rank == 4:
         return (SAMPLE, "head", "time", "feature")
-    if kind in _SAME_AS_INPUT:
+    if dims == "input":
         alike = next((spec for spec in inputs if len(spec.dims) == rank and SAMPLE in spec.dims[:1]), None)
         if alike is not None:
             return alike.dims

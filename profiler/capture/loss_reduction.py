@@ -23,7 +23,7 @@ from torch import Tensor, fx
 from cuda_ops._torch import HigherOrderOperator, OpOverload
 from cuda_ops.calls import arguments_of, draws
 from cuda_ops.dense.data_dependent import is_unit
-from cuda_ops.dense.state_writes import attributes_behind, written
+from cuda_ops.dense.state_writes import attributes_viewed, written
 from cuda_ops.operator_table import SAME, operator_row
 from planner.ir.graph import MIXES_SAMPLES
 from planner.layers.elementwise import PLACES
@@ -81,7 +81,7 @@ def _is_cheap(node: fx.Node) -> bool:
 
 def _written(graph: fx.Graph) -> frozenset[str]:
     """Buffers that the graph writes."""
-    behind = attributes_behind(graph)
+    behind = attributes_viewed(graph)
     return frozenset(buffer for node in graph.nodes for buffer in written(node, behind))
 
 

@@ -11,7 +11,7 @@ from cuda_ops.calls import arguments_of
 from cuda_ops.dense.evaluation import is_random
 from cuda_ops.dense.state_writes import (
     BATCH_NORM,
-    attributes_behind,
+    attributes_viewed,
     users_of_attributes,
     written,
     written_of_samples,
@@ -88,7 +88,7 @@ def marked(
 
 def _updates(graph: fx.Graph) -> Iterator[tuple[fx.Node, frozenset[str]]]:
     """The nodes that write what the loss then reads; of norms it reads running statistics in evaluation alone."""
-    behind = attributes_behind(graph)
+    behind = attributes_viewed(graph)
     in_loss = reaching(graph)
     for node in graph.nodes:
         if node in in_loss and "norm" not in operation(node) and (buffers := written(node, behind)):
@@ -98,7 +98,7 @@ def _updates(graph: fx.Graph) -> Iterator[tuple[fx.Node, frozenset[str]]]:
 def _shared_state(graph: fx.Graph, layer_of: Mapping[fx.Node, str]) -> dict[str, str]:
     """By layer, the buffer that it uses with others, where one of them writes to it; of several that join, the last."""
     users: dict[str, dict[str, None]] = {}
-    behind = attributes_behind(graph)
+    behind = attributes_viewed(graph)
     changed = {buffer for node in graph.nodes for buffer in written(node, behind)}
     for buffer, node in users_of_attributes(graph):
         if node in layer_of and buffer in changed:

@@ -35,7 +35,7 @@ from itertools import count, pairwise
 
 import torch
 
-from runtime.transport import Key, Transport
+from runtime.transport import MessageKey, Transport
 
 _ELEMENT_BYTES = 4
 _STEPS = 1 << 10  # keys count messages in both
@@ -61,13 +61,13 @@ class PeerLink:
         """The same link, led by this rank or else by the other."""
         return replace(self, leads=leads)
 
-    def post(self, num_bytes: int) -> Key:
+    def post(self, num_bytes: int) -> MessageKey:
         """Announce a message of a tensor of ``num_bytes``, the next one that comes."""
         key = _key(next(self._coming))
         self.transport.post_receive(key, self.peer, [((num_bytes // _ELEMENT_BYTES,), torch.float32)])
         return key
 
-    def take(self, key: Key) -> torch.Tensor:
+    def take(self, key: MessageKey) -> torch.Tensor:
         """Wait for an announced message, and read it."""
         (tensor,) = self.transport.receive(key, self.peer)
         tensor.max()
@@ -145,9 +145,9 @@ def _reading_s(tensor: torch.Tensor) -> float:
     return time.perf_counter() - start_s
 
 
-def _key(number: int) -> Key:
+def _key(number: int) -> MessageKey:
     """Keys come again when those before have long been taken."""
-    return Key(number // _MICROBATCHES % _STEPS, "L", 0, 0, number % _MICROBATCHES)
+    return MessageKey(number // _MICROBATCHES % _STEPS, "L", 0, 0, number % _MICROBATCHES)
 
 
 SIZES = tuple(1024 << power for power in range(15))  # 1 KiB ... 16 MiB
@@ -354,7 +354,7 @@ def _stream_s(wire: PeerLink, num_bytes: int, effort: LinkEffort, leads: bool) -
 
 
 def _send_stream(wire: PeerLink, num_bytes: int, number: int) -> float:
-    acknowledged: deque[Key] = deque()
+    acknowledged: deque[MessageKey] = deque()
     wire.meet()
     for position in range(number):
         if position % _WINDOW == 0:

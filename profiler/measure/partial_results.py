@@ -1,9 +1,8 @@
 """What one measuring process finds, in the pieces that are kept as they are finished: a size, some parts, the rest.
 
-The file of an interrupted profile: what each process has finished, so that another one can go on.
-
-It is written anew, in one move, after every piece; one for another job is dropped.  A process is known by its number
-and by whether it repeats a contended one.
+They are kept in a file (:class:`Unfinished`), so that an interrupted profile can be gone on with.  It is written anew,
+in one move, after every piece; one for another job is dropped.  A process is known by its number and by whether it
+repeats a contended one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """At which micro-batch sizes whole layers are measured: few where costs are smooth, all that matter where they jump.
 
     the ends               1 (or the least size at which the model runs) and the example's batch
-    changes of back end    both sides of every one: where it is, is asked, not timed (:mod:`profiler.measure.sizes`)
+    changes of back end    both sides of every one: where it is, is asked of torch (:func:`key_changes`), not timed
     in between             the middle of every stretch longer than a factor of 2, and on by halves where reading it off
                            the sizes outside of the stretch, as plans are priced, and measuring it disagree
 
@@ -14,8 +14,6 @@ time: where passes take long, sizes are left out that would take it above ``Limi
 matters most goes first: changes of back end by the share of the step that they concern, then middles by error.
 
 The decision depends on nothing but what was measured: asked again with the same, it says the same.
-
-Where layers change their back end as the micro-batch grows: found exactly by asking, nothing is timed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What each layer takes: forward, backward, and the two halves of backward, each measured.
 
-Many segmented passes by the device's clock, on the processor thread CPU time; of each layer's times the 20 %-trimmed
-mean (Tukey), and the interquartile range over the median as spread.
-
-A captured graph, run one layer at a time: each layer's forward and backward can be timed or watched on its own.
+A captured graph is run one layer at a time (:class:`SegmentedPass`), many times, by the device's clock; on the
+processor that is thread CPU time.  Kept of each layer's times are the 20 %-trimmed mean (Tukey) and, as spread, the
+interquartile range over the median.
 
 Layers run in order on each other's real values (a hot loop over one layer is off by -18 ... +11 %, this by 3 %).  A
 layer's inputs are detached, so that its backward ends there; gradients are handed on and added up as autograd would.

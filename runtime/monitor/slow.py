@@ -11,7 +11,7 @@ than predicted in them, or else one that the plan thinks slow could become slow 
 
 A link is slow where its receiver waits ``LINK_FACTOR`` times as long for what its sender has sent as in its first
 steps (or as the plan predicts, where the first are slow already), and that is ``LINK_SHARE`` of the step: a slow link
-behind which everything hides costs nothing.
+with which all else is overlapped costs nothing.
 
 What this does not see: ranks of a stage that exchange inside their layers wait there, so all of them take as long as
 the slowest; where a plan has no other ranks, that looks like a slower machine.

@@ -5,9 +5,9 @@
 
 The program says what an action waits for (its peer is in its text); the board (:mod:`runtime.monitor.activity`) says
 how far each rank has come.  Which of a stage's ranks sends what follows from layouts that are not known here, so where
-several could, the one that is furthest behind is named.
+several could, the one that has done least is named.
 
-What one rank says of itself on the board, and what it hears there of the others, while it takes part in a job.
+:class:`RankHeartbeat` is what one rank says of itself on the board, and hears there of the others.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Waits:
         beats: Mapping[int, Beat],
         reached: bool = False,
     ) -> _RankWait:
-        """A wait until the ``ranks`` that have ``needed`` in their rows are behind it, or at it."""
+        """A wait until the ``ranks`` that have ``needed`` in their rows are past it, or at it."""
         step = beats[rank].step
         having = [other for other in ranks if other != rank and needed in self._index[other]]
         late = [
@@ -182,10 +182,10 @@ class Waits:
             for other in having
             if self._place(other, beats) < (step, self._index[other][needed] + (0.0 if reached else 0.5))
         ]
-        return _RankWait(what, self._furthest_behind(late, beats), tuple(having))
+        return _RankWait(what, self._least_done(late, beats), tuple(having))
 
     def _shared(self, rank: int, action: Action, beats: Mapping[int, Beat]) -> _RankWait | None:
-        """Ranks of one stage may meet inside its actions, to exchange something: those behind may be waited for."""
+        """Ranks of one stage may meet inside its actions, to exchange something, and wait for those that are late."""
         others = [other for other in self.ranks[action.stage] if other != rank]
         if not others or action.op in (Op.UPDATE, Op.PREPARE, Op.SEND_FORWARD, Op.SEND_BACKWARD):
             return None
@@ -202,11 +202,11 @@ class Waits:
             op = Op.RECV_FORWARD if action.op is Op.SEND_FORWARD else Op.RECV_BACKWARD
             receive = Action(action.peer, op, action.microbatch, action.stage)
             late |= dict.fromkeys(self._until("", rank, receive, self.ranks[action.peer], beats).ranks)
-        return _RankWait("its messages to be taken", self._furthest_behind(late, beats), ())
+        return _RankWait("its messages to be taken", self._least_done(late, beats), ())
 
     def _late(self, what: str, ranks: Iterable[int], until: RowProgress, beats: Mapping[int, Beat]) -> _RankWait:
         late = [other for other in ranks if self._place(other, beats) < until]
-        return _RankWait(what, self._furthest_behind(late, beats), ())
+        return _RankWait(what, self._least_done(late, beats), ())
 
     def _place(self, rank: int, beats: Mapping[int, Beat]) -> RowProgress:
         beat = beats.get(rank)
@@ -217,7 +217,7 @@ class Waits:
         action = _action(beat.what)
         return beat.step, float(self._index[rank].get(action, 0)) if action is not None else 0.0
 
-    def _furthest_behind(self, ranks: Iterable[int], beats: Mapping[int, Beat]) -> tuple[int, ...]:
+    def _least_done(self, ranks: Iterable[int], beats: Mapping[int, Beat]) -> tuple[int, ...]:
         return tuple(sorted(ranks, key=lambda rank: (self._place(rank, beats), rank)))
 
     def _doing(self, beat: Beat) -> str:

@@ -300,14 +300,14 @@ class Supervisor:
         self._silence.note(beats)
         self._beats = {rank: beat.aged(self._silence.seconds_of(rank)) for rank, beat in beats.items()}
         self.watch(self._beats)
-        numbers = workers.pids
+        pids = workers.pids
         has_begun = any(beat.step >= 0 for beat in beats.values())  # nobody begins a step before all are there
         for rank in self.titles:
             if rank not in self._failures and rank not in self._results:
                 self._check_alive(rank)
-                if rank in numbers and rank not in self._failures:
+                if rank in pids and rank not in self._failures:
                     is_starting = not has_begun and _is_starting(self._beats.get(rank))
-                    self._check_process(rank, numbers[rank], now_s, is_starting=is_starting)
+                    self._check_process(rank, pids[rank], now_s, is_starting=is_starting)
 
     def _check_alive(self, rank: int) -> None:
         beat = self._beats.get(rank)

@@ -89,7 +89,7 @@ def kind_of(value: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TracedFunction:
-    """The operators behind a stage's function.
+    """The operators of a stage's function.
 
     Attributes:
         graph: one node an operator; the function's arguments are its placeholders, in order.

@@ -82,7 +82,7 @@ class NanGuard:
             tensor
             for each in local_stages.values()
             for name, tensor in each.buffers.items()
-            if name in each.program.mutated
+            if name in each.passes.mutated
         ]
         self._untold: GuardedStep | None = None
         self._num_left_out = 0
@@ -205,7 +205,7 @@ class NanGuard:
         self._gradient_sync.spoil()
         for each in local_stages:
             each.forget_gradients()  # the examiner looks for the first micro-batch that spoils one
-            each.program.examine(examiner)
+            each.passes.examine(examiner)
             if each.gathered is not None:
                 each.gathered.stay(True)  # the examiner looks at parameters before operators do
         try:
@@ -215,7 +215,7 @@ class NanGuard:
         finally:
             examiner.close()
             for each in local_stages:
-                each.program.examine(None)
+                each.passes.examine(None)
                 if each.gathered is not None:
                     each.gathered.stay(False)
         return replace(own, origins=tuple(examiner.origins))

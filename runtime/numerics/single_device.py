@@ -18,12 +18,12 @@ from runtime.stage.random.streams import CounterRng
 from runtime.stage.random.user_module import Answers
 
 StepTensors = tuple[Tensor, ...]
-LossOf = Callable[[StepTensors, StepTensors], Tensor]
+LossOfStep = Callable[[StepTensors, StepTensors], Tensor]
 """(inputs, targets) -> loss, a mean over samples."""
 
 
 def serial_step(
-    loss_of: LossOf,
+    loss_of: LossOfStep,
     optimizer: Optimizer,
     inputs: StepTensors,
     targets: StepTensors,
@@ -65,7 +65,7 @@ def serial_step(
 
 
 def serial_step_each(
-    loss_of: LossOf,
+    loss_of: LossOfStep,
     optimizer: Optimizer,
     parts: Sequence[tuple[StepTensors, StepTensors]],
     rows: Sequence[int],

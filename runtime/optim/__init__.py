@@ -1,10 +1,12 @@
 """From gradients to new parameters: sums over ranks, ties, clipping, optimisers whole and divided, and their state.
 
+Which ranks sum a gradient, and when in the step: the table at the head of ``of_stage``.
+
 Modules:
 
     coupling          Whether an optimiser makes one parameter's update of others, or of its place among them
     followed          An optimiser object of the user's, which the optimisers of all stages follow
-    gradient_buckets  Gradients summed over a stage's ranks in buckets, behind the backward that makes them
+    gradient_buckets  Gradients summed over a stage's ranks in buckets, overlapped with the backward
     gradient_sync     What all ranks do together between the last gradient of a step and its updates: sums of ties, and
                       clipping
     of_stage          How the parameters of one stage are updated: over which ranks gradients are summed, and what steps

@@ -1,4 +1,4 @@
-"""Summing a stage's gradients over its ranks, in buckets, behind the backward that makes them.
+"""Summing a stage's gradients over its ranks, in buckets, overlapped with the backward.
 
     backward of the last micro-batch:   fc  conv3  conv2 | conv1
     sums:                               [fc conv3] ----->

@@ -1,8 +1,8 @@
 """Executes one rank's row of a program, action by action, and notes when each of them ran.
 
 What is computed and sent, and in which order, is the program's decision.  The executor adds two things: a stage is told
-before the last action that adds to its gradients, so that their sum can start behind it; and the step is finished
-(:mod:`runtime.optim.gradient_sync`) before the first of the updates that end it.
+before the last action that adds to its gradients, so that their sum is overlapped with what follows; and the step is
+finished (:mod:`runtime.optim.gradient_sync`) before the first of the updates that end it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from runtime.pipeline.specialize import Specialization, ends_step, last_gradient
 from runtime.rank import STOP, RankContext, stage_failed
 from runtime.stage.local_stage import LocalStage
 
-Passes = Callable[[LocalStage, int, Mapping[str, Tensor]], dict[str, Tensor]]
+RunForward = Callable[[LocalStage, int, Mapping[str, Tensor]], dict[str, Tensor]]
 """Runs a stage forward on the values of a micro-batch."""
 
 
@@ -45,7 +45,7 @@ class RowTrace:
 
     Attributes:
         spans: when each action ran, in order.
-        peak_bytes: the most in use in each of them, then behind the last; empty where memory is not counted.
+        peak_bytes: the most in use in each of them, then after the last; empty where memory is not counted.
     """
 
     spans: tuple[Span, ...]
@@ -129,7 +129,7 @@ class Executor:
     Args:
         finish: called before the first update that ends a step.
         evaluates: forward passes in evaluation mode.
-        passes: how a stage is run forward where it is not evaluated; None: as in training.
+        run_forward: how a stage is run forward where it is not evaluated; None: as in training.
 
     Attributes:
         kept: names of values of which ``outputs`` keeps what this rank makes; changed between runs.
@@ -143,7 +143,7 @@ class Executor:
         finish: Callable[[], object] = str,  # which does nothing
         *,
         evaluates: bool = False,
-        passes: Passes | None = None,
+        run_forward: RunForward | None = None,
     ) -> None:
         self._program = specialization.program
         self._local_stages = specialization.local_stages
@@ -151,7 +151,7 @@ class Executor:
         self._context = context
         self._finish = finish
         self._evaluates = evaluates
-        self._passes = passes
+        self._run_forward = run_forward
         self._device = context.device or CPU
         self._moves_inputs = self._device.type != "cpu"
         self.kept: tuple[str, ...] = ()
@@ -159,11 +159,11 @@ class Executor:
         self._mailbox = P2PMailbox(context, specialization.routing, specialization.program)
         # All ranks finish a step together, also those that have nothing to update.
         self._finishes_at_end = not evaluates and not any(ends_step(action) for action in row)
-        self._last = last_gradients(row, specialization.program.ranks)  # behind which sums of gradients start
+        self._last = last_gradients(row, specialization.program.ranks)  # with which sums of gradients are overlapped
         self._final = last_updates(row)  # whose gradients stay, for whoever looks at them between steps
         self._tasks = self._made(row)
         self._first_wait = next((number for number, action in enumerate(row) if action.op in _WAITS), len(row))
-        self._batch: Batch | None = None  # between prepare() and the end of the row
+        self._batch: Batch | None = None  # between enter() and the end of the row
         self._ahead = Ahead(on_thread=self._moves_inputs)
         self._step = 0
         self.outputs: dict[int, dict[str, Piece]] = {}
@@ -173,7 +173,7 @@ class Executor:
         """Pieces and messages that nobody took; none after a step."""
         return self._mailbox.num_left
 
-    def prepare(self, step: int, turn: int, batch: Batch) -> None:
+    def begin(self, step: int, turn: int, batch: Batch) -> None:
         """Forget the last step, announce the first receives of this one and wait until every rank is there.
 
         Args:
@@ -210,7 +210,7 @@ class Executor:
         self._ahead.forget()
         self.outputs.clear()
         for local_stage in self._local_stages.values():
-            local_stage.program.reset(step) if self._evaluates else local_stage.reset(step)
+            local_stage.passes.reset(step) if self._evaluates else local_stage.reset(step)
 
     def run(self, waits: Callable[[], object] = str, *, flushes: bool = True) -> RowTrace:
         """Execute the row.
@@ -265,7 +265,7 @@ class Executor:
         microbatch = work.microbatch
         local_stage = work.local_stage
         pieces = self._mailbox.take(FORWARD, stage, microbatch)
-        batch = cast(Batch, self._batch)  # since prepare()
+        batch = cast(Batch, self._batch)  # since enter()
         values = self._ahead.take(stage, microbatch) or local_stage.feed(batch, microbatch)
         if self._moves_inputs:
             values = {name: part.to(self._device, non_blocking=True) for name, part in values.items()}
@@ -273,8 +273,8 @@ class Executor:
             values[value] = assemble(pieces.get(value, ()), box, dtype, self._device)
         if self._evaluates:
             outputs = local_stage.evaluate(microbatch, values)
-        elif self._passes is not None:
-            outputs = self._passes(local_stage, microbatch, values)
+        elif self._run_forward is not None:
+            outputs = self._run_forward(local_stage, microbatch, values)
         else:
             outputs = local_stage.forward(microbatch, values, work.version)
         if self.kept and (kept := self._judged(stage, microbatch, outputs)):
@@ -285,7 +285,7 @@ class Executor:
     def _prepare(self, action: Action) -> None:
         stage = action.stage
         microbatch = _microbatch(action)
-        batch = cast(Batch, self._batch)  # since prepare()
+        batch = cast(Batch, self._batch)  # since enter()
         self._ahead.make(stage, microbatch, partial(self._local_stages[stage].feed, batch, microbatch))
 
     def _judged(self, stage: int, microbatch: int, outputs: Mapping[str, Tensor]) -> dict[str, Piece]:
@@ -299,7 +299,7 @@ class Executor:
 
     def _backward(self, work: _PassWork) -> None:
         microbatch = work.microbatch
-        program = work.local_stage.program
+        passes = work.local_stage.passes
         pieces = self._mailbox.take(BACKWARD, work.stage, microbatch)
         # Zeros where none came: a rank with an empty share must still take part in what its stage does together.
         gradients = {
@@ -307,14 +307,14 @@ class Executor:
         }
         if work.is_last and work.is_whole:
             work.local_stage.expect_last()
-        input_gradients = (program.backward if work.is_whole else program.backward_input)(microbatch, gradients)
+        input_gradients = (passes.backward if work.is_whole else passes.backward_input)(microbatch, gradients)
         for route in work.routes:
             self._mailbox.hand_out(BACKWARD, route, input_gradients)
 
     def _backward_weight(self, action: Action) -> None:
         if action in self._last:
             self._local_stages[action.stage].expect_last()
-        self._local_stages[action.stage].program.backward_weight(_microbatch(action))
+        self._local_stages[action.stage].passes.backward_weight(_microbatch(action))
 
     def _reduce(self, action: Action) -> None:
         self._local_stages[action.stage].reduce_gradients()
@@ -334,8 +334,8 @@ class Executor:
 
         def handler(action: Action) -> Callable[[Executor], None]:
             if action.op in MESSAGE:
-                passes = mailbox.handler(action)
-                return lambda _: passes()
+                moves = mailbox.handler(action)
+                return lambda _: moves()
             if action.op in _PASSES:
                 work = self._work(action)
                 does_pass = _PASSES[action.op]

@@ -6,10 +6,8 @@
 Whoever makes a batch decides where the numbers come from: the whole batch in this process, a dataset of which only the
 needed rows are read, or another rank.  All ranks must agree on the rows and shapes of every micro-batch.
 
-What a rank's host makes of micro-batches ahead of their forward passes: maps of sparse networks.
-
-On a core of the host that is work like any other.  Beside an accelerator a thread does it, one thing after another,
-while the rank starts the kernels of the micro-batch before.
+Maps of sparse networks are made by the host ahead of the forward pass (:class:`Ahead`).  On a core of the host that is
+work like any other; for an accelerator a thread does it, while the rank starts the kernels of the micro-batch before.
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ class Ahead:
 
 POINTS = "points"
 """The dim of a user's tensors that holds the points of a sample, padded to those of the largest."""
-Shapes = Mapping[str, tuple[int, ...]]
+InputShapes = Mapping[str, tuple[int, ...]]
 """By graph input, its shape in one micro-batch."""
 
 
@@ -77,7 +75,7 @@ class Batch(Protocol):
     def rows(self) -> tuple[int, ...]:
         """Samples of each micro-batch; 0 for one that is left out."""
 
-    def shapes(self, microbatch: int) -> Shapes:
+    def shapes(self, microbatch: int) -> InputShapes:
         """The shape of every graph input of a micro-batch, all its rows counted."""
 
     def part(self, name: str, microbatch: int, start: int, count: int) -> Tensor:
@@ -164,7 +162,7 @@ class InputSpecs:
         return tuple(self.narrow(tensor, name, start, count) for name, tensor in zip(self.specs, tensors, strict=True))
 
     def split(self, tensor: Tensor, name: str, rows: Sequence[int]) -> tuple[Tensor, ...]:
-        """The input ``name`` in parts of so many samples; each part whole if it has no samples."""
+        """The input ``name`` in parts of ``rows`` samples; each part whole if it has no samples."""
         spec = self.specs[name]
         if not spec.has_samples:
             return (tensor,) * len(rows)
@@ -198,7 +196,7 @@ class WholeBatch:
         self.rows = filled(inputs.rows(tensors), planned)
         self._parts: dict[str, tuple[Tensor, ...]] = {}
 
-    def shapes(self, microbatch: int) -> Shapes:
+    def shapes(self, microbatch: int) -> InputShapes:
         rows = self.rows[microbatch]
         return {n: self._inputs.shape(n, tuple(tensor.shape), rows) for n, tensor in self._tensors.items()}
 
@@ -228,7 +226,7 @@ class MicroBatches:
         self._tensors = [dict(zip(inputs.specs, tensors, strict=False)) for tensors in micro_batches]
         self.rows = (*(inputs.rows(tensors) for tensors in micro_batches), *[0] * (planned - len(micro_batches)))
 
-    def shapes(self, microbatch: int) -> Shapes:
+    def shapes(self, microbatch: int) -> InputShapes:
         return {name: tuple(tensor.shape) for name, tensor in self._tensors[microbatch].items()}
 
     def part(self, name: str, microbatch: int, start: int, count: int) -> Tensor:

@@ -79,18 +79,18 @@ class P2PMailbox:
 
     def hand_out(self, kind: str, route: Route, tensors: Mapping[str, Tensor]) -> None:
         """Cuts what goes along ``route`` (a gradient goes from its destination to its source)."""
-        wires = self._routing.forward_out if kind == FORWARD else self._routing.backward_out
-        for wire in wires[route]:
+        slices = self._routing.forward_out if kind == FORWARD else self._routing.backward_out
+        for each in slices[route]:
             cut = tuple(
                 [
                     tensors[value] if index is None else tensors[value][index]
-                    for value, index in zip(wire.values, wire.cuts, strict=True)
+                    for value, index in zip(each.values, each.cuts, strict=True)
                 ]
             )
-            if wire.peer == self._transport.rank:
-                self._put(wire, cut)
+            if each.peer == self._transport.rank:
+                self._put(each, cut)
             else:
-                self._outbox[kind, route, wire.peer] = cut
+                self._outbox[kind, route, each.peer] = cut
 
     def handler(self, action: Action) -> Callable[[], None]:
         """What does ``action``, a send or receive of the row."""
@@ -101,9 +101,9 @@ class P2PMailbox:
 
     def _send(self, messages: tuple[_JoinedMessage, ...], blocking: bool) -> None:
         """Sends what waits for it; where it blocks, until it has been taken."""
-        for wires, _ in messages:
-            first = wires[0]
-            pieces = [self._outbox.pop((wire.kind, wire.route, wire.peer)) for wire in wires]
+        for slices, _ in messages:
+            first = slices[0]
+            pieces = [self._outbox.pop((each.kind, each.route, each.peer)) for each in slices]
             tensors = pieces[0] if len(pieces) == 1 else tuple(chain(*pieces))
             self._transport.send(first.key(self._turn), first.peer, tensors)
         if blocking:
@@ -111,14 +111,14 @@ class P2PMailbox:
 
     def _receive(self, messages: tuple[_JoinedMessage, ...]) -> None:
         """Waits for its messages, and announces the next receive."""
-        for wires, _ in messages:
-            tensors = self._transport.receive(wires[0].key(self._turn), wires[0].peer)
+        for slices, _ in messages:
+            tensors = self._transport.receive(slices[0].key(self._turn), slices[0].peer)
             if self._moves_device:
                 tensors = tuple(tensor.to(self._device, non_blocking=True) for tensor in tensors)
             first = 0
-            for wire in wires:
-                last = first + len(wire.specs)
-                self._put(wire, tensors[first:last])
+            for each in slices:
+                last = first + len(each.specs)
+                self._put(each, tensors[first:last])
                 first = last
         self._announce(1)
 
@@ -128,41 +128,41 @@ class P2PMailbox:
 
     def _announce(self, count: int) -> None:
         for messages in self._receives[self._num_posted : self._num_posted + count]:
-            for wires, specs in messages:
-                self._transport.post_receive(wires[0].key(self._turn), wires[0].peer, specs)
+            for slices, specs in messages:
+                self._transport.post_receive(slices[0].key(self._turn), slices[0].peer, specs)
         self._num_posted += count
 
-    def _put(self, wire: MessageSlice, tensors: tuple[Tensor, ...]) -> None:
-        where = self._arrived.setdefault((wire.kind, wire.reader, wire.route[2]), {})
-        for value, box, tensor in zip(wire.values, wire.boxes, tensors, strict=True):
-            where.setdefault(value, []).append((box, tensor))
+    def _put(self, arrived: MessageSlice, tensors: tuple[Tensor, ...]) -> None:
+        pieces = self._arrived.setdefault((arrived.kind, arrived.reader, arrived.route[2]), {})
+        for value, box, tensor in zip(arrived.values, arrived.boxes, tensors, strict=True):
+            pieces.setdefault(value, []).append((box, tensor))
 
     def _messages(self, action: Action) -> tuple[_JoinedMessage, ...]:
         """What leaves or enters this rank with ``action``, with what else travels in the same messages."""
         rank = self._transport.rank
         sends = action.op in SEND
         messages: list[_JoinedMessage] = []
-        for wire in self._wires(action):
-            leg = (rank, action, wire.peer) if sends else (wire.peer, sent_by(action), rank)
-            if wire.peer == rank or leg in self._joined:
+        for own in self._slices(action):
+            leg = (rank, action, own.peer) if sends else (own.peer, sent_by(action), rank)
+            if own.peer == rank or leg in self._joined:
                 continue
-            others = [self._wires(send if sends else taken_by(send)) for send in self._behind.get(leg, ())]
-            wires = (wire, *(each for each in chain(*others) if each.peer == wire.peer))
-            messages.append(_JoinedMessage(wires, tuple(chain(*(each.specs for each in wires)))))
+            others = [self._slices(send if sends else taken_by(send)) for send in self._behind.get(leg, ())]
+            slices = (own, *(each for each in chain(*others) if each.peer == own.peer))
+            messages.append(_JoinedMessage(slices, tuple(chain(*(each.specs for each in slices)))))
         return tuple(messages)
 
-    def _wires(self, action: Action) -> tuple[MessageSlice, ...]:
+    def _slices(self, action: Action) -> tuple[MessageSlice, ...]:
         """What a send or receive moves, within the rank too."""
         stage = action.stage
-        peer = action.peer or 0
+        other_stage = action.peer or 0
         microbatch = action.microbatch or 0
         routing = self._routing
         match action.op:
             case Op.SEND_FORWARD:
-                return routing.forward_out[stage, peer, microbatch]
+                return routing.forward_out[stage, other_stage, microbatch]
             case Op.RECV_FORWARD:
-                return routing.forward_in[peer, stage, microbatch]
+                return routing.forward_in[other_stage, stage, microbatch]
             case Op.SEND_BACKWARD:
-                return routing.backward_out[peer, stage, microbatch]
+                return routing.backward_out[other_stage, stage, microbatch]
             case _:
-                return routing.backward_in[stage, peer, microbatch]
+                return routing.backward_in[stage, other_stage, microbatch]

@@ -20,7 +20,7 @@ from planner.ir.program import Message, Part, Program, Route
 from planner.layers.boundary import Boundaries
 from planner.layers.boxes import as_tuples, boxes_of
 from planner.layers.division import Division
-from runtime.transport import Key, Spec
+from runtime.transport import MessageKey, Spec
 
 CPU = torch.device("cpu")
 
@@ -109,18 +109,18 @@ class MessageSlice:
         """The stage that reads it."""
         return self.route[1] if self.kind == FORWARD else self.route[0]
 
-    def key(self, turn: int) -> Key:
+    def key(self, turn: int) -> MessageKey:
         """Of a message that begins with it; equal at both ends."""
         src, dst, microbatch = self.route
         ends = (src, dst) if self.kind == FORWARD else (dst, src)
-        return Key(turn, self.kind, *ends, microbatch)
+        return MessageKey(turn, self.kind, *ends, microbatch)
 
 
-Wires = dict[Route, tuple[MessageSlice, ...]]
+SlicesByRoute = dict[Route, tuple[MessageSlice, ...]]
 
 
 class Routing:
-    """The wires of ``rank``, by route (source stage, destination stage, micro-batch).
+    """What ``rank`` sends and receives in messages, by route (source stage, destination stage, micro-batch).
 
     Args:
         boundaries: by micro-batch, of the graph in the shapes that the micro-batch has.
@@ -153,18 +153,18 @@ class Routing:
         self._divisions = divisions or {}
         self._values = {id(graph): graph.values() for graph in (each.graph for each in boundaries)}
         self._held: dict[tuple[str, int, int, int], Box] = {}  # by value, stage, samples and the boundaries' id
-        self.forward_out: Wires = {}
-        self.forward_in: Wires = {}
-        self.backward_out: Wires = {}
-        self.backward_in: Wires = {}
+        self.forward_out: SlicesByRoute = {}
+        self.forward_in: SlicesByRoute = {}
+        self.backward_out: SlicesByRoute = {}
+        self.backward_in: SlicesByRoute = {}
         for route, messages in program.messages.items():
             src, dst, _ = route
             leaving = [message for message in messages if message.src == rank]
             coming = [message for message in messages if message.dst == rank]
-            self.forward_out[route] = self._wires(FORWARD, route, src, ((m.dst, m.parts) for m in leaving))
-            self.forward_in[route] = self._wires(FORWARD, route, dst, ((m.src, m.parts) for m in coming))
-            self.backward_out[route] = self._wires(BACKWARD, route, dst, _gradients((m.src, m) for m in coming))
-            self.backward_in[route] = self._wires(BACKWARD, route, src, _gradients((m.dst, m) for m in leaving))
+            self.forward_out[route] = self._slices(FORWARD, route, src, ((m.dst, m.parts) for m in leaving))
+            self.forward_in[route] = self._slices(FORWARD, route, dst, ((m.src, m.parts) for m in coming))
+            self.backward_out[route] = self._slices(BACKWARD, route, dst, _gradients((m.src, m) for m in coming))
+            self.backward_in[route] = self._slices(BACKWARD, route, src, _gradients((m.dst, m) for m in leaving))
 
     def held(self, value: str, stage: int, microbatch: int) -> Box:
         """The box of ``value`` that this rank has while it runs ``stage``: its share of the samples, else all.
@@ -203,12 +203,12 @@ class Routing:
         """The dtype of ``value``."""
         return dtype_of(self._values[id(self._boundaries[0].graph)][value])
 
-    def _wires(
+    def _slices(
         self, kind: str, route: Route, stage: int, ends: Iterable[tuple[int, tuple[Part, ...]]]
     ) -> tuple[MessageSlice, ...]:
-        return tuple(self._wire(kind, route, stage, peer, parts) for peer, parts in ends)
+        return tuple(self._message_slice(kind, route, stage, peer, parts) for peer, parts in ends)
 
-    def _wire(self, kind: str, route: Route, stage: int, peer: int, parts: tuple[Part, ...]) -> MessageSlice:
+    def _message_slice(self, kind: str, route: Route, stage: int, peer: int, parts: tuple[Part, ...]) -> MessageSlice:
         held = [self.held(part.value, stage, route[2]) for part in parts]
         for part, box in zip(parts, held, strict=True):
             if intersect(part.box, box) != part.box:

@@ -1,6 +1,6 @@
 """Runs a rank's row of the program on one batch after another.
 
-A batch is made the graph's inputs, the plan is bound to its sizes, and the executor for these is run behind the barrier
+A batch is made the graph's inputs, the plan is bound to its sizes, and the executor for these is run after the barrier
 that every step begins with.
 """
 
@@ -115,7 +115,7 @@ class Runner:
             self._upcoming = [each for each in self._upcoming if each is not batch]  # of which it is too late
             self._gradient_sync.bind(None)
             for local_stage in self._local_stages.values():
-                local_stage.program.reset(step)
+                local_stage.passes.reset(step)
                 if trains and self._gradient_sync.is_last:
                     local_stage.forget_gradients()
         # What was bound to the sites of the batch before keeps these, and all that was made of them.
@@ -169,7 +169,7 @@ class Runner:
             NotFiniteError: as :meth:`runtime.engine.Engine.settle`: the others' word on the last step is here when all
                 begin the next.
         """
-        executor.prepare(step, self.next_turn(), batch)
+        executor.begin(step, self.next_turn(), batch)
         self._heard(self.context.vote.agreed)
         start = time.perf_counter()
         ran = executor.run(self._begin_upcoming)

@@ -21,7 +21,7 @@ from planner.ir.schedule import ADDS_GRADIENTS, PER_STEP, Action, Edge, Op
 from planner.layers.boundary import Boundaries
 from planner.layers.division import Division
 from runtime.pipeline.loss_weighting import LossWeighting
-from runtime.pipeline.microbatches import Batch, Shapes, part_in
+from runtime.pipeline.microbatches import Batch, InputShapes, part_in
 from runtime.pipeline.routing import Routing
 from runtime.rank import RankContext
 from runtime.recent import Recent
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from runtime.sparse.share import AnyBatch
 
 
-GraphAt = Callable[[Shapes], Graph]
+GraphAt = Callable[[InputShapes], Graph]
 """The graph in the shapes of one micro-batch."""
 
 
@@ -102,7 +102,7 @@ class Specializer:
         """The binding to the sizes of ``batch``.
 
         Raises:
-            UnsupportedModelError: the model cannot be run with so many samples.
+            UnsupportedModelError: the model cannot be run with these numbers of samples.
         """
         if self._context.preparation is not None:
             return self._bound_to_sites(local_stages, cast("AnyBatch", batch))
@@ -216,7 +216,7 @@ class Specializer:
         actions = tuple(tuple(action for action in row if runs(action)) for row in self._context.program.rows)
         return replace(self._context.program, rows=actions, messages=messages)
 
-    def _boundaries_of(self, shapes: Shapes) -> Boundaries:
+    def _boundaries_of(self, shapes: InputShapes) -> Boundaries:
         varying = self._varying(shapes)
         if not varying or self._graph_at is None:
             return self._boundaries
@@ -225,7 +225,7 @@ class Specializer:
             self._at[key] = Boundaries.of_decision(self._graph_at(shapes), self._decision)
         return self._at[key]
 
-    def _varying(self, shapes: Shapes) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    def _varying(self, shapes: InputShapes) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """The inputs that have other dims than the capture's, samples apart."""
         return tuple(
             (name, shape)
@@ -248,15 +248,15 @@ class Specializer:
         ]
         self._require_possible(stage, {count[position] for count, rows in zip(counts, batch.rows, strict=True) if rows})
         weights = list(self._weights(batch.rows))
-        names = [name for name in local_stage.program.inputs if name in self._graph.inputs]
+        names = [name for name in local_stage.passes.inputs if name in self._graph.inputs]
         shares = list[MicrobatchShard]()
         feeds = list[dict[str, Feed]]()
         for m, count in enumerate(counts):
             start = sum(count[:position])
-            sizes = self._sizes_of(local_stage.program.sizes, batch.shapes(m)) if batch.rows[m] else ()
+            sizes = self._sizes_of(local_stage.passes.sizes, batch.shapes(m)) if batch.rows[m] else ()
             share = (sites or {}).get(m)
             if share is not None:
-                sizes = tuple(share.sizes[word] for word in local_stage.program.sizes)
+                sizes = tuple(share.sizes[word] for word in local_stage.passes.sizes)
             weight = count[position] * weights[m]
             shares.append(
                 MicrobatchShard(m, count[position], start, batch.rows[m], sizes, sites=share, loss_weight=weight)
@@ -275,14 +275,14 @@ class Specializer:
         """Every rank, or part, runs the whole micro-batch, as far as its layers' parts go."""
         num_parts = self._decision.num_parts
         weights = list(self._weights(batch.rows))
-        names = [name for name in local_stage.program.inputs if name in self._graph.inputs]
+        names = [name for name in local_stage.passes.inputs if name in self._graph.inputs]
         shares = list[MicrobatchShard]()
         feeds = list[dict[str, Feed]]()
         for number in range(len(batch.rows) * num_parts):
             m, k = divmod(number, num_parts)
             rows = batch.rows[m]
             division = divisions.get((stage, number))
-            sizes = self._sizes_of(local_stage.program.sizes, batch.shapes(m)) if rows else ()
+            sizes = self._sizes_of(local_stage.passes.sizes, batch.shapes(m)) if rows else ()
             position = k if num_parts > 1 else self._context.position(stage)
             weight = rows * weights[m]
             shares.append(MicrobatchShard(number, rows, 0, rows, sizes, division, whole=m, loss_weight=weight))
@@ -299,7 +299,7 @@ class Specializer:
 
     def _factors(self, stage: int, local_stage: LocalStage, microbatch: int) -> dict[str, Feed]:
         factor = partial(self._loss_weighting.factor, stage=stage, microbatch=microbatch)
-        return {name: partial(factor, name=name) for name in filter(is_factor, local_stage.program.inputs)}
+        return {name: partial(factor, name=name) for name in filter(is_factor, local_stage.passes.inputs)}
 
     def _weights(self, rows: tuple[int, ...]) -> Iterator[float]:
         """What one sample of each micro-batch counts for in the gradients of its update."""
@@ -309,7 +309,7 @@ class Specializer:
             yield from [1 / total if total else 0.0] * (last + 1 - first)
             first = last + 1
 
-    def _sizes_of(self, names: Sequence[str], shapes: Shapes) -> tuple[int, ...]:
+    def _sizes_of(self, names: Sequence[str], shapes: InputShapes) -> tuple[int, ...]:
         return tuple(shapes[source][dim] for source, dim in (self._sizes[name] for name in names))
 
     def _require_possible(self, stage: int, counts: set[int]) -> None:

@@ -80,7 +80,7 @@ class PreparationThread:
     _thread: list[ThreadPoolExecutor] = field(default_factory=list)
 
     def begin(self, work: Callable[[], T]) -> Future[T]:
-        """``work`` behind what the thread was given before."""
+        """``work`` after what the thread was given before."""
         if not self._thread:
             enter = partial(work_beside, self.core) if self.gives_way or self.core is not None else None
             self._thread.append(ThreadPoolExecutor(1, "prepares", initializer=enter))

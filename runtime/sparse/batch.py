@@ -24,7 +24,7 @@ from torch import Tensor
 
 from cuda_ops.preparation import InputPreparation
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.geometry import Grid, KernelMap, MapSpec, Segments, SiteRoute
+from cuda_ops.sparse.geometry import CellGrid, KernelMap, MapSpec, Segments, SiteRoute
 from cuda_ops.sparse.local import Owned, local_segments
 from cuda_ops.sparse.preparation import SITES, Clouds, Preparation
 from cuda_ops.sparse.recipe import HALVES
@@ -36,7 +36,7 @@ from planner.sites.arrangement import Arrangement, arrange, cut_places
 from planner.sites.keys import block_keys
 from planner.sites.prices import NeighbourPairs, SitePrices, network_work
 from planner.sites.work import BlockWork, SiteLevel
-from runtime.pipeline.microbatches import Batch, Shapes
+from runtime.pipeline.microbatches import Batch, InputShapes
 
 
 @contextmanager
@@ -114,7 +114,7 @@ class ArrangedClouds:
         """See :class:`Clouds`."""
         return local_segments(self.samples(route), self.clouds.num_samples)
 
-    def cells(self, grid: Grid) -> Tensor:
+    def cells(self, grid: CellGrid) -> Tensor:
         """See :class:`Clouds`."""
         return self.clouds.cells(grid)[self._order(grid.route)[0]]
 
@@ -252,7 +252,7 @@ class SizedBatch(ABC):
             self._graphs[microbatch] = graph_of_sites(self.prepared.graph, self.rows[microbatch], sizes)
         return self._graphs[microbatch]
 
-    def shapes(self, microbatch: int) -> Shapes:
+    def shapes(self, microbatch: int) -> InputShapes:
         graph = self.prepared.graph
         sizes = self.sizes(microbatch)
         rows = self.rows[microbatch]

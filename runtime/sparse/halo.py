@@ -27,7 +27,7 @@ _OfSamples = Callable[[Tensor, tuple[int, ...], PeerGroup], Tensor]
 """What the functions of samples that ranks share take: a table, the shares and the way to the others."""
 
 
-def shared_conv(x: Tensor, weight: Tensor, local: LocalMap, wire: PeerGroup) -> Tensor:
+def shared_conv(x: Tensor, weight: Tensor, local: LocalMap, peers: PeerGroup) -> Tensor:
     """A sparse convolution of this rank's outputs.
 
     Args:
@@ -41,23 +41,23 @@ def shared_conv(x: Tensor, weight: Tensor, local: LocalMap, wire: PeerGroup) -> 
     x, weight = in_its_dtype(device, x, weight)
     with torch.autocast(device, enabled=False):  # both are in its dtype, and so must be what flows back
         if weight.numel() > x.numel() or local.halo.is_empty:
-            return operators.sparse_conv(with_halo(x, local, wire), weight, local.neighbours, local.reverse)
+            return operators.sparse_conv(with_halo(x, local, peers), weight, local.neighbours, local.reverse)
         convolve: Callable[[Tensor, Tensor, LocalMap, PeerGroup], Tensor] = _Conv.apply
-        return convolve(x, weight, local, wire)
+        return convolve(x, weight, local, peers)
 
 
-def with_halo(x: Tensor, local: LocalMap, wire: PeerGroup) -> Tensor:
-    """``x`` (own inputs, channels), and behind it the rows of others that ``local`` reads."""
+def with_halo(x: Tensor, local: LocalMap, peers: PeerGroup) -> Tensor:
+    """``x`` (own inputs, channels), and after it the rows of others that ``local`` reads."""
     if local.halo.is_empty:
         return x
     extend: Callable[[Tensor, LocalMap, PeerGroup], Tensor] = _WithHalo.apply
-    return extend(x, local, wire)
+    return extend(x, local, peers)
 
 
 class _Conv(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, local: LocalMap, wire: PeerGroup) -> Tensor:
-        halo, pending = _start(x, local.halo, wire)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, local: LocalMap, peers: PeerGroup) -> Tensor:
+        halo, pending = _start(x, local.halo, peers)
         own = local.of_own
         y = operators.sparse_conv(x, weight, own.neighbours, own.reverse)
         pending.wait()
@@ -65,7 +65,7 @@ class _Conv(torch.autograd.Function):
             y.index_add_(0, local.boundary, operators.sparse_conv(halo, weight, local.of_boundary, local.of_halo))
         ctx.save_for_backward(x, halo, weight)
         ctx.local = local
-        ctx.wire = wire
+        ctx.peers = peers
         return y
 
     @staticmethod
@@ -81,7 +81,7 @@ class _Conv(torch.autograd.Function):
             lent = dy.new_empty(0, weight.shape[1])
             if len(halo):
                 lent = operators.sparse_conv(dy, transposed, local.of_halo, local.neighbours)
-            back = _start_back(lent, local.halo, ctx.wire)
+            back = _start_back(lent, local.halo, ctx.peers)
             dx = operators.sparse_conv(dy, transposed, own.reverse, own.neighbours)
         if ctx.needs_input_grad[1]:
             dw = operators.sparse_conv_weight(x, dy, own.neighbours)
@@ -94,10 +94,10 @@ class _Conv(torch.autograd.Function):
 
 class _WithHalo(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, local: LocalMap, wire: PeerGroup) -> Tensor:
+    def forward(ctx: Any, x: Tensor, local: LocalMap, peers: PeerGroup) -> Tensor:
         ctx.local = local
-        ctx.wire = wire
-        halo, pending = _start(x, local.halo, wire)
+        ctx.peers = peers
+        halo, pending = _start(x, local.halo, peers)
         pending.wait()
         return torch.cat([x, halo])
 
@@ -105,38 +105,38 @@ class _WithHalo(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, drows: Tensor) -> tuple[Tensor | None, ...]:
         own = ctx.local.num_own
-        back = _start_back(drows[own:].contiguous(), ctx.local.halo, ctx.wire)
+        back = _start_back(drows[own:].contiguous(), ctx.local.halo, ctx.peers)
         return _added(drows[:own].clone(), ctx.local.halo, *back), None, None
 
 
 class SampleSums:
     """How sums over sites become samples that ranks share: rank ``r`` goes on with ``shares[r]`` of them, in order."""
 
-    def __init__(self, shares: tuple[int, ...], wire: PeerGroup) -> None:
+    def __init__(self, shares: tuple[int, ...], peers: PeerGroup) -> None:
         self._shares = shares
-        self._wire = wire
+        self._peers = peers
 
     def sum(self, parts: Tensor) -> Tensor:
         """Of (samples, channels), this rank's part of each sum, the sums of its own samples."""
         scatter: _OfSamples = _Scatter.apply
-        return scatter(parts, self._shares, self._wire)
+        return scatter(parts, self._shares, self._peers)
 
     def largest(self, parts: Tensor) -> Tensor:
         """Of (samples, channels), this rank's largest values, -inf where it has none, those of its own samples."""
         largest: _OfSamples = _Largest.apply
-        return largest(parts, self._shares, self._wire)
+        return largest(parts, self._shares, self._peers)
 
     def whole(self, own: Tensor) -> Tensor:
         """Of (own samples, channels), all samples: the adjoint of :meth:`sum`."""
         gather: _OfSamples = _Gather.apply
-        return gather(own, self._shares, self._wire)
+        return gather(own, self._shares, self._peers)
 
 
 class _Scatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, parts: Tensor, shares: tuple[int, ...], wire: PeerGroup) -> Tensor:
-        ctx.how = shares, wire
-        return _table(parts, shares, wire).sum(0)
+    def forward(ctx: Any, parts: Tensor, shares: tuple[int, ...], peers: PeerGroup) -> Tensor:
+        ctx.how = shares, peers
+        return _table(parts, shares, peers).sum(0)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -145,9 +145,9 @@ class _Scatter(torch.autograd.Function):
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, own: Tensor, shares: tuple[int, ...], wire: PeerGroup) -> Tensor:
-        ctx.how = shares, wire
-        return _all_samples(own, shares, wire)
+    def forward(ctx: Any, own: Tensor, shares: tuple[int, ...], peers: PeerGroup) -> Tensor:
+        ctx.how = shares, peers
+        return _all_samples(own, shares, peers)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -156,10 +156,10 @@ class _Gather(torch.autograd.Function):
 
 class _Largest(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, parts: Tensor, shares: tuple[int, ...], wire: PeerGroup) -> Tensor:
-        table = _table(parts, shares, wire)
+    def forward(ctx: Any, parts: Tensor, shares: tuple[int, ...], peers: PeerGroup) -> Tensor:
+        table = _table(parts, shares, peers)
         values, winners = table.max(0)  # of equal ones the first
-        ctx.how = shares, wire
+        ctx.how = shares, peers
         ctx.save_for_backward((table == values).int().argmax(0) if len(table) > 1 else winners)
         return torch.where(values == -torch.inf, 0, values)
 
@@ -167,23 +167,23 @@ class _Largest(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (winners,) = ctx.saved_tensors
-        shares, wire = ctx.how
-        both = _all_samples(torch.cat([dy, winners.to(dy.dtype)], 1), shares, wire)
+        shares, peers = ctx.how
+        both = _all_samples(torch.cat([dy, winners.to(dy.dtype)], 1), shares, peers)
         gradient, who = both.chunk(2, 1)
-        return torch.where(who == wire.position, gradient, 0), None, None
+        return torch.where(who == peers.position, gradient, 0), None, None
 
 
-def _start(x: Tensor, halo: RowHalo, wire: PeerGroup) -> tuple[Tensor, Pending]:
+def _start(x: Tensor, halo: RowHalo, peers: PeerGroup) -> tuple[Tensor, Pending]:
     """Rows leave; what comes fills the returned tensor."""
     coming = x.new_empty(halo.num_received, *x.shape[1:])
     sent = {position: operators.pack_rows(x, rows) for position, rows in halo.sends.items()}
-    return coming, wire.start(sent, _by_position(coming, halo))
+    return coming, peers.start(sent, _by_position(coming, halo))
 
 
-def _start_back(lent: Tensor, halo: RowHalo, wire: PeerGroup) -> tuple[dict[int, Tensor], Pending]:
+def _start_back(lent: Tensor, halo: RowHalo, peers: PeerGroup) -> tuple[dict[int, Tensor], Pending]:
     """Gradients of others' rows go back; those of own rows come."""
     coming = {position: lent.new_empty(len(rows), *lent.shape[1:]) for position, rows in halo.sends.items()}
-    return coming, wire.start(_by_position(lent, halo), coming)
+    return coming, peers.start(_by_position(lent, halo), coming)
 
 
 def _added(dx: Tensor, halo: RowHalo, coming: dict[int, Tensor], pending: Pending) -> Tensor:
@@ -198,21 +198,21 @@ def _by_position(rows: Tensor, halo: RowHalo) -> dict[int, Tensor]:
     return dict(zip(sorted(halo.receives), parts, strict=False))
 
 
-def _table(parts: Tensor, shares: tuple[int, ...], wire: PeerGroup) -> Tensor:
+def _table(parts: Tensor, shares: tuple[int, ...], peers: PeerGroup) -> Tensor:
     """(ranks, own samples, channels): every rank's part of this rank's samples."""
     cuts = torch.split(parts.contiguous(), list(shares))
-    me = wire.position
+    me = peers.position
     table = parts.new_empty(len(shares), shares[me], *parts.shape[1:])
     table[me] = cuts[me]
     sent = {position: cut for position, cut in enumerate(cuts) if position != me and shares[position]}
     coming = {position: table[position] for position in range(len(shares)) if position != me and shares[me]}
-    wire.start(sent, coming).wait()
+    peers.start(sent, coming).wait()
     return table
 
 
-def _all_samples(own: Tensor, shares: tuple[int, ...], wire: PeerGroup) -> Tensor:
+def _all_samples(own: Tensor, shares: tuple[int, ...], peers: PeerGroup) -> Tensor:
     """(samples, channels) of every rank's own samples."""
-    me = wire.position
+    me = peers.position
     ends = list(accumulate(shares))
     samples = own.new_empty(ends[-1], *own.shape[1:])
     parts = torch.split(samples, list(shares))
@@ -220,5 +220,5 @@ def _all_samples(own: Tensor, shares: tuple[int, ...], wire: PeerGroup) -> Tenso
     parts[me].copy_(own)
     others = [position for position in range(len(shares)) if position != me]
     sent = dict.fromkeys(others, own) if shares[me] else {}
-    wire.start(sent, {position: parts[position] for position in others if shares[position]}).wait()
+    peers.start(sent, {position: parts[position] for position in others if shares[position]}).wait()
     return samples

@@ -2,7 +2,7 @@
 
 Of clouds a plan says whether each step's are prepared in it, micro-batch by micro-batch, or while the step before waits
 (:attr:`planner.ir.plan.Decision.prepares_next_step`).  Then a thread of each rank finds the sites of the whole batch,
-shares them out where ranks share them, describes the network at so many sites, and makes what the rank's own stages
+shares them out where ranks share them, describes the network at their number, and makes what the rank's own stages
 read, before the step that uses them begins; ``PREP`` finds them made.
 """
 

@@ -26,11 +26,11 @@ class SharedSites:
 
     Args:
         value_of_node: the graph's value that a node is, by name.
-        wire: to the other ranks of the stage.
+        peers: the ranks of the stage.
     """
 
-    def __init__(self, value_of_node: Mapping[str, str], wire: PeerGroup) -> None:
-        self.wire = wire
+    def __init__(self, value_of_node: Mapping[str, str], peers: PeerGroup) -> None:
+        self.peers = peers
         self._value_of_node = value_of_node
         self._now: SiteShare | None = None
 
@@ -69,15 +69,15 @@ class SharedSites:
         return self._now
 
     def _conv(self, name: str, x: Tensor, weight: Tensor, neighbours: Tensor, reverse: Tensor) -> Tensor:
-        return shared_conv(x, weight, self._sites.map(name, x.device), self.wire)
+        return shared_conv(x, weight, self._sites.map(name, x.device), self.peers)
 
     def _sum_pool(self, name: str, x: Tensor, neighbours: Tensor, reverse: Tensor) -> Tensor:
         local = self._sites.map(name, x.device)
-        return operators.sparse_sum_pool(with_halo(x, local, self.wire), local.neighbours, local.reverse)
+        return operators.sparse_sum_pool(with_halo(x, local, self.peers), local.neighbours, local.reverse)
 
     def _max_pool(self, name: str, x: Tensor, neighbours: Tensor, reverse: Tensor) -> tuple[Tensor, Tensor]:
         local = self._sites.map(name, x.device)
-        return operators.sparse_max_pool(with_halo(x, local, self.wire), local.neighbours, local.reverse)
+        return operators.sparse_max_pool(with_halo(x, local, self.peers), local.neighbours, local.reverse)
 
     def _segment_sum(self, name: str, x: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
         own = self._sites.segments(name, x.device)
@@ -101,7 +101,7 @@ class SharedSites:
 
     @property
     def _sums(self) -> SampleSums:
-        return SampleSums(self._sites.shares, self.wire)
+        return SampleSums(self._sites.shares, self.peers)
 
     def finish(self) -> None:
         """A backward is over: nothing was put off."""

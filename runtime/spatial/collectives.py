@@ -18,14 +18,14 @@ _HALVES = (torch.float16, torch.bfloat16)
 @worked_out_once
 def rows_of(shard: LayerShard) -> Tell:
     """How the ranks of ``shard.group`` tell each other rows."""
-    return RowGather(shard.wire.transport, shard.group, shard.key(len(shard.layer.inputs)))
+    return RowGather(shard.peers.transport, shard.group, shard.key(len(shard.layer.inputs)))
 
 
 def rows_among(shard: LayerShard, positions: tuple[int, ...]) -> Tell:
     """How some ranks of the stage, by position, tell each other rows; this one among them."""
     if ("rows", positions) not in shard.memo:
-        ranks = tuple(shard.wire.ranks[position] for position in positions)
-        shard.memo["rows", positions] = RowGather(shard.wire.transport, ranks)
+        ranks = tuple(shard.peers.ranks[position] for position in positions)
+        shard.memo["rows", positions] = RowGather(shard.peers.transport, ranks)
     tell: Tell = shard.memo["rows", positions]
     return tell
 

@@ -91,7 +91,7 @@ def sharing_of(shard: LayerShard) -> Sharing:
     block = boxes[me][plan.along]
     own = own if len(own) else Interval(block.start, block.start)
     return Sharing(
-        Exchange.of(shard.wire, division.own, boxes, gather),
+        Exchange.of(shard.peers, division.own, boxes, gather),
         plan.along,
         plan.dims.weight_filters if plan.along == plan.dims.filters else None,
         own.start - block.start,

@@ -7,10 +7,9 @@ The graph stays as it was captured, with the same parameters and buffers; what e
 the division of the stage for the micro-batch that is being run (:class:`planner.layers.division.Division`), which may
 have another number of samples each time.
 
-Which random numbers the layers of a divided stage draw, from what each rank does of them.
-
-An elementwise layer draws for its part, attention for the weights of its part's queries; any other layer draws for its
-samples all that they have, of which its form cuts a part.
+Which random numbers a rank draws follows from its part of a layer (:class:`DrawnPlaces`).  An elementwise
+layer draws for its part, attention for the weights of its part's queries; any other layer draws for its samples all
+that they have, of which its form cuts a part.
 """
 
 from __future__ import annotations
@@ -117,15 +116,17 @@ class DividedStage:
 
     Args:
         layers: of the stage, by name.
-        wire: to the other ranks of the stage, or between parts of a micro-batch.
+        peers: the ranks of the stage, or parts of a micro-batch.
 
     Attributes:
-        wire: counts what was sent.
+        peers: count what was sent.
         later: where weight gradients wait in a backward.
     """
 
-    def __init__(self, model: CapturedModule, layers: Iterable[str], wire: PeerGroup, later: DeferredGradients) -> None:
-        self.wire = wire
+    def __init__(
+        self, model: CapturedModule, layers: Iterable[str], peers: PeerGroup, later: DeferredGradients
+    ) -> None:
+        self.peers = peers
         self.later = later
         by_name = model.graph.by_name()
         self._layers = {name: by_name[name] for name in layers}
@@ -139,7 +140,7 @@ class DividedStage:
         self._calls: dict[str, NodeCall] = {}
         self._kept = Recent[int, tuple[Division, dict[tuple[str, bool, int], LayerShard]]](_MOST_KEPT)
         self._division: Division | None = None
-        self._position = wire.position
+        self._position = peers.position
 
     @property
     def division(self) -> Division | None:
@@ -151,8 +152,8 @@ class DividedStage:
         division = microbatch_shard.division
         if division is None:
             raise ValueError("a divided stage is run with a division")
-        self.wire.at(microbatch_shard.microbatch)
-        self._position = self.wire.position
+        self.peers.at(microbatch_shard.microbatch)
+        self._position = self.peers.position
         self.enter(division)
 
     def enter(self, division: Division) -> None:
@@ -167,17 +168,17 @@ class DividedStage:
 
     def begin(self, microbatch: int) -> None:
         """The backward of a micro-batch, or of a part."""
-        self.wire.at(microbatch)
+        self.peers.at(microbatch)
 
     def finish(self) -> None:
         """A backward is over."""
         self.later.run()
-        self.wire.finish()
+        self.peers.finish()
 
     def reset(self) -> None:
         """What is under way came to nothing."""
         self.later.clear()
-        self.wire.reset()
+        self.peers.reset()
 
     def rule(self, inner: NodeRule, *, training: bool = True) -> NodeRule:
         """The rule that puts forms in place of operators; ``inner`` says what those are (draws, evaluation)."""
@@ -211,13 +212,13 @@ class DividedStage:
         mine = division.layers[layer]
         call = self._calls[layer]
         return LayerShard(
-            self.wire,
+            self.peers,
             division,
             mine,
-            group_of(mine, self.wire.ranks, self.wire.position),
+            group_of(mine, self.peers.ranks, self.peers.position),
             training,
             call.inputs,
-            self._integers(call, mine.rows[self.wire.position], division),
+            self._integers(call, mine.rows[self.peers.position], division),
             self.later,
             is_read=layer in self._read,
             place=self._places[layer],
@@ -255,7 +256,7 @@ class DividedStage:
 
         def helped(*args: Any, **kwargs: Any) -> Any:
             shard = self.shard(layer, training)
-            rows = shard.division.rows[self.wire.position]
+            rows = shard.division.rows[self.peers.position]
             return op(**{**call.arguments(args, kwargs), **self._integers(call, rows, shard.whole)})
 
         return helped

@@ -188,7 +188,7 @@ class Exchange:
             is the adjoint's.
     """
 
-    wire: PeerGroup
+    peers: PeerGroup
     held: Box
     wanted: Box
     kept: tuple[Box, ...]
@@ -203,7 +203,7 @@ class Exchange:
     @classmethod
     def of(
         cls,
-        wire: PeerGroup,
+        peers: PeerGroup,
         held: Sequence[Box],
         wanted: Sequence[Box],
         moves: Iterable[Transfer],
@@ -211,12 +211,12 @@ class Exchange:
     ) -> Exchange:
         """That of this rank among ``moves`` between positions; ``held`` and ``wanted`` are by position."""
         moves = tuple(moves)
-        me = wire.position
+        me = peers.position
         receives = tuple((move.src, move.box) for move in moves if move.dst == me)
         sends = tuple((move.dst, move.box) for move in moves if move.src == me)
         shared = intersect(held[me], wanted[me])
         return cls(
-            wire,
+            peers,
             held[me],
             wanted[me],
             () if shared is None else (shared,),
@@ -234,7 +234,7 @@ class Exchange:
             return _NOTHING
         sent = {message.position: message.cut(x) for message in self.outgoing.messages}
         received = {message.position: message.empty(x) for message in self.incoming.messages}
-        return Arriving(self.incoming, received, self.wire.start(sent, received, self.key), sent)
+        return Arriving(self.incoming, received, self.peers.start(sent, received, self.key), sent)
 
     def start_adjoint(self, gradients: Sequence[Tensor], like: Tensor) -> Arriving:
         """Send back the gradients of what was received; the wait gives a piece for each of ``sends``, to be added.
@@ -247,7 +247,7 @@ class Exchange:
             return _NOTHING
         sent = {m.position: m.pack([gradients[entry] for entry in m.entries]) for m in self.incoming.messages}
         received = {message.position: message.empty(like) for message in self.outgoing.messages}
-        pending = self.wire.start(sent, received, None if self.key is None else self.key | 1)
+        pending = self.peers.start(sent, received, None if self.key is None else self.key | 1)
         return Arriving(self.outgoing, received, pending, sent)
 
     def laid(self, box: Box) -> _Laid:
@@ -267,10 +267,10 @@ class _Express:
         pieces: that come, each time in the same tensors.
     """
 
-    __slots__ = ("_lanes", "_pending", "_sent_bytes", "_wire", "pieces")
+    __slots__ = ("_lanes", "_peers", "_pending", "_sent_bytes", "pieces")
 
-    def __init__(self, wire: PeerGroup, lanes: Any, sent_bytes: Sequence[int], pieces: BoxPieces) -> None:
-        self._wire = wire
+    def __init__(self, peers: PeerGroup, lanes: Any, sent_bytes: Sequence[int], pieces: BoxPieces) -> None:
+        self._peers = peers
         self._lanes = lanes
         self._sent_bytes = tuple(sent_bytes)
         self.pieces = pieces
@@ -284,8 +284,8 @@ class _Express:
             like: has the shape, dtype and device of what is cut.
             cuts: where each piece that goes lies in it.
         """
-        wire = exchange.wire
-        make = getattr(wire.transport, "lanes", None)
+        peers = exchange.peers
+        make = getattr(peers.transport, "lanes", None)
         if make is None:
             return None
         to, back = (exchange.incoming, exchange.outgoing) if is_adjoint else (exchange.outgoing, exchange.incoming)
@@ -294,18 +294,18 @@ class _Express:
         if max((prod(m.shape) * like.itemsize for m in (*to.messages, *back.messages)), default=0) > _KEPT_BYTES:
             return None
         example = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-        sent = {wire.ranks[m.position]: narrowed(example, cut) for m, cut in zip(to.messages, cuts, strict=True)}
-        received = {wire.ranks[message.position]: message.empty(like) for message in back.messages}
+        sent = {peers.ranks[m.position]: narrowed(example, cut) for m, cut in zip(to.messages, cuts, strict=True)}
+        received = {peers.ranks[message.position]: message.empty(like) for message in back.messages}
         key = None if exchange.key is None else exchange.key | is_adjoint
         lanes = make(sent, received, key)
         if lanes is None:
             return None
-        return cls(wire, lanes, [each.nbytes for each in sent.values()], back.pieces(received.values()))
+        return cls(peers, lanes, [each.nbytes for each in sent.values()], back.pieces(received.values()))
 
     def start(self, whole: Tensor) -> _Express:
         """Sends the parts of ``whole``."""
-        self._wire.num_messages += len(self._sent_bytes)
-        self._wire.sent_bytes += sum(self._sent_bytes)
+        self._peers.num_messages += len(self._sent_bytes)
+        self._peers.sent_bytes += sum(self._sent_bytes)
         self._pending = self._lanes.start(whole)
         return self
 
@@ -327,7 +327,7 @@ class _Laid:
         pieces: where what comes lies in the box.
         sent: where what goes lies in what is held.
         is_all_held: whether all that is held lies in it.
-        row: a dim along which zeros, what is held and what comes stand one behind the other, and make up the box; with
+        row: a dim along which zeros, what is held and what comes stand one after the other, and make up the box; with
             the extents of zeros, and which is where: -2 stands for zeros, -1 for what is held, others for what comes.
             None: they lie otherwise.
     """

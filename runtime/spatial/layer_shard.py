@@ -49,7 +49,7 @@ class LayerShard:
         is_read: whether another layer reads what it makes, be it one of another stage.
     """
 
-    wire: PeerGroup
+    peers: PeerGroup
     whole: Division
     division: LayerDivision
     group: tuple[int, ...]
@@ -65,7 +65,7 @@ class LayerShard:
     def __post_init__(self) -> None:
         self.layer: Layer = self.division.layer
         self.operator: str = str(self.layer.attributes.get("op", "")).partition(".")[2].partition(".")[0]
-        self.position: int = self.wire.position
+        self.position: int = self.peers.position
         self.own: Box = self.division.own[self.position]
         self.done: Box = self.division.done[self.position]
         self.is_first: bool = self.division.is_first[self.position]
@@ -91,7 +91,7 @@ class LayerShard:
             value = self.layer.inputs[index]
             held = self.whole.held(value)
             wanted = self.whole.wanted(name, index)
-            cached = self._exchanges[index] = self.wire.exchange(
+            cached = self._exchanges[index] = self.peers.exchange(
                 held, wanted, self.whole.moves(name, index), self.key(index)
             )
         return cached

@@ -31,7 +31,7 @@ from runtime.stage.cut import StageFunction
 from runtime.stage.functions import StageCut, StageFunctions
 from runtime.stage.modes import MicrobatchShard, RunConfig
 from runtime.stage.random.streams import CounterRng, RandomNodes
-from runtime.stage.stage import StageProgram
+from runtime.stage.stage import StagePasses
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class LoneStage:
         number: of the stage.
         share: what it is run on.
         function: of a stage of one rank.
-        program: runs such a function.
+        passes_of: runs such a function.
         values: its inputs.
         gradients: of its outputs, but the loss; None where the plan does not train.
     """
@@ -50,7 +50,7 @@ class LoneStage:
     number: int
     share: MicrobatchShard
     function: StageFunction
-    program: Callable[[StageFunction], StageProgram]
+    passes_of: Callable[[StageFunction], StagePasses]
     values: Mapping[str, Tensor]
     gradients: Mapping[str, Tensor] | None
 
@@ -58,11 +58,11 @@ class LoneStage:
         """Seconds of one forward and, where the plan trains, backward."""
         device = next((tensor.device for tensor in self.function.tensors.values()), CPU)
         with driver.kept_generators(device):
-            program = self.program(_apart(self.function))
+            passes = self.passes_of(_apart(self.function))
             start = _now(device)
-            program.forward(self.share, self.values, 1.0)
+            passes.forward(self.share, self.values, 1.0)
             if self.gradients is not None:
-                program.backward(0, self.gradients)
+                passes.backward(0, self.gradients)
             return _now(device) - start
 
 
@@ -134,7 +134,7 @@ def _lone_stage(
     run_config = RunConfig(trains, of_stage.recompute and trains, autocast=model.autocast)
     sizes = tuple(example[source].shape[dim] for source, dim in (model.sizes[name] for name in function.sizes))
     runs = partial(
-        StageProgram,
+        StagePasses,
         received=frozenset(name for name in function.inputs if name not in graph.inputs),
         loss=graph.loss if graph.loss in function.outputs else None,
         run_config=run_config,

@@ -29,13 +29,13 @@ from runtime.stage.cut import NodeRule, takes_statistics
 from runtime.transport.small_allgather import Tell
 
 _CHUNK_BYTES = 4 * 2**20
-"""Deviations from the mean are made for so many bytes at a time: they stay in the cache, and are no second copy."""
+"""Deviations from the mean are made for this much at a time: they stay in the cache, and are no second copy."""
 
 Counted = tuple[slice, ...] | None
 """The part of a tensor that makes statistics: () is all of it, None nothing."""
 
 NormCorrection = tuple[Tensor, Tensor, Tensor, Tensor, bool, float, float, bool]
-"""What ``torch.batch_norm`` takes behind its input."""
+"""What ``torch.batch_norm`` takes after its input."""
 
 Meanwhile = Callable[[], None]
 """Something else to do while ranks tell each other."""

@@ -5,7 +5,7 @@ r"""Builds the stages of a rank, from the captured graph to the update of their 
     cut        (bn, targets; fc.weight, fc.bias) -> (loss,)         functions of inputs and state, in training and
                                                                     evaluation (:mod:`runtime.stage.functions`)
     built      F, B, I, W of micro-batches; sums over the stage's ranks, an optimiser
-                                                                    (:class:`StageBuilder`: a program and its updates)
+                                                                    (:class:`StageBuilder`: its passes and its updates)
     bound      rows 0 ... 5 of 8 of micro-batch 0, ...              this rank's shares of a batch
                                                                     (:mod:`runtime.pipeline.specialize`)
     run        feed, forward | backward | reduce_gradients, update  what the executor calls
@@ -42,7 +42,7 @@ from runtime.stage.local_stage import LocalStage
 from runtime.stage.modes import RunConfig
 from runtime.stage.random.streams import CounterRng, RandomNodes
 from runtime.stage.sample_weights import is_factor, weighed_in
-from runtime.stage.stage import StageProgram
+from runtime.stage.stage import StagePasses
 from runtime.transport.base import exchange_key
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class StageBuilder:
         if divided is not None and isinstance(updates.reduction, GradientBuckets):
             divided.later.added = updates.reduction.note
             updates.reduction.put_off = divided.later.targets
-        program = StageProgram(
+        stage_passes = StagePasses(
             function,
             frozenset(received),
             graph.loss if graph.loss in function.outputs else None,
@@ -118,7 +118,7 @@ class StageBuilder:
             span_recompute=functions.span_recompute,
         )
         return LocalStage(
-            program,
+            stage_passes,
             ranks,
             (),
             received,
@@ -249,15 +249,15 @@ class StageBuilder:
         context = self._context
         if context.boundaries.axis is not None:
             parts = (extra.parts_as_peers(context.decision.num_parts) for extra in extras(RuntimeExtra))
-            wire = required(parts, "runtime", "micro-batches in parts")
+            peers = required(parts, "runtime", "micro-batches in parts")
         elif stage not in context.divided:
             return None
         elif self._compiler is None:
-            wire = spatial.PeerGroup(context.transport, context.decision.stages[stage].ranks)
+            peers = spatial.PeerGroup(context.transport, context.decision.stages[stage].ranks)
         else:
-            wire = self._compiler.peers(stage)
+            peers = self._compiler.peers(stage)
         layers = context.decision.layers_of(stage)
-        return spatial.DividedStage(self._model, layers, wire, spatial.DeferredGradients())
+        return spatial.DividedStage(self._model, layers, peers, spatial.DeferredGradients())
 
     def _sites(self, stage: int) -> SharedSites | None:
         """How a stage of several ranks shares out the sites of a sparse network."""

@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 
 from cuda_ops._torch import schema_of
 from cuda_ops.calls import arguments_of, writes
-from cuda_ops.dense.state_writes import BATCH_NORM, attributes_behind, users_of_attributes, written
+from cuda_ops.dense.state_writes import BATCH_NORM, attributes_viewed, users_of_attributes, written
 from cuda_ops.operator_table import OPERATORS
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Decision
@@ -148,7 +148,7 @@ class _Cut:
         needed = self._needed()
         graph = fx.Graph()
         copies, further = _arguments(graph, needed, extra_inputs)
-        behind = attributes_behind(self._module.graph)
+        viewed = attributes_viewed(self._module.graph)
         wanted = [self._nodes[self._node_of_value[value]] for value in outputs]
         same = _broadcast_to_themselves(needed.body, wanted, replace)
         body = [node for node in needed.body if node not in same]
@@ -158,7 +158,7 @@ class _Cut:
 
         mutated = set[str]()
         for node in body:
-            changed = written(node, behind)
+            changed = written(node, viewed)
             mutated |= changed
             function = replace(node)
             if function is None and changed and writes(node.target):
@@ -170,7 +170,7 @@ class _Cut:
         }
         for node in graph.nodes:
             node.meta.clear()  # what the capture noted there would keep the whole model alive
-        state = {copy.name: behind[node] for node, copy in copies.items() if behind.get(node) in mutated}
+        state = {copy.name: viewed[node] for node, copy in copies.items() if viewed.get(node) in mutated}
         return StageFunction(
             compiled(graph if enclose is None else enclose(graph, layers, state)),
             (*(self._value_of_node[node.name] for node in needed.values), *(extra_inputs[name] for name in further)),

@@ -15,7 +15,7 @@ from runtime.optim.optimizer import StageOptimizer
 from runtime.optim.sharding import ShardedParameters
 from runtime.pipeline.microbatches import Batch
 from runtime.stage.modes import MicrobatchShard
-from runtime.stage.stage import StageProgram
+from runtime.stage.stage import StagePasses
 
 if TYPE_CHECKING:
     from runtime.optim.pass_shards import PassShards
@@ -75,7 +75,7 @@ class LocalStage:
         accumulation: of the running step.
     """
 
-    program: StageProgram
+    passes: StagePasses
     ranks: tuple[int, ...]
     shares: tuple[MicrobatchShard, ...]
     received: tuple[str, ...]
@@ -105,17 +105,17 @@ class LocalStage:
     def forward(self, microbatch: int, values: Mapping[str, Tensor], version: int = 0) -> dict[str, Tensor]:
         """Run the stage forward on this rank's share, on ``version`` of its weights."""
         share = self.shares[microbatch]
-        return self.program.forward(share, values, share.loss_weight / self.accumulation.count, version)
+        return self.passes.forward(share, values, share.loss_weight / self.accumulation.count, version)
 
     def evaluate(self, microbatch: int, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run the stage forward in evaluation mode on this rank's share."""
-        return self.program.evaluate(self.shares[microbatch], values)
+        return self.passes.evaluate(self.shares[microbatch], values)
 
     def answer(
         self, microbatch: int, values: Mapping[str, Tensor], *, training: bool, frozen: frozenset[str]
     ) -> dict[str, Tensor]:
-        """Run the stage forward on this rank's share of a stream; see :meth:`StageProgram.answer`."""
-        return self.program.answer(self.shares[microbatch], values, training=training, frozen=frozen)
+        """Run the stage forward on this rank's share of a stream; see :meth:`StagePasses.answer`."""
+        return self.passes.answer(self.shares[microbatch], values, training=training, frozen=frozen)
 
     def expect_last(self) -> None:
         """Call before the last action of the stage that adds to its gradients.
@@ -126,23 +126,26 @@ class LocalStage:
             self.updates.reduction.arm()
 
     def reduce_gradients(self) -> None:
-        """Sum the gradients over the stage's ranks; without effect until the last step before an update."""
+        """Sum the gradients over the stage's ranks, in the last step before an update; nothing in those before."""
         if self.accumulation.is_last and self.updates.reduction is not None:
             self.updates.reduction.reduce()
 
     def update(self) -> None:
-        """One step of the optimiser and of its schedule; without effect until the last step before an update."""
+        """One step of the optimiser and of its schedule, in the last step before an update.
+
+        Where that is asked for, each step looks at its gradients for NaN: one that has some spoils the update.
+        """
         if self.accumulation.checks and not self.accumulation.is_spoilt:
             self.accumulation.is_spoilt = not self._agrees(self.is_finite())
         if self.accumulation.is_last:
-            self.program.before_update()  # also without an optimiser: versions are counted
+            self.passes.before_update()  # also without an optimiser: versions are counted
             if self.optimizer is not None and not self.accumulation.is_spoilt:
                 self.optimizer.step()
 
     def is_finite(self, *, gradients: bool = True) -> bool:
         """Whether the losses so far, and the ``gradients`` that this rank updates by, are numbers and finite."""
         samples = [share.num_samples for share in self.shares]
-        tensors = [loss for microbatch, loss in self.program.losses.items() if samples[microbatch]]
+        tensors = [loss for microbatch, loss in self.passes.losses.items() if samples[microbatch]]
         if gradients and self.optimizer is not None:
             tensors += [each.grad for each in self.optimizer.tensors.values() if each.grad is not None]
         return all_finite(tensors)
@@ -157,7 +160,7 @@ class LocalStage:
 
     def reset(self, step: int = 0) -> None:
         """Forget the last step: its micro-batches, and its gradients unless this one, ``step``, adds to them."""
-        self.program.reset(step)
+        self.passes.reset(step)
         if self.accumulation.is_first:
             self.forget_gradients()
         if self.updates.reduction is not None:
@@ -183,5 +186,5 @@ class LocalStage:
     def loss(self) -> float:
         """The sum of the last step's losses on this rank, each times its samples; an empty share has none."""
         samples = (share.num_samples for share in self.shares)
-        losses = self.program.losses
+        losses = self.passes.losses
         return sum(losses[m].item() * count for m, count in enumerate(samples) if count and m in losses)

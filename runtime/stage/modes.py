@@ -1,6 +1,6 @@
-"""How a stage is run, and on what part of a micro-batch.
+"""How a stage is run (:class:`RunConfig`, :class:`Mode`), and on what part of a micro-batch (:class:`MicrobatchShard`).
 
-The rule that cuts stages for evaluation (:mod:`cuda_ops.dense.evaluation`).
+In evaluation :func:`in_evaluation` replaces operators one by one (:mod:`cuda_ops.dense.evaluation`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 The nodes of a span become one call in the stage's function, which ``torch.utils.checkpoint`` makes (the form without
 reentrant autograd: gradients flow through the graph of the first run, so that parameters, halves of a backward and
-sums behind it are as without).  The second run is told the micro-batch again: layers draw what they drew, exchanges are
+later sums are as without).  The second run is told the micro-batch again: layers draw what they drew, exchanges are
 those of its sizes, operators that can be halved leave their weight gradients where the first run would.  What a span
 writes, such as running statistics, it writes the first time; the second time it reads and writes a copy made before.
 """
@@ -108,15 +108,15 @@ def _members(nodes: Sequence[fx.Node], layers: Mapping[str, str], span: frozense
     """The nodes of a span's layers, and sizes that are worked out between them."""
     own = {node for node in nodes if layers.get(node.name) in span}
     sizes = [node for node in nodes if node.op == "call_function" and node.name not in layers]
-    behind = set(own)
-    before = set(own)
+    downstream = set(own)
+    upstream = set(own)
     for node in sizes:
-        if not behind.isdisjoint(node.all_input_nodes):
-            behind.add(node)
+        if not downstream.isdisjoint(node.all_input_nodes):
+            downstream.add(node)
     for node in reversed(sizes):
-        if not before.isdisjoint(node.users):
-            before.add(node)
-    return [node for node in nodes if node in behind and node in before]
+        if not upstream.isdisjoint(node.users):
+            upstream.add(node)
+    return [node for node in nodes if node in downstream and node in upstream]
 
 
 def _reads(nodes: Sequence[fx.Node], state: Mapping[str, str]) -> dict[fx.Node, list[fx.Node]]:

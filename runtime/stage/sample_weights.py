@@ -145,13 +145,13 @@ class Counting:
         wanted = [_counted(nodes[one.node], one) for one in self.weighed]
         before = {nodes[one.node]: one for one in earlier}
         read = [argument for _, arguments in wanted for argument in arguments if isinstance(argument, fx.Node)]
-        behind = _behind(read, before)
-        self.needed = tuple(one for node, one in before.items() if node in behind)
+        upstream = _upstream(read, before)
+        self.needed = tuple(one for node, one in before.items() if node in upstream)
         graph = fx.Graph()
         copies = dict[fx.Node, fx.Node]()
         self._attributes = dict[str, Any]()
         for node in model.graph_module.graph.nodes:
-            if node not in behind:
+            if node not in upstream:
                 continue
             if node in before:
                 copies[node] = graph.placeholder(f"known_{node.name}")
@@ -267,15 +267,15 @@ def _counted(node: fx.Node, one: Weighed) -> tuple[Callable[..., Tensor], tuple[
     return weight_of_targets, (None, arguments["target"], arguments["weight"], arguments["ignore_index"])
 
 
-def _behind(nodes: list[fx.Node], ends: Collection[fx.Node]) -> set[fx.Node]:
+def _upstream(nodes: list[fx.Node], ends: Collection[fx.Node]) -> set[fx.Node]:
     """What ``nodes`` are made of, as far back as ``ends``."""
-    behind: set[fx.Node] = set()
+    upstream: set[fx.Node] = set()
     while nodes:
         node = nodes.pop()
-        if node not in behind:
-            behind.add(node)
+        if node not in upstream:
+            upstream.add(node)
             nodes += () if node in ends else node.all_input_nodes
-    return behind
+    return upstream
 
 
 def _float64(value: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from cuda_ops._torch import tree_leaves
 from cuda_ops.calls import writes
-from cuda_ops.dense.state_writes import attributes_behind, written
+from cuda_ops.dense.state_writes import attributes_viewed, written
 from runtime.captured import CapturedModule
 from runtime.optim.pass_shards import PassShards, UsePlaces
 from runtime.stage.cut import NodeRule, without_gradient
@@ -38,7 +38,7 @@ class ShardedPasses:
 
     def __init__(self, model: CapturedModule, layers: Collection[str]) -> None:
         graph = model.graph_module.graph
-        behind = attributes_behind(graph)
+        viewed = attributes_viewed(graph)
         self._place = {
             node.name: place
             for place, node in enumerate(graph.nodes)
@@ -48,13 +48,13 @@ class ShardedPasses:
             node.name
             for node in graph.nodes
             if node.name in self._place
-            and node in behind
+            and node in viewed
             and any(model.layer_of_node.get(user.name) not in layers for user in node.users)
         }
         self._writing = {
             node.name
             for node in graph.nodes
-            if node.name in self._place and writes(node.target) and written(node, behind)
+            if node.name in self._place and writes(node.target) and written(node, viewed)
         }
 
     def places(
@@ -67,9 +67,9 @@ class ShardedPasses:
             received: values that other stages make, whose gradients flow on.
         """
         graph = model.graph_module.graph
-        behind = attributes_behind(graph)
+        viewed = attributes_viewed(graph)
         made = {model.node_of_value[value] for value in received}
-        flows = {node for node in graph.nodes if behind.get(node) in parameters or node.name in made}
+        flows = {node for node in graph.nodes if viewed.get(node) in parameters or node.name in made}
         uses: dict[str, list[tuple[int, bool]]] = {}
         for node in graph.nodes:
             place = self._place.get(node.name)
@@ -77,7 +77,7 @@ class ShardedPasses:
                 continue
             if any(argument in flows for argument in node.all_input_nodes):
                 flows.add(node)
-            for name in dict.fromkeys(behind[each] for each in node.all_input_nodes if each in behind):
+            for name in dict.fromkeys(viewed[each] for each in node.all_input_nodes if each in viewed):
                 if name in parameters:
                     uses.setdefault(name, []).append((place, node in flows))
         by_name = {}

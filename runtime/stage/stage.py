@@ -1,9 +1,10 @@
 """One stage on one rank: forward and backward of micro-batches, in whatever order the program says.
 
-F keeps the graph of autograd; with recompute its inputs only, and without a backward in the program nothing.  Of spans
-of layers that are computed again it keeps what they read (:mod:`runtime.stage.recomputed`).
-B makes the gradients of inputs and parameters.
-I makes those of the inputs, and of the parameters of operators that cannot be halved; W makes the others.
+F    the forward keeps autograd's graph; with recompute its inputs only; without a backward in the program nothing.
+     Of spans of layers that are computed again it keeps what they read (:mod:`runtime.stage.recomputed`)
+B    the backward makes the gradients of inputs and parameters
+I    its first half makes those of the inputs, and of the parameters of operators that cannot be halved
+W    its second half makes those of the other parameters
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class _InFlight:
     recorded: _Recorded | None = None
 
 
-class StageProgram:
+class StagePasses:
     """Runs a :class:`StageFunction`, several micro-batches at a time.
 
     Args:

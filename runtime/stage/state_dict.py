@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from cuda_ops.dense.state_writes import attributes_behind, written
+from cuda_ops.dense.state_writes import attributes_viewed, written
 from planner.ir.graph import LOSS_PREFIX
 from planner.ir.plan import Decision
 from runtime.captured import CapturedModule, attribute
@@ -213,8 +213,8 @@ def named_state(local_stages: Mapping[int, LocalStage], model: CapturedModule, m
 
 def _of_loss(local_stages: Mapping[int, LocalStage], model: CapturedModule) -> dict[str, Tensor]:
     """What a loss with a state of its own changes: its parameters, and buffers that it writes."""
-    behind = attributes_behind(model.graph_module.graph)
-    changing = {name for node in model.graph_module.graph.nodes for name in written(node, behind)}
+    viewed = attributes_viewed(model.graph_module.graph)
+    changing = {name for node in model.graph_module.graph.nodes for name in written(node, viewed)}
     names = [
         name
         for local_stage in local_stages.values()

@@ -32,7 +32,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from planner.ir.lazy import lazily
-from runtime.transport.base import Exchanging, Key, Pending, Spec, Transport
+from runtime.transport.base import Exchanging, MessageKey, Pending, Spec, Transport
 
 if TYPE_CHECKING:
     from runtime.transport.exchanges import GroupExchanges
@@ -51,7 +51,7 @@ __all__ = [
     "GroupExchanges",
     "Hub",
     "InProcessTransport",
-    "Key",
+    "MessageKey",
     "MixedTransport",
     "MpiTransport",
     "Pending",

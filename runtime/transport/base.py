@@ -44,7 +44,7 @@ def exchange_key(stage: int, place: int, training: bool = True) -> int | None:
     return (stage * _PLACES + place) << 2 | training << 1 if place < _PLACES else None
 
 
-class Key(NamedTuple):
+class MessageKey(NamedTuple):
     """The name of one message between one pair of ranks, known to both before it is sent.
 
     ``kind`` is one capital letter (``F`` forward, ``B`` backward).  Between a pair of ranks no two messages in flight
@@ -122,13 +122,13 @@ class Transport(Exchanging, Protocol):
     def name_among(self, ranks: Sequence[int]) -> str:
         """What ``ranks``, this one among them, exchange by."""
 
-    def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
+    def post_receive(self, key: MessageKey, source: int, specs: Sequence[Spec]) -> None:
         """Announce the message ``key`` from rank ``source``: its buffer is allocated and may be filled from now on."""
 
-    def receive(self, key: Key, source: int) -> tuple[Tensor, ...]:
+    def receive(self, key: MessageKey, source: int) -> tuple[Tensor, ...]:
         """The tensors of an announced message; small ones share a buffer, which lives as long as any of them."""
 
-    def send(self, key: Key, destination: int, tensors: Sequence[Tensor]) -> None:
+    def send(self, key: MessageKey, destination: int, tensors: Sequence[Tensor]) -> None:
         """Start to send the tensors in one message.
 
         Nobody may write to them before the message was taken: small ones are copied, large ones need not be.
@@ -306,7 +306,7 @@ class Deadline:
         return time.monotonic() - self.start_s
 
     def left_s(self) -> float:
-        """Until the limit; negative behind it."""
+        """Until the limit; negative after it."""
         return self.limit_s - self.waited_s()
 
     def error(self, what: str, rank: int, peer: str) -> DeadlineError:

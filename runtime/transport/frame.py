@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from planner.ir.errors import TransportError
-from runtime.transport.base import Key, Spec
+from runtime.transport.base import MessageKey, Spec
 
 ALIGNMENT_BYTES = 64
 """Of the header and of each tensor: a cache line, and what torch's own CPU allocator gives."""
@@ -119,7 +119,7 @@ class Frame:
     Args:
         layout: of the message.
         message: the buffer; a new one if None.
-        spare_bytes: room behind the frame in a new buffer, in which a wrong, longer message can be judged.
+        spare_bytes: room after the frame in a new buffer, in which a wrong, longer message can be judged.
 
     Attributes:
         tensors: views of the buffer, in order; without those that travel alone.
@@ -133,13 +133,13 @@ class Frame:
         self.tensors = views(self.message, layout)
         self._header = self.message.numpy().data[:HEADER_BYTES]
 
-    def write(self, key: Key, tensors: Iterable[Tensor], number: int = 0, acknowledged: int = 0) -> None:
+    def write(self, key: MessageKey, tensors: Iterable[Tensor], number: int = 0, acknowledged: int = 0) -> None:
         """Copy the tensors in, under the name ``key``; those that travel alone are left out."""
         self._header[:] = header_of(key, self.layout, number, acknowledged)
         for slot, tensor in zip(self.tensors, tensors, strict=True):
             slot.copy_(tensor.detach() if tensor.requires_grad else tensor)
 
-    def check(self, key: Key, source: int) -> tuple[int, int]:
+    def check(self, key: MessageKey, source: int) -> tuple[int, int]:
         """``number`` and ``taken`` of the message that came from rank ``source``.
 
         Raises:
@@ -158,7 +158,7 @@ def views(message: Tensor, layout: FrameLayout) -> list[Tensor]:
 
 
 def alone_buffer(spec: Spec, spare_bytes: int, device: str | torch.device = "cpu") -> Tensor:
-    """Room for a tensor that travels alone, and behind it at most ``spare_bytes`` for a wrong, longer one."""
+    """Room for a tensor that travels alone, and after it at most ``spare_bytes`` for a wrong, longer one."""
     num_bytes = prod(spec[0]) * spec[1].itemsize
     return torch.empty(num_bytes + min(num_bytes // 8, spare_bytes), dtype=torch.uint8, device=device)
 
@@ -175,7 +175,7 @@ def whole(layout: FrameLayout, inside: Iterable[Tensor], buffers: Iterable[Tenso
     )
 
 
-def unpack(message: Tensor, key: Key, source: int, layout: FrameLayout) -> tuple[Tensor, ...]:
+def unpack(message: Tensor, key: MessageKey, source: int, layout: FrameLayout) -> tuple[Tensor, ...]:
     """The tensors of a frame in somebody else's buffer, which may be of any size.
 
     Raises:
@@ -185,7 +185,7 @@ def unpack(message: Tensor, key: Key, source: int, layout: FrameLayout) -> tuple
     return tuple(views(message, layout))
 
 
-def check(header: memoryview, key: Key, source: int, layout: FrameLayout) -> tuple[int, int]:
+def check(header: memoryview, key: MessageKey, source: int, layout: FrameLayout) -> tuple[int, int]:
     """``number`` and ``acknowledged`` in the header of a message from rank ``source``.
 
     Raises:
@@ -198,13 +198,13 @@ def check(header: memoryview, key: Key, source: int, layout: FrameLayout) -> tup
     return number, acknowledged
 
 
-def another(header: memoryview, expected: bytes, key: Key, source: int) -> TransportError:
+def another(header: memoryview, expected: bytes, key: MessageKey, source: int) -> TransportError:
     """The error of a message from rank ``source`` that begins with ``header``; the text names what differs."""
     faults = _faults(key, _HEADER.unpack(expected), _HEADER.unpack(header))
     return TransportError(f"{key}: rank {source} sent another message than expected", faults)
 
 
-def tag(key: Key) -> int:
+def tag(key: MessageKey) -> int:
     """The key as a number below 2**31, so that matching does not depend on the order of messages.
 
     Two bits for the step: messages of four successive steps may be in flight together.  Kinds take 1 to 26 of the
@@ -230,7 +230,7 @@ def _numbered(kind: str, src_stage: int, dst_stage: int, microbatch: int) -> int
     return number | ord(kind) - ord("A") + 1 << _KIND_SHIFT
 
 
-def header_of(key: Key, layout: FrameLayout, number: int, acknowledged: int) -> bytes:
+def header_of(key: MessageKey, layout: FrameLayout, number: int, acknowledged: int) -> bytes:
     """The header of a message."""
     step, kind, src_stage, dst_stage, microbatch = key
     ends = (src_stage, dst_stage, microbatch)
@@ -239,13 +239,13 @@ def header_of(key: Key, layout: FrameLayout, number: int, acknowledged: int) -> 
     return _HEADER.pack(_MAGIC, _VERSION, kind.encode(), layout.count, step, *ends, *of_tensors, *stamp)
 
 
-def _faults(key: Key, expected: tuple[Any, ...], received: tuple[Any, ...]) -> list[str]:
-    """One line for each part of the header that differs; nothing behind a wrong magic number can be trusted."""
+def _faults(key: MessageKey, expected: tuple[Any, ...], received: tuple[Any, ...]) -> list[str]:
+    """One line for each part of the header that differs; nothing after a wrong magic number can be trusted."""
     if received[:2] != expected[:2]:
         return [f"magic and version: expected {expected[:2]}, came {received[:2]}"]
     kind = received[2]
     step, src_stage, dst_stage, microbatch = received[4:8]
-    sender = Key(step, str(kind, "latin-1"), src_stage, dst_stage, microbatch)
+    sender = MessageKey(step, str(kind, "latin-1"), src_stage, dst_stage, microbatch)
     pairs = (
         ("key", key, sender),
         ("number of tensors", expected[3], received[3]),

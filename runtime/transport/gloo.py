@@ -24,13 +24,13 @@ from planner.ir.cluster import PAIR_SUM_BYTES
 from planner.ir.errors import TransportError
 from planner.ir.program import ALONE_BYTES, SPARE_BYTES
 from runtime.timeouts import TRANSPORT_S
-from runtime.transport.base import Deadline, Key, Spec, default_group, gone, join, met
+from runtime.transport.base import Deadline, MessageKey, Spec, default_group, gone, join, met
 from runtime.transport.exchanges import GroupCollectives
 from runtime.transport.frame import Frame, FrameLayout, alone_buffer, layout_for, layout_of, tag, whole
 from runtime.transport.works import Barrier, OverWorks, Works
 
 _SPARE_LAYOUTS = 64
-"""Of so many layouts frames are kept for the next message."""
+"""Of this number of layouts frames are kept for the next message."""
 
 _MASK = 0xFFFFFFFF  # numbers of messages are counted in 32 bits, and go round
 _HALF = 1 << 31
@@ -53,7 +53,7 @@ class _FrameSend:
         versions: of the tensors in ``alone`` when they were sent: how often they had been written.
     """
 
-    key: Key
+    key: MessageKey
     frame: Frame
     alone: list[Tensor]
     versions: list[int]
@@ -68,13 +68,13 @@ class Peer:
         self._recv = world.recv
         self._works = works
         self._rank = rank
-        self._receives: dict[Key, _FrameReceive] = {}
+        self._receives: dict[MessageKey, _FrameReceive] = {}
         self._sends: deque[_FrameSend] = deque()  # the last one is number _num_sent
         self._spare_frames: dict[FrameLayout, list[Frame]] = {}  # the next step sends the same messages again
         self._num_sent = self._num_taken = 0  # all its messages up to this number have come,
         self._early: set[int] = set()  # and those
 
-    def post_receive(self, key: Key, specs: Sequence[Spec]) -> None:
+    def post_receive(self, key: MessageKey, specs: Sequence[Spec]) -> None:
         """See :class:`runtime.transport.base.Transport`."""
         number = tag(key)
         if key in self._receives:
@@ -88,7 +88,7 @@ class Peer:
             raise self._gone("receive", key, error) from error
         self._receives[key] = _FrameReceive(frame, alone, works)
 
-    def receive(self, key: Key, deadline: Deadline) -> tuple[Tensor, ...]:
+    def receive(self, key: MessageKey, deadline: Deadline) -> tuple[Tensor, ...]:
         """See :class:`runtime.transport.base.Transport`."""
         posted = self._receives.pop(key, None)
         if posted is None:
@@ -101,7 +101,7 @@ class Peer:
         self._note(number, acknowledged)
         return whole(posted.frame.layout, posted.frame.tensors, posted.alone)
 
-    def send(self, key: Key, tensors: Sequence[Tensor]) -> None:
+    def send(self, key: MessageKey, tensors: Sequence[Tensor]) -> None:
         """See :class:`runtime.transport.base.Transport`."""
         layout = layout_for(tensors, ALONE_BYTES)
         spare = self._spare_frames.get(layout)
@@ -160,7 +160,7 @@ class Peer:
             self._spare_frames.clear()
         self._spare_frames.setdefault(sent.frame.layout, []).append(sent.frame)
 
-    def _gone(self, doing: str, key: Key, error: RuntimeError) -> TransportError:
+    def _gone(self, doing: str, key: MessageKey, error: RuntimeError) -> TransportError:
         return gone(f"{doing} {key}", self._works.rank, f"rank {self._rank}", str(error))
 
 
@@ -176,14 +176,14 @@ class FrameMessages(OverWorks):
         self._barrier = Barrier(world, works)
         self._peers = [Peer(world, works, rank) for rank in range(world.size())]
 
-    def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
+    def post_receive(self, key: MessageKey, source: int, specs: Sequence[Spec]) -> None:
         """See :class:`runtime.transport.base.Transport`, also for the others."""
         self._peers[source].post_receive(key, specs)
 
-    def receive(self, key: Key, source: int) -> tuple[Tensor, ...]:
+    def receive(self, key: MessageKey, source: int) -> tuple[Tensor, ...]:
         return self._peers[source].receive(key, self._works.deadline())
 
-    def send(self, key: Key, destination: int, tensors: Sequence[Tensor]) -> None:
+    def send(self, key: MessageKey, destination: int, tensors: Sequence[Tensor]) -> None:
         self._peers[destination].send(key, tensors)
 
     def flush(self, deadline: Deadline | None = None) -> None:

@@ -23,7 +23,7 @@ from cuda_ops.device.host import MPI_JOB
 from planner.ir.cluster import GLOO, SHARED_MEMORY, transport_text
 from planner.ir.errors import TransportError
 from runtime.timeouts import TRANSPORT_S
-from runtime.transport.base import Deadline, Key, Pending, Spec, Transport, default_group, join, met
+from runtime.transport.base import Deadline, MessageKey, Pending, Spec, Transport, default_group, join, met
 from runtime.transport.collectives import ByRank, CollectiveOperations
 from runtime.transport.segments import Address, SharedSegments
 from runtime.transport.shared_memory import SPIN_S, SharedMemoryTransport
@@ -212,13 +212,13 @@ class MixedTransport(CollectiveOperations):
     def name_among(self, ranks: Sequence[int]) -> str:
         return self.among(tuple(sorted(ranks))).name
 
-    def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
+    def post_receive(self, key: MessageKey, source: int, specs: Sequence[Spec]) -> None:
         self._to(source).post_receive(key, source, specs)
 
-    def receive(self, key: Key, source: int) -> tuple[Tensor, ...]:
+    def receive(self, key: MessageKey, source: int) -> tuple[Tensor, ...]:
         return self._to(source).receive(key, source)
 
-    def send(self, key: Key, destination: int, tensors: Sequence[Tensor]) -> None:
+    def send(self, key: MessageKey, destination: int, tensors: Sequence[Tensor]) -> None:
         self._to(destination).send(key, destination, tensors)
 
     def flush(self) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from planner.ir.cluster import IN_PROCESS
 from planner.ir.errors import DeadlineError, TransportError
-from runtime.transport.base import Deadline, ErrorWords, Key, Pending, Spec, declare, gone, named, words
+from runtime.transport.base import Deadline, ErrorWords, MessageKey, Pending, Spec, declare, gone, named, words
 from runtime.transport.collectives import BARRIER, ByRank, ExchangedCollectives, Meeting
 from runtime.transport.frame import Frame, FrameLayout, layout_for, layout_of, tag, unpack
 
@@ -29,7 +29,7 @@ _Slot = tuple[int, int, Hashable]
 class QueuedMessage:
     """One message; ``taken`` when its receiver has announced it."""
 
-    key: Key
+    key: MessageKey
     buffer: Tensor
     taken: bool = False
 
@@ -149,14 +149,14 @@ class InProcessTransport(ExchangedCollectives):
         self.name = IN_PROCESS
         self.deadline_s = hub.deadline_s
         self._hub = hub
-        self._layouts: dict[tuple[Key, int], FrameLayout] = {}
+        self._layouts: dict[tuple[MessageKey, int], FrameLayout] = {}
         self._sent: list[tuple[QueuedMessage, int]] = []
         self._num_parcels: dict[tuple[int, int], int] = {}
 
     def name_among(self, ranks: Sequence[int]) -> str:
         return self.name
 
-    def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
+    def post_receive(self, key: MessageKey, source: int, specs: Sequence[Spec]) -> None:
         number = tag(key)
         if (key, source) in self._layouts:
             raise TransportError(f"{key} from rank {source} is announced twice")
@@ -167,7 +167,7 @@ class InProcessTransport(ExchangedCollectives):
             mailbox.match()
             self._hub.changed.notify_all()
 
-    def receive(self, key: Key, source: int) -> tuple[Tensor, ...]:
+    def receive(self, key: MessageKey, source: int) -> tuple[Tensor, ...]:
         layout = self._layouts.pop((key, source), None)
         if layout is None:
             raise TransportError(f"{key} from rank {source} was not announced")
@@ -184,7 +184,7 @@ class InProcessTransport(ExchangedCollectives):
                 del self._hub.mailboxes[slot]
         return self._unpacked(message, key, source, layout)
 
-    def send(self, key: Key, destination: int, tensors: Sequence[Tensor]) -> None:
+    def send(self, key: MessageKey, destination: int, tensors: Sequence[Tensor]) -> None:
         message = self._packed(key, tensors)
         number = tag(key)
         with self._hub.changed:
@@ -226,13 +226,15 @@ class InProcessTransport(ExchangedCollectives):
         """How many announced messages, and how many sent ones, have their buffers now."""
         return len(self._layouts), len(self._sent)
 
-    def _packed(self, key: Key, tensors: Sequence[Tensor]) -> QueuedMessage:
+    def _packed(self, key: MessageKey, tensors: Sequence[Tensor]) -> QueuedMessage:
         """What is on its way, in memory of its own."""
         frame = Frame(layout_for(tensors))
         frame.write(key, tensors)
         return QueuedMessage(key, frame.message)
 
-    def _unpacked(self, message: QueuedMessage, key: Key, source: int, layout: FrameLayout) -> tuple[Tensor, ...]:
+    def _unpacked(
+        self, message: QueuedMessage, key: MessageKey, source: int, layout: FrameLayout
+    ) -> tuple[Tensor, ...]:
         """What :meth:`_packed` made, for who announced ``key`` with ``layout``."""
         return unpack(message.buffer, key, source, layout)
 
@@ -245,7 +247,7 @@ class InProcessTransport(ExchangedCollectives):
         what = f"send {message.key}"
         self._hub.wait(self.rank, what, lambda: message.taken, lambda: (destination,), deadline)
 
-    def _wait_for_room(self, key: Key, destination: int, capacity: int) -> None:
+    def _wait_for_room(self, key: MessageKey, destination: int, capacity: int) -> None:
         def has_room() -> bool:
             return sum(rank == destination and not message.taken for message, rank in self._sent) < capacity
 

@@ -22,7 +22,7 @@ from planner.ir.errors import TransportError
 from planner.ir.program import ALONE_BYTES, SPARE_BYTES, Program
 from planner.ir.schedule import SEND, Op
 from runtime.timeouts import TRANSPORT_S
-from runtime.transport.base import Deadline, Key, Spec, default_group, join, met
+from runtime.transport.base import Deadline, MessageKey, Spec, default_group, join, met
 from runtime.transport.exchanges import GroupCollectives
 from runtime.transport.frame import (
     HEADER_BYTES,
@@ -79,7 +79,7 @@ class _ChannelReceive:
 class _ChannelSend:
     """A message on its way, which holds the buffers."""
 
-    key: Key
+    key: MessageKey
     destination: int
     buffers: list[Tensor]
     works: list[dist.Work]
@@ -89,7 +89,7 @@ class _ChannelSend:
 class _Unchecked:
     """A message that was received, its header not yet looked at."""
 
-    key: Key
+    key: MessageKey
     source: int
     layout: FrameLayout
     header: Tensor
@@ -110,8 +110,8 @@ class ChannelTransport(GroupCollectives):
         groups: as in :func:`runtime.transport.gloo.open_gloo`.
         backend: of all communicators but the world's, which must be gloo for CPU tensors.
         device: where the backend's tensors are.
-        host_kinds: kinds of messages (``Key.kind``) between the hosts: they need no channel, go over the world's gloo,
-            in any order, and come as tensors of the CPU.
+        host_kinds: kinds of messages (``MessageKey.kind``) between the hosts: they need no channel, go over the
+            world's gloo, in any order, and come as tensors of the CPU.
         works: starts and waits; by default as fits the device.
         timeout_s: longest time in which a channel comes to life.
         owns_group: leave the default process group in ``close``.
@@ -136,14 +136,14 @@ class ChannelTransport(GroupCollectives):
         self._barrier = Barrier(world, Works(self.rank))
         self._host_kinds = frozenset(host_kinds)
         self._peers = [Peer(world, Works(self.rank), rank) for rank in range(self.world_size)]
-        self._receives: dict[tuple[Key, int], _ChannelReceive] = {}
+        self._receives: dict[tuple[MessageKey, int], _ChannelReceive] = {}
         self._sends: deque[_ChannelSend] = deque()
         self._unchecked: list[_Unchecked] = []
         deadline = Deadline(timeout_s)
         self._begin_groups(deadline)
         self._links = self._connect(channels, backend, deadline)
 
-    def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
+    def post_receive(self, key: MessageKey, source: int, specs: Sequence[Spec]) -> None:
         if key.kind in self._host_kinds:
             self._peers[source].post_receive(key, specs)
             return
@@ -158,7 +158,7 @@ class ChannelTransport(GroupCollectives):
         works = self._works.start(begin, ("receive", key), ("rank", source))
         self._receives[key, source] = _ChannelReceive(layout, buffers, works)
 
-    def receive(self, key: Key, source: int) -> tuple[Tensor, ...]:
+    def receive(self, key: MessageKey, source: int) -> tuple[Tensor, ...]:
         if key.kind in self._host_kinds:
             return self._peers[source].receive(key, self._works.deadline())
         posted = self._receives.pop((key, source), None)
@@ -171,7 +171,7 @@ class ChannelTransport(GroupCollectives):
         self._unchecked.append(_Unchecked(key, source, posted.layout, frame[:HEADER_BYTES].clone()))
         return whole(posted.layout, views(frame, posted.layout), alone)
 
-    def send(self, key: Key, destination: int, tensors: Sequence[Tensor]) -> None:
+    def send(self, key: MessageKey, destination: int, tensors: Sequence[Tensor]) -> None:
         if key.kind in self._host_kinds:
             self._peers[destination].send(key, tensors)
             return
@@ -261,7 +261,7 @@ class ChannelTransport(GroupCollectives):
             links[channel.kind, channel.src_stage, channel.dst_stage, channel.source, channel.destination] = group
         return links
 
-    def _link(self, key: Key, source: int, destination: int) -> dist.ProcessGroup:
+    def _link(self, key: MessageKey, source: int, destination: int) -> dist.ProcessGroup:
         link = self._links.get((key.kind, key.src_stage, key.dst_stage, source, destination))
         if link is None:
             raise TransportError(
@@ -270,7 +270,7 @@ class ChannelTransport(GroupCollectives):
             )
         return link
 
-    def _frame(self, key: Key, layout: FrameLayout) -> Tensor:
+    def _frame(self, key: MessageKey, layout: FrameLayout) -> Tensor:
         frame = torch.empty(layout.total_bytes, dtype=torch.uint8, device=self.device)
         header = torch.frombuffer(bytearray(header_of(key, layout, 0, 0)), dtype=torch.uint8)
         frame[:HEADER_BYTES].copy_(header)

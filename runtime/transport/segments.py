@@ -27,7 +27,7 @@ from torch.utils.dlpack import from_dlpack
 from cuda_ops.device.compiling import CannotCompileError, LibrarySources, compiled
 from cuda_ops.memory.counter import charge_address
 from planner.ir.errors import OutOfMemoryError
-from runtime.transport.base import Key, Spec, is_plain
+from runtime.transport.base import MessageKey, Spec, is_plain
 from runtime.transport.frame import HEADER_BYTES, Frame, FrameLayout, header_of, layout_for, views
 
 HERE, LATE, GONE, OTHER, WRONG = range(5)
@@ -297,7 +297,7 @@ class SharedSegments:
             view = self._kept[place] = self._memory[owner][offset : offset + num_bytes].view(dtype).view(shape)
         return view
 
-    def send(self, rank: int, channel: int, key: Key, tensors: Sequence[Tensor]) -> bool:
+    def send(self, rank: int, channel: int, key: MessageKey, tensors: Sequence[Tensor]) -> bool:
         """Announces a message to one rank: a frame of copies of the tensors, on any device and of any strides.
 
         Returns:

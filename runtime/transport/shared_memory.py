@@ -29,7 +29,7 @@ from runtime.transport.base import (
     KEYED,
     Deadline,
     ErrorWords,
-    Key,
+    MessageKey,
     Pending,
     Spec,
     add_in_order,
@@ -98,8 +98,8 @@ class SharedMemoryTransport(ExchangedCollectives):
         self._in_parts = in_parts
         self._owns_group = owns_group
         super().__init__(groups, world_size)
-        self._announced: list[dict[Key, FrameLayout]] = [{} for _ in range(world_size)]
-        self._sent: list[deque[Key]] = [deque() for _ in range(world_size)]
+        self._announced: list[dict[MessageKey, FrameLayout]] = [{} for _ in range(world_size)]
+        self._sent: list[deque[MessageKey]] = [deque() for _ in range(world_size)]
         self._num_sent = [0] * world_size
         self._counts: dict[object, int] = {}
         self._unfinished: list[_PartSums] = []
@@ -108,13 +108,13 @@ class SharedMemoryTransport(ExchangedCollectives):
     def name_among(self, ranks: Sequence[int]) -> str:
         return self.name
 
-    def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
+    def post_receive(self, key: MessageKey, source: int, specs: Sequence[Spec]) -> None:
         tag(key)  # it may have none
         if key in self._announced[source]:
             raise TransportError(f"{key} from rank {source} is announced twice")
         self._announced[source][key] = layout_of(specs)
 
-    def receive(self, key: Key, source: int) -> tuple[Tensor, ...]:
+    def receive(self, key: MessageKey, source: int) -> tuple[Tensor, ...]:
         layout = self._announced[source].pop(key, None)
         if layout is None:
             raise TransportError(f"{key} from rank {source} was not announced")
@@ -128,7 +128,7 @@ class SharedMemoryTransport(ExchangedCollectives):
             raise another(segments.header(source, segments.block_offset), header, key, source)
         return segments.taken(layout)
 
-    def send(self, key: Key, destination: int, tensors: Sequence[Tensor]) -> None:
+    def send(self, key: MessageKey, destination: int, tensors: Sequence[Tensor]) -> None:
         channel = _MESSAGE | tag(key)
         sent = self._sent[destination]
         if self._why_unusable or not self.segments.send(destination, channel, key, tensors):

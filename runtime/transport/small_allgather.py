@@ -43,7 +43,7 @@ class RowGather:
 
     Args:
         ranks: this one among them; the table is in their order.
-        key: even; of the first kind of rows (so many numbers of a dtype) that comes along, the next one of the second;
+        key: even; of the first kind of rows (elements of a dtype) that comes along, the next one of the second;
             others have none.  See ``Transport.start_exchange``.
     """
 

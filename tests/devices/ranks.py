@@ -16,7 +16,7 @@ from runtime.captured import CapturedModule
 from runtime.engine import Engine
 from runtime.optim.ties import groups_of
 from runtime.rank import RankContext
-from runtime.transport import InProcessTransport, Key
+from runtime.transport import InProcessTransport, MessageKey
 from runtime.transport.frame import FrameLayout
 from runtime.transport.inprocess import QueuedMessage
 from tests.devices.card import DEVICE, Card, Crossings, card
@@ -34,10 +34,12 @@ class _Parcel(QueuedMessage):
 class CardTransport(InProcessTransport):
     """Messages go from card to card, as over NCCL."""
 
-    def _packed(self, key: Key, tensors: Sequence[Tensor]) -> QueuedMessage:
+    def _packed(self, key: MessageKey, tensors: Sequence[Tensor]) -> QueuedMessage:
         return _Parcel(key, torch.empty(0), tensors=tuple(each.detach().clone() for each in tensors))
 
-    def _unpacked(self, message: QueuedMessage, key: Key, source: int, layout: FrameLayout) -> tuple[Tensor, ...]:
+    def _unpacked(
+        self, message: QueuedMessage, key: MessageKey, source: int, layout: FrameLayout
+    ) -> tuple[Tensor, ...]:
         assert isinstance(message, _Parcel)
         assert message.key == key
         assert tuple((tuple(each.shape), each.dtype) for each in message.tensors) == layout.specs, key

@@ -31,7 +31,7 @@ from runtime.rank import RankContext
 from runtime.stage.cut import StageFunction
 from runtime.stage.local_stage import LocalStage
 from runtime.stage.modes import MicrobatchShard, RunConfig
-from runtime.stage.stage import StageProgram
+from runtime.stage.stage import StagePasses
 from runtime.transport import Hub, InProcessTransport
 from tests.runtime.arithmetic import RATE, MicroBatch, Outcome, Weights, run_layers
 
@@ -117,11 +117,11 @@ class _Rank:
         executor = Executor(Specialization(rows, program, routing, local_stages), context)
         losses = []
         for step in range(self.options.steps):
-            executor.prepare(step, step, batch)
+            executor.begin(step, step, batch)
             executor.run()
             assert executor.num_left == 0
             assert self.transport.num_buffers() == (0, 0)
-            assert not any(local_stage.program.num_in_flight for local_stage in local_stages.values())
+            assert not any(local_stage.passes.num_in_flight for local_stage in local_stages.values())
             losses.append(sum(local_stage.loss() for local_stage in local_stages.values()) / sum(rows))
         weights = {
             name: parameter.detach()
@@ -149,7 +149,7 @@ class _Rank:
         received = tuple(value for value in read if value not in graph.inputs)
         updates = self._updates(stage, parameters)
         actions = [action for action in self.program.rows[self.rank] if action.stage == stage]
-        program = StageProgram(
+        passes = StagePasses(
             function,
             frozenset(received),
             graph.loss if graph.loss in outputs else None,
@@ -167,9 +167,7 @@ class _Rank:
             feeds.append({name: partial(_fed, m=m, name=name, own=own) for name in read if name in graph.inputs})
         add = partial(self.transport.all_reduce, ranks=ranks)
         handed_on = tuple(name for name in outputs if name != graph.loss)
-        return LocalStage(
-            program, ranks, tuple(shares), received, handed_on, tuple(feeds), parameters, {}, updates, add
-        )
+        return LocalStage(passes, ranks, tuple(shares), received, handed_on, tuple(feeds), parameters, {}, updates, add)
 
     def _mean(self, ranks: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
         add = partial(self.transport.all_reduce, ranks=ranks)

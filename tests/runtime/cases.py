@@ -16,7 +16,7 @@ from planner.ir.profile import ModelSource
 from planner.ir.schedule import Action, Op, Pipeline, Schedule
 from profiler.models.example import Example, indices, normal
 from profiler.source.source import load_model
-from runtime.numerics.single_device import LossOf, serial_step
+from runtime.numerics.single_device import LossOfStep, serial_step
 from runtime.stage.random.streams import CounterRng
 from tests.captures import capture
 from tests.runtime.engines import Network, Tensors, drawing_loss
@@ -143,7 +143,7 @@ def trained_alone(
     given: Network,
     batches: Sequence[tuple[Tensors, Tensors]],
     micro_batches: Sequence[tuple[int, ...]],
-    loss_with: Callable[[Network, CounterRng], LossOf] | None = None,
+    loss_with: Callable[[Network, CounterRng], LossOfStep] | None = None,
     seed: int = 0,
 ) -> Trained:
     """One device, each batch in micro-batches of its own."""
@@ -176,5 +176,5 @@ def order_of(plan: str) -> tuple[int, ...]:
     return TURNED if PLANS[plan].get("schedule") == "turned" else (0, 1, 2)
 
 
-def dropping(given: Network, draw: CounterRng) -> LossOf:
+def dropping(given: Network, draw: CounterRng) -> LossOfStep:
     return drawing_loss(given[1], draw)

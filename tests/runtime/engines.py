@@ -14,7 +14,7 @@ from planner.ir.plan import Decision
 from profiler.source.model import LoadedModel
 from runtime.captured import CapturedModule
 from runtime.engine import Engine, EvaluationResult
-from runtime.numerics.single_device import LossOf
+from runtime.numerics.single_device import LossOfStep
 from runtime.optim.ties import groups_of
 from runtime.stage.cut import cut_stage
 from runtime.stage.random.streams import CounterRng, RandomNodes
@@ -98,7 +98,7 @@ def _output(evaluation: EvaluationResult, microbatch: int) -> Tensor:
     return next(iter(evaluation.outputs[microbatch].values()))[1]
 
 
-def drawing_loss(model: CapturedModule, draw: CounterRng) -> LossOf:
+def drawing_loss(model: CapturedModule, draw: CounterRng) -> LossOfStep:
     """The loss by the captured graph, whose random numbers are those that a plan draws."""
     whole = cut_stage(
         model.graph_module,

@@ -21,7 +21,7 @@ from profiler.source.source import load_model
 from runtime.engine import Engine
 from runtime.pipeline.microbatches import MicroBatches
 from runtime.stage.shapes import step_inputs
-from runtime.transport import InProcessTransport, Key
+from runtime.transport import InProcessTransport, MessageKey
 from tests.captures import capture
 from tests.profiler.varying_models import MODELS
 from tests.runtime.cases import (
@@ -238,7 +238,7 @@ class Watched(InProcessTransport):
         self.received: list[weakref.ref[torch.UntypedStorage]] = []
         self.alive: list[int] = []
 
-    def receive(self, key: Key, source: int) -> tuple[Tensor, ...]:
+    def receive(self, key: MessageKey, source: int) -> tuple[Tensor, ...]:
         self.alive.append(sum(each() is not None for each in self.received))
         tensors = tuple(tensor.clone() for tensor in super().receive(key, source))  # not the sender's
         self.received += [weakref.ref(tensor.untyped_storage()) for tensor in tensors]

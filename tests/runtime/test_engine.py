@@ -19,7 +19,7 @@ from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.captured import CapturedModule
 from runtime.memory import storage_bytes
-from runtime.transport import Hub, InProcessTransport, Key
+from runtime.transport import Hub, InProcessTransport, MessageKey
 from tests.captures import capture
 from tests.runtime.engines import Network, network_of
 from tests.runtime.plans import (
@@ -125,7 +125,7 @@ class Counted(InProcessTransport):
 
     sent: ClassVar[list[tuple[int, str, int]]] = []
 
-    def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
+    def send(self, key: MessageKey, destination: int, tensors: Sequence[torch.Tensor]) -> None:
         self.sent.append((self.rank, str(key), len(tensors)))
         super().send(key, destination, tensors)
 
@@ -172,7 +172,7 @@ def test_what_a_step_received_is_not_kept() -> None:
     for engine in engines:
         (executor,) = engine._runner._executors.values()
         assert executor.num_left == 0
-        assert all(local_stage.program.num_in_flight == 0 for local_stage in engine._local_stages.values())
+        assert all(local_stage.passes.num_in_flight == 0 for local_stage in engine._local_stages.values())
 
 
 def test_a_whole_step_without_the_loss_on_a_rank_gives_none() -> None:

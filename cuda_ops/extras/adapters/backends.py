@@ -26,7 +26,7 @@ def pairs_of(neighbours: Tensor) -> tuple[Tensor, Tensor]:
     """Pairs of rows by offset, and how many each offset has.
 
     Returns:
-        int32 (2, offsets, outputs): input and output rows, the pairs of an offset first and -1 behind them, and int32
+        int32 (2, offsets, outputs): input and output rows, the pairs of an offset first and -1 after them, and int32
         (offsets,).
     """
     there = neighbours >= 0

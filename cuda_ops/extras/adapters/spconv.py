@@ -21,10 +21,10 @@ from cuda_ops.extras.adapters.weights import WeightLayout
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.nn import Conv3d, SparseTensor
 
-Order = Literal["zyx", "xyz"]
+AxisOrder = Literal["zyx", "xyz"]
 
 
-def from_spconv(tensor: Any, stride: int | Sequence[int] = 1, *, order: Order = "zyx") -> SparseTensor:
+def from_spconv(tensor: Any, stride: int | Sequence[int] = 1, *, order: AxisOrder = "zyx") -> SparseTensor:
     """Ours of a ``SparseConvTensor``; rows are sorted, row ``i`` was row ``order[i]``.
 
     Args:
@@ -36,7 +36,7 @@ def from_spconv(tensor: Any, stride: int | Sequence[int] = 1, *, order: Order = 
     return SparseTensor(tensor.features, tensor.indices[:, columns], stride, num_samples=tensor.batch_size)
 
 
-def to_spconv(x: SparseTensor, spatial_shape: Sequence[int] | None = None, *, order: Order = "zyx") -> Any:
+def to_spconv(x: SparseTensor, spatial_shape: Sequence[int] | None = None, *, order: AxisOrder = "zyx") -> Any:
     """A ``SparseConvTensor`` of ours.
 
     Args:
@@ -66,7 +66,7 @@ def to_spconv(x: SparseTensor, spatial_shape: Sequence[int] | None = None, *, or
 
 
 def load_spconv_state_dict(
-    module: nn.Module, state: Mapping[str, Tensor], *, order: Order = "zyx", strict: bool = True
+    module: nn.Module, state: Mapping[str, Tensor], *, order: AxisOrder = "zyx", strict: bool = True
 ) -> None:
     """Loads an spconv network's state dict into the same network of ours; ``weight`` becomes ``kernel``.
 
@@ -76,12 +76,12 @@ def load_spconv_state_dict(
     weights.load(module, state, _layout(order), strict=strict)
 
 
-def to_spconv_state_dict(module: nn.Module, *, order: Order = "zyx") -> dict[str, Tensor]:
+def to_spconv_state_dict(module: nn.Module, *, order: AxisOrder = "zyx") -> dict[str, Tensor]:
     """The state dict of a network of ours for the same network of spconv."""
     return weights.dump(module, _layout(order))
 
 
-def _layout(order: Order) -> WeightLayout:
+def _layout(order: AxisOrder) -> WeightLayout:
     return WeightLayout("spconv", _rename, partial(_to_ours, order=order), partial(_to_theirs, order=order))
 
 
@@ -89,7 +89,7 @@ def _rename(module: nn.Module, name: str) -> str:
     return "weight" if isinstance(module, Conv3d) and name == "kernel" else name
 
 
-def _to_ours(value: Tensor, convolution: Conv3d, name: str, *, order: Order) -> Tensor:
+def _to_ours(value: Tensor, convolution: Conv3d, name: str, *, order: AxisOrder) -> Tensor:
     if name != "kernel":
         return value
     sizes = convolution.kernel_size if order == "xyz" else convolution.kernel_size[::-1]
@@ -108,7 +108,7 @@ def _to_ours(value: Tensor, convolution: Conv3d, name: str, *, order: Order) -> 
     return value.permute(*axes, 4, 0).reshape(convolution.kernel.shape).contiguous()
 
 
-def _to_theirs(value: Tensor, convolution: Conv3d, name: str, *, order: Order) -> Tensor:
+def _to_theirs(value: Tensor, convolution: Conv3d, name: str, *, order: AxisOrder) -> Tensor:
     if name != "kernel":
         return value
     if value.ndim == 2:

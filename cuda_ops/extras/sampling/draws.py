@@ -58,9 +58,9 @@ class NeighbourDraws(Protocol):
         """How many neighbours each node has, (nodes,), and all of them, those of a node together.
 
         Args:
-            fanout: at most so many of each; negative: all.
+            fanout: the most of each; negative: all.
             base: from :func:`base_of`.
-            with_self: whether each node comes behind its own neighbours.
+            with_self: whether each node comes after its own neighbours.
         """
 
     def relabel(self, graph: NodeGraph, targets: NodeIds, sampled: NodeIds) -> tuple[NodeIds, NodeIds, NodeIds]:

@@ -1,4 +1,4 @@
-from cuda_ops.extras.adapters.spconv import Order as Order
+from cuda_ops.extras.adapters.spconv import AxisOrder as AxisOrder
 from cuda_ops.extras.adapters.spconv import from_spconv as from_spconv
 from cuda_ops.extras.adapters.spconv import load_spconv_state_dict as load_spconv_state_dict
 from cuda_ops.extras.adapters.spconv import to_spconv as to_spconv

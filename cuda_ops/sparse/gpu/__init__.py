@@ -1,7 +1,7 @@
 """The sparse operators as Triton kernels, for GPUs.
 
 `load` gives them by the names of the operators.  Site sets are not among them: sorting and removing duplicates are
-torch's own on a GPU.
+torch's own on a GPU.  No CUDA graph is captured here; kernels may be captured into one of the user's, see ``tiling``.
 
 Modules:
 

@@ -261,7 +261,7 @@ def parts(x: Tensor, boxes: Sequence[int]) -> Iterator[Tensor]:
 
 
 def fits(x: Tensor, pieces: Sequence[Tensor]) -> bool:
-    """Whether the kernel counts so many dims and elements."""
+    """Whether the kernel can count the dims of ``x`` and the elements of each piece."""
     return 0 < x.ndim <= DIMS and all(part.numel() <= MOST for part in pieces)
 
 

@@ -49,7 +49,7 @@ class Configuration:
     Attributes:
         op: the operator.
         bits: width of an element of the features.
-        channels: for up to so many channels, the larger of both sides; beyond the last row, the last row.
+        channels: for up to this number of channels, the larger of both sides; beyond the last row, the last row.
         rows: of sites (``sparse_conv``: of the result's tile; ``sparse_conv_weight``: pairs multiplied at a time).
         columns: output channels of a tile.
         step: input channels (``sparse_conv``: multiplied at a time; ``sparse_conv_weight``: of the result's tile).

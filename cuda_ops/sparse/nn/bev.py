@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.geometry import Bound, Grid, KernelMap, MapSpec, RouteStep, SiteRoute, Triple
+from cuda_ops.sparse.geometry import Bound, CellGrid, KernelMap, MapSpec, RouteStep, SiteRoute, Triple
 from cuda_ops.sparse.keys import HIGHEST, LOWEST
 from cuda_ops.sparse.nn.functional import on_grid
 from cuda_ops.sparse.nn.tensor import SparseTensor, require_channels, require_same_sites, triple
@@ -205,7 +205,7 @@ class ToDenseBEVConvolution(ToBEVConvolution):
         """See the class."""
         flat = super().forward(input)
         origin = _replaced(_origin(input, self.offset, type(self).__name__), self.dim, 0)
-        grid = Grid(flat.route, _replaced(self.shape, self.dim, 1), origin)
+        grid = CellGrid(flat.route, _replaced(self.shape, self.dim, 1), origin)
         return on_grid(flat, grid).squeeze(2 + self.dim)
 
     def extra_repr(self) -> str:
@@ -243,7 +243,7 @@ class ToBEVHeightCompression(nn.Module):
         """See the class."""
         name = type(self).__name__
         require_channels(input.feats, self.channels, name)
-        grid = Grid(input.route, self.shape, _origin(input, self.offset, name), clamped=self.dim)
+        grid = CellGrid(input.route, self.shape, _origin(input, self.offset, name), clamped=self.dim)
         return on_grid(input, grid).movedim(2 + self.dim, 1).flatten(1, 2)
 
     def extra_repr(self) -> str:

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from cuda_ops._torch import check
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.geometry import Grid, KernelMap, MapSpec, RouteStep, Segments, SiteRoute, Triple, stride_of
+from cuda_ops.sparse.geometry import CellGrid, KernelMap, MapSpec, RouteStep, Segments, SiteRoute, Triple, stride_of
 from cuda_ops.sparse.nn.tensor import SparseTensor, require_channels, triple, volume
 
 KernelSize = int | Sequence[int]
@@ -211,10 +211,10 @@ def to_dense(input: SparseTensor, shape: Sequence[int], origin: Sequence[int] = 
     """(samples, channels, x, y, z): the features on a grid; see :class:`~cuda_ops.sparse.nn.ToDense`."""
     extents = triple(shape, "shape", "to_dense")
     x, y, z = origin
-    return on_grid(input, Grid(input.route, extents, (int(x), int(y), int(z))))
+    return on_grid(input, CellGrid(input.route, extents, (int(x), int(y), int(z))))
 
 
-def on_grid(input: SparseTensor, grid: Grid) -> Tensor:
+def on_grid(input: SparseTensor, grid: CellGrid) -> Tensor:
     """(samples, channels, x, y, z): the features of a tensor on a grid over its sites, those of one cell summed."""
     segments = input.segments
     cells = input.geometry.cells(grid)

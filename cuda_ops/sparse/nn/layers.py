@@ -200,8 +200,8 @@ class Pointwise:
     def forward(self, input: SparseOrDense) -> SparseOrDense:
         """See the class."""
         if isinstance(input, SparseTensor):
-            return input.with_feats(super().forward(input.feats))  # type: ignore[misc]  # torch's module, behind it
-        plain: Tensor = super().forward(input)  # type: ignore[misc]  # torch's module, behind it
+            return input.with_feats(super().forward(input.feats))  # type: ignore[misc]  # torch's module, the next base
+        plain: Tensor = super().forward(input)  # type: ignore[misc]  # torch's module, the next base
         return plain
 
 

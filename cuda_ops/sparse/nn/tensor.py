@@ -60,7 +60,7 @@ class SparseTensor:
     ) -> None:
         feats = torch.as_tensor(feats)
         coords = whole_coordinates(torch.as_tensor(coords))
-        require_rows(feats, coords.shape[0], "SparseTensor")
+        require_rows(feats, coords.shape[0])
         if check_finite:
             require_finite(feats, "SparseTensor")
         self.geometry: Geometry
@@ -101,7 +101,7 @@ class SparseTensor:
 
     @F.setter
     def F(self, feats: Tensor) -> None:  # noqa: N802  (torchsparse's name)
-        require_rows(feats, len(self), "SparseTensor")
+        require_rows(feats, len(self))
         self.feats = feats
 
     @property
@@ -298,7 +298,7 @@ def volume(kernel: Triple) -> int:
 
 
 def require_channels(feats: Tensor, channels: int, where: str) -> None:
-    """Raises SparseInputError unless ``feats`` (sites, channels) has so many channels."""
+    """Raises SparseInputError unless ``feats`` is ``(sites, channels)``, of as many ``channels``."""
     if feats.ndim != 2 or not feats.dtype.is_floating_point:
         _refuse(
             "features",
@@ -344,12 +344,12 @@ def whole_coordinates(coords: Tensor) -> Tensor:
     return torch.nn.functional.pad(coords, (1, 0)) if coords.shape[1] == 3 else coords
 
 
-def require_rows(feats: Tensor, rows: int, where: str) -> None:
+def require_rows(feats: Tensor, rows: int) -> None:
     """Raises SparseInputError unless these are features or labels, one row for each of ``rows`` sites."""
     if feats.ndim not in (1, 2):
-        _refuse("shape of features", list(feats.shape), "[sites, channels]", "give one row of channels per site", where)
+        _refuse("shape of features", list(feats.shape), "[sites, channels]", "give one row of channels per site")
     if feats.shape[0] != rows:
-        _refuse("rows of features", feats.shape[0], f"{rows}, one per coordinate", "give one row per site", where)
+        _refuse("rows of features", feats.shape[0], f"{rows}, one per coordinate", "give one row per site")
 
 
 def _refuse(what: str, actual: object, expected: object, remedy: str, where: str = "SparseTensor") -> NoReturn:

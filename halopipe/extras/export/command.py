@@ -32,7 +32,7 @@ _FORMATS = {
     "deepspeed": Path("deepspeed.json"),
     "accelerate": Path("accelerate.yaml"),
 }
-"""Formats, and the file that each is written to unless another is named; launchers are those behind the first two."""
+"""Formats, and the file that each is written to unless another is named; launchers are those after the first two."""
 _BESIDE = {_TORCH: ".csv", "deepspeed": ".sh", "accelerate": ".sh"}
 """What is written beside that file, from where it is named: a schedule, or a script."""
 

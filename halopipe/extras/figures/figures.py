@@ -174,7 +174,7 @@ def graph(plan: Plan, edges: Sequence[tuple[int, int]]) -> Figure:
 
 
 def _draw_layer(axes: Axes, name: str, colour: str, centre: tuple[float, float], points: float) -> None:
-    """A box with the layer's name, in letters of so many points where these can be read."""
+    """A box with the layer's name, in letters of ``points`` where these can be read."""
     x, y = centre
     width = graph_layout.BOX_WIDTH
     height = graph_layout.BOX_HEIGHT

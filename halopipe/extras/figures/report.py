@@ -62,7 +62,7 @@ class ReportSources:
     file: str = field(default="", compare=False)
 
     def command(self, verb: str, *arguments: object) -> str:
-        """What to type of the plan: a verb, its file, and words behind that."""
+        """What to type of the plan: a verb, its file, and words after that."""
         return command(verb, self.file or self.name, *arguments)
 
 
@@ -120,7 +120,7 @@ def read(
 
 
 def _unused(name: str, used: Mapping[str, object]) -> str:
-    """``name``, or with the first number behind it that makes it another."""
+    """``name``, or with the first number after it that makes it another."""
     return next(
         each for number in range(len(used) + 1) if (each := f"{name} {number + 1}" if number else name) not in used
     )

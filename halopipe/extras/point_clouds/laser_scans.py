@@ -27,8 +27,8 @@ ABOVE = 1
 IGNORED = -100
 """Targets; the last one of rows that hold no voxel."""
 
-Part = Literal["all", "train", "validation"]
-Numbers = np.ndarray[Any, np.dtype[np.float64]]
+ScanPart = Literal["all", "train", "validation"]
+ScanValues = np.ndarray[Any, np.dtype[np.float64]]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -73,7 +73,7 @@ class ScanTiles(Dataset[tuple[tuple[Tensor, Tensor, Tensor], Tensor]]):
         *,
         voxel_m: float = 0.143,
         tile_m: float = 8.0,
-        part: Part = "all",
+        part: ScanPart = "all",
         validation_share: float = 0.2,
         points: int = 0,
         least_voxels: int = 100,
@@ -119,7 +119,7 @@ class ScanTiles(Dataset[tuple[tuple[Tensor, Tensor, Tensor], Tensor]]):
         return (cloud[0], values[0], counts[0]), targets
 
 
-def read_scan(path: str | Path) -> tuple[Numbers, Numbers | None]:
+def read_scan(path: str | Path) -> tuple[ScanValues, ScanValues | None]:
     """Places (points, 3) in metres from the scan's lowest corner on, and intensities over the largest, if there are.
 
     Raises:
@@ -146,7 +146,7 @@ def read_scan(path: str | Path) -> tuple[Numbers, Numbers | None]:
     return places - places.min(0), intensity / intensity.max() if intensity.any() else None
 
 
-def height_above_ground(places: Numbers, cell_m: float) -> Numbers:
+def height_above_ground(places: ScanValues, cell_m: float) -> ScanValues:
     """Metres of each point above the lowest one in its cell of a grid and the eight around it."""
     cells = np.floor((places[:, :2] - places[:, :2].min(0)) / cell_m).astype(np.int64) + 1
     lowest = np.full(cells.max(0) + 2, np.inf)  # with a rim of empty cells
@@ -154,11 +154,11 @@ def height_above_ground(places: Numbers, cell_m: float) -> Numbers:
     x, y = lowest.shape
     around = [lowest[i : x - 2 + i, j : y - 2 + j] for i in range(3) for j in range(3)]
     ground = np.minimum.reduce(around)
-    above: Numbers = places[:, 2] - ground[cells[:, 0] - 1, cells[:, 1] - 1]
+    above: ScanValues = places[:, 2] - ground[cells[:, 0] - 1, cells[:, 1] - 1]
     return above
 
 
-def _rows_by_tile(places: Numbers, tile_m: float) -> Iterator[tuple[tuple[int, int], Rows]]:
+def _rows_by_tile(places: ScanValues, tile_m: float) -> Iterator[tuple[tuple[int, int], Rows]]:
     x, y = np.floor(places[:, :2] / tile_m).astype(np.int64).T
     number = x * (y.max() + 1) + y
     order = np.argsort(number, kind="stable")
@@ -166,7 +166,7 @@ def _rows_by_tile(places: Numbers, tile_m: float) -> Iterator[tuple[tuple[int, i
         yield (int(x[rows[0]]), int(y[rows[0]])), rows
 
 
-def _tile(places: Numbers, intensity: Numbers | None, above: Numbers, voxel_m: float, step_m: float) -> Tile:
+def _tile(places: ScanValues, intensity: ScanValues | None, above: ScanValues, voxel_m: float, step_m: float) -> Tile:
     origin = np.floor(places.min(0) / voxel_m) * voxel_m
     coordinates, first = sparse_quantize(places - origin, voxel_m, return_index=True)
     columns = [places[first, 2] - places[:, 2].min(), *([] if intensity is None else [intensity[first]])]
@@ -183,7 +183,7 @@ def _thinned(tile: Tile, points: int, seed: int) -> Tile:
     return Tile(tile.coordinates[kept], tile.features[kept], tile.targets[kept])
 
 
-def _part(places: Sequence[tuple[int, int]], part: Part, share: float, seed: int) -> list[tuple[int, int]]:
+def _part(places: Sequence[tuple[int, int]], part: ScanPart, share: float, seed: int) -> list[tuple[int, int]]:
     """The places of a part, in their order."""
     shuffled = sorted(places, key=lambda place: mixed(seed, *place))
     held_out = set(shuffled[: max(1, round(share * len(places)))])

@@ -2,7 +2,7 @@
 
 A sample is ((coordinates, features, count), target), padded so that all samples have one shape and batches stack:
 
-    coordinates  int32 (points, 3), each voxel once, zeros behind the first ``count``
+    coordinates  int32 (points, 3), each voxel once, zeros after the first ``count``
     features     (points, channels)                     count  voxels that are there
 
 They stand for scanned objects where none are to be had: about as many voxels a sample as the voxelised shapes that

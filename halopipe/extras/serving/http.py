@@ -250,7 +250,7 @@ class _Answers:
             self._bodies.remove(body)
 
     def _make_room(self, body: _Body, num_bytes: int) -> None:
-        """Raises :class:`RefusedError` unless so many more may come, for which older bodies may be given up."""
+        """Raises :class:`RefusedError` unless ``num_bytes`` more may come, for which older bodies may be given up."""
         if body.content.tell() + num_bytes > self._most_bytes:
             raise RefusedError(413, f"a body has at most {self._most_bytes} bytes")
         most_bytes = _MOST_BODIES * self._most_bytes

@@ -6,7 +6,7 @@
     connection: END                               --> finishes what is there, and waits for the next call
 
 A connection is a socket in the job's own folder, which nobody else may open.  A frame is a header of JSON and the bytes
-of tensors behind it.  Of inputs that a rank does not read it is told the shape alone; targets that nobody gave are
+of tensors after it.  Of inputs that a rank does not read it is told the shape alone; targets that nobody gave are
 zeros.
 """
 

@@ -2,7 +2,7 @@
 
     folder    x.npy, x.npz, x.pt, or what a reader takes of it               ->  x.npy.npy, x.npz.npy, x.pt.pt
     json      a line {"inputs": [[...]]} by the names of the model's tensors     ->  a line {"output": ...}
-    npy       arrays behind one another, as numpy.save writes them               ->  likewise
+    npy       arrays after one another,  as numpy.save writes them               ->  likewise
 
 Requests are read no faster than they are answered: who writes into the pipe waits, and files are opened when there is
 room.  Nothing that is read runs code, and nothing is unpickled.

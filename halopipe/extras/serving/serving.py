@@ -321,7 +321,7 @@ class Serving:
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """Of the tensors of a request, targets behind inputs."""
+        """Of the tensors of a request, targets after inputs."""
         return self._structure.names
 
     def _tensors(self, inputs: Any, targets: Any) -> list[Tensor | None]:

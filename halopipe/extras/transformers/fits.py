@@ -152,7 +152,7 @@ def _bytes(fit: MemoryFit) -> dict[str, Any]:
 
 
 def find(transformer: str, on: str, devices: int, global_batch: int | None, options: WaysOptions) -> FitsReport:
-    """Whether a transformer's step fits on so many devices of a cluster.
+    """Whether a transformer's step fits on ``devices`` of a cluster.
 
     Args:
         global_batch: None: a sample a device.

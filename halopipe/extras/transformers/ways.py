@@ -387,7 +387,7 @@ def memory_text(memory: Memory, usable_bytes: float) -> str:
 
 
 def find(transformer: str, on: str, devices: int, global_batch: int | None, options: WaysOptions) -> WaysReport:
-    """The best ways of a transformer's step on so many devices of a cluster.
+    """The best ways of a transformer's step on ``devices`` of a cluster.
 
     Raises:
         UnknownNameError: there is no such transformer, cluster or kind of recomputation.

@@ -10,7 +10,7 @@ __all__ = ["collate", "make_ntuple", "quantize"]
 
 
 def make_ntuple(x: int | Sequence[int], ndim: int) -> tuple[int, ...]:
-    """``ndim`` numbers: those of ``x``, or ``x`` so many times.
+    """``ndim`` numbers: those of ``x``, or ``x`` repeated.
 
     Raises:
         ValueError: another number of them.

@@ -185,7 +185,7 @@ class CollectiveExchange(Exchange):
         return not self.receives and not self.sends
 
     def _silent(self) -> Arriving:
-        return Arriving(NO_MESSAGES, {}, None if self.is_local else self.wire.start({}, {}), None)
+        return Arriving(NO_MESSAGES, {}, None if self.is_local else self.peers.start({}, {}), None)
 
 
 def open_collectives(

@@ -1,7 +1,7 @@
 """Checkpoints of earlier releases, which kept the tensors of a rank as torch.distributed.checkpoint does.
 
     rank-0/.metadata        a pickle: where tensors lie
-    rank-0/__0_0.distcp     an archive of ``torch.save`` for each tensor, one behind another
+    rank-0/__0_0.distcp     an archive of ``torch.save`` for each tensor, one after another
 
 A pickle may name any function and call it.  Here it may name only what torch 2.13 writes there, and not even that is
 called: each name stands for a record of this module that remembers what it is given.

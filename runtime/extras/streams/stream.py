@@ -119,7 +119,7 @@ class RequestStream:
         self._runner = runner
         self._context = runner.context
         self._learn = learn
-        self._passes = partial(LocalStage.answer, training=setting.training, frozen=setting.frozen)
+        self._answer = partial(LocalStage.answer, training=setting.training, frozen=setting.frozen)
         self._executors = Recent[tuple[Specialization, int, bool], Executor]()
         self._offered: deque[_Offered] = deque()
         self._number = self._unflushed = 0
@@ -206,9 +206,10 @@ class RequestStream:
         """One that no batch is on its way in: those of like batches take turns."""
         key = (specialization, self._number % DEPTH, learns)
         if key not in self._executors:
-            passes = None if learns else self._passes
-            self._executors[key] = Executor(specialization, self._context, self._runner.finish, passes=passes)
-            self._executors[key].kept = self.setting.answers
+            run_forward = None if learns else self._answer
+            executor = Executor(specialization, self._context, self._runner.finish, run_forward=run_forward)
+            executor.kept = self.setting.answers
+            self._executors[key] = executor
         return self._executors[key]
 
 
@@ -218,7 +219,7 @@ def setting_of(context: RankContext, local_stages: Mapping[int, LocalStage]) -> 
     Raises:
         UnsupportedModelError: the captured graph does not make all that the module puts out.
     """
-    read = {name for local_stage in local_stages.values() for name in local_stage.program.inputs}
+    read = {name for local_stage in local_stages.values() for name in local_stage.passes.inputs}
     read |= {name for stage in local_stages for name in context.counted.get(stage, ())}
     reads = tuple(name for name in context.graph.inputs if name in read)
     return Setting(False, True, answers_of(context.model), statistics_of(context, local_stages), reads)

@@ -132,7 +132,7 @@ class _BlockedRun:
         self, segment: _Segment, num_samples: int, by_name: dict[str, object], division: BlockedDivision
     ) -> dict[str, Tensor]:
         block = division.blocks[segment.block or 0]
-        position = self._divided.wire.position
+        position = self._divided.peers.position
         values = [name for name in segment.function.inputs if name in block.wanted]
         pieces = self._fetched(segment, division, block, {name: _tensor(by_name[name]) for name in values})
         outputs: dict[str, Tensor] = {}
@@ -161,7 +161,7 @@ class _BlockedRun:
         if value in block.summed:
             outputs[value] = outputs[value] + tensor if value in outputs else tensor
             return
-        position = self._divided.wire.position
+        position = self._divided.peers.position
         made = tile.held(value)[position]
         owned = division.owned(value)[position]
         part = intersect(made, owned)
@@ -179,12 +179,12 @@ class _BlockedRun:
         """What this rank has of each value for all its tiles, and what it got of others: one exchange a value."""
         key = (id(division), segment.block or 0)
         if key not in self._exchanges:
-            wire = self._divided.wire
+            peers = self._divided.peers
             made = {}
             for value in by_name:
                 held = division.held(value)
                 wanted = block.wanted[value]
-                made[value] = wire.exchange(held, wanted, division.moves_to(value, wanted))
+                made[value] = peers.exchange(held, wanted, division.moves_to(value, wanted))
             self._exchanges[key] = division, made
         exchanges = self._exchanges[key][1]
         arriving = {value: exchanges[value].start(x) for value, x in by_name.items()}

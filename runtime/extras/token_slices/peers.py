@@ -104,7 +104,7 @@ class SlicePeers(PeerGroup):
         )
 
     def put(self, key: int, position: int, x: Tensor) -> dict[int, Tensor]:
-        """Keep what a slice has for those behind it; returns what all slices so far have."""
+        """Keep what a slice has for those after it; returns what all slices so far have."""
         if not key & 2 and self.microbatch != self._evaluated:  # in evaluation no backward says when it may go
             self._evaluated = self.microbatch
             self.values = {name: by_slice for name, by_slice in self.values.items() if name[1] & 2}
@@ -144,13 +144,13 @@ class SliceExchange(Exchange):
     position: int = 0
 
     def start(self, x: Tensor) -> Arriving:
-        kept = self._peers.put(self.key or 0, self.position, x)
+        kept = self._slice_peers.put(self.key or 0, self.position, x)
         return _There(
             tuple((box, narrowed(kept[src], cuts_of(box, self.of_slices[src]))) for src, box in self.receives)
         )
 
     def start_adjoint(self, gradients: Sequence[Tensor], like: Tensor) -> Arriving:
-        peers = self._peers
+        peers = self._slice_peers
         sums = peers.gradients.setdefault((peers.microbatch, self.key or 0), {})
         for (src, box), gradient in zip(self.receives, gradients, strict=True):
             if src not in sums and box == self.of_slices[src]:
@@ -163,10 +163,10 @@ class SliceExchange(Exchange):
         return _There(() if own is None else ((self.held, own),))
 
     @property
-    def _peers(self) -> SlicePeers:
-        if not isinstance(self.wire, SlicePeers):
+    def _slice_peers(self) -> SlicePeers:
+        if not isinstance(self.peers, SlicePeers):
             raise TypeError("an exchange between token slices is one of their stage's")
-        return self.wire
+        return self.peers
 
 
 def joined(axes: TokenAxes, value: str, pieces: Sequence[Piece], samples: int) -> Piece:

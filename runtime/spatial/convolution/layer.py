@@ -232,7 +232,7 @@ def _exchange_of_dy(
         if overlapped(part, held[position], wanted[position], received, settings) is None:
             return None
     key = shard.key(0)  # the adjoint of the input's exchange does not run
-    return Exchange.of(shard.wire, division.own, halo.reached, halo.moves, None if key is None else key | 1)
+    return Exchange.of(shard.peers, division.own, halo.reached, halo.moves, None if key is None else key | 1)
 
 
 def _window(shard: LayerShard, transposed: bool) -> ConvWindow:
@@ -265,8 +265,8 @@ def _is_whole(box: Box, shape: tuple[int, ...], first: int) -> bool:
 def _alone(shard: LayerShard, exchange: Exchange) -> Exchange:
     """Of an input without samples that was fetched already, with a dim for them."""
     box = (_BATCH, *exchange.wanted)
-    boxes = [box] * len(shard.wire.ranks)
-    return Exchange.of(shard.wire, boxes, boxes, ())
+    boxes = [box] * len(shard.peers.ranks)
+    return Exchange.of(shard.peers, boxes, boxes, ())
 
 
 def _of_filters(shard: LayerShard, name: str, tensor: Tensor | None, cuts: DimCuts) -> Any:

@@ -139,24 +139,24 @@ def _along(part: Interval, outputs: Interval, numbers: tuple[int, int, int, int]
         return None
     taps, made = (Interval(0, kernel), outputs) if is_main else _span(hits)
     before = part.start - (made.start * stride - padding + dilation * taps.start)  # rows that are read before the part
-    behind = (made.stop - 1) * stride - padding + dilation * (taps.stop - 1) + 1 - part.stop  # and behind it
+    after = (made.stop - 1) * stride - padding + dilation * (taps.stop - 1) + 1 - part.stop  # and after it
     skip_before = max(0, -before)
-    skip_behind = -behind if behind <= -stride else 0
+    skip_after = -after if after <= -stride else 0
     before = max(0, before)
-    behind = behind + skip_behind
-    extent = len(part) - skip_before - skip_behind
+    after = after + skip_after
+    extent = len(part) - skip_before - skip_after
     margin = before
     pad = (0, 0)
     rows = None
     computed = len(made)
-    if not behind <= before < behind + stride:  # equal zeros on both sides would not give these outputs
+    if not after <= before < after + stride:  # equal zeros on both sides would not give these outputs
         if is_main:
-            margin = before + stride * max(0, -((before - behind) // stride))
+            margin = before + stride * max(0, -((before - after) // stride))
             computed = (extent + 2 * margin - dilation * (len(taps) - 1) - 1) // stride + 1
             rows = ((margin - before) // stride, len(made))
         else:
-            margin = min(before, max(0, behind))
-            pad = (before - margin, max(0, behind) - margin)
+            margin = min(before, max(0, after))
+            pad = (before - margin, max(0, after) - margin)
     return _Along(
         margin,
         computed * len(taps),
@@ -165,7 +165,7 @@ def _along(part: Interval, outputs: Interval, numbers: tuple[int, int, int, int]
         _unless((taps.start, len(taps)), kernel),
         None if rows is None else _unless(rows, computed),
         _unless((made.start - outputs.start, len(made)), len(outputs)),
-        source_pad=(skip_before, skip_behind),
+        source_pad=(skip_before, skip_after),
         rows_pad=(0, 0) if rows is None else (rows[0], computed - rows[0] - len(made)),
     )
 
@@ -205,14 +205,14 @@ def _transposed_along(
         (read.stop - 1) * stride - padding + dilation * (taps.stop - 1) + 1,
     )
     before = max(0, outputs.start - made.start)  # too many before
-    behind = made.stop - outputs.stop  # and behind
+    after = made.stop - outputs.stop  # and after
     reached = Interval(made.start + before, min(made.stop, outputs.stop))
-    more = before - behind
+    more = before - after
     if 0 <= more < max(stride, dilation):
         margin = before
         reached = Interval(reached.start, outputs.stop)
     else:
-        margin = min(before, max(0, behind))
+        margin = min(before, max(0, after))
         more = 0
     computed = len(made) - 2 * margin + more
     rows = (before - margin, len(reached))

@@ -1,9 +1,9 @@
 """Op rules: how a layer kind's operator runs on this rank's part, one function a kind, in a module for each family.
 
-The list of them is ``_RULES``, by the names of ``planner.layers``; a module is loaded once a plan has a kind of its
-family.  A rule has
+The rule of a kind is the function ``run_<kind>`` in the module that is called like the kind's family in
+``planner.layers``; it is loaded once a plan has a kind of the family.  A rule has
 
-    rule(shard, op, arguments) -> result
+    run_<kind>(shard, op, arguments) -> result
 
     shard       the layer on this rank (:class:`runtime.spatial.layer_shard.LayerShard`)
     op          ``op(**arguments)`` calls the operator
@@ -35,39 +35,20 @@ from __future__ import annotations
 
 import functools
 import importlib
-from typing import cast
 
-from runtime.spatial.op_rules.generic import OpRule
+from planner.layers import kind
+from runtime.spatial.op_rules.generic import OpRule, run_on_reads
 
 __all__ = ["OpRule", "form"]
 
-_ANY_KIND = "generic.run_on_reads"
-_RULES = {
-    "adaptive_pool": "convolution.run_adaptive_pool",
-    "attention": "products.run_attention",
-    "batch_norm": "normalization.run_batch_norm",
-    "concat": "data_movement.run_concat",
-    "conv": "convolution.run_conv",
-    "embedding": "products.run_embedding",
-    "global_pool": "convolution.run_global_pool",
-    "layer_norm": "normalization.run_layer_norm",
-    "linear": "products.run_linear",
-    "loss": "elementwise.run_loss",
-    "lstm": "generic.run_whole_samples",  # samples are apart; other dims of what it makes are cut as the layout says
-    "opaque": "generic.run_whole_samples",
-    "pad": "data_movement.run_pad",
-    "pointwise": "elementwise.run_pointwise",
-    "pool": "convolution.run_pool",
-    "reshape": "data_movement.run_reshape",
-    "slice": "data_movement.run_slice",
-    "softmax": "normalization.run_softmax",
-    "transposed_conv": "convolution.run_transposed_conv",
-    "upsample": "data_movement.run_upsample",
-}
+_FAMILIES = ("convolution", "data_movement", "elementwise", "normalization", "products")
 
 
 @functools.cache
-def form(kind: str) -> OpRule:
-    """The rule for layers of ``kind``."""
-    family, _, function = _RULES.get(kind, _ANY_KIND).partition(".")
-    return cast(OpRule, getattr(importlib.import_module(f"{__name__}.{family}"), function))
+def form(name: str) -> OpRule:
+    """The rule for layers of the kind of that name."""
+    family = kind(name).__module__.rpartition(".")[2]
+    if family not in _FAMILIES:
+        return run_on_reads
+    rule: OpRule = getattr(importlib.import_module(f"{__name__}.{family}"), f"run_{name}", run_on_reads)
+    return rule

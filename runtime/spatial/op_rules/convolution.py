@@ -80,7 +80,7 @@ class _PoolWindow:
         return max(0, self.padding - self.outputs.start * self.stride)
 
     @property
-    def behind(self) -> int:
+    def after(self) -> int:
         """Rows of padding that the last output reads."""
         reach = (self.outputs.stop - 1) * self.stride - self.padding + self.dilation * (self.kernel - 1) + 1
         return max(0, reach - self.extent)
@@ -96,7 +96,7 @@ class _PoolWindow:
         rows = len(self.available) + 2 * padding - self.dilation * (self.kernel - 1) - 1
         made = (-(-rows // self.stride) if rounds_up else rows // self.stride) + 1
         if rounds_up and (made - 1) * self.stride >= len(self.available) + padding:
-            made -= 1  # a window must not begin in the padding behind the tensor
+            made -= 1  # a window must not begin in the padding after the tensor
         return made
 
     def divisors(self, counts_padding: bool) -> list[int]:
@@ -128,7 +128,7 @@ class _PoolCall:
     def of(cls, shard: LayerShard, arguments: dict[str, Any]) -> _PoolCall:
         windows = _windows(shard)
         is_average = "avg" in shard.operator
-        rounds_up = bool(arguments["ceil_mode"]) or any(window.behind and not window.before for window in windows)
+        rounds_up = bool(arguments["ceil_mode"]) or any(window.after and not window.before for window in windows)
         rounds_up = rounds_up and not is_average
         settings: dict[str, Any] = {
             "kernel_size": [window.kernel for window in windows],
@@ -139,7 +139,7 @@ class _PoolCall:
         if all(window.has_own_padding(rounds_up) for window in windows):
             settings["padding"] = [window.before for window in windows]
         else:
-            front = tuple(rows for window in reversed(windows) for rows in (window.before, window.behind))
+            front = tuple(rows for window in reversed(windows) for rows in (window.before, window.after))
             settings |= {"padding": [0] * len(windows), "ceil_mode": False}
         if not is_average:
             settings["dilation"] = [window.dilation for window in windows]
@@ -156,7 +156,7 @@ class _PoolCall:
         starts = [window.available.start for window in self.windows]
         if self.front:
             starts = [start - window.before for start, window in zip(starts, self.windows, strict=True)]
-        local = [len(w.available) + (w.before + w.behind if self.front else 0) for w in self.windows]
+        local = [len(w.available) + (w.before + w.after if self.front else 0) for w in self.windows]
         extents = [window.extent for window in self.windows]
         return self._cut(values), global_places(self._cut(places), local, starts, extents)
 
@@ -299,7 +299,7 @@ def _bin_maxima(x: Tensor, bins: Sequence[_Bins]) -> tuple[Tensor, Tensor]:
 
 
 def _rows_by_bin(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    """``x`` with the rows of each bin in a dim behind ``dim``."""
+    """``x`` with the rows of each bin in a dim after ``dim``."""
     return torch.unflatten(x.index_select(dim, index.flatten()), dim, index.shape)
 
 

@@ -115,7 +115,7 @@ class _SliceOutput:
 
 @on_operands
 def run_concat(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any]) -> Any:
-    """Concatenation and stacking: the parts of the inputs that lie in this rank's part, one behind the other.
+    """Concatenation and stacking: the parts of the inputs that lie in this rank's part, one after the other.
 
     Inputs that lie outside it are asked for nothing, and hang on the result all the same.
     """

@@ -18,7 +18,7 @@ from planner.layers.elementwise import ELEMENTS, PLACES, has_classes_apart
 from runtime.spatial.collectives import rows_among, start_sum, summed
 from runtime.spatial.empties import connected, connected_to_all, tensors_in
 from runtime.spatial.layer_shard import LayerShard, along, broadcast_part, gathered, within
-from runtime.spatial.op_rules.generic import on_operands
+from runtime.spatial.op_rules.generic import on_operands, run_whole_samples
 from runtime.stage.sample_weights import weight_of_targets
 from runtime.transport.small_allgather import Tell
 
@@ -29,6 +29,8 @@ _SUM = 2
 _CLASS = 1
 _BROADCAST_ARGUMENTS = ("weight", "pos_weight")
 """Arguments that a loss of elements broadcasts to the prediction."""
+
+run_opaque = run_whole_samples
 
 
 @on_operands

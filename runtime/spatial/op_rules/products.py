@@ -13,9 +13,11 @@ from planner.ir.box import Box, Interval
 from runtime.spatial.contraction import contract
 from runtime.spatial.empties import empty_like_done
 from runtime.spatial.layer_shard import LayerShard, along, broadcast_part, gathered, picked
-from runtime.spatial.op_rules.generic import on_operands, run_on_reads
+from runtime.spatial.op_rules.generic import on_operands, run_on_reads, run_whole_samples
 
 _HEAD_DIM = -3
+
+run_lstm = run_whole_samples  # samples are apart; other dims of what it makes are cut as the layout says
 
 
 def run_linear(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
@@ -73,7 +75,7 @@ def _looked_up(
 def run_attention(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any]) -> Any:
     """Scaled dot-product attention for this rank's queries: samples, heads, queries and features of values are apart.
 
-    All keys are read.  A causal mask lets query t see keys up to t, whichever part t lies in.  Keys behind the last
+    All keys are read.  A causal mask lets query t see keys up to t, whichever part t lies in.  Keys after the last
     query of a part are worth nothing to it and are left out, unless weights are dropped at random, which are numbered
     by all keys.
     """

@@ -1,9 +1,8 @@
 """Layers with dropout and its like, with the random numbers given to them.
 
-Each takes what torch's own operator takes, behind ``noise``, and computes the same; attention and recurrent layers are
-composed of operators without dropout.
-
-Random numbers of a given shape and distribution, made as torch's own operators make them.
+Each takes what torch's own operator takes, after ``noise``, and computes the same; attention and recurrent layers are
+composed of operators without dropout.  Random numbers of a shape and distribution are made as torch's own operators
+make them.
 """
 
 from __future__ import annotations

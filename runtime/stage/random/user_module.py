@@ -41,7 +41,7 @@ class _Expected:
 
     Attributes:
         index: of the draw, where the node draws more than once.
-        num_dims: dims behind these are 1; None: all are drawn.
+        num_dims: dims after these are 1; None: all are drawn.
         is_transposed: the kernel is given time first, the node samples.
     """
 

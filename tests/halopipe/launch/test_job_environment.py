@@ -172,8 +172,8 @@ def test_the_ranks_of_the_plans_hosts_run_on_the_jobs_hosts_in_order() -> None:
     made = decision(["n1/gpu0", "n0/gpu1"], ["n1/gpu1"])
     assert ranks_by_host(made) == {"n1": (0, 2), "n0": (1,)}
     on_hosts = [JobRank(0, 3, 0, 2, 0, 2), JobRank(1, 3, 1, 2, 0, 2), JobRank(2, 3, 0, 1, 1, 2)]
-    assert [each.rank_of(made) for each in on_hosts] == [0, 2, 1]
-    assert [JobRank(rank, 3, rank, 3).rank_of(made) for rank in range(3)] == [0, 1, 2]  # tried on one host
+    assert [each.planned_rank(made) for each in on_hosts] == [0, 2, 1]
+    assert [JobRank(rank, 3, rank, 3).planned_rank(made) for rank in range(3)] == [0, 1, 2]  # tried on one host
 
 
 def test_a_job_of_another_size_is_refused_with_both_numbers_and_the_commands() -> None:
@@ -185,7 +185,7 @@ def test_a_job_of_another_size_is_refused_with_both_numbers_and_the_commands() -
         JobRank(0, 2, over_mpi=True).require_size(made)
     assert caught.value.remedies[0] == "mpiexec -n 3 halopipe run PLAN"
     with pytest.raises(RankCountError, match="2 ranks on n0, host 0 of the job has 1") as caught:
-        JobRank(0, 3, 0, 1, 0, 2).rank_of(made)
+        JobRank(0, 3, 0, 1, 0, 2).planned_rank(made)
     assert "--nproc-per-node 2" in caught.value.remedies[0]
 
 

@@ -225,18 +225,18 @@ def test_a_host_that_does_not_come_is_planned_without_and_planned_with_again_whe
         }
 
     whole = _assigned(given, came("b", "a"))
-    assert (whole.plan, whole.rank_of) == (plan, {0: 0, 1: 1, 2: 2, 3: 3})
+    assert (whole.plan, whole.planned_ranks) == (plan, {0: 0, 1: 1, 2: 2, 3: 3})
     assert json.loads((tmp_path / "saved" / HOSTS).read_text()) == {"b": "n0", "a": "n1"}
     left = _assigned(given, came("a"))
     assert {name for stage in left.plan.decision.stages for name in stage.devices} <= {"n1/cpu2", "n1/cpu3"}
-    assert set(left.rank_of) <= {0, 1}
+    assert set(left.planned_ranks) <= {0, 1}
     assert load(tmp_path / "saved" / PLAN, Plan) == left.plan
     num_said = len(said)
     again = Replanner(plan, TWO_HOSTS, given.options, said.append)
     assert _assigned(again, came("a")) == left, "kept, not searched for again"
     assert said[num_said].startswith("another plan without n0/cpu0, n0/cpu1: ")
     back = _assigned(given, came("a", "b"))
-    assert (back.plan, back.rank_of) == (plan, {2: 0, 3: 1, 0: 2, 1: 3})
+    assert (back.plan, back.planned_ranks) == (plan, {2: 0, 3: 1, 0: 2, 1: 3})
 
 
 @pytest.mark.parametrize(("num_stages", "num_ranks"), [(3, 2), (2, 3)])

@@ -109,6 +109,21 @@ def test_where_the_search_finds_nothing_in_time_the_plan_in_force_is_cut_anew(
     assert check(found.plan, PROFILE) == ()
 
 
+def test_a_plan_whose_layers_are_divided_each_otherwise_is_not_cut_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = planned(PROFILE, fix=["*=replicas:3"])
+    layers = dict(before.decision.layers)
+    layers["l3"] = replace(layers["l3"], cuts={})  # every rank does all of it
+    inputs = replace(before.inputs, request=replace(before.inputs.request, fix=()))
+    mixed = replace(before, decision=replace(before.decision, layers=layers), inputs=inputs)
+
+    def nothing(*given: object, **named: object) -> Plan:
+        raise InfeasibleError("no plan found in time")
+
+    monkeypatch.setattr(solve, "solve", nothing)
+    with pytest.raises(InfeasibleError, match="no plan fits without n0/cpu1"):
+        replan(mixed, PROFILE, {"n0/cpu1": 0.0})
+
+
 def test_micro_batches_stay_unless_they_are_free() -> None:
     profile = made(1.0, 1.0, 1.0)
     asked = planned(profile, micro_batch=[1], schedules=["gpipe"])

@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from halopipe.training.optimizer_spec import make_optimizer_of, make_scheduler_of, parse_optimizer, parse_scheduler
-from halopipe.training.rank import Rank
+from halopipe.training.rank import JobMember
 from halopipe.training.session import Execution
 from halopipe.training.single_device import parameters_of
 from planner.ir.plan import Plan
@@ -72,10 +72,10 @@ def together(
             optimizer.recognise(parameters_of(twin, captured))
         context = RankContext(plan.decision, optimizer, model=captured, module=twin.module, transport=end, **own)
         context.activity = rank_heartbeat.activity
-        rank = Rank(plan, context)
-        rank.model, rank.engine = twin, Engine(context)
-        rank._stack.callback(end.close)
-        with rank_heartbeat, Execution(rank) as execution:
+        member = JobMember(plan, context)
+        member.model, member.engine = twin, Engine(context)
+        member._stack.callback(end.close)
+        with rank_heartbeat, Execution(member) as execution:
             return do(execution)
 
     return on_ranks(plan.decision.num_ranks, run, groups_of(plan.decision, original[1].graph))

@@ -22,7 +22,7 @@ from halopipe.run_spec.result import RunResult
 from halopipe.training import first_step, single_device
 from halopipe.training import rank as opening
 from halopipe.training.first_divergence import first_divergence
-from halopipe.training.rank import Rank, rank_of
+from halopipe.training.rank import JobMember, member_of
 from halopipe.training.reference import Reference
 from halopipe.training.single_device import IN_PARTS, WHOLE, make_reference, reference_of
 from planner.ir.errors import (
@@ -216,7 +216,7 @@ def test_a_module_that_runs_on_the_host_alone_is_told_with_its_line(monkeypatch:
     job = job_of()
     model = load_model(job.source)
     with pytest.raises(UnsupportedModelError, match="one device of type cuda cannot run the module") as caught:
-        reference_of(rank_of(job, 0), model, [(model.inputs, model.targets)], torch.device("cuda:0"))
+        reference_of(member_of(job, 0), model, [(model.inputs, model.targets)], torch.device("cuda:0"))
     assert caught.value.details[0] == "Expected all tensors to be on the same device, but found cuda:0 and cpu"
     assert "test_first_step.py:" in caught.value.details[1]
     assert any("--no-check-first-step" in remedy for remedy in caught.value.remedies)
@@ -294,7 +294,7 @@ def test_a_plan_that_computes_something_else_ends_before_its_second_step(
 
 
 def divergence(job: Job, model: Any, captured: Any) -> list[str]:
-    return first_divergence(rank_of(job, 0).context, model, captured, (model.inputs, model.targets), [])
+    return first_divergence(member_of(job, 0).context, model, captured, (model.inputs, model.targets), [])
 
 
 @pytest.mark.parametrize("name", ["plain", "dropping"])
@@ -380,18 +380,18 @@ def test_a_reference_that_nobody_leaves_is_not_waited_for_for_ever(monkeypatch: 
     assert there.skipped == "one device did not come to an end in 0.05 s"
 
 
-def told(number: int, of: Plan | None = None, **given: Any) -> Rank:
-    rank = rank_of(Job(of or plan(), RunOptions(), Path()), number)
-    rank.spelled = given.pop("spelled", rank.spelled)
-    rank.context = replace(rank.context, **given)
-    return rank
+def told(number: int, of: Plan | None = None, **given: Any) -> JobMember:
+    member = member_of(Job(of or plan(), RunOptions(), Path()), number)
+    member.spelled = given.pop("spelled", member.spelled)
+    member.context = replace(member.context, **given)
+    return member
 
 
-def agreed(mine: Rank, first: Rank, model: str = "plain", seed: int = 0) -> None:
+def agreed(mine: JobMember, first: JobMember, model: str = "plain", seed: int = 0) -> None:
     """Two ranks compare what they hold; the error of rank 1, which rank 0 raises too."""
     store, errors = dist.HashStore(), {}
 
-    def one(rank: int, each: Rank, captured: Any) -> None:
+    def one(rank: int, each: JobMember, captured: Any) -> None:
         each.store, each.context.model = store, captured
         try:
             each.agree()

@@ -25,7 +25,7 @@ from halopipe.run_spec.job import JOB, REFERENCE, Job, RankResult
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
 from halopipe.training import rank_device, shared_capture
-from halopipe.training.rank import Rank
+from halopipe.training.rank import JobMember
 from halopipe.training.rank_device import (
     DeviceAssignment,
     device_assignment_of,
@@ -264,8 +264,9 @@ def test_a_plan_for_what_is_not_here_is_refused_by_every_way_to_start_it(
         run_plan(there, RunOptions(steps=1))
     with pytest.raises(MissingDeviceError, match=f"rank 0 is to run on n0/{device}0"):  # hp.parallelize, halopipe serve
         ScriptRanks(Script(there, None, {"device": ""}, has_state=False), None, 60.0)
-    rank = Rank(there, RankContext(there.decision, lambda _: [], 1))  # hp.execute, torchrun, mpiexec: each for itself
-    with pytest.raises(MissingDeviceError, match=f"rank 1 is to run on n0/{device}1"), rank.opened(None, None):
+    # hp.execute, torchrun, mpiexec: each for itself
+    member = JobMember(there, RankContext(there.decision, lambda _: [], 1))
+    with pytest.raises(MissingDeviceError, match=f"rank 1 is to run on n0/{device}1"), member.opened(None, None):
         pytest.fail("it was opened")
 
 

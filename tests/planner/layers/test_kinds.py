@@ -23,13 +23,15 @@ from tests.planner.sparse_networks import SparseNetwork, classifier, segmenter
 def test_the_registry_has_every_class_of_every_family() -> None:
     home = Path(inspect.getfile(Kind)).parent
     texts = [path.read_text("utf-8") for path in home.glob("*.py")]
-    named = {name for text in texts for name in re.findall(r'\(Kind, name="(\w+)"\)', text)}
+    named = {name for text in texts for name in re.findall(r'\(Kind, name="(\w+)"', text)}
     assert list(kinds()) == sorted(named)
     with pytest.raises(UnknownNameError, match="no layer kind 'convolution'") as caught:
         kind("convolution")
     assert "conv" in caught.value.details[0]
     with pytest.raises(ValueError, match="there are two layer kinds 'conv'"):
-        type("Conv", (Kind,), {}, name="conv")
+        type("Conv", (Kind,), {}, name="conv", dims="space")
+    with pytest.raises(TypeError, match="dims"):
+        type("Shift", (Kind,), {}, name="shift")
 
 
 @pytest.mark.every_case

@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from planner.ir.errors import UnknownNameError, UnsupportedModelError
-from planner.ir.graph import Graph, Layer
-from planner.layers import check_samples_apart
+from planner.ir.graph import Graph, Layer, TensorSpec
+from planner.layers import check_samples_apart, kinds
 from profiler import LoadedModel, mean_of_squares
 from profiler.capture.graph import capture
 from profiler.capture.kinds import NO_RULES, Rules
+from profiler.capture.layers import output_names
 from profiler.source.losses import TrainedLoss
 
 IMAGE, SEQUENCE = (2, 4, 9, 9), (2, 5, 4)
@@ -356,6 +357,22 @@ def test_expansion_and_dims_of_extent_1() -> None:
     assert (told(pooled), pooled.outputs[0].dims) == ({"kept": (0, 1)}, ("sample", "channel"))
     squeezed = graph_of(lambda m, x: m.a(x).squeeze(1), a=nn.Conv2d(4, 1, 1)).by_name()["squeeze"]
     assert (told(squeezed), squeezed.outputs[0].dims) == ({"kept": (0, 2, 3)}, ("sample", "height", "width"))
+
+
+OF_OTHER_DIMS = {
+    "attention": ("sample", "head", "time", "feature"),
+    "linear": ("sample", "channel", "height", "feature"),
+    "segment": ("sample", "channel", "cell"),
+    **dict.fromkeys(("embedding", "loss", "lstm", "reshape", "segment_expand", "sparse_conv", "sparse_pool"), ()),
+}
+"""What a kind makes of an image whose dims are not called like those of the image."""
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("kind", kinds())
+def test_what_a_kind_makes_of_an_image_can_be_cut_along_its_height_but_for_those_that_say_otherwise(kind: str) -> None:
+    image = TensorSpec(NAMES, (2, 4, 6, 9), "float32")
+    assert output_names(kind, 4, (image,), {}) == OF_OTHER_DIMS.get(kind, NAMES)
 
 
 def test_names_stay_through_channels_last() -> None:

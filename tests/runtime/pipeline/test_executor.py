@@ -18,7 +18,7 @@ from runtime.monitor.activity import Activity
 from runtime.monitor.waits import START
 from runtime.pipeline.executor import StopBeforeStepError, clock_of
 from runtime.rank import NOTHING, SAVE, STOP
-from runtime.transport import InProcessTransport, Key
+from runtime.transport import InProcessTransport, MessageKey
 from tests.captures import capture
 from tests.halopipe.bombs import POISON
 from tests.runtime.engines import on_engines
@@ -86,15 +86,15 @@ class Recorded(InProcessTransport):
         super().__init__(*arguments)
         self.calls: list[str] = []
 
-    def post_receive(self, key: Key, source: int, specs: object) -> None:
+    def post_receive(self, key: MessageKey, source: int, specs: object) -> None:
         self.calls.append(f"post {key.kind}{key.microbatch}")
         super().post_receive(key, source, specs)
 
-    def receive(self, key: Key, source: int) -> tuple[torch.Tensor, ...]:
+    def receive(self, key: MessageKey, source: int) -> tuple[torch.Tensor, ...]:
         self.calls.append(f"take {key.kind}{key.microbatch}")
         return super().receive(key, source)
 
-    def send(self, key: Key, destination: int, tensors: object) -> None:
+    def send(self, key: MessageKey, destination: int, tensors: object) -> None:
         self.calls.append(f"send {key.kind}{key.microbatch}")
         super().send(key, destination, tensors)
 

@@ -164,24 +164,24 @@ class Sharing:
 
         def run(end: InProcessTransport) -> Part:
             torch.set_num_threads(1)
-            me, wire = end.rank, PeerGroup(end, tuple(range(self.num_ranks)))
+            me, peers = end.rank, PeerGroup(end, tuple(range(self.num_ranks)))
             given = Given(
                 {} if spec is None else {"map": partial(self.local, spec, me, inverse)},
                 {"segments": partial(self.segments, route, me)},
                 self.shares,
             )
-            shared = SharedSites({"neighbours": "map", "starts": "segments"}, wire)
+            shared = SharedSites({"neighbours": "map", "starts": "segments"}, peers)
             shared.at(MicrobatchShard(0, 1, 0, 1, sites=given))  # type: ignore[arg-type]
             form = shared.rule(node_of(target, (*(x for x, _ in tensors.values()), *rest)))
             assert form is not None
             parts = {name: self.part(x, where, me).requires_grad_(leaves) for name, (x, where) in tensors.items()}
             found = form(*parts.values(), *rest)
             out = found[0] if isinstance(found, tuple) else found
-            forward_bytes = wire.sent_bytes
+            forward_bytes = peers.sent_bytes
             if out.requires_grad:
                 out.backward(self.part(*dy, me))
             gradients = {name: part.grad for name, part in parts.items() if part.grad is not None}
-            return Part(out.detach(), gradients, forward_bytes, wire.sent_bytes - forward_bytes)
+            return Part(out.detach(), gradients, forward_bytes, peers.sent_bytes - forward_bytes)
 
         return on_ranks(self.num_ranks, run)
 

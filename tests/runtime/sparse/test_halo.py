@@ -202,16 +202,16 @@ def test_ranks_with_whole_samples_do_what_one_device_does_and_meet_nowhere(name:
     weight = drawn(len(found.neighbours), 3, 4, seed=2)
     out, gradients = one_device(_OPS.sparse_conv.default, {"x": x}, (weight, found.neighbours, found.reverse), dy)
     for position in (0, 1):
-        local, wire = sharing.local(spec, position, inverse), PeerGroup(None, (0, 1))  # type: ignore[arg-type]
+        local, peers = sharing.local(spec, position, inverse), PeerGroup(None, (0, 1))  # type: ignore[arg-type]
         assert local.halo.is_empty
         own = sharing.part(x, source, position).requires_grad_()
-        assert with_halo(own, local, wire) is own
-        y = shared_conv(own, weight, local, wire)
+        assert with_halo(own, local, peers) is own
+        y = shared_conv(own, weight, local, peers)
         y.backward(sharing.part(dy, target, position))
         assert torch.equal(y, sharing.part(out, target, position))
         assert torch.equal(own.grad, sharing.part(gradients["x"], source, position))
         with torch.autocast("cpu", torch.bfloat16):
-            assert shared_conv(own.detach().float(), weight.float(), local, wire).dtype == torch.bfloat16
+            assert shared_conv(own.detach().float(), weight.float(), local, peers).dtype == torch.bfloat16
 
 
 def test_a_layer_that_needs_no_input_gradient_sends_nothing_back() -> None:
@@ -219,11 +219,11 @@ def test_a_layer_that_needs_no_input_gradient_sends_nothing_back() -> None:
     found = geometry.map(spec)
 
     def run(end: InProcessTransport) -> tuple[int, bool]:
-        wire = PeerGroup(end, (0, 1))
+        peers = PeerGroup(end, (0, 1))
         x, weight = sharing.part(drawn(found.num_inputs, 2), (), end.rank), drawn(27, 2, 2).requires_grad_()
-        out = shared_conv(x, weight, sharing.local(spec, end.rank), wire)
-        sent_bytes = wire.sent_bytes
+        out = shared_conv(x, weight, sharing.local(spec, end.rank), peers)
+        sent_bytes = peers.sent_bytes
         out.sum().backward()
-        return wire.sent_bytes - sent_bytes, bool(weight.grad.any())
+        return peers.sent_bytes - sent_bytes, bool(weight.grad.any())
 
     assert on_ranks(2, run) == [(0, True), (0, True)]

@@ -64,8 +64,8 @@ class OneLayer:
         division = LayerDivision.of(self.layer, inputs, parameters, Placement(0, cuts, margin=margin), samples)
         whole = Division({self.layer.name: division}, len(division.own), samples)
         for position in range(len(division.own)):
-            wire = PeerGroup(SimpleNamespace(rank=position), tuple(range(len(division.own))))
-            step = LayerShard(wire, whole, division, wire.ranks, inputs_of=self._inputs_of())
+            peers = PeerGroup(SimpleNamespace(rank=position), tuple(range(len(division.own))))
+            step = LayerShard(peers, whole, division, peers.ranks, inputs_of=self._inputs_of())
             yield step, form(self.layer.kind)(step, self._operator(step), self._arguments(step))
 
     def whole(self) -> tuple[Tensor, ...]:

@@ -159,17 +159,17 @@ def run(one: Operator, division: LayerDivision, dy: Tensor) -> list[Ran]:
     stage = Division({"layer": division}, len(ranks), SAMPLES)
 
     def on_rank(end: InProcessTransport) -> Ran:
-        wire = PeerGroup(end, ranks)
-        step = LayerShard(wire, stage, division, ranks)
+        peers = PeerGroup(end, ranks)
+        step = LayerShard(peers, stage, division, ranks)
         boxes = [step.held(0), *(boxes[end.rank] for boxes in division.weights)]
         tensors = [
             leaf(each[slices(box, whole(each.shape))])
             for each, box in zip((one.x, one.weight, one.bias), boxes, strict=False)
         ]
         y = one.compute(step, *tensors, *[one.bias] * (3 - len(tensors)))
-        forward_bytes = wire.sent_bytes
+        forward_bytes = peers.sent_bytes
         y.backward(dy[slices(step.own, whole(dy.shape))] * float(step.is_first))
-        return Ran(y.detach(), [each.grad for each in tensors], boxes, forward_bytes, wire.sent_bytes)
+        return Ran(y.detach(), [each.grad for each in tensors], boxes, forward_bytes, peers.sent_bytes)
 
     return on_ranks(len(ranks), on_rank)
 
@@ -221,7 +221,7 @@ def test_what_others_keep_is_on_its_way_before_the_own_is_computed() -> None:
         calls: list[tuple[int, int]] = []
 
         def multiply(x: Tensor, weight: Tensor) -> Tensor:
-            calls.append((weight.shape[0], step.wire.num_messages))
+            calls.append((weight.shape[0], step.peers.num_messages))
             return F.linear(x, weight)
 
         x = one.x[slices(step.held(0), whole(one.x.shape))]
@@ -245,6 +245,6 @@ def test_nothing_is_sent_backward_where_nothing_wants_a_gradient() -> None:
         ]
         bias = parts[2].clone().requires_grad_()
         by_form(step, parts[0], parts[1], bias).sum().backward()
-        return bias.grad is not None, step.wire.num_messages
+        return bias.grad is not None, step.peers.num_messages
 
     assert on_ranks(2, on_rank) == [(True, 1)] * 2

@@ -50,11 +50,11 @@ def exchanged(
     count = len(owned)
 
     def run(transport: InProcessTransport) -> tuple[Tensor, Tensor, int]:
-        wire = PeerGroup(transport, tuple(range(count)))
-        exchange = Exchange.of(wire, held, wanted, moves_between(owned, held, wanted))
+        peers = PeerGroup(transport, tuple(range(count)))
+        exchange = Exchange.of(peers, held, wanted, moves_between(owned, held, wanted))
         mine = x[slices(held[transport.rank], whole(tuple(x.shape)))].clone().requires_grad_()
         found = redistribute(mine, exchange)
-        sent_bytes = wire.sent_bytes
+        sent_bytes = peers.sent_bytes
         found.backward(gradients[transport.rank])
         assert mine.grad is not None
         return found.detach(), mine.grad, sent_bytes
@@ -93,11 +93,11 @@ def test_memory_that_ranks_share_is_used_again_for_the_next_tensor(seed: int) ->
 
     def run(transport: SharedMemoryTransport) -> tuple[list[tuple[Tensor, Tensor]], int]:
         rank = transport.rank
-        wire = PeerGroup(transport, tuple(range(len(owned))))
-        exchange = Exchange.of(wire, held, wanted, moves_between(owned, held, wanted), 4)
+        peers = PeerGroup(transport, tuple(range(len(owned))))
+        exchange = Exchange.of(peers, held, wanted, moves_between(owned, held, wanted), 4)
         mine = [x[slices(held[rank], whole(shape))].clone().requires_grad_() for x in xs]
         found = [redistribute(each, exchange) for each in mine]
-        sent_bytes = wire.sent_bytes
+        sent_bytes = peers.sent_bytes
         for each, gradient in reversed(list(zip(found, gradients, strict=True))):
             each.backward(gradient[rank])
         return [(y.detach(), x.grad) for x, y in zip(mine, found, strict=True) if x.grad is not None], sent_bytes
@@ -138,10 +138,10 @@ def test_a_tensor_that_stays_where_it_is_is_not_copied() -> None:
     boxes = [(Interval(0, 2),), (Interval(2, 4),)]
 
     def run(transport: InProcessTransport) -> bool:
-        wire = PeerGroup(transport, (0, 1))
-        exchange = Exchange.of(wire, boxes, boxes, ())
+        peers = PeerGroup(transport, (0, 1))
+        exchange = Exchange.of(peers, boxes, boxes, ())
         x = torch.ones(2)
-        return exchange.is_local and redistribute(x, exchange) is x and not wire.num_messages
+        return exchange.is_local and redistribute(x, exchange) is x and not peers.num_messages
 
     assert on_ranks(2, run) == [True, True]
 
@@ -153,9 +153,9 @@ def test_ranks_of_a_stage_need_not_be_the_first_ones() -> None:
     def run(transport: InProcessTransport) -> list[float]:
         if transport.rank == 0:
             return []
-        wire = PeerGroup(transport, (2, 1))
-        exchange = Exchange.of(wire, held, wanted, moves_between(held, held, wanted))
-        x = torch.arange(4.0)[slices(held[wire.position], (Interval(0, 4),))]
+        peers = PeerGroup(transport, (2, 1))
+        exchange = Exchange.of(peers, held, wanted, moves_between(held, held, wanted))
+        x = torch.arange(4.0)[slices(held[peers.position], (Interval(0, 4),))]
         return redistribute(x, exchange).tolist()
 
     assert on_ranks(3, run) == [[], [1.0, 2.0, 3.0], [0.0, 1.0, 2.0]]

@@ -244,9 +244,9 @@ def test_what_cannot_be_evaluated_can_be_trained_and_says_so_when_it_is_evaluate
     assert alive() is None
     values = {"inputs": torch.ones(2, 4, dtype=torch.float64)}
     microbatch_shard = MicrobatchShard(0, 2, 0, 2)
-    local_stage.program.forward(microbatch_shard, values, 1.0)
+    local_stage.passes.forward(microbatch_shard, values, 1.0)
     with pytest.raises(UnsupportedModelError, match="randn_like"):
-        local_stage.program.evaluate(microbatch_shard, values)
+        local_stage.passes.evaluate(microbatch_shard, values)
 
 
 @pytest.mark.parametrize("name", ["pipedream", "pipedream-2bw"])
@@ -263,9 +263,9 @@ def test_only_the_program_says_what_a_stage_keeps() -> None:
     decision = recomputing(decide(captured.graph, ["group"], MICRO_BATCHES, schedule="forward"))
     (local_stage,) = builder(decision, captured).local_stages().values()
     x = torch.randn(2, 2, 4, 4, dtype=torch.float64)
-    outputs = local_stage.program.forward(MicrobatchShard(0, 2, 0, 2), {"inputs": x}, 1.0)
+    outputs = local_stage.passes.forward(MicrobatchShard(0, 2, 0, 2), {"inputs": x}, 1.0)
     assert not any(output.requires_grad for output in outputs.values())
-    assert local_stage.program.num_in_flight == 0
+    assert local_stage.passes.num_in_flight == 0
 
 
 class Noting(InProcessTransport):

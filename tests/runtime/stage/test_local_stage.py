@@ -31,7 +31,7 @@ def local_stage(log: Log, count: int = 1) -> LocalStage:
     """A stage of one linear layer whose optimiser only says that it stepped."""
     layer = nn.Linear(3, 2)
     parameters = dict(layer.named_parameters())
-    program = SimpleNamespace(
+    passes = SimpleNamespace(
         layer=layer,
         reset=lambda step: log.append("reset"),
         before_update=lambda: log.append("before"),
@@ -40,7 +40,7 @@ def local_stage(log: Log, count: int = 1) -> LocalStage:
     buckets = GradientBuckets(parameters.values(), log.start_sum, bucket_bytes=1)
     updates = Updates(frozenset(), buckets, optimizer, frozenset())
     return LocalStage(
-        program, (0, 1), (), (), (), (), parameters, {}, updates, lambda tensor: None, AccumulationStep(count)
+        passes, (0, 1), (), (), (), (), parameters, {}, updates, lambda tensor: None, AccumulationStep(count)
     )
 
 
@@ -50,7 +50,7 @@ def run_step(stage: LocalStage, log: Log) -> None:
     for microbatch in range(2):
         if microbatch == 1:
             stage.expect_last()
-        stage.program.layer(torch.ones(1, 3)).sum().backward()
+        stage.passes.layer(torch.ones(1, 3)).sum().backward()
         log.append("backward")
     stage.reduce_gradients()
     stage.update()
@@ -80,7 +80,7 @@ def test_a_forgotten_step_leaves_nothing_behind() -> None:
     stage = local_stage(log)
     stage.expect_last()
     stage.reset()
-    stage.program.layer(torch.ones(1, 3)).sum().backward()
+    stage.passes.layer(torch.ones(1, 3)).sum().backward()
     assert log == ["reset"]
     stage.reset()
     assert stage.gradients() == {}

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from runtime.stage.cut import StageFunction
 from runtime.stage.modes import MicrobatchShard, RunConfig
 from runtime.stage.random.streams import CounterRng
-from runtime.stage.stage import StageProgram
+from runtime.stage.stage import StagePasses
 
 F64 = torch.float64
 ONE_ROW = [MicrobatchShard(microbatch, 1, 0, 1) for microbatch in range(3)]
 
 
-def program(loss: bool = False, run_config: RunConfig | None = None) -> tuple[StageProgram, nn.Parameter]:
+def passes(loss: bool = False, run_config: RunConfig | None = None) -> tuple[StagePasses, nn.Parameter]:
     """y = w x + c and z = 2 x with received x, an integer c; the loss is the mean of w x."""
     weight = nn.Parameter(torch.tensor([2.0, 3.0], dtype=F64))
 
@@ -25,7 +25,7 @@ def program(loss: bool = False, run_config: RunConfig | None = None) -> tuple[St
 
     outputs = ("loss",) if loss else ("y", "z")
     stage = StageFunction(function, ("x", "c"), outputs, {"w": weight}, frozenset())
-    return StageProgram(stage, frozenset({"x", "c"}), "loss" if loss else None, run_config), weight
+    return StagePasses(stage, frozenset({"x", "c"}), "loss" if loss else None, run_config), weight
 
 
 X = {"x": torch.tensor([[1.0, 2.0]], dtype=F64), "c": torch.tensor([[1, 1]])}
@@ -34,7 +34,7 @@ GY, GZ = torch.tensor([[1.0, 10.0]], dtype=F64), torch.tensor([[100.0, 100.0]], 
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_backward_of_one_output_or_both(recompute: bool) -> None:
-    stage, weight = program(run_config=RunConfig(recompute=recompute))
+    stage, weight = passes(run_config=RunConfig(recompute=recompute))
     stage.forward(ONE_ROW[0], X, 1.0)
     stage.forward(ONE_ROW[1], X, 1.0)
     assert stage.backward(1, {"y": GY, "z": GZ})["x"].tolist() == [[202, 230]]
@@ -49,7 +49,7 @@ def test_a_gradient_that_is_a_part_of_a_larger_one_does_not_keep_that() -> None:
         return (torch.cat((x, large), 1),)
 
     stage_function = StageFunction(function, ("x", "large"), ("y",), {}, frozenset())
-    stage = StageProgram(stage_function, frozenset({"x", "large"}), None)
+    stage = StagePasses(stage_function, frozenset({"x", "large"}), None)
     stage.forward(ONE_ROW[0], {"x": torch.ones(1, 2), "large": torch.ones(1, 1000)}, 1.0)
     given = torch.arange(1002.0)[None]
     found = stage.backward(0, {"y": given})
@@ -60,7 +60,7 @@ def test_a_gradient_that_is_a_part_of_a_larger_one_does_not_keep_that() -> None:
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_no_gradient_at_all_gives_zeros(recompute: bool) -> None:
-    stage, weight = program(run_config=RunConfig(recompute=recompute))
+    stage, weight = passes(run_config=RunConfig(recompute=recompute))
     stage.forward(ONE_ROW[0], X, 1.0)
     assert stage.backward(0, {})["x"].tolist() == [[0, 0]]
     assert weight.grad is None
@@ -68,8 +68,8 @@ def test_no_gradient_at_all_gives_zeros(recompute: bool) -> None:
 
 
 def test_the_two_halves_make_the_whole() -> None:
-    whole, expected = program()
-    split, weight = program(run_config=RunConfig(split=frozenset({0, 1})))
+    whole, expected = passes()
+    split, weight = passes(run_config=RunConfig(split=frozenset({0, 1})))
     for stage in (whole, split):
         stage.forward(ONE_ROW[0], X, 1.0)
         stage.forward(ONE_ROW[1], X, 1.0)
@@ -83,7 +83,7 @@ def test_the_two_halves_make_the_whole() -> None:
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_loss_is_kept_by_micro_batch_and_weighted(recompute: bool) -> None:
-    stage, weight = program(loss=True, run_config=RunConfig(recompute=recompute))
+    stage, weight = passes(loss=True, run_config=RunConfig(recompute=recompute))
     for microbatch, share in ((1, 0.25), (0, 0.75)):
         assert stage.forward(ONE_ROW[microbatch], X, share) == {}
         stage.backward(microbatch, {})
@@ -93,7 +93,7 @@ def test_a_loss_is_kept_by_micro_batch_and_weighted(recompute: bool) -> None:
 
 @pytest.mark.parametrize("split", [False, True])
 def test_a_micro_batch_has_one_backward_for_its_input(split: bool) -> None:
-    stage, _ = program(run_config=RunConfig(split=frozenset({0}) if split else frozenset()))
+    stage, _ = passes(run_config=RunConfig(split=frozenset({0}) if split else frozenset()))
     backward = stage.backward_input if split else stage.backward
     assert not any(output.requires_grad for output in stage.forward(ONE_ROW[0], X, 1.0).values())
     backward(0, {"y": GY})
@@ -102,7 +102,7 @@ def test_a_micro_batch_has_one_backward_for_its_input(split: bool) -> None:
 
 
 def test_forward_alone_keeps_nothing() -> None:
-    stage, _ = program(run_config=RunConfig(trains=False))
+    stage, _ = passes(run_config=RunConfig(trains=False))
     x = X["x"].clone()
     alive = weakref.ref(x)
     assert stage.forward(ONE_ROW[0], {"x": x, "c": X["c"]}, 1.0)["y"].tolist() == [[3, 7]]
@@ -111,7 +111,7 @@ def test_forward_alone_keeps_nothing() -> None:
     assert stage.num_in_flight == 0
 
 
-def watched(run_config: RunConfig) -> tuple[StageProgram, list[weakref.ref]]:
+def watched(run_config: RunConfig) -> tuple[StagePasses, list[weakref.ref]]:
     """y = w sin(exp(x)), and what lives of each run's exp(x), which the backward of sin needs."""
     weight = nn.Parameter(torch.tensor(2.0, dtype=F64))
     made: list[weakref.ref] = []
@@ -122,7 +122,7 @@ def watched(run_config: RunConfig) -> tuple[StageProgram, list[weakref.ref]]:
         return (w * inside.sin(),)
 
     stage = StageFunction(function, ("x",), ("y",), {"w": weight}, frozenset())
-    return StageProgram(stage, frozenset({"x"}), None, run_config), made
+    return StagePasses(stage, frozenset({"x"}), None, run_config), made
 
 
 @pytest.mark.parametrize("halves", [False, True])
@@ -159,7 +159,7 @@ def test_outputs_that_are_made_again_are_not_kept_while_backward_runs() -> None:
         return (y,)
 
     stage = StageFunction(function, ("x",), ("y",), {"w": weight}, frozenset())
-    runs = StageProgram(stage, frozenset({"x"}), None, RunConfig(recompute=True))
+    runs = StagePasses(stage, frozenset({"x"}), None, RunConfig(recompute=True))
     runs.forward(ONE_ROW[0], X, 1.0)
     runs.backward(0, {"y": GY})
     assert alive == [False]
@@ -177,7 +177,7 @@ def test_values_of_any_kind_pass_through() -> None:
         return x, x.detach() * 3, where & (x > 1), torch.where(where, w * x, x)
 
     stage = StageFunction(function, ("x", "where"), ("a", "b", "c", "d"), {"w": weight}, frozenset())
-    runs = StageProgram(stage, frozenset({"x", "where"}), None)
+    runs = StagePasses(stage, frozenset({"x", "where"}), None)
     where = torch.tensor([[True, True]])
     outputs = runs.forward(ONE_ROW[0], {"x": X["x"], "where": where}, 1.0)
     assert outputs["c"].tolist() == [[False, True]]
@@ -186,7 +186,7 @@ def test_values_of_any_kind_pass_through() -> None:
     assert weight.grad.tolist() == [1, 20]
 
 
-def counting(run_config: RunConfig) -> tuple[StageProgram, Tensor]:
+def counting(run_config: RunConfig) -> tuple[StagePasses, Tensor]:
     """y = w x n, after n, a buffer, has been raised by one."""
     weight, count = nn.Parameter(torch.ones(2, dtype=F64)), torch.zeros((), dtype=F64)
 
@@ -194,7 +194,7 @@ def counting(run_config: RunConfig) -> tuple[StageProgram, Tensor]:
         return (w * x * n.add_(1).clone(),)
 
     stage = StageFunction(function, ("x",), ("y",), {"w": weight, "n": count}, frozenset({"n"}))
-    return StageProgram(stage, frozenset({"x"}), None, run_config), count
+    return StagePasses(stage, frozenset({"x"}), None, run_config), count
 
 
 def test_recompute_writes_no_buffer_twice_and_sees_it_as_forward_did() -> None:
@@ -230,7 +230,7 @@ def test_sizes_are_given_in_order_and_what_runs_is_told_before_each_run() -> Non
 
     stage = StageFunction(function, ("x",), ("y",), {}, frozenset(), ("time", "points"))
     draw = Noted(7)
-    runs = StageProgram(stage, frozenset({"x"}), None, RunConfig(recompute=True), rng=draw)
+    runs = StagePasses(stage, frozenset({"x"}), None, RunConfig(recompute=True), rng=draw)
     assert runs.sizes == ("time", "points")
     runs.reset(step=3)
     microbatch_shard = MicrobatchShard(0, 1, 2, 5, (10, 7))
@@ -250,7 +250,7 @@ def test_autocast_lowers_what_it_lowers_and_parameters_stay() -> None:
     gradients = []
     for recompute in (False, True):
         weight.grad = None
-        runs = StageProgram(stage, frozenset({"x"}), None, RunConfig(recompute=recompute, autocast=torch.bfloat16))
+        runs = StagePasses(stage, frozenset({"x"}), None, RunConfig(recompute=recompute, autocast=torch.bfloat16))
         outputs = runs.forward(ONE_ROW[0], {"x": torch.ones(1, 2)}, 1.0)
         assert {name: output.dtype for name, output in outputs.items()} == {"y": torch.bfloat16, "z": torch.float32}
         found = runs.backward(0, {"y": torch.ones(1, 3, dtype=torch.bfloat16)})

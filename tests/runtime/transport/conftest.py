@@ -19,7 +19,7 @@ from runtime.transport import (
     ChannelTransport,
     Hub,
     InProcessTransport,
-    Key,
+    MessageKey,
     Transport,
     open_gloo,
     open_mpi,
@@ -40,15 +40,15 @@ MIXED = (
 )
 
 
-def key(microbatch: int = 3, step: int = 4, kind: str = "F") -> Key:
-    return Key(step, kind, 0, 1, microbatch)
+def key(microbatch: int = 3, step: int = 4, kind: str = "F") -> MessageKey:
+    return MessageKey(step, kind, 0, 1, microbatch)
 
 
 def specs_of(*tensors: torch.Tensor) -> list[Spec]:
     return [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
 
 
-def deliver(transport: Transport, name: Key, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+def deliver(transport: Transport, name: MessageKey, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """From rank 0 to rank 1."""
     if transport.rank == 0:
         transport.send(name, 1, tensors)

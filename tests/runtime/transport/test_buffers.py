@@ -16,7 +16,7 @@ from planner.ir.program import ALONE_BYTES, Message, Part, Program
 from planner.ir.schedule import Action, Edge, StageGraph
 from runtime.pipeline.p2p import P2PMailbox
 from runtime.pipeline.routing import FORWARD, MessageSlice
-from runtime.transport import Key
+from runtime.transport import MessageKey
 from runtime.transport.base import Deadline
 from runtime.transport.frame import Frame, layout_of, tag, unpack
 from runtime.transport.gloo import Peer
@@ -62,18 +62,18 @@ def ends() -> tuple[Peer, Peer]:
     return Peer(left, Works(0), 1), Peer(right, Works(1), 0)
 
 
-def deliver(source: Peer, target: Peer, key: Key, tensor: torch.Tensor) -> torch.Tensor:
+def deliver(source: Peer, target: Peer, key: MessageKey, tensor: torch.Tensor) -> torch.Tensor:
     target.post_receive(key, [(tuple(tensor.shape), tensor.dtype)])
     source.send(key, [tensor])
     return target.receive(key, Deadline(1.0))[0]
 
 
-def forward(microbatch: int) -> Key:
-    return Key(0, "F", 0, 1, microbatch)
+def forward(microbatch: int) -> MessageKey:
+    return MessageKey(0, "F", 0, 1, microbatch)
 
 
-def backward(microbatch: int) -> Key:
-    return Key(0, "B", 1, 0, microbatch)
+def backward(microbatch: int) -> MessageKey:
+    return MessageKey(0, "B", 1, 0, microbatch)
 
 
 @pytest.mark.parametrize("tensor", [SMALL, LARGE])
@@ -154,7 +154,7 @@ BOX = whole(SHAPE)
 
 
 class End:
-    """As a transport, one end of the wire between two ranks."""
+    """As a transport, one end of the line between two ranks."""
 
     def __init__(self, rank: int, peer: Peer) -> None:
         self.rank, self._peer = rank, peer
@@ -243,7 +243,7 @@ def test_a_step_forgets_what_came_in_the_last_one_and_was_not_taken():
     assert (there.num_left, here.num_left) == (0, 0)
 
 
-KEY = Key(4, "F", 0, 1, 3)
+KEY = MessageKey(4, "F", 0, 1, 3)
 SPECS = [((2, 3), torch.float32), ((), torch.int64)]
 
 
@@ -263,7 +263,7 @@ def test_a_flip_of_any_bit_of_the_header_is_noticed():
 
 def test_tags_of_different_keys_differ_and_fit_31_bits():
     ranges = ((0, 3), "AFBZ", (0, 1, 127), (0, 1, 127), (0, 1, 1023))
-    tags = [tag(Key(*fields)) for fields in itertools.product(*ranges)]
+    tags = [tag(MessageKey(*fields)) for fields in itertools.product(*ranges)]
     assert len(set(tags)) == len(tags)
     assert min(tags) >= 1 << 26
     assert max(tags) < 27 << 26 < 2**31
@@ -272,11 +272,11 @@ def test_tags_of_different_keys_differ_and_fit_31_bits():
 @pytest.mark.parametrize(
     ("key", "complaint"),
     [
-        (Key(0, "f", 0, 0, 0), "the kind is 'f', expected one letter from A to Z"),
-        (Key(0, "FB", 0, 0, 0), "the kind is 'FB'"),
-        (Key(0, "F", 128, 0, 0), "src_stage is 128, expected 0 to 127"),
-        (Key(0, "F", 0, -1, 0), "dst_stage is -1, expected 0 to 127"),
-        (Key(0, "F", 0, 0, 1024), "microbatch is 1024, expected 0 to 1023"),
+        (MessageKey(0, "f", 0, 0, 0), "the kind is 'f', expected one letter from A to Z"),
+        (MessageKey(0, "FB", 0, 0, 0), "the kind is 'FB'"),
+        (MessageKey(0, "F", 128, 0, 0), "src_stage is 128, expected 0 to 127"),
+        (MessageKey(0, "F", 0, -1, 0), "dst_stage is -1, expected 0 to 127"),
+        (MessageKey(0, "F", 0, 0, 1024), "microbatch is 1024, expected 0 to 1023"),
     ],
 )
 def test_a_key_that_fits_no_tag_is_refused(key, complaint):

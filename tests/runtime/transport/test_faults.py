@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from planner.ir.errors import DeadlineError, TransportError
-from runtime.transport import Hub, Key
+from runtime.transport import Hub, MessageKey
 from tests.runtime.transport.conftest import key, specs_of
 
 LATE_S = 20.0
@@ -142,7 +142,7 @@ def test_a_killed_process_is_named_by_everybody_who_waits_for_it(run):
             time.sleep(0.1)
             os._exit(9)
         transport.post_receive(key(), 1, [((2,), torch.float32)])
-        transport.send(Key(4, "B", 1, 0, 0), 1, [torch.ones(2)])
+        transport.send(MessageKey(4, "B", 1, 0, 0), 1, [torch.ones(2)])
         for act in (
             lambda: transport.receive(key(), 1),
             transport.flush,

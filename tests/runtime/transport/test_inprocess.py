@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from planner.ir.errors import DeadlineError, WorkerError
-from runtime.transport import Hub, InProcessTransport, Key, Transport
+from runtime.transport import Hub, InProcessTransport, MessageKey, Transport
 from tests.runtime.transport.conftest import Program, run_in_threads
 
 SPECS = [((2,), torch.float32)]
 
 
-def key(microbatch: int) -> Key:
-    return Key(0, "F", 0, 1, microbatch)
+def key(microbatch: int) -> MessageKey:
+    return MessageKey(0, "F", 0, 1, microbatch)
 
 
 def errors_of(hub: Hub, program: Program) -> list[str]:
@@ -33,8 +33,8 @@ def errors_of(hub: Hub, program: Program) -> list[str]:
 def test_ranks_that_wait_for_one_another_are_told_at_once_with_the_chain_of_waits():
     def program(transport):
         peer = (transport.rank + 1) % 3
-        transport.post_receive(Key(1, "B", peer, transport.rank, 2), peer, SPECS)
-        transport.receive(Key(1, "B", peer, transport.rank, 2), peer)
+        transport.post_receive(MessageKey(1, "B", peer, transport.rank, 2), peer, SPECS)
+        transport.receive(MessageKey(1, "B", peer, transport.rank, 2), peer)
 
     for rank, text in enumerate(errors_of(Hub(3), program)):
         assert f"rank {rank} waits for rank {(rank + 1) % 3} forever" in text
@@ -45,10 +45,10 @@ def test_ranks_that_wait_for_one_another_are_told_at_once_with_the_chain_of_wait
 def test_sends_before_receives_stall_under_rendezvous_and_pass_without():
     def program(transport):
         peer = 1 - transport.rank
-        name = Key(0, "F", transport.rank, peer, 0)
+        name = MessageKey(0, "F", transport.rank, peer, 0)
         transport.send(name, peer, [torch.ones(2)])
         transport.flush()
-        back = Key(0, "F", peer, transport.rank, 0)
+        back = MessageKey(0, "F", peer, transport.rank, 0)
         transport.post_receive(back, peer, SPECS)
         transport.receive(back, peer)
 
@@ -62,8 +62,8 @@ def test_a_message_wakes_the_rank_that_waits_for_it():
 
     def program(transport):
         peer = 1 - transport.rank
-        sent = [Key(0, "F", transport.rank, peer, number) for number in range(20)]
-        expected = [Key(0, "F", peer, transport.rank, number) for number in range(20)]
+        sent = [MessageKey(0, "F", transport.rank, peer, number) for number in range(20)]
+        expected = [MessageKey(0, "F", peer, transport.rank, number) for number in range(20)]
         for each in expected:
             transport.post_receive(each, peer, SPECS)
         announced.wait()

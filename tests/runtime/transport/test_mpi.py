@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from planner.ir.errors import DeadlineError, TransportError
-from runtime.transport import Key, mpi_requests, open_mpi
+from runtime.transport import MessageKey, mpi_requests, open_mpi
 from runtime.transport.mpi_requests import MpiWire, load_mpi, meet
 from runtime.transport.mpi_requests import _leave as leave
 from tests.forks import forked, places_in_mpi
 
 over_mpi = pytest.mark.parametrize("run", ["mpi"], indirect=True)
 DEADLINE_S = 20.0
-KEY = Key(4, "F", 0, 1, 3)
+KEY = MessageKey(4, "F", 0, 1, 3)
 
 
 @over_mpi
@@ -57,7 +57,7 @@ def test_a_rank_leaves_at_once_with_messages_that_nobody_takes_and_none_that_com
     def program(transport):
         large = torch.ones(4_000_000)
         transport.post_receive(KEY, 1 - transport.rank, [((2,), torch.float32)])
-        transport.send(Key(4, "F", 1, 0, 3), 1 - transport.rank, [large])
+        transport.send(MessageKey(4, "F", 1, 0, 3), 1 - transport.rank, [large])
         start_s = time.monotonic()
         transport.close()
         del transport, large

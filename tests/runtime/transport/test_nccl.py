@@ -12,7 +12,7 @@ from planner.ir.box import Interval
 from planner.ir.errors import TransportError
 from planner.ir.program import Message, Part, Program
 from planner.ir.schedule import Action, Edge, StageGraph
-from runtime.transport import Channel, ChannelTransport, Key, channels_of, open_nccl
+from runtime.transport import Channel, ChannelTransport, MessageKey, channels_of, open_nccl
 from runtime.transport.base import join
 
 from .conftest import run_in_processes
@@ -21,8 +21,8 @@ DEADLINE_S = 20.0
 SPECS = [((2, 3), torch.float32)]
 
 
-def key(microbatch: int) -> Key:
-    return Key(0, "F", 0, 1, microbatch)
+def key(microbatch: int) -> MessageKey:
+    return MessageKey(0, "F", 0, 1, microbatch)
 
 
 def test_the_edges_of_a_program_are_its_sends_by_pair_of_ranks():
@@ -62,8 +62,8 @@ def test_a_message_of_an_edge_that_was_not_declared_is_refused(run):
     def program(transport):
         peer = 1 - transport.rank
         for act in (
-            lambda: transport.post_receive(Key(0, "F", 5, 6, 0), peer, SPECS),
-            lambda: transport.send(Key(0, "F", 5, 6, 0), peer, []),
+            lambda: transport.post_receive(MessageKey(0, "F", 5, 6, 0), peer, SPECS),
+            lambda: transport.send(MessageKey(0, "F", 5, 6, 0), peer, []),
         ):
             with pytest.raises(TransportError, match="belongs to no channel"):
                 act()
@@ -79,7 +79,7 @@ def test_messages_between_hosts_need_no_channel_and_no_order(tmp_path):
         return join("gloo", rank, world_size, dist.FileStore(str(store), world_size), 20.0, make)
 
     def program(transport):
-        keys = [Key(turn, "H", 0, 0, 0) for turn in range(2)]
+        keys = [MessageKey(turn, "H", 0, 0, 0) for turn in range(2)]
         if transport.rank == 0:
             for number, each in enumerate(keys):
                 transport.send(each, 1, [torch.full((2, 3), float(number))])
@@ -108,14 +108,14 @@ def test_messages_and_sums_over_nccl(tmp_path):
         for microbatch in range(4):
             value = torch.full((2, 300_000), float(microbatch), device=device)
             if transport.rank == 0:
-                transport.post_receive(Key(0, "B", 1, 0, microbatch), 1, [((2, 300_000), torch.float32)])
+                transport.post_receive(MessageKey(0, "B", 1, 0, microbatch), 1, [((2, 300_000), torch.float32)])
                 transport.send(key(microbatch), 1, [value])
-                (came,) = transport.receive(Key(0, "B", 1, 0, microbatch), 1)
+                (came,) = transport.receive(MessageKey(0, "B", 1, 0, microbatch), 1)
                 assert torch.equal(came, value + 1)
             else:
                 transport.post_receive(key(microbatch), 0, [((2, 300_000), torch.float32)])
                 (came,) = transport.receive(key(microbatch), 0)
-                transport.send(Key(0, "B", 1, 0, microbatch), 0, [came + 1])
+                transport.send(MessageKey(0, "B", 1, 0, microbatch), 0, [came + 1])
         transport.flush()
         total = torch.ones(5, device=device)
         pending = transport.start_sum(total, (0, 1))

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from cuda_ops.memory import available, install
 from planner.ir.errors import DeadlineError, OutOfMemoryError, TransportError
-from runtime.transport import Key, open_named
+from runtime.transport import MessageKey, open_named
 from runtime.transport.segments import SharedSegments
 from runtime.transport.shared_memory import IN_PARTS_BYTES
 from tests.runtime.transport.conftest import run_in_processes
@@ -24,8 +24,8 @@ SPEC = [((1000,), torch.float32)]
 pytestmark = pytest.mark.parametrize("run", ["shared"], indirect=True)
 
 
-def key(number: int, step: int = 0) -> Key:
-    return Key(step, "F", 0, 1, number)
+def key(number: int, step: int = 0) -> MessageKey:
+    return MessageKey(step, "F", 0, 1, number)
 
 
 def test_a_block_comes_back_when_the_last_tensor_of_its_message_is_gone(run):

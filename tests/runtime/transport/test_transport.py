@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from planner.ir.errors import TransportError
-from runtime.transport import ChannelTransport, GlooTransport, Key
+from runtime.transport import ChannelTransport, GlooTransport, MessageKey
 from runtime.transport.hosts import MixedTransport
 from runtime.transport.mpi import PAIR_SUM_BYTES, SUM_BYTES
 from runtime.transport.shared_memory import IN_PARTS_BYTES
@@ -81,7 +81,12 @@ def a_message_is_what_it_was_when_sent(transport):
 def messages_are_matched_by_key_not_by_order(transport):
     if isinstance(transport, ChannelTransport):
         return
-    names = [*(key(microbatch) for microbatch in range(4)), key(0, step=5), key(0, kind="B"), Key(4, "F", 1, 0, 0)]
+    names = [
+        *(key(microbatch) for microbatch in range(4)),
+        key(0, step=5),
+        key(0, kind="B"),
+        MessageKey(4, "F", 1, 0, 0),
+    ]
     tensors = [torch.full((10 + 10 * number,), float(number)) for number in range(len(names))]  # later ones larger
     for announced_first in (True, False):
         if transport.rank == 0:
@@ -100,7 +105,7 @@ def messages_are_matched_by_key_not_by_order(transport):
 @ranks(2)
 def messages_of_an_edge_keep_their_order_and_edges_overtake(transport):
     names = [*(key(microbatch) for microbatch in range(4)), key(0, step=5)]
-    others = [Key(4, "B", 0, 1, 0), Key(4, "F", 1, 0, 0)]
+    others = [MessageKey(4, "B", 0, 1, 0), MessageKey(4, "F", 1, 0, 0)]
     tensors = {name: torch.full((10 + 10 * number,), float(number)) for number, name in enumerate(names + others)}
     if transport.rank == 0:
         for name in [*others, *names]:
@@ -141,12 +146,12 @@ def many_messages_are_in_flight_among_four_ranks(transport):
     others = [rank for rank in WORLD if rank != transport.rank]
     pairs = [(peer, microbatch) for microbatch in range(50) for peer in others]
     for peer, microbatch in pairs:
-        transport.post_receive(Key(0, "F", peer, transport.rank, microbatch), peer, [((3,), torch.int64)])
+        transport.post_receive(MessageKey(0, "F", peer, transport.rank, microbatch), peer, [((3,), torch.int64)])
     for peer, microbatch in pairs:
         value = torch.tensor([transport.rank, peer, microbatch])
-        transport.send(Key(0, "F", transport.rank, peer, microbatch), peer, [value])
+        transport.send(MessageKey(0, "F", transport.rank, peer, microbatch), peer, [value])
     for peer, microbatch in pairs:
-        (came,) = transport.receive(Key(0, "F", peer, transport.rank, microbatch), peer)
+        (came,) = transport.receive(MessageKey(0, "F", peer, transport.rank, microbatch), peer)
         assert came.tolist() == [peer, transport.rank, microbatch]
 
 
@@ -154,12 +159,12 @@ def many_messages_are_in_flight_among_four_ranks(transport):
 def large_messages_go_in_both_directions_at_once(transport):
     others = [rank for rank in range(3) if rank != transport.rank]
     for peer in others:
-        transport.post_receive(Key(0, "F", peer, transport.rank, 0), peer, [((1000, 50), torch.float32)])
+        transport.post_receive(MessageKey(0, "F", peer, transport.rank, 0), peer, [((1000, 50), torch.float32)])
     for peer in others:
         value = torch.full((1000, 50), 10.0 * transport.rank + peer)
-        transport.send(Key(0, "F", transport.rank, peer, 0), peer, [value])
+        transport.send(MessageKey(0, "F", transport.rank, peer, 0), peer, [value])
     for peer in others:
-        (came,) = transport.receive(Key(0, "F", peer, transport.rank, 0), peer)
+        (came,) = transport.receive(MessageKey(0, "F", peer, transport.rank, 0), peer)
         assert came.unique().tolist() == [10.0 * peer + transport.rank]
 
 

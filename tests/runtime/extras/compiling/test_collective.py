@@ -46,17 +46,17 @@ def test_random_exchanges_equal_those_by_messages(tmp_path):
             if stage not in collectives:
                 continue
             x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-            wires = (
+            groups = (
                 PeerGroup(transport, STAGES[stage]),
                 CollectivePeerGroup(collectives[stage], STAGES[stage]),
             )
-            position, moves = wires[0].position, moves_between(owned, held, wanted)
-            plain, joint = Exchange.of(wires[0], held, wanted, moves), wires[1].exchange(held, wanted, moves)
+            position, moves = groups[0].position, moves_between(owned, held, wanted)
+            plain, joint = Exchange.of(groups[0], held, wanted, moves), groups[1].exchange(held, wanted, moves)
             mine = x[slices(held[position], whole(shape))]
             gradient = torch.randn([len(i) for i in wanted[position]], dtype=torch.float64)
             for one, other in zip(found(plain, mine, gradient), found(joint, mine, gradient), strict=True):
                 assert torch.equal(one, other)
-            assert wires[0].sent_bytes == wires[1].sent_bytes
+            assert groups[0].sent_bytes == groups[1].sent_bytes
             num_silent += bool(moves) and not joint.receives and not joint.sends
         return num_silent
 
@@ -106,9 +106,9 @@ def test_a_peer_that_is_gone_is_an_error(tmp_path):
         transport.barrier()  # rank 0 has connected, too
         if transport.rank == 1:
             return None
-        wire = CollectivePeerGroup(stage, (0, 1))
+        peers = CollectivePeerGroup(stage, (0, 1))
         wanted = [(Interval(0, 3),), (Interval(1, 4),)]
-        exchange = wire.exchange(ends, wanted, moves_between(ends, ends, wanted))
+        exchange = peers.exchange(ends, wanted, moves_between(ends, ends, wanted))
         with pytest.raises(TransportError, match="rank 0 lost one of the ranks"):
             exchange.start(torch.ones(2)).wait()
         return True

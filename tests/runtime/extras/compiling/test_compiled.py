@@ -76,9 +76,9 @@ def alone(samples):
 class Divided:
     """The net and its loss on one rank of two; layers from ``second`` on are cut by ``late``."""
 
-    def __init__(self, wire, late=UNEVEN):
+    def __init__(self, peers, late=UNEVEN):
         _, captured = model()
-        self.graph, self.wire = captured.graph, wire
+        self.graph, self.peers = captured.graph, peers
         names = [layer.name for layer in self.graph.layers]
         is_late = names.index("second")
         decision = SimpleNamespace(
@@ -86,7 +86,7 @@ class Divided:
             layers_of=lambda stage: names,
             stages=[SimpleNamespace(ranks=(0, 1), blocks=())],
         )
-        self.stage = DividedStage(captured, names, wire, DeferredGradients())
+        self.stage = DividedStage(captured, names, peers, DeferredGradients())
         cut = StageCut(captured, frozenset(names), (self.graph.loss,))
         self.function = cut.function(self.stage.rule(lambda node: None))
         self.divisions = {samples: Division.of(self.graph, decision, 0, samples) for samples in (2, 4)}
@@ -98,7 +98,7 @@ class Divided:
         self.stage.at(MicrobatchShard(0, samples, 0, samples, (), self.now))
         values = dict(zip(self.graph.inputs, batch(samples), strict=True))
         mine = [
-            values[name][slices(self.now.held(name)[self.wire.position], whole(tuple(values[name].shape)))]
+            values[name][slices(self.now.held(name)[self.peers.position], whole(tuple(values[name].shape)))]
             for name in function.inputs
         ]
         state = {

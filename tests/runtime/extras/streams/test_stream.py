@@ -22,7 +22,7 @@ from runtime.engine import Engine
 from runtime.extras.streams.stream import DEPTH, LEAD, Answered
 from runtime.numerics.finite import OnNan
 from runtime.pipeline.routing import Piece, assemble
-from runtime.transport import InProcessTransport, Key
+from runtime.transport import InProcessTransport, MessageKey
 from runtime.transport.frame import tag
 from tests.captures import capture
 from tests.runtime import test_local_losses
@@ -262,7 +262,7 @@ def test_a_rank_waits_for_its_readers_before_a_transport_takes_messages_of_two_b
 
     waited = [number // LEAD for number in range(1, 7)]
     assert on_engines(own, decision, work, transport=Waiting, answers=True) == [waited, waited]
-    assert len({tag(Key(step, "F", 0, 1, 0)) for step in range(DEPTH + LEAD)}) == DEPTH + LEAD
+    assert len({tag(MessageKey(step, "F", 0, 1, 0)) for step in range(DEPTH + LEAD)}) == DEPTH + LEAD
 
 
 @pytest.mark.parametrize("ranks", [((0,), (1,)), ((0, 1), (2,)), ((0,), (1,), (2,), (3,))])

@@ -106,11 +106,11 @@ def run(chain: Chain, division: Division, settings: HaloSettings) -> list[Ran]:
 
     def on_rank(end: InProcessTransport) -> Ran:
         torch.set_num_threads(1)
-        wire, put_off = PeerGroup(end, ranks), DeferredGradients(most_kept=100)
+        peers, put_off = PeerGroup(end, ranks), DeferredGradients(most_kept=100)
         leaf = value = part_of(chain.x, division.held("x")[end.rank])
         parameters = []
         for index, layer in enumerate(convolutions(division)):
-            step = LayerShard(wire, division, layer, ranks, inputs_of={"input": 0}, later=put_off)
+            step = LayerShard(peers, division, layer, ranks, inputs_of={"input": 0}, later=put_off)
             boxes = [each[end.rank] for each in layer.weights]
             parameters.append([part_of(t, box) for t, box in zip(chain.parameters[index], boxes, strict=True)])
             value = convolve(step, *_call(chain.convs[index], value, parameters[-1]), settings)
@@ -124,7 +124,7 @@ def run(chain: Chain, division: Division, settings: HaloSettings) -> list[Ran]:
         num_put_off = len(put_off)
         put_off.run()
         gradients = [[each.grad for each in those] for those in parameters]
-        return Ran(value.detach(), leaf.grad, gradients, wire.sent_bytes, num_put_off)
+        return Ran(value.detach(), leaf.grad, gradients, peers.sent_bytes, num_put_off)
 
     return on_ranks(division.num_ranks, on_rank)
 

@@ -158,12 +158,12 @@ def test_what_is_exchanged_is_the_adjoint_of_what_was() -> None:
     division = chain.division([Placement(0, cuts) for cuts in LAYOUTS["uneven"]])
 
     def products(end: InProcessTransport) -> list[tuple[float, float]]:
-        wire, found = PeerGroup(end, tuple(range(division.num_ranks))), []
+        peers, found = PeerGroup(end, tuple(range(division.num_ranks))), []
         generator = torch.Generator().manual_seed(end.rank)
         for name in division.layers:
             value = division.layers[name].layer.inputs[0]
             held, wanted = division.held(value), division.wanted(name, 0)
-            exchange = Exchange.of(wire, held, wanted, division.moves(name, 0))
+            exchange = Exchange.of(peers, held, wanted, division.moves(name, 0))
             x = torch.randn(tuple(map(len, exchange.held)), dtype=torch.float64, generator=generator)
             came = exchange.start(x).wait()
             back = [torch.randn(piece.shape, dtype=torch.float64, generator=generator) for _, piece in came]
@@ -191,9 +191,9 @@ def on_two_ranks(
 
     def on_rank(end: InProcessTransport) -> Any:
         torch.set_num_threads(1)
-        wire = PeerGroup(end, (0, 1))
+        peers = PeerGroup(end, (0, 1))
         names = {"input": 0, **({"weight": 1} if len(inputs) > 1 else {})}
-        return run([LayerShard(wire, division, each, (0, 1), inputs_of=names) for each in divided.values()])
+        return run([LayerShard(peers, division, each, (0, 1), inputs_of=names) for each in divided.values()])
 
     return on_ranks(2, on_rank)
 
@@ -254,7 +254,7 @@ def test_under_autocast_halos_are_sent_in_its_precision() -> None:
                 value = convolve(step, op, {"input": value, "weight": weight, "bias": None}, False)
         assert value.dtype == torch.bfloat16
         value.sum().backward()
-        return steps[-1].done, value.detach(), steps[0].wire.sent_bytes
+        return steps[-1].done, value.detach(), steps[0].peers.sent_bytes
 
     with torch.autocast("cpu", torch.bfloat16):
         y = op(op(x, weight, None), weight, None)

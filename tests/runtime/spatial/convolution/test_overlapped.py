@@ -40,7 +40,7 @@ class OneThread:
     is_local: bool
     ledger: list[tuple[Box, Tensor]] = field(default_factory=list)
     _laid: dict[int, Any] = field(default_factory=dict)
-    wire: Any = field(default_factory=lambda: SimpleNamespace(transport=None))
+    peers: Any = field(default_factory=lambda: SimpleNamespace(transport=None))
 
     laid = Exchange.laid
 
