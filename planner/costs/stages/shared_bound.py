@@ -55,18 +55,18 @@ class MemberTimes:
     """Of a member that shares a stage, on one kind of device.
 
     Attributes:
-        forward, back: an F, and a B (or I).
+        forward, backward: an F, and a B (or I).
         work: of all micro-batches, from the first F to the last B (or I); all_work: with the W that may come later.
-        whole_back: a B of the most samples, at each cut.
-        back_part: the most that a whole B is of the least that an F and a backward take.
+        whole_backward_s: a B of the most samples, at each cut.
+        backward_part: the most that a whole B is of the least that an F and a backward take.
     """
 
     forward: Times
-    back: Times
+    backward: Times
     work: Times
     all_work: Times
-    whole_back: Array
-    back_part: float
+    whole_backward_s: Array
+    backward_part: float
 
 
 def member_times(
@@ -100,11 +100,11 @@ def member_times(
     work, all_work = (Times.of(work_s, cuts) for work_s in passes.works_s(full, smaller))
     return MemberTimes(
         forward=Times.of(passes.forward_s, cuts),
-        back=Times.of(passes.back_s, cuts),
+        backward=Times.of(passes.back_s, cuts),
         work=work,
         all_work=all_work,
-        back_part=float((wholes / np.maximum(passes.forward_s + passes.whole_s, 1e-300)).max(initial=0.0)),
-        whole_back=cuts.sums(wholes[-1]),
+        backward_part=float((wholes / np.maximum(passes.forward_s + passes.whole_s, 1e-300)).max(initial=0.0)),
+        whole_backward_s=cuts.sums(wholes[-1]),
     )
 
 
@@ -243,18 +243,25 @@ class SharedBound:
 
     def stage(self, first: Numbers, last: Numbers, num_microbatches: int) -> BoundedStages:
         """As :meth:`StageBound.stage`."""
-        there, back = self._exchanges_s(first, last)
-        head = self.times.mean(lambda member: member.forward, first, last) + there
-        back_s = self.times.mean(lambda member: member.back, first, last) + back
-        always = num_microbatches * (there + back)
-        work = self.times.mean(lambda member: member.work, first, last) + always
-        all_work = self.times.mean(lambda member: member.all_work, first, last) + always
-        window = np.full(head.shape, num_microbatches, dtype=np.int64)
+        exchange_forward_s, exchange_backward_s = self._exchanges_s(first, last)
+        forward_s = self.times.mean(lambda member: member.forward, first, last) + exchange_forward_s
+        backward_s = self.times.mean(lambda member: member.backward, first, last) + exchange_backward_s
+        exchanges_s = num_microbatches * (exchange_forward_s + exchange_backward_s)
+        window = np.full(forward_s.shape, num_microbatches, dtype=np.int64)
         if self.single.memory is not None:
             window = self.single.memory.window(first, last, num_microbatches)
-        tail = self._tail_s(first, last)
+        nothing = np.zeros_like(forward_s)
         return BoundedStages(
-            head, back_s, head, back_s, np.zeros_like(head), work, all_work, tail, np.zeros_like(head), window
+            forward_s=forward_s,
+            backward_s=backward_s,
+            slow_forward_s=forward_s,
+            slow_backward_s=backward_s,
+            accumulate_s=nothing,
+            work_s=self.times.mean(lambda member: member.work, first, last) + exchanges_s,
+            all_work_s=self.times.mean(lambda member: member.all_work, first, last) + exchanges_s,
+            tail_s=self._tail_s(first, last),
+            card_s=nothing,
+            window=window,
         )
 
     def largest_work_s(self, first: Numbers, last: Numbers) -> Array:
@@ -280,7 +287,7 @@ class SharedBound:
         """Of each member, by samples: an F, a B (or I), all that it does; (member, samples - 1). The most samples."""
         exchange_forward_s, exchange_backward_s = self._exchanges_s(np.array(first), np.array(last))
         forward_s, most = self.times.by_member(lambda member: member.forward, first, last)
-        backward_s, _ = self.times.by_member(lambda member: member.back, first, last)
+        backward_s, _ = self.times.by_member(lambda member: member.backward, first, last)
         work_s, _ = self.all_times.by_member(lambda member: member.all_work, first, last)
         columns = (
             forward_s + exchange_forward_s,
@@ -300,8 +307,8 @@ class SharedBound:
         return forward_s[last] - forward_s[first], backward_s[last] - backward_s[first]
 
     def _tail_s(self, first: Numbers, last: Numbers) -> Array:
-        longest = np.maximum.reduce([m.whole_back[last] - m.whole_back[first] for m in self.times.members])
-        in_time_s = max(member.back_part for member in self.times.members) * self.upper_s / self.num_full
+        longest = np.maximum.reduce([m.whole_backward_s[last] - m.whole_backward_s[first] for m in self.times.members])
+        in_time_s = max(member.backward_part for member in self.times.members) * self.upper_s / self.num_full
         _, exchange_backward_s = self._exchanges_s(first, last)
         update_s, sum_s = self.single.after_s(
             first, last, self.single.updates.least(first, last), np.minimum(longest, in_time_s) + exchange_backward_s

@@ -49,15 +49,15 @@ class Spread:
 class BoundedStages:
     """What stages between given cuts take on a group: arrays of the shape of the cuts broadcast."""
 
-    head: Array  # seconds of the shortest F
-    back: Array  # seconds of the shortest B (or I)
-    slow_head: Array  # seconds of the F of the slowest member; of the longest where members wait for the slowest
-    slow_back: Array  # seconds of the B (or I) of that same member; of the longest likewise
-    adds: Array  # seconds that a B takes longer that finds gradients to add to
-    work: Array  # seconds of the slowest member from its first F to its last B (or I)
-    all_work: Array  # seconds of `work` and the W that may come later
-    tail: Array  # seconds of reduction and update
-    card: Array  # seconds of its sum of gradients on the fullest network card of each of its hosts; 0 on one host
+    forward_s: Array  # seconds of the shortest F
+    backward_s: Array  # seconds of the shortest B (or I)
+    slow_forward_s: Array  # seconds of the F of the slowest member; of the longest where members wait for the slowest
+    slow_backward_s: Array  # seconds of the B (or I) of that same member; of the longest likewise
+    accumulate_s: Array  # seconds that a B takes longer that finds gradients to add to
+    work_s: Array  # seconds of the slowest member from its first F to its last B (or I)
+    all_work_s: Array  # seconds of `work_s` and the W that may come later
+    tail_s: Array  # seconds of reduction and update
+    card_s: Array  # seconds of its sum of gradients on the fullest network card of each of its hosts; 0 on one host
     window: Numbers  # the most micro-batches that memory lets it keep; 0 where it does not fit
 
 
@@ -82,12 +82,12 @@ class StageBound:
     backward_s: Spread  # its B, or its I where backwards may be split
     whole_backward_s: Spread  # its B, whether it may be split or not
     passes_s: tuple[tuple[Array, Array], ...]  # [members][F, B (or I)][cuts] seconds
-    adds: Spread  # what a B takes longer that finds gradients to add to
+    accumulate_s: Spread  # what a B takes longer that finds gradients to add to
     works: Spread  # all F and B (or I) of a step
     all_works: Spread  # all F, B, I and W of a step
     exchange_forward_s: Array  # [cuts] statistics and halos inside the stage, once a micro-batch
     exchange_backward_s: Array  # [cuts] their adjoints
-    updates: Spread  # the optimiser, behind the last backward
+    updates: Spread  # the optimiser, after the last backward
     overhead_s: float  # of an action
     actions: int  # compute actions of a micro-batch
     is_even: bool  # whether all micro-batches are of one size
@@ -122,15 +122,15 @@ class StageBound:
             last_backward_s = self.whole_backward_s.most(first, last) + exchange_backward_s
         update_s, sum_s = self.after_s(first, last, self.updates.most(first, last), last_backward_s)
         return BoundedStages(
-            head=forward_s + exchange_forward_s,
-            back=backward_s + exchange_backward_s,
-            slow_head=slow_forward_s + exchange_forward_s,
-            slow_back=slow_backward_s + exchange_backward_s,
-            adds=self.adds.least(first, last),
-            work=work_s,
-            all_work=all_work_s,
-            tail=update_s + sum_s,
-            card=self._card_s(first, last, sum_s),
+            forward_s=forward_s + exchange_forward_s,
+            backward_s=backward_s + exchange_backward_s,
+            slow_forward_s=slow_forward_s + exchange_forward_s,
+            slow_backward_s=slow_backward_s + exchange_backward_s,
+            accumulate_s=self.accumulate_s.least(first, last),
+            work_s=work_s,
+            all_work_s=all_work_s,
+            tail_s=update_s + sum_s,
+            card_s=self._card_s(first, last, sum_s),
             window=self._window(first, last, num_microbatches, slow_forward_s.shape),
         )
 
@@ -272,7 +272,7 @@ class StageBounds:
             backward_s=self._spread([passes.back_s for passes in least.values()]),
             passes_s=tuple((self._sums(passes.forward_s), self._sums(passes.back_s)) for passes in least.values()),
             whole_backward_s=self._spread([self.cost_model.at(kind, n, shared).backward_s for kind, n in least]),
-            adds=self._spread([self.trains * self.cost_model.accumulate_s(kind, shared) for kind in kinds]),
+            accumulate_s=self._spread([self.trains * self.cost_model.accumulate_s(kind, shared) for kind in kinds]),
             works=works,
             all_works=all_works if self.splits else works,
             exchange_forward_s=self._sums(forward_s),

@@ -48,7 +48,7 @@ from planner.layers import kind, over_sites
 from planner.layers.division import Division, LayerDivision
 from planner.layers.sized import REPLICA, SPACE
 from planner.schedules import traits
-from planner.solvers.best_first.bound import least_work_s
+from planner.solvers.best_first.capacity import least_work_s
 from planner.solvers.best_first.continued import HALO_ROWS, ContinuedSearch
 from planner.solvers.best_first.search import Outcome
 from planner.solvers.budget import Budget

@@ -2,41 +2,32 @@
 
 The program it solves is in :mod:`planner.solvers.best_first.solver`.  For each first group of the suffix there is a
 label of each sort (:class:`Labels`), the least over all continuations; (min, max, +) algebra on matrices of first and
-last cut. With an upper bound on the step, only cuts are looked at before and behind which the work fits into the
+last cut.  With an upper bound on the step, only cuts are looked at before and after which the work fits into the
 devices used and left.
-
-The device time that a step takes at least, however layers are cut: what work over capacity is made of.
 """
 
 from __future__ import annotations
 
-import math
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
 
 from planner.costs.layers.cost_table import Array
-from planner.costs.layers.shards import MeasuredParts, part_of
 from planner.costs.stages.stage_bound import BoundedStages
-from planner.costs.stages.stage_sums import least_backward_s
-from planner.ir.errors import MissingMeasurementError
 from planner.ir.lazy import once, once_by
-from planner.ir.profile import Profile
 from planner.solvers.best_first.device_groups import Counts, DeviceStates, GroupOption
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
 from planner.solvers.best_first.message_bound import HandoverBound, HandoverBounds
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup, Version
-from planner.solvers.best_first.recurrence import Labels, across, alone, prepend, rounds_of
+from planner.solvers.best_first.recurrence import SORTS, Labels, across, alone, prepend, rounds_of
 from planner.solvers.budget import NUMBER_S, Budget
-from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.layouts.stage import NONE, WHOLE
 
 _NUMBERS_OF_A_STAGE = 40
 """That are looked at for the labels of one stage, about."""
 
-SORTS = ("trip", "end", "total", "free", "sums")
+_END = SORTS.index("end_s")
+_STEP = SORTS.index("step_s")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,10 +58,7 @@ class Suffixes:
 
     @cached_property
     def _weight_and_speed(self) -> tuple[Array, Array]:
-        """What layers weigh before each cut: what they take on the first kind of device.  What devices do in a second.
-
-        That is at most so much, by pool.
-        """
+        """By cut, the work before it, as seconds of the first kind of device; by pool, what a device does a second at most."""
         kinds = list(self.prices.devices_by_kind())
         least = self.prices.capacity_s()
         usable = np.isfinite(least).all(axis=1)
@@ -94,7 +82,7 @@ class Suffixes:
         return np.flatnonzero(may_start)
 
     def _fits_after(self, state: Counts) -> Flags:
-        """By cut, whether the devices ``state`` can do all layers behind it in time."""
+        """By cut, whether the devices ``state`` can do all layers after it in time."""
         weight, _ = self._weight_and_speed
         if not np.isfinite(self.upper_s):
             return np.ones(len(weight), dtype=bool)
@@ -135,7 +123,7 @@ class Suffixes:
         """What every pipeline takes at least."""
         _, labels = self.of(self.devices.all_unused)
         slots = self.prices.cuts.slots[0]
-        return float(labels[2:4, :, slots[slots >= 0]].max(axis=0).min(initial=np.inf))
+        return float(labels[[_END, _STEP]][..., slots[slots >= 0]].max(axis=0).min(initial=np.inf))
 
     def stages(self, choice: GroupChoice, first: Numbers, last: Numbers) -> tuple[BoundedStages, Labels]:
         """Stages of ``choice`` between the cuts ``first`` and ``last``, elementwise, with the best that may follow.
@@ -156,16 +144,16 @@ class Suffixes:
         card_s = self.card_s(choice, stage)
         labels = self._stacked(alone(stage, rounds, card_s))
         if may_follow and not is_end.all():
-            behind = self._best_after(choice)
+            after = self._best_after(choice)
             by_sort = [
-                self._followed(choice, stage, rounds, behind, cuts.column[sort, first, last])
+                self._followed(choice, stage, rounds, after, cuts.column[sort, first, last])
                 for sort in range(len(cuts.column))
             ]
             followed = np.minimum.reduce(by_sort)
-            fits &= is_end | np.isfinite(followed[2])
+            fits &= is_end | np.isfinite(followed[_END])
             labels = np.where(is_end, labels, followed)
         if group.any_shares is not None:
-            labels[3] = np.maximum(labels[3], group.any_shares.alone_s(first, last))
+            labels[_STEP] = np.maximum(labels[_STEP], group.any_shares.alone_s(first, last))
         return stage, self._labels(np.where(fits, labels, np.inf))
 
     def _stacked(self, labels: Labels) -> Array:
@@ -174,28 +162,28 @@ class Suffixes:
 
     def _labels(self, stacked: Array) -> Labels:
         """The same the other way round."""
-        trip, end, total, free, *sums = stacked
-        return Labels(trip, end, total, free, *(sums or [end]))
+        labels = dict(zip(SORTS, stacked, strict=False))
+        return Labels(**{"sums_s": labels["last_backward_s"], **labels})
 
     def card_s(self, choice: GroupChoice, stage: BoundedStages) -> Array:
         """How long sums of gradients keep network cards busy, in the mean of all hosts."""
         hosts = self.links.hosts
         own = {hosts[pool] for pool, count in enumerate(choice.option.group) if count}
-        return stage.card * (len(own) / len(set(hosts)))
+        return stage.card_s * (len(own) / len(set(hosts)))
 
     def _followed(
-        self, choice: GroupChoice, stage: BoundedStages, rounds: Array, behind: Labels, column: Numbers
+        self, choice: GroupChoice, stage: BoundedStages, rounds: Array, after: Labels, column: Numbers
     ) -> Array:
-        """The labels of stages with the best of one sort of stage behind: (sort of label, first, last)."""
+        """The labels of stages with the best of one sort of next stage: (sort of label, first, last)."""
         columns = self.prices.cuts.columns
         prices = self.prices
         reads = columns.linked[column]
         returns = columns.has_gradient[column] & prices.freedom.trains
         overhead_s = len(prices.micro_batches) * choice.group.prices.overhead_s * returns
-        waiting = replace(stage, work=stage.work + overhead_s)
-        best = Labels(*(getattr(behind, sort)[column] for sort in SORTS))
+        waiting = replace(stage, work_s=stage.work_s + overhead_s)
+        best = Labels(*(getattr(after, sort)[column] for sort in SORTS))
         labels = self._stacked(prepend(waiting, best, rounds, self.card_s(choice, stage), reads, returns))
-        possible = (column >= 0) & np.isfinite(best.total)
+        possible = (column >= 0) & np.isfinite(best.end_s)
         return np.where(possible, labels, np.inf)
 
     def pairs(self, choice: GroupChoice, firsts: Numbers) -> tuple[Numbers, Numbers]:
@@ -222,7 +210,7 @@ class Suffixes:
         if self.budget is not None:
             self.budget.spend(_NUMBERS_OF_A_STAGE * NUMBER_S * len(first))
         _, own_labels = self.stages(choice, first, last)
-        possible = own_labels.free <= self.upper_s
+        possible = own_labels.step_s <= self.upper_s
         first = first[possible]
         last = last[possible]
         if not len(first):
@@ -240,13 +228,13 @@ class Suffixes:
     def _best_after(self, choice: GroupChoice) -> Labels:
         """The best that may follow, by row of the columns.
 
-        From the end of the F before it to the start of the B before it; ``total`` to the end of the step.
+        From the end of the F before it to the start of the B before it; ``end_s`` to the end of the step.
         """
         slots = self.prices.cuts.columns.slot
         others, labels = self.of(choice.option.left)
         best = np.full((len(self.sorts), len(slots)), np.inf)
         source = self.renamed(choice)
-        possible = np.flatnonzero(np.isfinite(labels[2]).any(axis=1))
+        possible = np.flatnonzero(np.isfinite(labels[_END]).any(axis=1))
         some = max(1, _NUMBERS_AT_ONCE // max(1, len(slots)))
         for numbers in (possible[start : start + some] for start in range(0, len(possible), some)):
             firsts = self._labels(labels[:, numbers].take(slots, axis=2))
@@ -265,61 +253,3 @@ class Suffixes:
     def version(self, counts: Counts, version: Version) -> PricedGroup:
         """The devices ``counts`` as a stage that is run in one way."""
         return next(group for group in self.prices.versions(counts) if group.version == version)
-
-
-def least_work_s(evaluator: Evaluator, size: int, backward: str) -> Array:
-    """By layer: the least device time of a step, however it is cut: no fewer samples at once cost less a sample.
-
-    Between measured sizes, and beyond, the cost of a sample rises or falls, so that its least is at one of them.  So it
-    is with measured parts of a layer, by the share of its work.
-    """
-    problem = evaluator.problem
-    cost_model = evaluator.cost_model
-    layers = len(problem.profile.graph.layers)
-    least = np.full(layers, np.inf)
-    for kind in {cost_model.kind(rank) for rank in problem.ranks}:
-        measured = {m.samples for m in problem.profile.measurements.get(kind, ()) if m.samples < size}
-        for samples in sorted({1, size} | measured):
-            with suppress(MissingMeasurementError):
-                table = cost_model.tables.at(kind, samples)
-                sums = (table.forward_s, table.backward_s, table.backward_input_s, table.backward_weight_s)
-                seconds = _there_and_back_s(np.diff(np.stack(sums)), backward)
-                least = np.minimum(least, np.maximum(seconds, 0.0) / samples)
-        least = np.minimum(least, _least_of_parts(evaluator, size, backward, kind))
-    return least * problem.global_batch if np.isfinite(least).all() else np.zeros(layers)
-
-
-def _there_and_back_s(passes: Array, backward: str) -> Array:
-    """The least of F and ``backward``, where F, B, I and W take so long."""
-    forward_s, whole_s, input_s, weight_s = passes
-    back_s = 0.0 if backward == NONE else least_backward_s(whole_s, input_s, weight_s, backward != WHOLE)
-    return np.asarray(forward_s + back_s)
-
-
-def _least_of_parts(evaluator: Evaluator, size: int, backward: str, kind: str) -> Array:
-    """By layer: the least device time of a whole sample done in measured parts; infinity where none was measured."""
-    profile = evaluator.cost_model.profile
-    least = np.full(len(profile.graph.layers), np.inf)
-    parts = MeasuredParts(profile)
-    if not parts:
-        return least
-    prices = evaluator.layouts.prices(evaluator.problem.ranks, size)
-    index = {layer.name: k for k, layer in enumerate(profile.graph.layers)}
-    for (name, part), sizes in _measured_parts(profile, kind, size).items():
-        sized = prices.sized(index[name])
-        whole = part_of(sized, sized.work.shape)
-        share = math.prod(part) / max(1, math.prod(whole))
-        for samples in sizes:
-            for estimate in parts.cost(kind, name, samples, part, whole):
-                seconds = float(_there_and_back_s(np.array(estimate.values[:4]), backward))
-                least[index[name]] = min(least[index[name]], seconds / (samples * share))
-    return least
-
-
-def _measured_parts(profile: Profile, kind: str, size: int) -> dict[tuple[str, tuple[int, ...]], set[int]]:
-    """By layer and part, numbers of samples to look at: those that were measured, one, and ``size``, the most."""
-    sizes: dict[tuple[str, tuple[int, ...]], set[int]] = {}
-    for one in profile.parts.get(kind, ()):
-        if not one.before:
-            sizes.setdefault((one.layer, one.part), {1, size}).update({one.samples} if one.samples <= size else ())
-    return sizes

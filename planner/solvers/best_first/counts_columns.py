@@ -42,7 +42,7 @@ class CutPlaces:
 
     Attributes:
         cuts: all of them, or some of a chain.
-        first, last: the cuts between which a stage surely has all layers that begins and ends at two places or behind.
+        first, last: the cuts between which a stage that begins and ends at two places, or later, surely has all layers.
         outer: the cut that no stage goes beyond that ends there.
     """
 
@@ -70,8 +70,8 @@ class CutPlaces:
         weight = cuts.sums(np.where(np.isfinite(least_s), least_s, 0.0))
         wanted = np.searchsorted(weight, np.linspace(0.0, weight[-1], MOST_CUTS))
         places = np.unique(np.concatenate(([0], np.minimum(wanted, count - 1), [count - 1])))
-        behind = np.append(places[1:], count - 1)
-        return cls(places, behind, places, behind)
+        following = np.append(places[1:], count - 1)
+        return cls(places, following, places, following)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,17 +81,17 @@ class ColumnStages:
     Attributes:
         first, last: numbers of places.
         worth: of its devices, at least.
-        alone_s: the step, whatever is before and behind.
+        alone_s: the step, whatever is before and after.
     """
 
     first: Numbers
     last: Numbers
     worth: Numbers
-    head: Array
-    back: Array
-    work: Array
-    all_work: Array
-    tail: Array
+    forward_s: Array
+    backward_s: Array
+    work_s: Array
+    all_work_s: Array
+    tail_s: Array
     window: Numbers
     alone_s: Array
 
@@ -108,7 +108,7 @@ class ColumnStages:
         return ColumnStages(*(getattr(self, one.name)[which] for one in fields(self)))
 
     def by_way(self) -> ColumnStages:
-        """With a second index, for what is left behind each."""
+        """With a second index, for what is left after each."""
         return ColumnStages(*(getattr(self, one.name)[:, None] for one in fields(self)))
 
 
@@ -133,7 +133,7 @@ class _RunningSums:
 
     def between(self, pairs: _Ends) -> Array:
         """Of stages."""
-        return np.maximum(self.until[pairs.last] - self.before[pairs.first], 0.0)
+        return np.maximum(self.until[pairs.last] - self.before_s[pairs.first], 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +237,8 @@ class Columns:
             return
         every = range(1, size + 1) if size <= _FEW_SAMPLES else {-(-size // count) for count in counts}
         samples = sorted(every)
-        for fullest, behind in zip(samples, [*samples[1:], size + 1], strict=True):
-            most = behind - 1
+        for fullest, following in zip(samples, [*samples[1:], size + 1], strict=True):
+            most = following - 1
             if -(-size // most) <= num_ranks:
                 yield _Share(1, fullest, most, -(-size // most))
 
@@ -250,26 +250,27 @@ class Columns:
         if passes is None or shortest is None:
             return None
         work, all_work = (self._sums(by_layer) for by_layer in passes.works_s(self._num_full))
-        head = self._sums(shortest.forward_s)
-        back = self._sums(shortest.back_s)
-        before, behind = self._around
+        forward = self._sums(shortest.forward_s)
+        backward = self._sums(shortest.back_s)
+        before_s, after_s = self._around_s
         pairs = self._pairs
-        alone_s = before[pairs.first] + np.maximum(work.between(pairs) + behind[pairs.first], all_work.between(pairs))
+        done_s = np.maximum(work.between(pairs) + after_s[pairs.first], all_work.between(pairs))
+        alone_s = before_s[pairs.first] + done_s
         pairs = pairs.only(np.flatnonzero(alone_s <= upper_s))
         tail_s = self._tail_s(kind, share, pairs)
         window = self._window(kind, share, pairs)
         work_s = work.between(pairs)
         all_work_s = all_work.between(pairs)
-        alone_s = before[pairs.first] + np.maximum(work_s + behind[pairs.first], all_work_s + tail_s)
+        alone_s = before_s[pairs.first] + np.maximum(work_s + after_s[pairs.first], all_work_s + tail_s)
         every = ColumnStages(
             first=pairs.first,
             last=pairs.last,
             worth=np.full(len(work_s), share.ranks * self.worth[self.kinds.index(kind)]),
-            head=head.between(pairs),
-            back=back.between(pairs),
-            work=work_s,
-            all_work=all_work_s,
-            tail=tail_s,
+            forward_s=forward.between(pairs),
+            backward_s=backward.between(pairs),
+            work_s=work_s,
+            all_work_s=all_work_s,
+            tail_s=tail_s,
             window=window,
             alone_s=alone_s,
         )
@@ -333,7 +334,7 @@ class Columns:
         cost_model = self.prices.cost_model
         ranks = self.prices.problem.ranks
         exchanges = any(sums.any() for sums in cost_model.exchanges_s(ranks[:2], self.size))
-        if self.prices.problem.shard != NEVER or exchanges:  # sums may take less, or hide behind more
+        if self.prices.problem.shard != NEVER or exchanges:  # sums may take less, or overlap with more
             return None
         network = cost_model.network
         return least_sums_s(cost_model.profile, lambda sizes: network.least_sums_s(tuple(sizes.tolist())))
@@ -369,8 +370,8 @@ class Columns:
         return np.where(mixes & (share.ranks > 1), 0, window)
 
     @cached_property
-    def _around(self) -> tuple[Array, Array]:
-        """F before a stage that begins at each place or up to the next, and B behind it, at least.
+    def _around_s(self) -> tuple[Array, Array]:
+        """F before a stage that begins at each place or up to the next, and B after it, at least.
 
         On the longest path through the layers to what it reads, each in its shortest time.
         """

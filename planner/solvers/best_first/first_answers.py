@@ -314,8 +314,10 @@ class _Cutting:
     def _places(self, kept: tuple[int, ...]) -> Numbers | None:
         """Those of the cuts, as one row; None if it does not fit."""
         stages = self._stages
-        even = [s.all_work + s.tail for s in stages]  # or as they end, if what is before and behind takes its time
-        ending = [s.head[0][:, None] + s.all_work + np.maximum(s.tail, s.back[0][:, None]) for s in stages]
+        even = [s.all_work_s + s.tail_s for s in stages]  # or as they end, if what is before and after takes its time
+        ending = [
+            s.forward_s[0][:, None] + s.all_work_s + np.maximum(s.tail_s, s.backward_s[0][:, None]) for s in stages
+        ]
         fits = [s.window >= least for s, least in zip(stages, kept, strict=True)]
         starts = [
             places
@@ -343,7 +345,7 @@ class _Cutting:
         every = BoundedStages(*_gathered(self._stages, (places[:, :-1].T, places[:, 1:].T)))
         labels = self._labels(every, handed, kept)
         rest = len(self.space.prices.micro_batches) - 1
-        step_s = np.maximum(labels.free, labels.trip + rest * self._on_fullest_card_s(handed))
+        step_s = np.maximum(labels.step_s, labels.round_trip_s + rest * self._on_fullest_card_s(handed))
         return np.where((every.window >= np.array(kept)[:, None]).all(axis=0), step_s, np.inf)
 
     def _handed(self, places: Numbers) -> _Handed:
@@ -359,18 +361,19 @@ class _Cutting:
         count = len(self.space.prices.micro_batches)
         messages = _gathered(self._messages, (handed.column,))
         stages = [BoundedStages(*own) for own in zip(*(getattr(every, one.name) for one in fields(every)), strict=True)]
-        rounds = [rounds_of(count, np.full(len(stages[0].head), own or count)) for own in kept]
-        cards_s = [stage.card * part for stage, part in zip(stages, self._part_of_hosts, strict=True)]
-        on_last_s = ((kept[-1] or 1) - 1) * np.maximum.accumulate(every.head[::-1])[::-1]  # its F before its first B
+        rounds = [rounds_of(count, np.full(len(stages[0].forward_s), own or count)) for own in kept]
+        cards_s = [stage.card_s * part for stage, part in zip(stages, self._part_of_hosts, strict=True)]
+        slowest_after_s = np.maximum.accumulate(every.forward_s[::-1])[::-1]
+        on_last_s = ((kept[-1] or 1) - 1) * slowest_after_s  # its F before its first B
         labels = alone(stages[-1], rounds[-1], cards_s[-1])
         for s in reversed(range(len(stages) - 1)):
             reads = handed.is_handed[s]
             returns = handed.returns[s]
-            behind = across(labels, HandoverBound(*(np.where(reads, one[s], 0.0) for one in messages)))
-            waits_s = _waits_s(stages[s], behind.trip, on_last_s[s], (kept[s] or count) - 1)
+            after = across(labels, HandoverBound(*(np.where(reads, one[s], 0.0) for one in messages)))
+            waits_s = _waits_s(stages[s], after.round_trip_s, on_last_s[s], (kept[s] or count) - 1)
             waits_s = np.where(returns, waits_s, 0.0)
-            stage = replace(stages[s], work=stages[s].work + waits_s, all_work=stages[s].all_work + waits_s)
-            labels = prepend(stage, behind, rounds[s], cards_s[s], reads, returns)
+            stage = replace(stages[s], work_s=stages[s].work_s + waits_s, all_work_s=stages[s].all_work_s + waits_s)
+            labels = prepend(stage, after, rounds[s], cards_s[s], reads, returns)
         return labels
 
     def _on_fullest_card_s(self, handed: _Handed) -> Array:
@@ -422,15 +425,15 @@ def _gathered(tables: Sequence[Any], at: tuple[Numbers, ...]) -> list[Any]:
 
 
 def _waits_s(stage: BoundedStages, trip_s: Array, on_last_s: Array, ahead: int) -> Array:
-    """How long it waits for its first gradient, and for the last one behind its last F.
+    """How long it waits for its first gradient, and for the last one after its last F.
 
     Args:
         trip_s: of a micro-batch, from the end of its F to the start of its B.
         on_last_s: of more F, for which the last stage has that of its first B wait.
         ahead: micro-batches that it keeps beside one.
     """
-    first_s = np.maximum(0.0, trip_s + on_last_s - ahead * stage.head)
-    last_s = np.maximum(0.0, trip_s - ahead * stage.back)
+    first_s = np.maximum(0.0, trip_s + on_last_s - ahead * stage.forward_s)
+    last_s = np.maximum(0.0, trip_s - ahead * stage.backward_s)
     return np.asarray(first_s + last_s)
 
 
@@ -442,7 +445,7 @@ def _replayed(pipeline: CutPipeline) -> CutPipeline:
     handed = prices.cuts.handed(pipeline.cuts)
     edges = edges_of(handed, prices.freedom.trains)
     stages = stages_of([whole])
-    cards = cards_of(links, [[(group, slice(None))] for group in pipeline.groups], handed, stages.card)
+    cards = cards_of(links, [[(group, slice(None))] for group in pipeline.groups], handed, stages.card_s)
     leaves = Leaves(
         edges,
         (),

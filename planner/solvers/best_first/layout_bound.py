@@ -28,7 +28,7 @@ from planner.ir.errors import MissingMeasurementError
 from planner.ir.layout import samples_of
 from planner.ir.problem import ALWAYS, CHANNEL_DIMS, NEVER, SAMPLE_DIMS, Problem
 from planner.layers.sized import REPLICA
-from planner.solvers.best_first.bound import least_work_s
+from planner.solvers.best_first.capacity import least_work_s
 from planner.solvers.budget import NUMBER_S, Budget
 from planner.solvers.candidates.candidate import group_shares, micro_batches
 from planner.solvers.candidates.constraints import Constraints, Flags

@@ -34,7 +34,7 @@ from planner.ir.lazy import once_by
 from planner.ir.plan import ANY_SETS_LAID_OUT, PROVEN, STOPPED, TIME_LIMIT, Rejected, status_of
 from planner.ir.problem import CHANNEL_DIMS, SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.layers import over_sites
-from planner.solvers.best_first.bound import least_work_s
+from planner.solvers.best_first.capacity import least_work_s
 from planner.solvers.best_first.continued import HALO_ROWS, continued_searches
 from planner.solvers.best_first.graph_cuts import GraphCuts
 from planner.solvers.best_first.layer_links import links_of

@@ -49,8 +49,8 @@ def windows_of(cap: int, most: Sequence[int], downstream: Sequence[int] = ()) ->
     Args:
         downstream: stages on the longest path from each; empty: of a chain.
     """
-    behind = downstream or range(len(most) - 1, -1, -1)
-    return tuple(min(window, cap * count + 1) for window, count in zip(most, behind, strict=True)) if cap else ()
+    depths = downstream or range(len(most) - 1, -1, -1)
+    return tuple(min(window, cap * count + 1) for window, count in zip(most, depths, strict=True)) if cap else ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,7 +112,7 @@ class Leaves:
     @property
     def num_stages(self) -> int:
         """Of each pipeline."""
-        return len(self.stages.head)
+        return len(self.stages.forward_s)
 
     def prefix(self, number: int) -> PipelinePrefix:
         """The pipeline number ``number``."""
@@ -163,10 +163,10 @@ class Leaves:
             return np.asarray(self.bound[numbers])
         note(len(order) * (_TURN_S + _PIPELINE_S * len(numbers)))
         busy = None if self.cards is None else CardLoads(self.cards[..., numbers])
-        adds = [own if bool(own.any()) else None for own in self.stages.adds[:, numbers]]
+        adds = [own if bool(own.any()) else None for own in self.stages.accumulate_s[:, numbers]]
         clock = [np.zeros((2, len(numbers)))] * self.num_stages
         done = np.array(replay(order, self._passes(numbers, busy), clock, adds, self.num_counted)).max(axis=1)
-        end = (done + self.stages.tail[:, numbers]).max(axis=0)
+        end = (done + self.stages.tail_s[:, numbers]).max(axis=0)
         if busy is not None:
             for stage, now in enumerate(done):
                 busy.take(stage, now)
@@ -179,7 +179,10 @@ class Leaves:
         stages = self.stages
         heads, backs = (
             list(np.stack([fastest[:, numbers], slowest[:, numbers]], axis=1))
-            for fastest, slowest in ((stages.head, stages.slow_head), (stages.back, stages.slow_back))
+            for fastest, slowest in (
+                (stages.forward_s, stages.slow_forward_s),
+                (stages.backward_s, stages.slow_backward_s),
+            )
         )
         there, back = map(list, self.messages_s[..., numbers])
         of_forwards, of_backwards = channels_of(self.edges, self.num_stages)
@@ -309,7 +312,7 @@ class CardLoads:
             self._begins[flow].append(begins)
 
     def until(self, numbers: Numbers) -> Array:
-        """When the last one may be done in some pipelines: behind the first of each sort all that begin no sooner."""
+        """When the last one may be done in some pipelines: after the first of each sort all that begin no sooner."""
         flows = {n: np.array(begins)[:, numbers] for n, begins in self._begins.items() if begins}
         every = np.full((len(flows), max(map(len, flows.values()), default=0), len(numbers)), -np.inf)
         for own, begins in zip(every, flows.values(), strict=True):
@@ -409,7 +412,7 @@ def _leaves(frontier: Frontier, expansion: Expansion, positions: Numbers) -> Lea
         for group, mine in groups[one.destination]:
             messages_s[:, number, mine] = np.array(suffixes.links.handed(source, group, one))[:, None]
     edges = edges_of(handed, prices.freedom.trains)
-    cards = cards_of(suffixes.links, groups, handed, stages.card)
+    cards = cards_of(suffixes.links, groups, handed, stages.card_s)
     bound = expansion.bound_s[positions]
     return Leaves(edges, ((expansion, positions),), prices.num_counted, bound, stages, messages_s, cards)
 

@@ -4,7 +4,7 @@ Given       a chain of cuts; devices of each kind, told apart by number alone; M
                 a stage on d devices of a kind, or on a part of every kind                                ``Column``
                 a block of 2, 4, 8 stages that share hosts, each with a part of every host: activations stay on hosts,
                 and sums of gradients cross
-            t   of a column between two cuts: a micro-batch there and back, and over the boundary behind it
+            t   of a column between two cuts: a micro-batch there and back, and over the next boundary it
             p   what a micro-batch keeps its busiest stage, or a network card, busy
             u   the sum of gradients, and the update
 Try         each column as often as there are devices for, alone; and of several kinds one column each, in any order
@@ -118,7 +118,7 @@ class Column:
         places: their devices; the stages.
         trip_s: [places, places] a micro-batch there and back, and over the boundary behind.
         pace_s: [places, places] what a micro-batch keeps the busiest stage or card busy; infinite where there is none.
-        tail_s: [places, places] sums of gradients and updates behind the last backward.
+        tail_s: [places, places] sums of gradients and updates after the last backward.
     """
 
     places: Places
@@ -220,9 +220,9 @@ class LikeStages:
         """The step of a pipeline of such columns alone, were all of its stages alike."""
         whole = group.stage(np.array([0]), np.array([self.prices.cuts.last]))
         depth = min(self._most(places) * places.stages, self.prices.cuts.last)
-        work_s = float(whole.all_work[0])
+        work_s = float(whole.all_work_s[0])
         count = len(self.prices.micro_batches)
-        return work_s / depth * (1 + (depth - 1) / count) + float(whole.tail[0]) / depth
+        return work_s / depth * (1 + (depth - 1) / count) + float(whole.tail_s[0]) / depth
 
     @property
     def _host(self) -> int:
@@ -260,8 +260,8 @@ class LikeStages:
         stages = placed((places,), self.prices.pools)
         return self.prices.quickest(stages[0]) if stages else {}
 
-    def _behind(self, choice: _Choice) -> PricedGroup | None:
-        """A stage behind a column: one like its own, else the first device that is left; None: there is none."""
+    def _stage_after(self, choice: _Choice) -> PricedGroup | None:
+        """A stage after a column: one like its own, else the first device that is left; None: there is none."""
         pools = self.prices.pools
         stages = placed((choice.places, choice.places), pools)
         if stages is None:
@@ -278,9 +278,9 @@ class LikeStages:
         """Between two stages on such groups: as ``links`` say, or as long as its part of their loads."""
         link = self.links.between(source, destination)
         count = len(self.prices.micro_batches)
-        there = np.maximum(link.there, link.load_there / count)
-        back = np.maximum(link.back_all, link.load_back / count)
-        return replace(link, there=there, path=there, back=back)
+        forward_s = np.maximum(link.forward_s, link.load_forward_s / count)
+        backward_s = np.maximum(link.backward_s, link.load_backward_s / count)
+        return replace(link, forward_s=forward_s, least_forward_s=forward_s, least_backward_s=backward_s)
 
     @once_by(lambda _, source, destination: (source.counts, source.shares, destination.counts, destination.shares))
     def on_cards(self, source: PricedGroup, destination: PricedGroup) -> tuple[Array, Array]:
@@ -300,18 +300,18 @@ class LikeStages:
         group = choice.group
         count = len(self.prices.micro_batches)
         stages = group.stage(self.chain[:, None], self.chain[None, :])
-        trip_s, there_s, back_s = self._across(group, self._behind(choice))
+        trip_s, there_s, back_s = self._across(group, self._stage_after(choice))
         inside_s = self._across(group, group)[0] if places.stages > 1 else trip_s
         part = self._parts[places.stages]
         here = np.arange(len(self.chain))[:, None]
         window = stages.window[here, part]
         is_stage = self.prices.cuts.inside[np.ix_(self.chain, self.chain)] & (window > 0)
-        busy_s = np.maximum(stages.all_work / places.stages, stages.all_work[here, part]) / count
+        busy_s = np.maximum(stages.all_work_s / places.stages, stages.all_work_s[here, part]) / count
         return Column(
             places=places,
-            trip_s=stages.head + stages.back + (places.stages - 1) * inside_s.mean() + trip_s,
+            trip_s=stages.forward_s + stages.backward_s + (places.stages - 1) * inside_s.mean() + trip_s,
             pace_s=np.where(is_stage, np.maximum(busy_s, there_s[None, :] + back_s[:, None]), np.inf),
-            tail_s=stages.tail,
+            tail_s=stages.tail_s,
         )
 
     @cached_property
@@ -337,10 +337,11 @@ class LikeStages:
         is_handed = row >= 0
         returns = is_handed & cuts.columns.has_gradient[row] & self.prices.freedom.trains
         message = self.message(source, destination)
-        trip_s = np.where(is_handed, message.there[row], 0.0) + np.where(returns, message.back[row], 0.0)
-        there_s = np.where(is_handed, message.load_there[row], 0.0) / count
-        back_s = np.where(returns, message.load_back[row], 0.0) / count
-        return trip_s, there_s, back_s
+        forward_s = np.where(is_handed, message.forward_s[row], 0.0)
+        backward_s = np.where(returns, message.least_backward_s[row], 0.0)
+        load_forward_s = np.where(is_handed, message.load_forward_s[row], 0.0) / count
+        load_backward_s = np.where(returns, message.load_backward_s[row], 0.0) / count
+        return forward_s + backward_s, load_forward_s, load_backward_s
 
 
 def _numbers(most: int) -> list[int]:

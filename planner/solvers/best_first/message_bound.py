@@ -43,23 +43,17 @@ OnCards = frozenset[tuple[float, float]]
 class HandoverBound:
     """Messages between a stage and the next one, by row of ``HandoverColumns``; one way with what its receive costs.
 
-    Attributes:
-        there: from the end of an F to the start of the F behind, which waits for all pieces of its rank.
-        path: the same for a given rank of the stage, whose piece may be the smallest.
-        back: from a B to a B before.
-        back_all: from the last B behind to a B before that waits for all pieces of its rank.
-        load_there, load_back: all messages of a step one after another, on the channel with the largest pieces, or
-            all their bytes on the network card with the most, if that takes longer.
-        load_both: both directions, where they share a wire or a card; else 0.
+    Loads are all messages of a step one after another, on the channel with the largest pieces, or all their bytes on
+    the network card with the most, if that takes longer.
     """
 
-    there: Array
-    path: Array
-    back: Array
-    back_all: Array
-    load_there: Array
-    load_back: Array
-    load_both: Array
+    forward_s: Array  # [rows] from the end of an F to the start of the next stage's, which waits for all of its rank
+    least_forward_s: Array  # [rows] the same for a given rank of the stage, whose piece may be the smallest
+    least_backward_s: Array  # [rows] from a B to a B before
+    backward_s: Array  # [rows] from the last B of the next stage to a B before that waits for all of its rank
+    load_forward_s: Array  # [rows]
+    load_backward_s: Array  # [rows]
+    load_both_s: Array  # [rows] in both directions, where they share a wire or a card; else 0
 
 
 def least_links_of(prices: GroupPrices) -> dict[str, Link]:
@@ -117,7 +111,7 @@ class HandoverBounds:
         )
     )
     def handed(self, source: PricedGroup, destination: PricedGroup, handed: Handed) -> tuple[float, float]:
-        """As ``there`` and ``back_all`` of :class:`HandoverBound`, for given bytes and without overhead."""
+        """As ``forward_s`` and ``backward_s`` of :class:`HandoverBound`, for given bytes and without overhead."""
         patterns = [
             pattern
             for first in source.orders
@@ -226,26 +220,26 @@ class HandoverBounds:
         receivers, senders, full = pieces_of
         batches = self.prices.micro_batches
         every: PiecesOfOne = frozenset().union(*receivers)
-        load_there = self._most(full, forward=True) * batches.count(batches[0])
-        load_back = self._most(full, forward=False) * batches.count(batches[0])
-        load_both = np.zeros_like(load_there)
+        load_forward_s = self._most(full, forward=True) * batches.count(batches[0])
+        load_backward_s = self._most(full, forward=False) * batches.count(batches[0])
+        load_both_s = np.zeros_like(load_forward_s)
         if not all(self._links[name].duplex for name, _ in every):
-            load_both = load_there + load_back
+            load_both_s = load_forward_s + load_backward_s
         columns = self.prices.cuts.columns
         card_s = [each / self._card_bytes_per_s for each in (columns.forward_bytes, columns.backward_bytes)]
         for there, back in on_cards:
-            load_there = np.maximum(load_there, there * card_s[0])
-            load_back = np.maximum(load_back, back * card_s[1])
+            load_forward_s = np.maximum(load_forward_s, there * card_s[0])
+            load_backward_s = np.maximum(load_backward_s, back * card_s[1])
             if there and back:
-                load_both = np.maximum(load_both, there * card_s[0] + back * card_s[1])
+                load_both_s = np.maximum(load_both_s, there * card_s[0] + back * card_s[1])
         return HandoverBound(
-            there=self._least_of_most(receivers, forward=True) + overhead_s,
-            path=self._least(every, forward=True) + overhead_s,
-            back=self._least(every, forward=False) + overhead_s,
-            back_all=self._least_of_most(senders, forward=False) + overhead_s,
-            load_there=load_there,
-            load_back=load_back,
-            load_both=load_both,
+            forward_s=self._least_of_most(receivers, forward=True) + overhead_s,
+            least_forward_s=self._least(every, forward=True) + overhead_s,
+            least_backward_s=self._least(every, forward=False) + overhead_s,
+            backward_s=self._least_of_most(senders, forward=False) + overhead_s,
+            load_forward_s=load_forward_s,
+            load_backward_s=load_backward_s,
+            load_both_s=load_both_s,
         )
 
     def _least_of_most(self, ranks: frozenset[PiecesOfOne], forward: bool) -> Array:

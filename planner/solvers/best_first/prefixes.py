@@ -30,10 +30,10 @@ class PipelinePrefix:
         state: unused devices.
         started_s: the end of the last stage's first F.
         returns_s: what follows once the last gradient has come back to the last stage: its last B, and all upstream.
-        max_in_flight: the least of the stages, which those behind cannot exceed.
+        max_in_flight: the least of the stages, which later ones cannot exceed.
         bound_s: what the stages so far take together.
         sums_s: how long network cards are busy with its sums of gradients, in the mean of all hosts, as far as these
-            have to wait for the stages behind.
+            have to wait for later stages.
     """
 
     choices: tuple[GroupChoice, ...]
@@ -149,31 +149,32 @@ class Frontier:
             bound = np.where(table.last == cuts.last, bound, np.inf)
         rows = np.flatnonzero(bound < upper_s)
         rows = rows[np.argsort(bound[rows], kind="stable")]
-        tail = np.maximum(stage.tail, before.back)
-        own = np.maximum(prefix.bound_s, before.start + np.maximum(stage.work + tail, stage.all_work + stage.tail))
+        tail_s = np.maximum(stage.tail_s, before.after_last_s)
+        done_s = np.maximum(stage.work_s + tail_s, stage.all_work_s + stage.tail_s)
+        own_s = np.maximum(prefix.bound_s, before.start_s + done_s)
         return Expansion(
             prefix,
             table,
             bound[rows],
             rows,
-            (before.start + stage.head)[rows],
-            (stage.back + tail)[rows],
-            own[rows],
+            (before.start_s + stage.forward_s)[rows],
+            (stage.backward_s + tail_s)[rows],
+            own_s[rows],
             max_in_flight[rows],
-            (before.sums + table.card_s)[rows],
+            (before.sums_s + table.card_s)[rows],
         )
 
     def _before(self, prefix: PipelinePrefix, link: HandoverBound, reads: Flags, returns: Flags) -> Before:
-        """``prefix`` as the stage behind sees it, by row of a table."""
+        """``prefix`` as the next stage sees it, by row of a table."""
         started_s = prefix.started_s
         returns_s = prefix.returns_s
         return Before(
-            start=np.where(reads, started_s + link.there, 0.0),
-            all_there=np.where(reads, started_s + link.load_there, 0.0),
-            back=np.where(returns, link.back + returns_s, 0.0),
-            all_back=np.where(returns, link.load_back + returns_s, 0.0),
-            both=np.where(returns, started_s + link.load_both + returns_s, 0.0),
-            sums=np.where(returns, prefix.sums_s, 0.0),
+            start_s=np.where(reads, started_s + link.forward_s, 0.0),
+            last_input_s=np.where(reads, started_s + link.load_forward_s, 0.0),
+            after_last_s=np.where(returns, link.least_backward_s + returns_s, 0.0),
+            after_first_s=np.where(returns, link.load_backward_s + returns_s, 0.0),
+            both_ways_s=np.where(returns, started_s + link.load_both_s + returns_s, 0.0),
+            sums_s=np.where(returns, prefix.sums_s, 0.0),
         )
 
     def candidate(self, prefix: PipelinePrefix, schedule: str) -> Candidate:
@@ -189,13 +190,13 @@ class Frontier:
         ]
 
     def next_groups(self, prefix: PipelinePrefix, table: StageTable) -> list[PricedGroup]:
-        """The same of each choice of a stage behind ``prefix``."""
+        """The same of each choice of a stage after ``prefix``."""
         names = self._names(prefix)
         groups = ((at_pools(c.option.group, names, len(names)), c.group.version) for c in table.choices)
         return list(starmap(self.suffixes.version, groups))
 
     def _names(self, prefix: PipelinePrefix, stages: int | None = None) -> Counts:
-        """What the pools of the state behind the first ``stages`` stages are called."""
+        """What the pools of the state after the first ``stages`` stages are called."""
         devices = self.suffixes.devices
         _, names = devices.canonical(tuple(len(pool.ranks) for pool in devices.pools))
         for choice in prefix.choices[:stages]:
@@ -213,7 +214,7 @@ class Frontier:
             if not len(lasts):
                 continue
             stage, labels = suffixes.stages(choice, begin, lasts)
-            kept = np.flatnonzero(np.isfinite(labels.total) & (labels.free <= suffixes.upper_s))
+            kept = np.flatnonzero(np.isfinite(labels.end_s) & (labels.step_s <= suffixes.upper_s))
             parts.append(
                 (
                     np.full(len(kept), number),
@@ -225,7 +226,8 @@ class Frontier:
             )
         numbers = np.zeros(0, dtype=np.int64)
         nothing = [np.zeros(0)]
-        empty = (numbers, numbers, [*9 * nothing, numbers], len(fields(Labels)) * nothing, *nothing)
+        no_stages = [*nothing * (len(fields(BoundedStages)) - 1), numbers]  # windows are whole numbers
+        empty = (numbers, numbers, no_stages, nothing * len(fields(Labels)), *nothing)
         number, last, stages, labels_of, cards = zip(empty, *parts, strict=True)
         return StageTable(
             choices,

@@ -89,7 +89,7 @@ class SolvedPipeline:
 
     def work_s(self) -> Array:
         """Of each stage."""
-        return np.array([float(stage.all_work) for stage in self.stages()])
+        return np.array([float(stage.all_work_s) for stage in self.stages()])
 
     def most_kept(self) -> list[int]:
         """Micro-batches that memory lets each stage keep."""
@@ -235,7 +235,7 @@ def _together_s(alike: list[SolvedPipeline], handed: list[tuple[Handed, ...]], w
     edges = tuple(sorted(set(edges_of(chain.from_iterable(handed), prices.freedom.trains))))
     pipelines = [(solution.groups, solution.cuts) for solution in alike]
     stages = stages_of(pipelines)
-    ended = replace(stages, tail=np.maximum(stages.tail, _sums_s(alike, stages.card)))
+    ended = replace(stages, tail_s=np.maximum(stages.tail_s, _sums_s(alike, stages.card_s)))
     messages_s = messages_of(handovers_of(prices), pipelines, handed, edges)
     leaves = Leaves(edges, (), prices.num_counted, np.zeros(len(alike)), ended, messages_s)
     steps_s = leaves.bounds(first.schedule, first.windows, count, np.arange(len(alike)))
@@ -267,7 +267,7 @@ def _versions(now: SolvedPipeline) -> Iterator[SolvedPipeline]:
 
 
 def _windows(now: SolvedPipeline) -> list[tuple[int, int]]:
-    """First stages and those behind the last, the most promising first."""
+    """First stages and those after the last, the most promising first."""
     work_s = now.work_s()
     count = len(now.groups)
     spans = [(a, b) for a in range(count) for b in range(a + 1, min(a + _WIDEST, count) + 1)]
@@ -316,7 +316,7 @@ class _Window:
         ends = self._places[:, None], self._places[None, :]
         stage = group.stage(*ends)
         possible = self.now.prices.cuts.inside[ends] & (stage.window > 0)
-        return np.where(possible, stage.all_work + stage.tail, np.inf)
+        return np.where(possible, stage.all_work_s + stage.tail_s, np.inf)
 
     def _groups(self, division: tuple[Counts, ...]) -> tuple[PricedGroup, ...]:
         """Stages on these devices, which recompute what those before them did; empty if one cannot be priced."""

@@ -14,24 +14,13 @@ Subject to  memory on every rank, with the micro-batches in flight              
             a sample of every micro-batch on every rank of a stage                      ``feasibility.usable``
             side constraints                                                      ``candidates.constraints``
 
-The bound.  What a pipeline takes at least is a fold over its stages, from the last to the first: E, G, S and V of
+The bound.  What a pipeline takes at least, on network cards too, is a fold over its stages, from the last to the first:
                                                                                               ``recurrence``
-
-Network cards.  No card ever carries more than r bytes a second, the most of what cards can and of what any message or
-sum does alone (``NetworkPrices.most_card_bytes_per_s``), however flows share it (``costs.simulator.traffic``).  So what
-begins at t or later is on a card until t + its bytes / r at least:
-    C_s is also the bytes of all M messages on the fullest card / r.  The first begins after an F of s, and behind the
-        last of them, whichever it is, come an F of s + 1, its B and the gradient         ``HandoverBounds._on_cards``
-    x_s is what s, on n_s of n hosts, puts on a card of each in its sum / r, times n_s / n.  Where gradients come back
-        the last B of stage k precedes those of all stages before it, and their sums: behind it come the bytes of
-        these on each host, and so their mean over hosts                                                ``Suffixes``
-    of a complete pipeline the hosts are known: behind each flow come all on a card that begin no sooner than it
-                                                                                        ``leaf_bound.CardLoads``
 
 The least values over all continuations, for each cut, devices left and first group, are a
 DP over suffixes                                                                                   ``bound``
 and for each cut and worth of devices left, whichever they are, a table over counts                ``counts_table``
-Where stage s + 1 need not read from s, only the step as a whole is bounded                  ``Labels.free``
+Where stage s + 1 need not read from s, only the step as a whole is bounded                  ``Labels.step_s``
 Stages that do not depend on one another are bounded in one order and simulated in each   ``GraphCuts.disorder``
 
 Prefixes of pipelines wait in a queue by the bound of their best continuation                   ``prefixes``
@@ -173,10 +162,10 @@ def _written(
     evaluator.budget.reserve(evaluator.writing_s)
     fastest_s = tie.step_s if tie is not None else predicted.prediction.step_s
     limits = certainty + binding(decision.stages, predicted)
-    proof = replace(_proof(start, outcome, fastest_s), binding=limits, tie=tie)
+    searched = replace(_search_of(start, outcome, fastest_s), binding=limits, tie=tie)
     fastest = outcome.best if tie is not None else None
     others = alternatives(evaluator, chosen, start.choices, outcome.by_num_stages, fastest)
-    return plan_of(problem, decision, predicted.prediction, proof, others)
+    return plan_of(problem, decision, predicted.prediction, searched, others)
 
 
 def _incumbents(start: SearchStart, over_samples: Outcome, outcome: Outcome) -> Iterator[Evaluation]:
@@ -186,7 +175,7 @@ def _incumbents(start: SearchStart, over_samples: Outcome, outcome: Outcome) -> 
     yield from (evaluation for evaluation in plans if evaluation is not None)
 
 
-def _proof(start: SearchStart, outcome: Outcome, step_s: float) -> Search:
+def _search_of(start: SearchStart, outcome: Outcome, step_s: float) -> Search:
     """What is known of how far a plan of ``step_s`` can be from the best."""
     problem = start.evaluator.problem
     bound_s = min(outcome.bound_s, start.least_work_s, step_s)

@@ -30,7 +30,7 @@ suffices with the micro-batches that the schedule then has in flight.  So T is
 with unlike members, statistics and the sum of gradients told apart, and no big M: an F of a stage follows one of the
 stage before, and a B is followed by one there.  The stages before a layer's are those of the path that end at a cut
 without it; for a cut that is not on the path, the sum is that of its first stages, and says less.  Where a stage need
-not read from the one before, all rows begin anew behind that cut.  So T is below the simulated step of every
+not read from the one before, all rows begin anew after that cut.  So T is below the simulated step of every
 synchronous schedule with one stage a position.
 
 Sizes of micro-batches and schedules are enumerated outside, best bound first; every solution is simulated and then
@@ -204,14 +204,14 @@ def passing(rows: IntegerProgram, instance: SpanInstance, chain: Chain) -> float
     for cut in range(1, count):
         here = np.flatnonzero(spans.last == cut)
         longest[cut] = messages[cut] + (longest[spans.first[here]] + chain.pass_s[here]).max(initial=0.0)
-    at_end = [chain.end_s, *(behind_s for _, behind_s in chain.wires)]
+    at_end = [chain.end_s, *(after_s for _, after_s in chain.wires)]
     wire_s = max((float(seconds.max(initial=0.0)) for seconds, _ in chain.wires), default=0.0)
     ending = sum(float(seconds.max(initial=0.0)) for seconds in (np.maximum.reduce(at_end), chain.first_s))
     return float(longest.max()) + wire_s + ending
 
 
 def _broken(instance: SpanInstance, chain: Chain) -> Flags:
-    """The spans behind which the chain begins anew."""
+    """The spans after which the chain begins anew."""
     return np.asarray(~chain.linked & (instance.spans.last < instance.cuts.last))
 
 
@@ -236,23 +236,23 @@ def stages(rows: IntegerProgram, instance: SpanInstance, chain: Chain, enough: f
     cuts = instance.cuts
     layers = np.unique(cuts.members > 0, axis=1).T  # (layer, cut)
     for start in _starts(instance, chain):
-        behind = layers[~layers[:, start]]
-        own = (behind[:, spans.last] & ~behind[:, spans.first]) * chain.end_s
+        later = layers[~layers[:, start]]
+        own = (later[:, spans.last] & ~later[:, spans.first]) * chain.end_s
         first_s = chain.first_s * (spans.first == 0) * (start == 0)
-        _bound(rows, chain, cuts.inside[start] & ~behind, enough, stages=own + first_s)
+        _bound(rows, chain, cuts.inside[start] & ~later, enough, stages=own + first_s)
 
 
 def wires(rows: IntegerProgram, instance: SpanInstance, chain: Chain, enough: float) -> None:
-    """All messages on a wire: one way, with the last F and B behind it, or both ways where they share it."""
+    """All messages on a wire: one way, with the last F and B after it, or both ways where they share it."""
     spans = instance.spans
     handovers = instance.handovers
     cuts = instance.cuts
-    for (seconds, behind_s), start in product(chain.wires, _starts(instance, chain)):
+    for (seconds, after_s), start in product(chain.wires, _starts(instance, chain)):
         busy = np.unique(handovers.cut[seconds > 0])
         at = busy[cuts.inside[start, busy]]
         before = cuts.inside[start] & (cuts.inside[:, at].T | (np.arange(cuts.last + 1) == at[:, None]))
         first_s = chain.first_s * (spans.first == 0) * (start == 0)
-        own = (spans.first == at[:, None]) * behind_s + first_s
+        own = (spans.first == at[:, None]) * after_s + first_s
         _bound(rows, chain, before, enough, stages=own, handovers=(handovers.cut == at[:, None]) * seconds)
 
 

@@ -39,8 +39,8 @@ from planner.solvers.candidates.feasibility import (
 from planner.solvers.ilp.formulas import SpanProgram
 from planner.solvers.ilp.spans import (
     FEW_GROUPS,
+    NextStages,
     SpanInstance,
-    StagesBehind,
     group_counts,
     prune,
     span_tables,
@@ -222,7 +222,7 @@ class Enumeration:
         freedom = replace(Freedom.of(problem), virtual=(), trains=True)
         devices = DeviceStates(pools(problem, self.constraints), freedom.may_replicate)
         cuts = cuts_of(cost_model, MANY_IDEALS, may_part_ties(problem), may_part_free(problem), merges_orders=False)
-        received = StagesBehind.of(cuts).least_received()
+        received = NextStages.of(cuts).least_received()
         counts, left_out = group_counts(devices)
         self._note_left_out(devices, cuts, left_out)
         most = min(len(problem.ranks), cuts.last, problem.max_stages or len(problem.ranks))

@@ -5,9 +5,9 @@ Spans and hand-overs that no solution below an upper bound can have are left out
 and B, both messages), once along forwards alone:
 
     before    the least that a pipeline takes from its start to the first F of a stage that begins there, and back
-    behind    the least that a pipeline takes which begins there
+    after     the least that a pipeline takes which begins there
 
-A span stays if what is before it, the span itself and what is behind it stay below the bound; behind a stage from which
+A span stays if what is before it, the span itself and what is after it stay below the bound; after a stage from which
 the next need not read, nothing is before.
 """
 
@@ -46,7 +46,7 @@ class SpanTable:
         work_s: all of its F and B, or F, I and W.
         last_s: reduction and update after the last of them.
         depth: most micro-batches that fit; in an instance, most stages downstream, itself included, with which it does.
-        linked, linked_back: whether the stage behind certainly reads from it, and sends a gradient back.
+        linked, linked_back: whether the next stage certainly reads from it, and sends a gradient back.
     """
 
     first: Numbers
@@ -169,11 +169,11 @@ def twin_pools(pools: Sequence[DevicePool], groups: Sequence[PricedGroup]) -> tu
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StagesBehind:
-    """What a stage from one cut to another hands to the one behind it, whatever that is; by first cut and cut.
+class NextStages:
+    """What a stage from one cut to another hands to the next one, whatever that is; by first cut and cut.
 
     Attributes:
-        possible: by sort of the stage behind as well, whether it may follow.
+        possible: by sort of the next stage as well, whether it may follow.
         linked, linked_back: whether it certainly reads, and sends a gradient back.
     """
 
@@ -183,7 +183,7 @@ class StagesBehind:
     linked_back: Flags
 
     @classmethod
-    def of(cls, cuts: GraphCuts) -> StagesBehind:
+    def of(cls, cuts: GraphCuts) -> NextStages:
         """Read off the columns of what crosses."""
         possible: Flags = (cuts.column >= 0) & cuts.inside
         linked, linked_back = (
@@ -193,7 +193,7 @@ class StagesBehind:
         return cls(cuts, possible, linked, linked_back)
 
     def least(self, by_column: Array) -> Array:
-        """The least, of any stage behind; infinite where there is none."""
+        """The least, of any next stage; infinite where there is none."""
         return np.asarray(np.where(self.possible, by_column[self.cuts.column], np.inf).min(axis=0))
 
     def least_received(self) -> Array:
@@ -203,8 +203,8 @@ class StagesBehind:
 
     def handover_s(self, link: HandoverBound) -> tuple[Array, Array]:
         """Times in the order of :class:`HandoverTable`, at least, by cut; and what they are beyond that."""
-        one_way = np.maximum(link.load_there + link.back, link.there + link.load_back)
-        times = (link.there, link.there + link.back, one_way, link.load_both)
+        one_way_s = np.maximum(link.load_forward_s + link.least_backward_s, link.forward_s + link.load_backward_s)
+        times = (link.forward_s, link.forward_s + link.least_backward_s, one_way_s, link.load_both_s)
         certain = np.stack([self.linked, *3 * [self.linked_back]])
         seconds = np.where(certain, np.stack([self.least(each) for each in times]), 0.0)
         seconds[2:] = np.maximum(seconds[2:] - seconds[1], 0.0)
@@ -219,17 +219,17 @@ def span_tables(prices: GroupPrices, groups: Sequence[Sequence[PricedGroup]]) ->
     Args:
         groups: each with its ways to recompute.
     """
-    behind = StagesBehind.of(prices.cuts)
-    handovers, more = _handovers(prices, behind, [group for group, *_ in groups])
-    spans = [_spans(prices, behind, group, number, more[number]) for number, of in enumerate(groups) for group in of]
+    after = NextStages.of(prices.cuts)
+    handovers, more = _handovers(prices, after, [group for group, *_ in groups])
+    spans = [_spans(prices, after, group, number, more[number]) for number, of in enumerate(groups) for group in of]
     joined = (np.concatenate([getattr(table, column.name) for table in spans]) for column in fields(SpanTable))
     return SpanTable(*joined), handovers
 
 
-def _handovers(prices: GroupPrices, behind: StagesBehind, groups: Sequence[PricedGroup]) -> tuple[HandoverTable, Array]:
+def _handovers(prices: GroupPrices, after: NextStages, groups: Sequence[PricedGroup]) -> tuple[HandoverTable, Array]:
     """Every hand-over between two groups, and by group and cuts what messages of its stages take beyond that."""
     links = HandoverBounds(prices)
-    least_s = Memo(behind.handover_s)
+    least_s = Memo(after.handover_s)
     inner = np.arange(1, prices.cuts.last)
     more = np.full((len(groups), 4, *prices.cuts.inside.shape), np.inf)
     rows = [np.zeros((7, 0))]
@@ -244,26 +244,26 @@ def _handovers(prices: GroupPrices, behind: StagesBehind, groups: Sequence[Price
     return HandoverTable(*columns[:3].astype(np.int64), *columns[3:]), more
 
 
-def _spans(prices: GroupPrices, behind: StagesBehind, group: PricedGroup, number: int, more: Array) -> SpanTable:
+def _spans(prices: GroupPrices, after: NextStages, group: PricedGroup, number: int, more: Array) -> SpanTable:
     """Those of a group, with what its messages take beyond the least."""
     first, last = np.nonzero(prices.cuts.inside)
     stage = group.stage(first, last)
-    returns = behind.linked_back[first, last]
-    turn_s = stage.work + len(prices.micro_batches) * group.prices.overhead_s * returns
-    may_be = behind.possible[:, first, last].any(axis=0) | (last == prices.cuts.last)
+    returns = after.linked_back[first, last]
+    turn_s = stage.work_s + len(prices.micro_batches) * group.prices.overhead_s * returns
+    may_be = after.possible[:, first, last].any(axis=0) | (last == prices.cuts.last)
     return SpanTable(
         first=first,
         last=last,
         group=np.full(len(first), number),
         recompute=np.full(len(first), int(group.recompute)),
-        there_s=stage.head + more[0, first, last],
-        round_s=stage.head + stage.back + more[1, first, last],
-        pair_s=stage.head + stage.back,
+        there_s=stage.forward_s + more[0, first, last],
+        round_s=stage.forward_s + stage.backward_s + more[1, first, last],
+        pair_s=stage.forward_s + stage.backward_s,
         turn_s=turn_s,
-        work_s=np.maximum(turn_s, stage.all_work),
-        last_s=stage.tail,
+        work_s=np.maximum(turn_s, stage.all_work_s),
+        last_s=stage.tail_s,
         depth=np.where(may_be, stage.window, 0),
-        linked=behind.linked[first, last],
+        linked=after.linked[first, last],
         linked_back=returns,
     )
 
@@ -274,9 +274,9 @@ class Chain:
 
     Attributes:
         pass_s, message_s: of spans and hand-overs on the way.
-        linked: by span, whether the chain goes on behind it.
+        linked: by span, whether the chain goes on after it.
         end_s: of the span at its end; first_s: of the first one, in the end.
-        wires: of hand-overs at its end, with what the span behind takes at least.
+        wires: of hand-overs at its end, with what the next span takes at least.
     """
 
     name: str
@@ -327,7 +327,7 @@ def _through(instance: SpanInstance, chain: Chain) -> tuple[Array, Array, float]
     handovers = instance.handovers
     wire_s = np.maximum.reduce([np.zeros(len(handovers)), *(seconds for seconds, _ in chain.wires)])
     begun, ended = _before(instance, chain)
-    begins, linked, unlinked = _behind(instance, chain, wire_s)
+    begins, linked, unlinked = _after(instance, chain, wire_s)
     start = begun[spans.first, spans.group]
     at = (spans.last, spans.group)
     follows = np.where(chain.linked, start + chain.pass_s + linked[at], unlinked[at])
@@ -359,8 +359,8 @@ def _before(instance: SpanInstance, chain: Chain) -> tuple[Array, Array]:
     return begun, ended
 
 
-def _behind(instance: SpanInstance, chain: Chain, wire_s: Array) -> tuple[Array, Array, Array]:
-    """``[cuts, groups]``: the least from a stage on that begins there, and behind one that ends there.
+def _after(instance: SpanInstance, chain: Chain, wire_s: Array) -> tuple[Array, Array, Array]:
+    """``[cuts, groups]``: the least from a stage on that begins there, and after one that ends there.
 
     The latter with the message to the next stage, which reads from it, and where that need not read.
     """
