@@ -76,7 +76,7 @@ class PricedProgram:
 
     Attributes:
         compiled: of a symmetric one the first slice.
-        sizes: bytes by transfer slot.
+        transfer_bytes: by transfer slot.
         carried: by transfer slot, how these are carried.
         wires: by channel.
         symmetry: which ranks stand for which; None: each for itself.
@@ -84,18 +84,18 @@ class PricedProgram:
 
     costs: StageCosts
     compiled: CompiledProgram
-    sizes: Sequence[int]
+    transfer_bytes: Sequence[int]
     carried: Sequence[CoalescedMessage]
     wires: Sequence[int]
     symmetry: Symmetry | None = None
 
     def prices(self) -> SlotPrices:
         """Of every action and message."""
-        return prices_of(self.compiled, self.costs, self.sizes, self.wires)
+        return prices_of(self.compiled, self.costs, self.transfer_bytes, self.wires)
 
     def memories(self) -> tuple[RankMemory, ...]:
         """What each rank holds when it holds most; ranks that are not used hold nothing."""
-        memories = rank_memories(self.costs, self.compiled, self.sizes, self.carried)
+        memories = rank_memories(self.costs, self.compiled, self.transfer_bytes, self.carried)
         return memories if self.symmetry is None else self.symmetry.spread(memories)
 
 
@@ -223,9 +223,9 @@ class Pricing:
         return layouts.costs(group, options, set(candidate.micro_batches), candidate.blocks_of(stage))
 
     @once
-    def samples(self, shares: tuple[int, ...], rows: int) -> tuple[int, ...]:
-        """Samples of each member of a group with ``shares``, of a micro-batch of ``rows``."""
-        return samples_of(shares, rows)
+    def samples(self, shares: tuple[int, ...], size: int) -> tuple[int, ...]:
+        """Samples of each member of a group with ``shares``, of a micro-batch of ``size``."""
+        return samples_of(shares, size)
 
     def _part_prices(self) -> PartPrices:
         prices = (extra.part_prices(self.cost_model) for extra in extras(PlannerExtra))
@@ -240,8 +240,8 @@ class Pricing:
         """
         along = throughout_sites(self.graph) if len(shares) > 1 and sum(shares) != full else frozenset()
         if not along or not all(self.graph.layers[index].name in along for index in layers):
-            return {rows: self.samples(shares, rows) for rows in set(micro_batches)}
-        return {rows: parts_of(shares, rows) for rows in set(micro_batches)}
+            return {size: self.samples(shares, size) for size in set(micro_batches)}
+        return {size: parts_of(shares, size) for size in set(micro_batches)}
 
     @cached_property
     def _cores(self) -> IndexSpans:

@@ -273,21 +273,21 @@ def producer(value: str) -> str:
     return value.partition(":")[0]
 
 
-def graph_of_sites(graph: Graph, rows: int, sizes: Mapping[str, int]) -> Graph:
-    """``graph`` for ``rows`` samples that have ``sizes`` sites, by the name of the number."""
+def graph_of_sites(graph: Graph, samples: int, sizes: Mapping[str, int]) -> Graph:
+    """``graph`` for ``samples`` samples that have ``sizes`` sites, by the name of the number."""
 
     @cache  # most layers of a level make tensors alike
     def at(spec: TensorSpec) -> TensorSpec:
-        return spec_of_sites(spec, rows, graph.samples, sizes)
+        return spec_of_sites(spec, samples, graph.samples, sizes)
 
     layers = tuple(replace(layer, outputs=tuple(map(at, layer.outputs))) for layer in graph.layers)
     inputs = {name: at(spec) for name, spec in graph.inputs.items()}
-    return replace(graph, samples=rows, inputs=inputs, layers=layers)
+    return replace(graph, samples=samples, inputs=inputs, layers=layers)
 
 
-def spec_of_sites(spec: TensorSpec, rows: int, captured: int, sizes: Mapping[str, int]) -> TensorSpec:
-    """``spec``, of a graph of ``captured`` samples, for ``rows`` samples that have ``sizes`` sites."""
-    resized = spec.at(rows, captured)
+def spec_of_sites(spec: TensorSpec, samples: int, captured: int, sizes: Mapping[str, int]) -> TensorSpec:
+    """``spec``, of a graph of ``captured`` samples, for ``samples`` samples that have ``sizes`` sites."""
+    resized = spec.at(samples, captured)
     shape = tuple(sizes.get(dim, extent) for dim, extent in zip(resized.dims, resized.shape, strict=True))
     return resized if shape == resized.shape else replace(resized, shape=shape)
 

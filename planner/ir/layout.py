@@ -67,11 +67,11 @@ def equal_shares(samples: int, num_ranks: int) -> tuple[int, ...]:
     return (each + 1,) * more + (each,) * (num_ranks - more)
 
 
-def samples_of(shares: tuple[int, ...], rows: int) -> tuple[int, ...]:
-    """Samples of each rank in a micro-batch of ``rows``, where ``shares`` are those of a full one."""
-    return Layout({SAMPLE: cut_points(shares)} if len(shares) > 1 else {}).samples(rows)
+def samples_of(shares: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Samples of each rank in a micro-batch of ``size``, where ``shares`` are those of a full one."""
+    return Layout({SAMPLE: cut_points(shares)} if len(shares) > 1 else {}).samples(size)
 
 
-def parts_of(shares: tuple[int, ...], rows: int) -> tuple[float, ...]:
+def parts_of(shares: tuple[int, ...], size: int) -> tuple[float, ...]:
     """The same where ranks share the sites of a stage: fractions of samples (``costs.stages.placement.loads``)."""
-    return tuple(rows * share / sum(shares) for share in shares)
+    return tuple(size * share / sum(shares) for share in shares)

@@ -150,12 +150,12 @@ def timeline(
     compiled: CompiledProgram,
     trace: Trace,
     costs: StageCosts,
-    sizes: Sequence[int],
+    transfer_bytes: Sequence[int],
     carried: Sequence[CoalescedMessage] = (),
 ) -> Timeline:
     """The trace as a timeline, with memory beside it.
 
-    ``sizes`` and ``carried`` as of :func:`planner.costs.memory.lifetimes.usages`.
+    ``transfer_bytes`` and ``carried`` as of :func:`planner.costs.memory.lifetimes.usages`.
     """
     spans = tuple(
         Span(rank, str(action), start, stop)
@@ -163,7 +163,7 @@ def timeline(
         for action, start, stop in zip(row, trace.starts[rank], trace.stops[rank], strict=True)
     )
     memory = []
-    for rank, usage in enumerate(usages(costs, compiled, sizes, carried)):
+    for rank, usage in enumerate(usages(costs, compiled, transfer_bytes, carried)):
         memory.append(MemorySample(rank, 0.0, usage.always if usage else 0))
         for position, during, after in usage.samples() if usage else ():
             memory.append(MemorySample(rank, trace.starts[rank][position], during))

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from planner.ir.errors import IllegalProgramError
 from planner.ir.plan import Size
-from planner.ir.program import Part, Program, Route, num_joined, sent_by
+from planner.ir.program import Program, Route, num_joined, sent_by
 from planner.ir.schedule import ADDS_GRADIENTS, COMPUTE, MESSAGE, SEND, Action, Op, format_grid
 from planner.passes.numbering import Numbering
 from planner.passes.versions import versions_kept
@@ -54,23 +54,17 @@ class TransferSlot:
     dst: int
     before: tuple[int, ...] = ()
 
-    def bytes_ahead(self, size: int, sizes: Sequence[int]) -> int | None:
-        """Bytes of the message that a transfer of ``size`` bytes joins; None: it begins one.
+    def bytes_ahead(self, num_bytes: int, transfer_bytes: Sequence[int]) -> int | None:
+        """Bytes of the message that a transfer of ``num_bytes`` joins; None: it begins one.
 
         Args:
-            sizes: by transfer slot.
+            transfer_bytes: by transfer slot.
         """
         if not self.before:
             return None
-        before = [sizes[each] for each in self.before]
-        count = num_joined([*before, size])
+        before = [transfer_bytes[each] for each in self.before]
+        count = num_joined([*before, num_bytes])
         return sum(before[-count:]) if count else None
-
-    def parts(self, program: Program) -> tuple[Part, ...]:
-        """What such a message carries."""
-        ends = (self.src, self.dst) if self.forward else (self.dst, self.src)
-        message = next(m for m in program.messages[self.route] if (m.src, m.dst) == ends)
-        return message.parts if self.forward else message.gradient_parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,9 +65,9 @@ class StagePlacement:
     laid_out: Mapping[Size, StageCost] = field(default_factory=dict)
     recomputed: tuple[tuple[int, ...], ...] = ()
 
-    def samples_of(self, member: int, rows: int) -> float:
-        """Samples that a member has of a micro-batch of ``rows``; where layers have layouts of their own all."""
-        return self.samples[rows][member] if self.samples else rows
+    def samples_of(self, member: int, size: int) -> float:
+        """Samples that a member has of a micro-batch of ``size``; where layers have layouts of their own all."""
+        return self.samples[size][member] if self.samples else size
 
     @property
     def recompute_mask(self) -> RecomputeMask:
@@ -178,17 +178,17 @@ class LayoutCosts:
         Args:
             blocks: of them, those that are run in blocks.
         """
-        return {rows: self._cost(ranks, tuple(sorted(options.items())), rows, blocks) for rows in sorted(sizes)}
+        return {size: self._cost(ranks, tuple(sorted(options.items())), size, blocks) for size in sorted(sizes)}
 
-    @once_by(lambda self, ranks, options, rows, blocks: (ranks, options, rows, str(blocks)))
+    @once_by(lambda self, ranks, options, size, blocks: (ranks, options, size, str(blocks)))
     def _cost(
         self,
         ranks: tuple[int, ...],
         options: tuple[tuple[int, ShardingSpec], ...],
-        rows: int,
+        size: int,
         blocks: tuple[Block, ...],
     ) -> StageCost:
-        prices = self.prices(ranks, rows)
+        prices = self.prices(ranks, size)
         chosen = dict(options)
         if not blocks:
             return stage_cost(prices, chosen)

@@ -104,7 +104,7 @@ def replica_candidate(problem: Problem, replicas: Replicas, schedule: str) -> Ca
 def _bound_s(cost_model: CostModel, ranks: tuple[int, ...], shares: tuple[int, ...], batches: tuple[int, ...]) -> float:
     """Every F, B, the reduction and the update, one after another, on the slowest rank."""
     graph = cost_model.profile.graph
-    samples = {rows: samples_of(shares, rows) for rows in set(batches)}
+    samples = {size: samples_of(shares, size) for size in set(batches)}
     placed = StagePlacement(((0, len(graph.layers)),), ranks, samples, graph.parameter_bytes())
     costs = StageCosts(cost_model, (placed,), batches)
     after = Action(0, Op.REDUCE_GRAD), Action(0, Op.UPDATE)

@@ -323,10 +323,10 @@ class TableMaker:
         both, of_forward = exchanged
         trains = self.backward != NONE
         passes, smaller = (
-            cost_model.sums(kind, rows, shared, self.problem.recompute == ALWAYS).least(trains, self.backward == LEAST)
-            if rows
+            cost_model.sums(kind, own, shared, self.problem.recompute == ALWAYS).least(trains, self.backward == LEAST)
+            if own
             else None
-            for rows in (samples, rest)
+            for own in (samples, rest)
         )
         assert passes is not None, "each rank has a sample"
         _, work_s = passes.works_s(self.num_full, smaller)

@@ -119,7 +119,7 @@ class LayoutPlans:
             if own and not gives_all_work(self.evaluator.layouts, group, own, sizes):
                 return False
             if not own and len(group) > 1:
-                shares = [self.evaluator.pricing.samples(candidate.shares[stage], rows) for rows in sizes]
+                shares = [self.evaluator.pricing.samples(candidate.shares[stage], size) for size in sizes]
                 if min(map(min, shares)) < 1 or any(graph.layers[index].name in mixing for index in layers):
                     return False
         return not candidate.options or joins_all_ranks(graph, candidate)

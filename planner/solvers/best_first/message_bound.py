@@ -142,8 +142,8 @@ class HandoverBounds:
         hosts = [tuple(self.hosts[number] for number in group.orders[0]) for group in (source, destination)]
         sizes = list(set(self.prices.micro_batches))
         passing = np.zeros((len(sizes), len(self.prices.pools), 2))
-        for number, rows in enumerate(sizes):
-            for host, *both in across_hosts(source.samples[rows], destination.samples[rows], *hosts):
+        for number, size in enumerate(sizes):
+            for host, *both in across_hosts(source.samples[size], destination.samples[size], *hosts):
                 passing[number, host] = both
         return np.asarray(passing.min(axis=0))
 
@@ -167,8 +167,8 @@ class HandoverBounds:
         sources = tuple(map(mine.index, first))
         destinations = tuple(map(theirs.index, second))
         return {
-            rows: pieces(source.samples[rows], destination.samples[rows], sources, destinations, between)
-            for rows in set(self.prices.micro_batches)
+            size: pieces(source.samples[size], destination.samples[size], sources, destinations, between)
+            for size in set(self.prices.micro_batches)
         }
 
     def least_link(self, source: int, destination: int) -> Link:
@@ -203,8 +203,8 @@ class HandoverBounds:
             return frozenset()
         in_order = source.orders_known and destination.orders_known
         passed: dict[int, Array] = {}
-        for rows, times in Counter(self.prices.micro_batches).items():
-            for host, *both in across_hosts(source.samples[rows], destination.samples[rows], *hosts, in_order):
+        for size, times in Counter(self.prices.micro_batches).items():
+            for host, *both in across_hosts(source.samples[size], destination.samples[size], *hosts, in_order):
                 passed[host] = passed.get(host, np.zeros(2)) + times * np.array(both)
         ends = (tuple(each.tolist()) for each in passed.values() if each.any())
         return frozenset(side for there, back in ends for side in ((there, back), (back, there)))

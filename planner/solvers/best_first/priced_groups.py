@@ -383,8 +383,8 @@ class GroupPrices:
             return [1e-3, *range(1, largest + 1)]  # between, costs per sample lie between
         if len({pool.sort for pool in self.pools}) > 1:
             return list(range(1, largest + 1))
-        sizes = range(1, len(self.problem.ranks) + 1)
-        return sorted({n for rows in set(self.micro_batches) for m in sizes for n in (rows // m, -(-rows // m)) if n})
+        counts = range(1, len(self.problem.ranks) + 1)
+        return sorted({n for size in set(self.micro_batches) for m in counts for n in (size // m, -(-size // m)) if n})
 
     def _made(self, counts: Counts, version: Version) -> PricedGroup | None:
         recompute, _, shares = version
@@ -396,14 +396,14 @@ class GroupPrices:
         alike = (kinds, self.cost_model.profile.cluster.group_alike(ranks), version)
         if alike not in self._prices:
             sizes = (self.micro_batches[0], self.micro_batches[self.num_counted - 1])
-            full, last = (self._samples_of(shares, rows) for rows in sizes)
+            full, last = (self._samples_of(shares, size) for size in sizes)
             alike_members = [
                 (*kind, samples) for kind, samples in zip(kinds, zip(full, last, strict=True), strict=True)
             ]
             recomputed = recompute_mask(recompute, self._cores)
             zero = self.problem.zero_over(len(ranks))
             self._prices[alike] = self._bounds.of(ranks, alike_members, recomputed, zero)
-        samples = {rows: self._samples_of(shares, rows) for rows in set(self.micro_batches)}
+        samples = {size: self._samples_of(shares, size) for size in set(self.micro_batches)}
         return self._group(counts, version, samples, self._prices[alike])
 
     def _group(
@@ -442,13 +442,13 @@ class GroupPrices:
         first = np.arange(count)[:, None]
         last = np.arange(count)[None, :]
         period_s = sum(self.micro_batches) / self.problem.rate_per_s
-        work = prices.stage(first, last, len(self.micro_batches)).work
-        in_time: Flags = work <= period_s * (1 + _ROUNDING)
+        work_s = prices.stage(first, last, len(self.micro_batches)).work_s
+        in_time: Flags = work_s <= period_s * (1 + _ROUNDING)
         return in_time
 
-    def _samples_of(self, shares: tuple[int, ...], rows: int) -> tuple[float, ...]:
+    def _samples_of(self, shares: tuple[int, ...], size: int) -> tuple[float, ...]:
         """Of each member: whole samples, or its part of the sites."""
-        return samples_of(shares, rows) if sum(shares) == self.micro_batches[0] else parts_of(shares, rows)
+        return samples_of(shares, size) if sum(shares) == self.micro_batches[0] else parts_of(shares, size)
 
 
 @lru_cache(maxsize=2)  # one search asks with the same cuts for every size of its micro-batches

@@ -101,7 +101,7 @@ class StagePrices:
         prices = group.prices
         micro_batches = self.prices.micro_batches
         kinds = {prices.cost_model.kind(rank) for rank in group.ranks}
-        samples = [set(group.samples[rows]) for rows in (micro_batches[0], micro_batches[-1])]
+        samples = [set(group.samples[size]) for size in (micro_batches[0], micro_batches[-1])]
         if len(prices.passes_s) != 2 or len(kinds) > 1 or any(len(own) > 1 for own in samples):
             return (stage.forward_s, stage.backward_s) * 2
         exchanges = prices.exchange_forward_s, prices.exchange_backward_s

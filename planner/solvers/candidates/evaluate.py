@@ -181,7 +181,7 @@ class Evaluator:
         if any(one.spread > 0 or len(one.raw_s) > 1 for kind in self._measured for one in kind):
             return True
         measured = {one.samples for kind in self._measured for one in kind}
-        return not all(measured.issuperset(self.pricing.samples(own, rows)) for own in shares for rows in sizes)
+        return not all(measured.issuperset(self.pricing.samples(own, size)) for own in shares for size in sizes)
 
     @property
     def _measured(self) -> Collection[Sequence[Measurement]]:
@@ -202,7 +202,7 @@ class Evaluator:
         self, groups: tuple[tuple[int, ...], ...], shares: tuple[tuple[int, ...], ...], sizes: frozenset[int]
     ) -> int:
         """Ranks for which one of them stands."""
-        samples = [[self.pricing.samples(own, rows) for rows in sizes] for own in shares]
+        samples = [[self.pricing.samples(own, size) for size in sizes] for own in shares]
         symmetry = slices(self.problem.profile.cluster, groups, samples)
         return 1 if symmetry is None else len(symmetry.stands_for) // len(symmetry.kept)
 

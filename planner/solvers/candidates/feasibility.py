@@ -190,8 +190,8 @@ def _with_variance(problem: Problem, sizes: tuple[int, ...]) -> tuple[int, ...]:
     return varying
 
 
-def _lacks_variance(problem: Problem, *rows: int) -> bool:
-    if 1 not in rows or problem.objective == LATENCY:
+def _lacks_variance(problem: Problem, *sizes: int) -> bool:
+    if 1 not in sizes or problem.objective == LATENCY:
         return False
     return normalises_values_of_samples(problem.profile.graph) is not None
 
@@ -268,8 +268,8 @@ def usable(
     divide = samples_of if sum(shares) == max(micro_batches) else parts_of
     return all(
         samples > 0 and is_covered(problem, cost_model, cost_model.kind(rank), samples)
-        for rows in set(micro_batches)
-        for rank, samples in zip(ranks, divide(shares, rows), strict=True)
+        for size in set(micro_batches)
+        for rank, samples in zip(ranks, divide(shares, size), strict=True)
     )
 
 
@@ -474,8 +474,8 @@ def gives_all_work(
     layouts: LayoutCosts, ranks: tuple[int, ...], options: Mapping[int, ShardingSpec], sizes: Collection[int]
 ) -> bool:
     """Whether no rank is left without a part of a layer, in micro-batches of any of ``sizes``."""
-    for rows in sizes:
-        prices = layouts.prices(ranks, rows)
+    for size in sizes:
+        prices = layouts.prices(ranks, size)
         if any((prices.shards(index, (option,)).share <= 0).any() for index, option in options.items()):
             return False
     return True
@@ -488,8 +488,8 @@ def joins_all_ranks(graph: Graph, candidate: Candidate) -> bool:
     """
     boundaries = boundaries_of(graph, candidate)
     for edge in boundaries.edges():
-        for rows in set(candidate.micro_batches):
-            messages = boundaries.messages(edge, rows)
+        for size in set(candidate.micro_batches):
+            messages = boundaries.messages(edge, size)
             senders = {message.src for message in messages if message.gradient_parts or not edge.gradient}
             receivers = {message.dst for message in messages}
             if senders != set(candidate.groups[edge.src]) or receivers != set(candidate.groups[edge.dst]):
