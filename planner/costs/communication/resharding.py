@@ -1,11 +1,10 @@
 """Seconds and bytes of what moves between two layers, for every pair of their options.
 
-Which messages hide behind compute: a convolution's halo travels while its local part is computed.
-
-The runtime starts the exchange, convolves what is there, and adds what the halo contributes; backward it computes the
-rim first, sends it, and computes the rest meanwhile.  So a halo costs what exceeds the layer's own compute on its
-slowest rank.  Everything else is waited for: other layers' halos, values that change their layout, partial sums.
-What the ranks compute to exchange a tensor (``collectives.call_s``) hides behind nothing.  Ignored: of partial sums.
+A convolution overlaps its halo with computing: the runtime starts the exchange, convolves what is there, and adds what
+the halo contributes; backward it computes the rim first, sends it, and computes the rest meanwhile.  So a halo costs
+what exceeds the layer's own compute on its slowest rank.  Everything else is waited for: other layers' halos, values
+that change their layout, partial sums.  What the ranks compute to exchange a tensor (``collectives.call_s``) overlaps
+with nothing.  Ignored: that of partial sums.
 """
 
 from __future__ import annotations

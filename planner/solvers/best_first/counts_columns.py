@@ -168,8 +168,8 @@ class Columns:
     grain: float = 1.0
     kinds: tuple[str, ...] = field(init=False)
     is_open: bool = field(init=False)
-    _known_s: float = field(init=False, default=0.0, repr=False)
-    _known: ColumnStages = field(init=False, repr=False)  # that end in less than this
+    _priced_below_s: float = field(init=False, default=0.0, repr=False)
+    _priced: ColumnStages = field(init=False, repr=False)  # that end in less than this
 
     def __post_init__(self) -> None:
         self.kinds = tuple(self.prices.devices_by_kind())
@@ -195,13 +195,13 @@ class Columns:
 
     def stages(self, upper_s: float) -> ColumnStages:
         """Those that end in less than this, by their first places."""
-        if upper_s > self._known_s:
-            self._known_s = _FURTHER * upper_s
+        if upper_s > self._priced_below_s:
+            self._priced_below_s = _FURTHER * upper_s
             columns = ((kind, share) for kind in self.kinds for share in self._shares(kind))
-            parts = (self._of_column(kind, share, self._known_s) for kind, share in columns)
+            parts = (self._of_column(kind, share, self._priced_below_s) for kind, share in columns)
             every = ColumnStages.joined([part for part in parts if part is not None])
-            self._known = every.only(np.argsort(every.first, kind="stable"))
-        return self._known.only(np.flatnonzero(self._known.alone_s <= upper_s))
+            self._priced = every.only(np.argsort(every.first, kind="stable"))
+        return self._priced.only(np.flatnonzero(self._priced.alone_s <= upper_s))
 
     @property
     def num_shares(self) -> int:

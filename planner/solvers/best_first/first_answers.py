@@ -118,7 +118,7 @@ class FirstAnswers:
         evaluator = self.evaluator
         budget = self.evaluator.budget
         most_s = policy.WRITTEN * budget.left_s
-        soon_said = [space for space in self.spaces if evaluator.rows_s(len(space.prices.micro_batches)) <= most_s]
+        soon_said = [space for space in self.spaces if evaluator.rows_work_s(len(space.prices.micro_batches)) <= most_s]
         stages_of = _most_alike(soon_said or self.spaces[-1:])
         within = budget.part(policy.FIRST_ANSWERS * budget.left_s)
         rest = budget.part(reserve_s=within.left_s)
@@ -129,7 +129,7 @@ class FirstAnswers:
             if candidate is not None and evaluator.has_time_for(candidate, rest):
                 first.append(stages)
             elif candidate is not None:
-                late.append((evaluator.answer_s(candidate), stages))
+                late.append((evaluator.answer_work_s(candidate), stages))
             if len(first) == _FIRST:
                 break
         if not first:

@@ -133,11 +133,13 @@ def _searched(start: SearchStart, progress: Progress | None) -> Outcome:
     whole = start.evaluator.budget
     until_s = whole.elapsed_s + policy.SEARCH * whole.clock_s
     within = whole.part(policy.SEARCH * whole.left_s, until_s=until_s)
-    search = BestFirstSearch(start.evaluator, progress, within=within, improved=start.improved, known_s=start.known_s)
+    search = BestFirstSearch(
+        start.evaluator, progress, within=within, improved=start.improved, start_bound_s=start.bound_s
+    )
     outcome = search.run(start.items())
     if outcome.best is None or outcome.status != TIME_LIMIT:
         return outcome
-    return replace(outcome, best=start.improved(outcome.best, whole.part(reserve_s=search.answer_s)))
+    return replace(outcome, best=start.improved(outcome.best, whole.part(reserve_s=search.answer_work_s)))
 
 
 def _written(
@@ -155,11 +157,11 @@ def _written(
     evaluator = start.evaluator
     if outcome.best is None:
         raise _nothing_found(evaluator, outcome)
-    evaluator.budget.reserve(evaluator.answer_s(outcome.best.candidate))
+    evaluator.budget.reserve(evaluator.answer_work_s(outcome.best.candidate))
     chosen, tie = without_ties(evaluator, outcome.best, _incumbents(start, over_samples, outcome))
     decision, predicted = written(problem, evaluator.pricing, chosen.candidate)
-    evaluator.budget.spend(evaluator.forecast_s(chosen.candidate))
-    evaluator.budget.reserve(evaluator.writing_s)
+    evaluator.budget.spend(evaluator.forecast_work_s(chosen.candidate))
+    evaluator.budget.reserve(evaluator.writing_work_s)
     fastest_s = tie.step_s if tie is not None else predicted.prediction.step_s
     limits = certainty + binding(decision.stages, predicted)
     searched = replace(_search_of(start, outcome, fastest_s), binding=limits, tie=tie)

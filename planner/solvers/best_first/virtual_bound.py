@@ -205,7 +205,7 @@ class Tables:
         return cls(tuple(where), spans, messages, limits, order, _always(where, prices.is_linked))
 
     @property
-    def takes_s(self) -> float:
+    def work_s(self) -> float:
         """The work that was done."""
         return NUMBER_S * self.num_numbers
 
@@ -251,7 +251,7 @@ class Tables:
             path = self.seconds(self._shortest(mean, behind)[None, :])[..., 0]
             least_s = min(least_s, float((answer * mixed).sum()))
             is_over = best_s >= upper_s or least_s <= best_s * (1 + _NEAR)
-            if is_over or (least_s < upper_s and not in_full) or self.takes_s > most_s:
+            if is_over or (least_s < upper_s and not in_full) or self.work_s > most_s:
                 break
             visited.append(path)
             sums += [answer, self._longest(path)]

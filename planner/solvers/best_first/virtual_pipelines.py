@@ -116,7 +116,7 @@ class PipelineFamilies:
                 others.append(family)
                 continue
             tables = family.tables(upper_s, in_full=False, most_s=within.left_s)
-            budget.spend(tables.takes_s)
+            budget.spend(tables.work_s)
             if tables.bound_s < upper_s:
                 weighed.append(replace(family, bound_s=max(family.bound_s, tables.bound_s)))
         return [*sorted(weighed, key=lambda family: family.bound_s), *others]
@@ -189,7 +189,7 @@ class Family:
             if best is not None:
                 yield best
             yield Branch(self, tables, np.zeros((1, 1), dtype=np.int64), np.array([tables.bound_s]))
-        evaluator.budget.spend(tables.takes_s)
+        evaluator.budget.spend(tables.work_s)
 
     def candidate(self, cuts: Sequence[int]) -> Candidate:
         """The pipeline with these cuts, on the first free ranks of each pool."""
@@ -222,7 +222,7 @@ class Family:
         """What a simple one takes, about."""
         tables = Tables.of(self.stage_prices, self.groups, self.where, self.schedule)
         guess_s = tables.balanced_s()
-        evaluator.budget.spend(_GUESS_S + tables.takes_s)
+        evaluator.budget.spend(_GUESS_S + tables.work_s)
         return guess_s
 
     def simple(self, evaluator: Evaluator) -> Evaluation | None:
@@ -277,9 +277,9 @@ class Branch:
             if not evaluator.unmet(candidate):
                 yield candidate
             return
-        before_s = self.tables.takes_s
+        before_s = self.tables.work_s
         cuts, bounds = self.tables.grown(self.cuts[:count], upper_s)
-        evaluator.budget.spend(self.tables.takes_s - before_s)
+        evaluator.budget.spend(self.tables.work_s - before_s)
         if len(bounds):
             yield replace(self, cuts=cuts, bounds=bounds)
 

@@ -112,7 +112,7 @@ class SearchStart:
         if self.devices is not None:
             yield from families([space.prices for space in self._answers.spaces], self.devices, names)
 
-    def chunked_takes_s(self) -> float:
+    def chunked_work_s(self) -> float:
         """The work before the first of them, about."""
         return NUMBER_S * sum(space.prices.cuts.column.size for space in self._answers.spaces)
 
@@ -126,7 +126,7 @@ class SearchStart:
         """The step of the best plan so far."""
         return inf if self.best is None else self.best.step_s
 
-    def known_s(self) -> float:
+    def bound_s(self) -> float:
         """No plan is faster, as far as is known."""
         return max(self.capacity_s, self.whole_s)
 

@@ -54,8 +54,8 @@ class Selection:
 def cheapest_first(evaluator: Evaluator, candidates: Iterable[Candidate], within: Budget) -> Iterable[Candidate]:
     """The candidates in their order; if they are too much work for the budget, those of few micro-batches first."""
     ordered = list(candidates)
-    if sum(map(evaluator.takes_s, ordered)) > within.left_s:
-        ordered.sort(key=evaluator.takes_s)
+    if sum(map(evaluator.evaluation_work_s, ordered)) > within.left_s:
+        ordered.sort(key=evaluator.evaluation_work_s)
     return ordered
 
 
@@ -89,7 +89,7 @@ def choose(
         if why:
             unmet = unmet or why
             continue
-        takes_long = has_plan or best is not None or evaluator.takes_s(candidate) > _LATE_S
+        takes_long = has_plan or best is not None or evaluator.evaluation_work_s(candidate) > _LATE_S
         if takes_long and not evaluator.has_time_for(candidate, within):
             is_cut_short = True
             continue
@@ -187,10 +187,10 @@ def without_ties(evaluator: Evaluator, best: Evaluation, others: Iterable[Evalua
     if not problem.confidence or problem.objective != THROUGHPUT:
         return best, None
     rivals: dict[Candidate, Decision] = {}
-    takes_s = evaluator.drawn_s(best.candidate)
+    work_s = evaluator.drawing_work_s(best.candidate)
     different = {each.candidate: each for each in others if each.fits and each.candidate != best.candidate}
-    for candidate in sorted(different, key=evaluator.drawn_s):
-        if evaluator.budget.allows(takes_s + evaluator.drawn_s(candidate)):
+    for candidate in sorted(different, key=evaluator.drawing_work_s):
+        if evaluator.budget.allows(work_s + evaluator.drawing_work_s(candidate)):
             rivals[candidate] = _drawn(evaluator, candidate)
     if not rivals:
         return best, None
@@ -209,7 +209,7 @@ def without_ties(evaluator: Evaluator, best: Evaluation, others: Iterable[Evalua
 
 def _drawn(evaluator: Evaluator, candidate: Candidate) -> Decision:
     """The candidate as a plan writes it down, by which its draws are found."""
-    evaluator.budget.spend(evaluator.drawn_s(candidate))
+    evaluator.budget.spend(evaluator.drawing_work_s(candidate))
     whole = divided(evaluator.problem, evaluator.pricing.with_rows(candidate))
     decision = decision_of(evaluator.problem, whole)
     evaluator.ties.judged(decision, whole)
@@ -280,8 +280,8 @@ def _slower(evaluator: Evaluator, name: str, evaluation: Evaluation, best: Evalu
     if evaluator.has_time_for(candidate):
         limits = binding(stages_of(problem, candidate), evaluator.forecast(candidate, num_draws=0))
         why = next((limit for limit in limits if "computes" not in limit), next(iter(limits), ""))
-    drawn_s = evaluator.drawn_s(candidate) + evaluator.drawn_s(best.candidate)
-    if problem.confidence and evaluation.step_s <= _FAR * best.step_s and evaluator.budget.allows(drawn_s):
+    work_s = evaluator.drawing_work_s(candidate) + evaluator.drawing_work_s(best.candidate)
+    if problem.confidence and evaluation.step_s <= _FAR * best.step_s and evaluator.budget.allows(work_s):
         one, other = (_drawn(evaluator, each.candidate) for each in (evaluation, best))
         is_tie = evaluator.ties.is_tie(one, other, problem.confidence)
     return slower(name, evaluation.step_s, evaluation.peak_bytes, best.step_s, why, is_tie=is_tie)
