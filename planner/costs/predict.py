@@ -194,7 +194,7 @@ class Sustained:
 
 
 FURTHER = 4
-"""Batches of a stream whose time is taken, behind those that fill the pipeline."""
+"""Batches of a stream whose time is taken, after those that fill the pipeline."""
 
 
 def filling(num_stages: int) -> int:

@@ -295,7 +295,7 @@ def spec_of_sites(spec: TensorSpec, samples: int, captured: int, sizes: Mapping[
 def topological_order(
     num_nodes: int, edges: Iterable[tuple[int, int]], key: Callable[[int], float] | None = None
 ) -> tuple[int, ...]:
-    """The nodes in topological order, of those that are ready the least first; without those on or behind a cycle.
+    """The nodes in topological order, of those that are ready the least first; without those on or after a cycle.
 
     Args:
         key: what comes before the number of a node in comparing it.

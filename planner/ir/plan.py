@@ -240,7 +240,7 @@ class RankPrediction:
 
     Attributes:
         compute_s: inside forward, backward and update.
-        communication_s: for messages, reductions, exchanges inside passes, as far as it is not hidden behind compute.
+        communication_s: for messages, reductions, exchanges inside passes, as far as it is not hidden by compute.
         idle_s: after its last action.
         bubble_s: waiting for what other ranks have not computed yet, with something left to do; of older plan files it
             is in ``idle_s``.
@@ -484,7 +484,7 @@ class Measured:
 
 
 def timed_steps(seconds: Sequence[float], warmup: int, begins: Sequence[int] = ()) -> tuple[float, ...]:
-    """The steps behind the warm-up, which alone are measured; all where there are no others.
+    """The steps after the warm-up, which alone are measured; all where there are no others.
 
     Args:
         warmup: steps of each attempt that warm up.

@@ -498,7 +498,7 @@ class Profile:
         """The profile on the machines as they stand: devices that are gone left out, others at another speed.
 
         A device of another speed is of a kind of its own, with the costs of its kind and a correction (``machine``) on
-        top.  A profile that stands so already stays as it is; of another one, observations stay behind.
+        top.  A profile that stands so already stays as it is; of another one, observations are left out.
 
         Args:
             speeds: by device, beside what was measured of its kind: 0.5 takes twice as long, 0 is gone.

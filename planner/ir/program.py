@@ -201,12 +201,12 @@ class Program:
                     before = {}
                 for message in self.messages_of(rank, action) if action.op in SEND else ():
                     other = message.src + message.dst - rank
-                    behind = before.get(other, ())
-                    if behind and not _in_order(places[other], behind[-1], action):
-                        behind = ()
-                    if behind:
-                        earlier_sends[rank, action, other] = behind
-                    before[other] = (*behind, action)
+                    earlier = before.get(other, ())
+                    if earlier and not _in_order(places[other], earlier[-1], action):
+                        earlier = ()
+                    if earlier:
+                        earlier_sends[rank, action, other] = earlier
+                    before[other] = (*earlier, action)
         return earlier_sends
 
     def joined(self) -> dict[Leg, tuple[Action, ...]]:

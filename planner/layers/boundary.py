@@ -73,7 +73,7 @@ def without_gradient(graph: Graph) -> frozenset[str]:
 class OrderedAxis(Protocol):
     """An axis of the graph's values along which a rank works through a micro-batch part by part.
 
-    A part reads what the parts before it made of a layer, and nothing of those behind it.
+    A part reads what the parts before it made of a layer, and nothing of those after it.
     """
 
     def box_of(self, value: str, spec: TensorSpec, size: Size) -> Box:

@@ -114,16 +114,16 @@ def _cuts(plane: Ints, work: Ints, wanted: Ints, heads: Flags, starts: Ints, sto
 
 
 def _second_halves(orders: Sequence[Ints], axes: Ints, at: Ints, num_blocks: int) -> Flags:
-    """Whether each block falls behind its node's cut; ``axes`` and ``at`` are the node's, by position."""
+    """Whether each block falls after its node's cut; ``axes`` and ``at`` are the node's, by position."""
     second = np.zeros(num_blocks, np.bool_)
-    behind = np.arange(len(axes)) >= at
+    is_after = np.arange(len(axes)) >= at
     for axis, order in enumerate(orders):
-        second[order[behind & (axes == axis)]] = True
+        second[order[is_after & (axes == axis)]] = True
     return second
 
 
 def _partitioned(order: Ints, second: Flags, node: Ints, starts: Ints, at: Ints) -> Ints:
-    """The order with each node's second half behind its first, either in the order that it had."""
+    """The order with each node's second half after its first, either in the order that it had."""
     seconds: Ints = np.cumsum(second) - second
     seconds -= seconds[starts][node]
     firsts = np.arange(len(order)) - starts[node] - seconds

@@ -154,7 +154,7 @@ def _earliest(prefix: Ints, room: Sequence[int]) -> list[int]:
 
 
 def _reach(prefix: Ints, start: int, load: int) -> int:
-    """The last place up to which no more than ``load`` lies behind ``start``."""
+    """The last place up to which no more than ``load`` lies after ``start``."""
     return int(np.searchsorted(prefix, int(prefix[start]) + load, side="right")) - 1
 
 

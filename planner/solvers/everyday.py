@@ -5,7 +5,7 @@
     data parallel    a replica of the whole model on every rank, gradients summed by one all-reduce a step (Li et al.,
                      "PyTorch Distributed", VLDB 2020).  Shares are such that the last of unequal devices ends
                      soonest, and as in everyday use the batch is cut into as few micro-batches as memory allows
-                     (gradient accumulation).  Sums run behind the last backward, bucket by bucket
+                     (gradient accumulation).  Sums overlap with the last backward, bucket by bucket
                      (``costs.stages.gradient_overlap``)
     even split       as many stages as ranks, with equally many layers each, whatever they cost (Huang et al., "GPipe",
                      NeurIPS 2019; the count of layers is what torchgpipe, Kim et al., 2020, calls a balance, given by

@@ -393,7 +393,7 @@ class Running:
     Attributes:
         order: by index in the graph.
         within: by place, whether the layer is in a span that is computed again.
-        bounds: of each span, its first place and the one behind its last.
+        bounds: of each span, its first place and the one after its last.
     """
 
     order: Indices

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from planner.costs.communication.links import shares_memory
 from planner.costs.layers.cost_table import Run, layers_of
-from planner.costs.memory.activations import RankPart, activation_of, buckets_behind, kept_gradients
+from planner.costs.memory.activations import RankPart, activation_of, overlapped_buckets, kept_gradients
 from planner.costs.memory.messages import CoalescedMessage, Received, answers, buffer_bytes, joined, sums_standing
 from planner.costs.memory.table import SizeKey, What
 from planner.costs.simulator.program import CompiledProgram
@@ -50,7 +50,7 @@ class Sizes:
         self.frames = [firsts.setdefault((slot.src, slot.dst, *of), place) for place, (slot, *of) in enumerate(alike)]
         self.varies = bool(costs.cost_model.preparations.inputs)
         self.buckets = {
-            (rank, number): buckets_behind(costs, stage, member)
+            (rank, number): overlapped_buckets(costs, stage, member)
             for number, stage in enumerate(costs.stages)
             for member, rank in enumerate(stage.ranks)
             if compiled.rows[rank]
@@ -197,13 +197,13 @@ class Sizes:
         """
         costs = self.costs
         stage = self.costs.stages[number]
-        behind = self.buckets[rank, number]
+        buckets = self.buckets[rank, number]
         several = len(stage.ranks)
         member = stage.ranks.index(rank)
         if several < 2 or stage.zero > 1:
             return 0
         if not stage.zero:
-            return behind[0].copied_bytes if len(behind) == 1 else 0
+            return buckets[0].copied_bytes if len(buckets) == 1 else 0
         most = gone = 0
         others = 0 if shares_memory(costs.cost_model.profile.cluster, stage.ranks) else several - 1
         for bucket in costs.cost_model.buckets(stage.runs, stage.tied):
@@ -252,6 +252,6 @@ def _standing_bytes(costs: StageCosts, stage: StagePlacement, rank: int) -> floa
         pieces = {-(-bucket.num_bytes // several) for bucket in costs.cost_model.buckets(stage.runs, stage.tied)}
         summed = [piece for piece in sorted(pieces) for _ in range(several - 1)]
     elif costs.trains:
-        behind = buckets_behind(costs, stage, member)
-        summed = [bucket.num_bytes for bucket in behind if (bucket.num_ranks or several) == 2]
+        buckets = overlapped_buckets(costs, stage, member)
+        summed = [bucket.num_bytes for bucket in buckets if (bucket.num_ranks or several) == 2]
     return sum(float(cost.standing_bytes[member]) for cost in stage.laid_out.values()) + sums_standing(summed)

@@ -1,7 +1,7 @@
 """What the numbers of a compiled program cost: the simulator's input beside the program itself.
 
 What several sends of one action bring to one rank may travel as one message
-(:meth:`planner.ir.program.Program.joined`): what is behind the first then costs by how much it makes the message
+(:meth:`planner.ir.program.Program.joined`): what follows the first then costs by how much it makes the message
 dearer, one latency less than a message of its own.
 
 Where messages stream (:attr:`planner.ir.schedule.Action.streams`) between devices that can, a forward or backward lasts

@@ -7,7 +7,7 @@ visits host after host does.  Where a card would carry more than it can, its flo
 and Gallager 1992, section 6.5.2), none faster than it is alone.  A card can carry what the host's links do, or the
 fastest of the flows on it, if that is more: alone, nothing is slowed (a burst).
 
-A message delays computing at its ends by ``NetworkPrices.core_s`` in all, evenly while it moves (at the sender: behind
+A message delays computing at its ends by ``NetworkPrices.core_s`` in all, evenly while it moves (at the sender: after
 its call), so that what a core loses goes with the message's speed; several add.  ``DeviceSpec.core_share`` says how
 much of that a device feels.
 
@@ -289,10 +289,10 @@ def _losses(
         receiver_s = max(0.0, receiver_s - before_s[1])
     if not sender_s and not receiver_s:
         return ()
-    behind_s = seconds - joined_price(partial(network.sending_s, slot.src, slot.dst), *moved)
+    after_call_s = seconds - joined_price(partial(network.sending_s, slot.src, slot.dst), *moved)
     devices = network.cluster.devices
     both = (
-        (slot.src, sender_s / (behind_s if behind_s > 0 else seconds) * devices[slot.src].core_share),
+        (slot.src, sender_s / (after_call_s if after_call_s > 0 else seconds) * devices[slot.src].core_share),
         (slot.dst, receiver_s / seconds * devices[slot.dst].core_share),
     )
     return tuple((rank, lost) for rank, lost in both if lost > 0)

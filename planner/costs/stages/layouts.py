@@ -187,7 +187,7 @@ class LayoutPrices:
         return resharding_of(source, destination, values, self.ranks, self.cost_model.network)
 
     def exposed_s(self, reader: int, crossing: Resharding, table: LayerTable) -> tuple[Array, Array]:
-        """What of a crossing into layer ``reader`` is waited for, forward and backward; halos hide behind compute."""
+        """What of a crossing into layer ``reader`` is waited for, forward and backward; halos overlap with compute."""
         seconds = table.seconds[FORWARD], table.seconds[BACKWARD]
         return exposed(crossing, self.layers[reader].kind, *seconds, self.cost_model.profile.cluster)
 

@@ -85,7 +85,7 @@ class StagePlacement:
         return self.parameter_bytes - sum(tie.num_bytes for tie in self.ties)
 
     @property
-    def sums_behind(self) -> bool:
+    def overlaps_sums(self) -> bool:
         """Whether gradients are summed while backward runs, bucket by bucket."""
         return len(self.ranks) > 1 and not self.laid_out and not self.sharded
 

@@ -14,14 +14,14 @@ mini-batch is cut into M micro-batches, for one of which a stage s takes F_s and
               FBP-AS      0                                their sum, at least SR min(M, 2 (N - i) + 1)
 
     such that 2 P_s + kept_s A_s <= memory                       parameters, gradients, activations of micro-batches
-              cuts lie behind whole layers                       unless ``intra_layer``
+              cuts lie after whole layers                        unless ``intra_layer``
 
 1F1B-SO hides transfers while SR <= (F + B) / 2 of the slowest stage; longer ones slow the pipeline down to that, or, if
 that is quicker, it is 1F1B-SNO.  SNO and SO are for devices that compute or send (no overlap, or overlap by twice the
 warm-up), AS for those that stream while they compute (FPGAs; FBP runs forward and backward at once on parts of the
 device).  Balancing by compute, and the *coarse-grained* partition (only cuts that links can bear), are one exact
 programme here: for every threshold of SR the smallest slowest stage over cuts not above it, ``_balance``.  The
-*intra-layer* partition moves a cut into a layer, so that stages take exactly their share; the device behind it then
+*intra-layer* partition moves a cut into a layer, so that stages take exactly their share; the next device then
 needs the layer's inputs beside the part of its outputs.  Data parallelism is BaPipe's fall-back:
 M (F + B) / sum of v + 2 (N - 1) / N P / bandwidth.
 
@@ -169,8 +169,8 @@ def minibatch_s(chain: ChainCosts, devices: DeviceRow, pipeline: BapipePipeline)
 
 def kept(schedule: str, number: int, stages: int, micro_batches: int) -> int:
     """Micro-batches whose activations stage ``number`` (from 1) keeps."""
-    behind = stages - number
-    return min(micro_batches, 2 * behind + 1 if schedule in (SO, FBP) else behind + 1)
+    later = stages - number
+    return min(micro_batches, 2 * later + 1 if schedule in (SO, FBP) else later + 1)
 
 
 def _total_s(schedule: str, count: int, stages: int, costs: Sequence[tuple[float, float]], link_s: float) -> float:
@@ -187,7 +187,7 @@ def _total_s(schedule: str, count: int, stages: int, costs: Sequence[tuple[float
 def _whole_layers(
     sums_of: _Sums, devices: DeviceRow, schedule: str, count: int, best_s: float
 ) -> list[tuple[float, BapipePipeline]]:
-    """The best pipelines for every threshold of what crosses, the lowest first; cuts behind whole layers.
+    """The best pipelines for every threshold of what crosses, the lowest first; cuts after whole layers.
 
     Unless transfers lengthen stages (AS), the best cuts for a threshold are the best for all lower ones that they keep,
     and the slowest stage grows as the threshold falls: once it alone takes longer than the best pipeline, so do all.
@@ -242,16 +242,16 @@ def _balance(
     windows = _windows(running[0] + running[1], devices.speeds, limits.stage_s)
     best = np.array([0.0 if windows[0].start == 0 else inf])
     splits: list[NDArray[np.intp]] = []
-    for number, (speed, before, behind) in enumerate(zip(devices.speeds, windows, windows[1:], strict=False), start=1):
+    for number, (speed, before, after) in enumerate(zip(devices.speeds, windows, windows[1:], strict=False), start=1):
         check_time()
         forward_s, backward_s, saved_bytes, parameter_bytes = (
-            column[None, behind] - column[before, None] for column in running
+            column[None, after] - column[before, None] for column in running
         )
         seconds = np.maximum(forward_s / speed, link_s) + np.maximum(backward_s / speed, link_s)
         if devices.memory_bytes < inf:
             kept_bytes = kept(schedule, number, stages, count) / count * saved_bytes
             seconds = np.where(2 * parameter_bytes + kept_bytes <= devices.memory_bytes, seconds, inf)
-        possible = places[before, None] < places[None, behind]
+        possible = places[before, None] < places[None, after]
         cost = np.where(possible, np.maximum(best[:, None], seconds), inf)
         splits.append(cost.argmin(axis=0) + before.start)
         best = cost.min(axis=0)
@@ -262,14 +262,14 @@ def _balance(
 
 
 def _windows(work_s: NDArray[np.float64], speeds: Sequence[float], stage_s: float) -> list[slice]:
-    """The cuts (an interval) that may lie before the first device, behind it, and so on, if no stage takes longer."""
+    """The cuts (an interval) that may lie before the first device, after it, and so on, if no stage takes longer."""
     last = len(work_s) - 1
     highest = [0]
     lowest = [last]
-    for speed, speed_behind in zip(speeds, reversed(speeds), strict=True):
+    for speed, last_speed in zip(speeds, reversed(speeds), strict=True):
         reach_s = work_s[highest[-1]] + speed * stage_s * (1 + _ROUNDING)
         highest.append(int(np.searchsorted(work_s, reach_s, side="right")) - 1)
-        reach_s = work_s[lowest[-1]] - speed_behind * stage_s * (1 + _ROUNDING)
+        reach_s = work_s[lowest[-1]] - last_speed * stage_s * (1 + _ROUNDING)
         lowest.append(int(np.searchsorted(work_s, reach_s, side="left")))
     return [slice(low, max(low, high) + 1) for low, high in zip(reversed(lowest), highest, strict=True)]
 
@@ -325,11 +325,11 @@ def _between(values: Sequence[float], first: float, last: float) -> float:
 
 
 def _crossing(chain: ChainCosts, cut: float) -> float:
-    """What crosses: behind a whole layer its outputs; inside one what it reads, and the part of its outputs."""
+    """What crosses: after a whole layer its outputs; inside one what it reads, and the part of its outputs."""
     layer = int(cut)
     part = cut - int(cut)
-    behind = chain.crossing_bytes[layer - 1] if layer else 0.0
-    return behind + part * chain.crossing_bytes[layer] if part else behind
+    whole_bytes = chain.crossing_bytes[layer - 1] if layer else 0.0
+    return whole_bytes + part * chain.crossing_bytes[layer] if part else whole_bytes
 
 
 _SCHEDULES = {SNO: "1f1b", SO: "1f1b-so", AS: "1f1b-as", FBP: "fbp-as", DATA_PARALLEL: "1f1b"}

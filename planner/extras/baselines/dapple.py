@@ -9,7 +9,7 @@ B are its transfers, so that stages 0 ... S - 1 alternate.
               Tw = sum_{s <= Q} F_s                                              warm-up, up to the pivot stage Q
               Ts = (M - 1) (F_Q + B_Q)                                           steady phase
               Te = max_s (AR_s + sum_{s <= a <= Q} B_a)  for s <= Q              ending, with the all-reduces
-                         (AR_s - sum_{Q < a < s} B_a)    for s > Q               (those behind Q end before it)
+                         (AR_s - sum_{Q < a < s} B_a)    for s > Q               (those after Q end before it)
     with      F_s, B_s = the layers' / r_s                                       r_s replicas share a micro-batch
               F = B    = bytes / (b min(r, r'))                                  of a boundary, b of its link
               AR_s     = 2 (r_s - 1) / r_s P_s / b                               a ring; b of the group's slowest link
@@ -99,7 +99,7 @@ class Assignment:
 
     Attributes:
         before: what is taken before it.
-        after: what is taken behind it, hosts in the order of ``before``.
+        after: what is taken after it, hosts in the order of ``before``.
         policy: how it was found.
     """
 
@@ -123,9 +123,9 @@ class Assignment:
         used = [host for host, count in enumerate(self.devices) if count]
         return used[0] if len(used) == 1 else -1
 
-    def near(self, behind: Assignment) -> bool:
-        """Whether this stage and the one behind it may be, and so are, on one and the same host."""
-        return self.host >= 0 and behind.host >= 0 and self.after[self.host] == behind.before[behind.host]
+    def shares_host(self, following: Assignment) -> bool:
+        """Whether this stage and the next one may be, and so are, on one and the same host."""
+        return self.host >= 0 and following.host >= 0 and self.after[self.host] == following.before[following.host]
 
 
 def most_first(used: UsedByHost) -> UsedByHost:
@@ -143,7 +143,7 @@ def real_hosts(stages: Sequence[Assignment]) -> list[tuple[int, ...]]:
             row[names[position]] = count
         rows.append(tuple(row))
         order = sorted(range(len(names)), key=lambda position: -stage.after[position])
-        if index + 1 < len(stages) and stage.near(stages[index + 1]):
+        if index + 1 < len(stages) and stage.shares_host(stages[index + 1]):
             wanted = stages[index + 1].host  # hosts of equal counts change places, so that the two meet
             mine = order.index(stage.host)
             order[wanted], order[mine] = order[mine], order[wanted]
@@ -372,11 +372,11 @@ class _SuffixSearch:
         bandwidth = hosts.within_bytes_per_s if assignment.host >= 0 else hosts.across_bytes_per_s
         return 2 * (replicas - 1) / replicas / bandwidth
 
-    def _link_s(self, cut: int, before: Assignment, behind: Assignment) -> float:
+    def _link_s(self, cut: int, before: Assignment, following: Assignment) -> float:
         hosts = self._hosts
-        bandwidth = hosts.within_bytes_per_s if before.near(behind) else hosts.across_bytes_per_s
+        bandwidth = hosts.within_bytes_per_s if before.shares_host(following) else hosts.across_bytes_per_s
         size = self._chain.crossing_bytes[cut - 1] / self._count
-        return size / (bandwidth * min(before.replicas, behind.replicas))
+        return size / (bandwidth * min(before.replicas, following.replicas))
 
 
 def _keep(alike: list[Suffix], suffix: Suffix, width: int) -> None:

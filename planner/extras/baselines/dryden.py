@@ -3,9 +3,9 @@
 One stage over all devices; every layer has its own distribution over samples and space (its grid uses all ranks; what
 cannot be cut so far is held by several), found by shortest paths through (layer, distribution), the most expensive path
 of the network first, branches after it (section V-C).  Their performance model, on our measurements: a layer's compute
-on the slowest rank, halos hidden behind it as far as it lasts, a redistribution wherever distributions differ, an
+on the slowest rank, halos overlapped with it as far as it lasts, a redistribution wherever distributions differ, an
 all-reduce of every weight's gradient.  As in their runs the batch is taken at once, or in the largest micro-batches
-that fit.  Ignored: that all-reduces hide behind the backward of earlier layers; limits of memory while searching.
+that fit.  Ignored: that all-reduces overlap with the backward of earlier layers; limits of memory while searching.
 
 If samples alone may be cut (``Problem.allow``), or layers are over sites, this is sample parallelism on all ranks.
 """

@@ -18,7 +18,7 @@ class Estimate:
 
     Attributes:
         low, high: the 10th and the 90th percentile.
-        evidence: ``measured table``, ``fitted, held-back error 3 %`` or ``datasheet``, each with more behind it.
+        evidence: ``measured table``, ``fitted, held-back error 3 %`` or ``datasheet``, each with more after it.
     """
 
     seconds: float

@@ -7,10 +7,10 @@ tile by tile from what the block fetched at its begin.  For each group and grid
     T(j) = min over i < j and grids of tiles of  T(i) + c(i, j, tiles)        subject to  m(i, j, tiles) <= memory
 
     c    tiles x (the layers' seconds x the share of their work that a tile in the middle does, overlap included)
-         + the exchange before the block, which on one layer alone hides behind what it computes
+         + the exchange before the block, which on one layer alone overlaps with what it computes
     m    what earlier blocks handed on and is still read + what this one hands on + the most inside a tile
 
-by dynamic programming over block ends, which are before or behind a layer that reads more than one place: all else
+by dynamic programming over block ends, which are before or after a layer that reads more than one place: all else
 stays with the layer before.  Of the tiles of a block the fewest that fit are looked at, and the next finer ones, since
 overlap only grows.  The best parting is simulated exactly; where the simulator finds it too large (tiles at the edges
 are priced by the one in the middle), the search is repeated with less memory.  Nothing here is proven: the bound is all
@@ -72,7 +72,7 @@ Grid = dict[str, int]
 """Parts by dim of space."""
 
 Stretch = tuple[int, int, Grid]
-"""First layer, the one behind the last, tiles."""
+"""First layer, the one after the last, tiles."""
 
 
 def runs_in_blocks(problem: Problem) -> bool:

@@ -2,7 +2,7 @@
 
 A stage that is sliced is divided as one over several ranks is (``division``): slice k does a part of each layer's work
 and reads what the access relation says.  The slices run on the same rank one after another, so what slice k reads of
-the parts of slices before it is still there, and what it would read of those behind it is not: a layer that asks for
+the parts of slices before it is still there, and what it would read of those after it is not: a layer that asks for
 that is refused, whatever it is.  Gradients go back the other way, from the last slice to the first (Li et al.,
 "TeraPipe: Token-level pipeline parallelism for training large-scale language models", ICML 2021, section 3.2).
 

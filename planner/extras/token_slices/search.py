@@ -250,7 +250,7 @@ def _stages(
 
 
 def _crossing_bytes(graph: Graph, positions: Sequence[int]) -> Array:
-    """By position, bytes of values that are made before it and read behind it."""
+    """By position, bytes of values that are made before it and read after it."""
     index = {layer.name: at for at, layer in enumerate(graph.layers)}
     specs = graph.values()
     last: dict[str, int] = {}
@@ -276,8 +276,8 @@ def _times(
         for b in range(a + 1, len(points)):
             size = AxisPart(samples, start, points[b])
             stages = []
-            for rank, (first, behind) in zip(ranks, pairwise(bounds), strict=True):
-                costs = prices.table(cost_model.kind(rank), size).costs[:2, first:behind]
+            for rank, (first, stop) in zip(ranks, pairwise(bounds), strict=True):
+                costs = prices.table(cost_model.kind(rank), size).costs[:2, first:stop]
                 stages.append(float(costs.sum()) + 2 * cost_model.tables.overhead_s(cost_model.kind(rank)))
             seconds[a, b] = max(stages)
     return SliceTimes(points, seconds)

@@ -58,7 +58,7 @@ class Suffixes:
 
     @cached_property
     def _weight_and_speed(self) -> tuple[Array, Array]:
-        """By cut, the work before it, in seconds of the first kind of device; by pool, a device's most of that a second."""
+        """By cut, the work before it as seconds of the first kind of device; by pool, a device's most a second."""
         kinds = list(self.prices.devices_by_kind())
         least = self.prices.capacity_s()
         usable = np.isfinite(least).all(axis=1)

@@ -5,8 +5,8 @@ Choose      cuts, a schedule with its windows, and recomputation as it is left o
 
 Three looks, each at fewer of them:
 
-    cut         by a DP, least largest all_work + tail of a stage that memory allows, alone or with F before and B
-                behind it                                                                       ``balanced_places``
+    cut         by a DP, least largest work and tail of a stage that memory allows, alone or with F before and B
+                after it                                                                        ``balanced_places``
                 then moved one by one while the recurrence says less, for all moves at once              ``_steps_s``
                 first with some micro-batches in flight, not the most; the best of these under every schedule
     replayed    as ``leaf_bound`` does (exactly, where replicas are alike)                               ``_replayed``

@@ -43,7 +43,7 @@ class HandoverColumns:
     """What a stage certainly hands to the one that starts at its end; a row for each different way to get there.
 
     Attributes:
-        slot: the sort of the stage behind, see ``GraphCuts.slots``.
+        slot: the sort of the next stage, see ``GraphCuts.slots``.
         linked: it certainly reads from the stage before; has_gradient: and a gradient comes back.
         forward_bytes, backward_bytes: per sample, at least.
     """
@@ -86,7 +86,7 @@ class GraphCuts:
         inside: whether an ideal (first) is a part of another (second), and smaller.
         content: the sort of the stage between two cuts.
         slots: a number for each cut and sort of stage that starts there; -1 where there are fewer sorts.
-        columns, column: what crosses, and the row of ``columns`` for the sort of the stage behind (first index) and the
+        columns, column: what crosses, and the row of ``columns`` for the sort of the next stage (first index) and the
             cuts of the stage before; -1 where there is none.
         values: what is read by other layers than its maker.
         depth: of the deepest layer between two cuts: layers on the longest path to it.
@@ -148,7 +148,7 @@ class GraphCuts:
         Stages that do not depend on one another may come in any order.  Prefixes and complete pipelines are bounded in
         one, that of their depth, which stands for all: whatever bounds read of a pipeline is a fact of its stages as a
         DAG.  That is what a stage takes, what one certainly hands to another, how many stages depend on one another
-        behind it, and that a stage keeps no more micro-batches than one whose outputs it takes gradients of.  None
+        after it, and that a stage keeps no more micro-batches than one whose outputs it takes gradients of.  None
         of these changes where two neighbours that do not depend on one another change places; and as such an exchange
         brings the less deep one forward, exchanges lead from every order to one without disorder.  The step does
         depend on the order, in which ranks send and take messages of several stages: complete pipelines are simulated
@@ -341,8 +341,8 @@ def _contents(
     for cut in range(count - 1):
         ends = np.flatnonzero(inside[cut])
         ideal = _packed(members[cut])
-        behind = [layer for layer in np.flatnonzero(members[cut] == 0).tolist() if reads[layer] & ideal]
-        readers = sorted(behind, key=lambda layer: -sizes[layer])
+        outside = [layer for layer in np.flatnonzero(members[cut] == 0).tolist() if reads[layer] & ideal]
+        readers = sorted(outside, key=lambda layer: -sizes[layer])
         content[cut, ends], sorts = _sorts(members[ends[:, None], readers] > 0, readers, most)
         slots[cut, : len(sorts)] = 0
         held |= {(cut, sort): own for sort, own in enumerate(sorts)}

@@ -1,8 +1,8 @@
 """What is known of messages at each place between two layers, whatever the layouts of these.
 
 Who waits for a stage that ends before layer i is the stage with the first reader of layer i - 1
-(``LayerLinks.reader``); what that one does before this layer counts for nothing. Where nobody reads it, nothing is
-behind.
+(``LayerLinks.reader``); what that one does before this layer counts for nothing. Where nobody reads it, nothing
+follows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LayerLinks:
     """What is known of messages at each place to cut.
 
     Attributes:
-        reader: the first layer behind that reads from the layer just before, and answers with gradients; -1: none.
+        reader: the first later layer that reads from the layer just before, and answers with gradients; -1: none.
         num_bytes: what F brings there, at least.
         ways: 2 where B comes back, else 1.
         samples: of a micro-batch.
@@ -64,7 +64,7 @@ class LayerLinks:
 def links_of(problem: Problem, samples: int, backward: str) -> LayerLinks:
     """For micro-batches of ``samples``.
 
-    Nothing where gradients do not come back: then the stage before need not wait for the end of the stage behind.
+    Nothing where gradients do not come back: then the stage before need not wait for the end of the next stage.
 
     Args:
         backward: ``Question.backward``.

@@ -116,7 +116,7 @@ class Column:
 
     Attributes:
         places: their devices; the stages.
-        trip_s: [places, places] a micro-batch there and back, and over the boundary behind.
+        trip_s: [places, places] a micro-batch there and back, and over the next boundary.
         pace_s: [places, places] what a micro-batch keeps the busiest stage or card busy; infinite where there is none.
         tail_s: [places, places] sums of gradients and updates after the last backward.
     """

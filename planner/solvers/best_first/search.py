@@ -104,7 +104,7 @@ class BatchSpace:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Siblings:
-    """An expansion that stands for its child at the queue's position, and those behind."""
+    """An expansion that stands for its child at the queue's position, and those after it."""
 
     frontier: Frontier
     expansion: Expansion

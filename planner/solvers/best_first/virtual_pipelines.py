@@ -378,8 +378,8 @@ def _every(devices: DeviceStates, mirrored: bool, state: Counts, names: Counts) 
             continue
         group = at_pools(option.group, names, len(names))
         yield (group,)
-        behind = tuple(names[place] for place in option.order)
-        for others in _every(devices, mirrored, option.left, behind):
+        renamed = tuple(names[place] for place in option.order)
+        for others in _every(devices, mirrored, option.left, renamed):
             yield (group, *others)
 
 

@@ -33,7 +33,7 @@ class ChainCosts:
         forward_s, backward_s: by layer, on a device of speed 1.
         saved_bytes: by layer, what it keeps from forward to backward.
         parameter_bytes: by layer.
-        crossing_bytes: by layer, what crosses a cut behind it, one way; 0 behind the last.
+        crossing_bytes: by layer, what crosses a cut after it, one way; 0 after the last.
     """
 
     names: tuple[str, ...]
@@ -105,7 +105,7 @@ def coarse_ends(chain: ChainCosts, blocks: int) -> tuple[int, ...]:
 
 
 def merged(chain: ChainCosts, ends: Iterable[int]) -> ChainCosts:
-    """The chain with one layer for each of ``ends``: the layers up to it and behind the one before."""
+    """The chain with one layer for each of ``ends``: the layers up to it and after the one before."""
     bounds = [0, *(end + 1 for end in ends)]
     spans = list(pairwise(bounds))
 
