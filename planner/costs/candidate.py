@@ -148,7 +148,7 @@ class Candidate:
         return any(own is not None for own, at in zip(self.options, self.stage_of, strict=False) if at == stage)
 
     def repeated(self, times: int) -> Candidate:
-        """The rows so many times, one after another, on as many batches; each prepares its own inputs."""
+        """The rows ``times`` times, one after another, on as many batches; each prepares its own inputs."""
         count = len(self.sizes)
 
         def later(action: Action, turn: int) -> Action:

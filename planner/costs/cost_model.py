@@ -86,7 +86,7 @@ class CostModel:
 
     @once
     def sums(self, kind: str, samples: float, shared: bool, recompute: RecomputeMask) -> StageSums:
-        """What actions take on a rank with so many samples of a stage that recomputes activations of ``recompute``.
+        """What actions take on a rank with ``samples`` samples of a stage that recomputes activations of ``recompute``.
 
         Raises:
             MissingMeasurementError: as ``tables.at``.

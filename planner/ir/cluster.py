@@ -100,7 +100,7 @@ GRADIENT_SUMS = "gradient sums"
 small sum of what ranks have parts of, and around the sum of a bucket of gradients: collectives over a group of one."""
 
 MEMORY = "memory"
-"""Passes over memory (two numbers read, one written) by so many ranks of a host at once, and by one of them alone."""
+"""Passes over memory (two numbers read, one written) by several ranks of a host at once, and by one of them alone."""
 
 AROUND = (NORMALISATION, PIECES, SITES, PARTIAL_SUMS, GRADIENT_SUMS)
 """All of these; a profile that was made before one of them was measured lacks it."""

@@ -206,7 +206,7 @@ class Graph:
     def layer_at(
         self, layer: Layer, samples: int, values: Mapping[str, TensorSpec]
     ) -> tuple[Layer, tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-        """A layer that makes its outputs for so many samples, its inputs then, and its parameters.
+        """A layer that makes its outputs for a number of samples, its inputs then, and its parameters.
 
         Args:
             layer: of the graph.

@@ -119,7 +119,7 @@ class Placement:
 class AxisPart(NamedTuple):
     """What goes through a stage at once where micro-batches are cut along an axis with an order, such as time.
 
-    Its places ``start`` to ``stop`` (tokens), of so many samples; parts go through a stage one after another.
+    Its places ``start`` to ``stop`` (tokens), of ``samples`` samples; parts go through a stage one after another.
     """
 
     samples: int

@@ -247,11 +247,11 @@ class Problem(Request):
         return Request(**{one.name: getattr(self, one.name) for one in fields(Request)})
 
     def shards(self, num_ranks: int) -> bool:
-        """Whether a stage on so many ranks divides its optimiser's state among them."""
+        """Whether a stage on ``num_ranks`` ranks divides its optimiser's state among them."""
         return self.shard == ALWAYS and num_ranks > 1
 
     def zero_over(self, num_ranks: int) -> int:
-        """What a stage on so many ranks divides among them (``Stage.level``)."""
+        """What a stage on ``num_ranks`` ranks divides among them (``Stage.level``)."""
         return self.zero if self.shards(num_ranks) else 0
 
     @property

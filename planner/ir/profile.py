@@ -81,7 +81,7 @@ class Levels:
     gradients_left_from: tuple[tuple[str, int], ...] = field(default=(), metadata={"added": "0.1"})
 
     def scaled(self, times: float) -> Levels:
-        """So many times as many bytes of everything."""
+        """``times`` as many bytes of everything."""
         sizes: dict[str, Any] = {name: round(times * getattr(self, name)) for name in LEVEL_NAMES}
         for name in LEVEL_PAIRS:
             sizes[name] = tuple((layer, round(times * size)) for layer, size in getattr(self, name))

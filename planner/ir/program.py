@@ -52,7 +52,7 @@ against 0.19 ms, 256 KiB 0.27 against 0.26 ms, 4 MiB 5.4 against 4.4 ms, 64 MiB 
 """
 
 SPARE_BYTES = 2**20
-"""At most so many bytes follow a receive buffer, of a tensor on its own an eighth of it; untouched unless a message is
+"""Bytes that follow a receive buffer at most, of a tensor on its own an eighth of it; untouched unless a message is
 wrong."""
 
 POSTED_BYTES = 16 * 2**20
@@ -63,7 +63,7 @@ def receive_window(message_bytes: Iterable[int]) -> int:
     """How many receives a rank announces ahead, of messages of these sizes: 16 MiB of the largest, at least four.
 
     The more are announced, the less a sender waits (announcing all receives of a step of small messages halves what
-    gloo costs); but each holds its buffer.  The runtime announces so many, and the memory model counts them.
+    gloo costs); but each holds its buffer.  The runtime announces these, and the memory model counts them.
     """
     return max(LEAST_POSTED, POSTED_BYTES // max((1, *message_bytes)))
 

@@ -77,7 +77,7 @@ class OrderedAxis(Protocol):
     """
 
     def box_of(self, value: str, spec: TensorSpec, size: Size) -> Box:
-        """What of a value, of ``spec`` for so many samples, belongs to a part; all of it for whole samples."""
+        """What of a value, of ``spec`` at its number of samples, belongs to a part; all of it for whole samples."""
 
     def division(self, decision: Decision, stage: int, samples: int) -> Division:
         """How parts divide the layers of a stage of one rank, as if they were ranks."""

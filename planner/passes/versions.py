@@ -1,7 +1,7 @@
 """Which weights each micro-batch runs on, in programs that update them in the middle of a step.
 
 Version v of a stage's weights are those after v of its updates in this step; version 0 are those it began with.  A
-stage updates after every so many micro-batches, and after the last.  What is proved:
+stage updates after every k micro-batches, and after the last.  What is proved:
 
 - an update counts each micro-batch up to its own once: none of a later micro-batch has been added before it;
 - forward and backward of a micro-batch use one version, the same on all ranks of a stage, which has been made;

@@ -49,7 +49,7 @@ class _Pipeline:
     """What its passes and messages take.
 
     Attributes:
-        takes: by stage, of a pass in a micro-batch of so many samples, by member; ``adds`` into gradients.
+        takes: by stage, of a pass by samples of the micro-batch, by member; ``adds`` into gradients.
         waits_s: by stage, what a receive costs each member.
         tails: by stage, sums of gradients and update; ``meetings`` with other stages in between.
         edges: who hands what to whom, with bytes a sample there and back.

@@ -50,7 +50,7 @@ class Stretches:
 
 
 class _StretchState(NamedTuple):
-    """The first samples owned by the first ranks, so many of each; ``origin``: the number of the state before."""
+    """The first samples owned by the first ranks, by number; ``origin``: the number of the state before."""
 
     samples: int
     ranks: int

@@ -67,7 +67,7 @@ MANY_DEVICES = 64
 
 
 def least_collective_s(cluster: Cluster, operation: str, num_bytes: ArrayLike) -> Array:
-    """``[n, sizes]``: no group of n ranks or more takes less for a collective of so many bytes, wherever they are.
+    """``[n, sizes]``: no group of n ranks or more takes less for a collective of that size, wherever they are.
 
     A group that no island or host can hold uses the links between them.  0 where links are stated pair by pair.
     """

@@ -131,7 +131,7 @@ def without_time(cluster: Cluster) -> Cluster:
 
 
 def least_link(link: Link) -> Link:
-    """The link with a table that never falls, below the measured one: what at least so many bytes take."""
+    """The link with a table that never falls, below the measured one: what as many bytes or more take."""
     if not link.points:
         return link
     seconds: Array = np.minimum.accumulate([s for _, s in link.points][::-1])[::-1]

@@ -182,7 +182,7 @@ class MeasuredParts:
             return ()
         try:
             return (layer_cost(alike, samples),)
-        except MissingMeasurementError:  # they say nothing about so many samples
+        except MissingMeasurementError:  # they say nothing about that many samples
             return ()
 
     @once
@@ -213,7 +213,7 @@ def _over_sites(shards: Shards) -> bool:
 
 
 def _places(shards: Shards, members: list[int], whole: PartExtents) -> dict[_PartKey, tuple[list[int], list[int]]]:
-    """Where (options, members) so many samples of a part are done; whole ones and empty ones are left out."""
+    """Where (options, members) this number of samples of a part is done; whole ones and empty ones are left out."""
     work = shards.done[:, members]
     extents = work[..., 1] - work[..., 0]
     by_part: dict[_PartKey, tuple[list[int], list[int]]] = {}
@@ -240,7 +240,7 @@ def _cut(part: PartExtents, whole: PartExtents) -> tuple[bool, ...]:
 
 
 def _between(points: Sequence[_Point], elements: int) -> LayerCost:
-    """The cost of so many elements, read between ``points``, which ascend."""
+    """The cost of a number of elements, read between ``points``, which ascend."""
     low = next((point for point in reversed(points) if point.elements <= elements), points[0])
     high = next((point for point in points if point.elements >= elements), points[-1])
     if low.elements >= high.elements or low.key != high.key:

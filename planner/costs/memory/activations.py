@@ -86,7 +86,7 @@ class _RankStage:
     """A stage on one of its ranks, for micro-batches of one size.
 
     Attributes:
-        cost: where its layers have layouts of their own; None: all are cut alike, and the rank has so many ``samples``.
+        cost: where its layers have layouts of their own; None: all are cut alike, and the rank has ``samples``.
         made_bytes: of gradients of parameters; 0 where they lie beside the main memory.
         in_slices: whether a rank keeps its slices of them alone.
     """

@@ -47,7 +47,7 @@ class LayerParts(NamedTuple):
     Attributes:
         layers: by index in the graph.
         saved: bytes of its part.
-        samples, share: of the part, and what it is of the work of so many whole samples.
+        samples, share: of the part, and what it is of the work of as many whole samples.
         read_share: what it reads of their inputs.
         received: bytes that come from other ranks of the stage; ``copied``: those that make it read a copy.
         needs: workspace of the part, where it was measured itself, beyond such a share of that of whole samples.

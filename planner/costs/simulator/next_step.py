@@ -5,7 +5,7 @@
                       ^ drains while the rank waits ^ what is left delays the end of the step
 
 A plan that prepares the next step (of graphs every plan) has the inputs of this one when it begins, so its ``PREP``
-actions take nothing.  Instead each rank has so many seconds of work beside its row.  On the rank's own core it is done
+actions take nothing.  Instead each rank has seconds of work beside its row.  On the rank's own core it is done
 while the rank waits for messages and for the members of a sum; what is left is done after the row's last action, since
 the next step waits for it.  On a core of the host that no rank has it goes on throughout; ranks that share such a core
 wait for all that they give it.  In either case the rank's own thread loses some time (``Preparations.turns_s``), as

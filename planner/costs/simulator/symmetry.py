@@ -149,7 +149,7 @@ def slices(
 
 
 def _repeats(samples: Sequence[float], count: int) -> bool:
-    """Whether so many blocks have the same numbers of samples."""
+    """Whether as many blocks have the same numbers of samples."""
     length = len(samples) // count
     return tuple(samples) == tuple(samples[:length]) * count
 

@@ -138,7 +138,7 @@ class Neighbours:
     copies: int = 1
 
     def rate(self, rank: int, slot: int, others: int) -> float:
-        """Of its own speed, where so many other ranks of this program compute on its host."""
+        """Of its own speed, by how many other ranks of this program compute on its host."""
         beside = self.copies * (others + 1) - 1
         return 1 / (1 + self.longer[slot] * min(1.0, beside / self.most[rank]))
 

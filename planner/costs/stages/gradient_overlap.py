@@ -129,9 +129,9 @@ def exposed_s(
 
     Args:
         later_s: of the backward that comes after that of the layer of an index: sums overlap with it.
-        sum_s: of a sum of so many bytes.
-        core_s: that moving so many bytes takes from the core that computes.
-        copied_s: of hearing of each gradient and putting so many bytes of them together.
+        sum_s: of a sum, by its bytes.
+        core_s: that moving bytes takes from the core that computes.
+        copied_s: of hearing of each gradient and putting their bytes together.
     """
     copying_s = sum(copied_s(bucket.copied_bytes) for bucket in buckets)
     if len(buckets) < 2:  # it is complete when backward ends
@@ -152,7 +152,7 @@ def least_sums_s(profile: Profile, sum_s: Callable[[Array], Array]) -> Array:
     Parameters that several layers use are left out.
 
     Args:
-        sum_s: seconds of sums of so many bytes each, ``[..., sizes]``.
+        sum_s: seconds of sums by their bytes, ``[..., sizes]``.
     """
     graph = profile.graph
     tied = graph.tied_layers()
@@ -172,7 +172,7 @@ def least_sums_s(profile: Profile, sum_s: Callable[[Array], Array]) -> Array:
 def least_reduction_s(
     network: NetworkPrices, ranks: tuple[int, ...], num_bytes: Array, sums_s: Array, backward_s: Array, zero: int
 ) -> Array:
-    """No stage on ``ranks`` takes less for the sum of so many bytes of gradients; elementwise.
+    """No stage on ``ranks`` takes less for the sum of its gradients' bytes; elementwise.
 
     Args:
         sums_s: its buckets take no less (:func:`least_sums_s`).

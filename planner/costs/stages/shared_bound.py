@@ -1,7 +1,7 @@
 """What a stage costs at least on a group of devices, whatever the shares of its members are, and the best shares.
 
 For stages between any two cuts, as arrays that broadcast.  Times never fall as samples are added: where measured ones
-do, the least of at least so many samples stands for them, so that all here are lower bounds.
+do, the least of as many samples or more stands for them, so that all here are lower bounds.
 
 The least largest time (``GroupTimes.levels``): every kind of member may have up to k samples, while these are enough
 for the micro-batch; the kind whose members take longest is lowered by one, until they are no longer enough.  What its
@@ -221,7 +221,7 @@ class GroupTimes:
 
 
 _MANY_STAGES = 40_000
-"""Of so many the least largest time is not worked out; the mean is a bound of it."""
+"""Stages of which the least largest time is not worked out; the mean is a bound of it."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -319,11 +319,11 @@ class StageBounds:
     def memory_of(
         self, member: tuple[str, int], samples: int, recompute: RecomputeMask, parts: int, zero: int
     ) -> LeastMemory | None:
-        """What a member (kind, memory limit) holds at least with so many samples; None: it always fits."""
+        """What a member (kind, memory limit) holds at least with ``samples`` samples; None: it always fits."""
         return self._memory([(*member, (samples, samples))], recompute, parts, zero)
 
     def _parted(self, num_ranks: int, kinds: Sequence[str], parts: int) -> Parted:
-        """Of stages on so many ranks of some kinds, which divide the optimiser's state in ``parts``."""
+        """Of stages on ``num_ranks`` ranks of some kinds, which divide the optimiser's state in ``parts``."""
         sums = _parted_sums(self.cost_model, self.cuts)
         updates = [sums.updates[kind] - sums.inside_updates[kind] / parts for kind in kinds]
         sums_s = sums.num_bytes * self._least_s_per_byte(num_ranks + 1)

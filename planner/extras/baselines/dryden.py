@@ -88,7 +88,7 @@ def distributions(problem: Problem, cost_model: CostModel, size: int) -> Mapping
     """The distribution of each layer, by index, for micro-batches of ``size``.
 
     Raises:
-        OutOfTimeError: there is no time to price them on so many ranks.
+        OutOfTimeError: there is no time to price them on that many ranks.
     """
     allow = tuple(family for family in problem.allow if family in (SAMPLE_DIMS, SPATIAL_DIMS))
     prices = LayoutPrices(cost_model, problem.ranks, size, allow)

@@ -4,7 +4,7 @@
 
 Layer 0 is the embedding, the last one the head, those between are blocks; equal neighbours share a row.  A profile of
 unlike GPUs is made of it, so that clusters that mix them are planned exactly: each kind has its own seconds at the
-micro-batches that it was measured at.  With a tensor degree above 1 a device of ours is a group of so many GPUs.
+micro-batches that it was measured at.  With a tensor degree above 1 a device of ours is a group of as many GPUs.
 
 What the file does not say is filled in: shapes and parameters of the networks (:data:`NETWORKS`); what a block saves,
 by Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1) for float32, in which the times are; half of a backward is

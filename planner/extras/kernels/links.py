@@ -87,7 +87,7 @@ class SystemLinks:
 
         Raises:
             UnknownNameError: there is no such collective.
-            ValueError: so many members are on no whole number of hosts.
+            ValueError: the members are on no whole number of hosts.
         """
         if name not in COLLECTIVES:
             raise UnknownNameError(f"no collective {name!r}", [f"known: {', '.join(COLLECTIVES)}"])

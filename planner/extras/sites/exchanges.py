@@ -1,6 +1,6 @@
 """What ranks that share sites exchange inside a stage: rows beside their own, and what is known of whole samples.
 
-    sparse_conv, sparse_pool      forward: the halo, so many rows of x from each other rank alike, one after another;
+    sparse_conv, sparse_pool      forward: the halo, as many rows of x from each other rank, one after another;
                                   backward: its gradient, back again, where x has one
     segment, segment_expand       forward and backward: a sum over the ranks of [samples, channels]
 

@@ -132,7 +132,7 @@ class TokenAxes:
         return cls(graph, num_tokens, values, works, frozenset(free))
 
     def division(self, decision: Decision, stage: int, samples: int) -> SlicedDivision:
-        """How the slices of ``decision`` divide the layers of a stage of one rank, for so many samples."""
+        """How the slices of ``decision`` divide the layers of a stage of one rank, by samples of the micro-batch."""
         return self.divided(decision.layers_of(stage), decision.token_slices, samples)
 
     def divided(self, layers: Iterable[str], slices: tuple[int, ...], samples: int) -> SlicedDivision:
@@ -143,7 +143,7 @@ class TokenAxes:
         return SlicedDivision(self, divisions, slices, samples)
 
     def box(self, value: str, spec: TensorSpec, samples: int, start: int, stop: int) -> Box:
-        """The part of a value that belongs to tokens ``start`` to ``stop``, of ``spec`` for so many samples."""
+        """The part of a value that belongs to tokens ``start`` to ``stop``, of ``spec`` at its number of samples."""
         at = self.values.get(value)
         box = list(whole(spec.shape))
         if at is not None:

@@ -81,7 +81,7 @@ class SlicePrices:
         """A stage of one rank with the layers of these indices, for one slice of every micro-batch, by slice.
 
         Raises:
-            MissingMeasurementError: the profile says nothing about so many samples.
+            MissingMeasurementError: the profile says nothing about that many samples.
         """
         slices = [size for size in dict.fromkeys(sizes) if isinstance(size, AxisPart)]
         return {size: self._stage(kind, list(layers), size, recompute) for size in slices}
@@ -128,7 +128,7 @@ class SlicePrices:
         """All layers on a device of ``kind``.
 
         Raises:
-            MissingMeasurementError: the profile says nothing about so many samples.
+            MissingMeasurementError: the profile says nothing about that many samples.
         """
         tokens = self.axes.num_tokens
         length = size.stop - size.start

@@ -217,7 +217,7 @@ def _candidates(evaluator: Evaluator, prices: SlicePrices) -> Iterator[tuple[flo
             try:
                 bounds = _stages(evaluator, prices, ranks, positions, samples)
                 times = _times(evaluator, prices, ranks, bounds, samples)
-            except HalopipeError:  # nothing is known of so many samples
+            except HalopipeError:  # nothing is known of that many samples
                 continue
             tokens = prices.axes.num_tokens
             ways = {best_slices(times, num_stages, len(batches))[0]}

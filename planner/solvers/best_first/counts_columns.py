@@ -1,7 +1,7 @@
 """Stages by what their devices are worth, whichever these are and wherever: the columns of ``counts_table``.
 
-A column is a stage on devices of a kind whose fullest member has so many samples of a micro-batch (where all share
-alike also whose leanest has so many).  What it takes is what it takes at least: on any hosts, and of any further
+A column is a stage on devices of a kind, by the samples of a micro-batch that its fullest member has (where all share
+alike also by those of its leanest).  What it takes is what it takes at least: on any hosts, and of any further
 ranks; memory counts where all devices of the kind have as much, and divide nothing.
 """
 
@@ -142,8 +142,8 @@ class _Share:
 
     Attributes:
         leanest: no member has fewer.
-        fullest, most: the fullest has so many, and no more than these.
-        ranks: there are so many members or more.
+        fullest, most: samples of the fullest, at least and at most.
+        ranks: the least number of members.
     """
 
     leanest: int
@@ -158,7 +158,7 @@ class Columns:
 
     Attributes:
         worth: of a device of each kind.
-        grain: shares of samples less than so many times one another are one column.
+        grain: shares of samples less than this times one another are one column.
         is_open: whether members of a kind may have unlike shares of the samples, as their memory differs.
     """
 
@@ -330,7 +330,7 @@ class Columns:
 
     @cached_property
     def _sums_s(self) -> Array | None:
-        """By number of ranks and layer, what so many or more take at least to sum its gradients; None: not known."""
+        """By number of ranks and layer, what as many or more take at least to sum its gradients; None: not known."""
         cost_model = self.prices.cost_model
         ranks = self.prices.problem.ranks
         exchanges = any(sums.any() for sums in cost_model.exchanges_s(ranks[:2], self.size))
@@ -340,7 +340,7 @@ class Columns:
         return least_sums_s(cost_model.profile, lambda sizes: network.least_sums_s(tuple(sizes.tolist())))
 
     def _longest_back_s(self, most: int) -> Array:
-        """By layer, the longest B of so many samples at most, on any kind."""
+        """By layer, the longest B of a number of samples at most, on any kind."""
         longest = np.zeros(len(self.prices.problem.profile.graph.layers))
         for kind in self.kinds:
             for samples in self._sizes(kind, 1, most):

@@ -3,7 +3,7 @@
 Given       M micro-batches of S samples; kinds k of D_k devices, a device of each worth v_k, a small whole number; all
             together U = sum of v_k D_k                                                                    ``worths``
 Relaxed     which devices, and on which hosts: links between stages are the fastest there are, a piece of a micro-batch
-            is one sample, sums of gradients take what they take at least over so many ranks or more, on any hosts
+            is one sample, sums of gradients take what they take at least over as many ranks or more, on any hosts
 Columns     a stage from cut i to cut j on n devices of kind k, of which the fullest has S / n samples of a micro-batch
             or more; it is worth n v_k
 Minimise    over columns, after every cut i, for every worth u of devices left, by the recurrence of all pipelines
@@ -43,7 +43,7 @@ from planner.solvers.budget import MOST_BYTES, OutOfTimeError, check_time
 MOST_WORTH = 4
 """Of a device, where kinds are unlike."""
 
-_GRAIN = 1.5  # of coarse columns, where so many times fewer; a table takes a third of the time, and often says enough
+_GRAIN = 1.5  # of coarse columns, where there are fewer by this factor; a table takes a third of the time, and is often enough
 _TURN_S = 8e-5  # work of a turn that fills a table
 _CELL_S = 8.5e-9  # and of each number that it looks at
 _ROUNDING = 1e-9

@@ -357,7 +357,7 @@ class _Cutting:
         return _Handed(column, is_handed, is_handed & prices.cuts.columns.has_gradient[column] & prices.freedom.trains)
 
     def _labels(self, every: BoundedStages, handed: _Handed, kept: tuple[int, ...]) -> Labels:
-        """Those of whole pipelines, whose stages keep so many micro-batches."""
+        """Those of whole pipelines, given the micro-batches that stages keep."""
         count = len(self.space.prices.micro_batches)
         messages = _gathered(self._messages, (handed.column,))
         stages = [BoundedStages(*own) for own in zip(*(getattr(every, one.name) for one in fields(every)), strict=True)]

@@ -30,12 +30,12 @@ Numbers = NDArray[np.int64]
 MANY_IDEALS = 640
 
 FEW_LAYERS = 24
-"""Networks of so many layers are also cut next to layers that cost nothing: another stage lets those before it keep
+"""Layers up to which networks are also cut next to layers that cost nothing: another stage lets those before it keep
 more micro-batches, and under some schedules there have to be as many stages as layers."""
 
 MANY_CONTENTS = 16
 MANY_PAIRS = 400_000
-"""So many sorts of stages that start at a cut are told apart, by what they read; fewer where there are many cuts."""
+"""Sorts of stages that start at a cut that are told apart, by what they read; fewer where there are many cuts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -352,7 +352,7 @@ def _contents(
 
 
 def _sorts(holds: Flags, readers: list[int], most: int) -> tuple[Numbers, list[list[int]]]:
-    """The sort of each stage, by the readers that it holds, at most so many sorts; by sort, those that it is known by.
+    """The sort of each stage, by the readers that it holds, at most ``most`` sorts; by sort, those that it is known by.
 
     Args:
         holds: ``[stages, readers]``.

@@ -53,7 +53,7 @@ class LayerLinks:
     ranks_of_host: int
 
     def message_s(self, maker: int, reader: int, on_one_host: bool) -> tuple[Array, Array]:
-        """F's way between groups of so many ranks, by place; and how long all of it is on a network card."""
+        """F's way between groups of two sizes, by place; and how long all of it is on a network card."""
         link = self.within if on_one_host else self.across
         is_even = {self.samples % count for count in (maker, reader)} <= {0, self.samples}
         each_s = transfer_s(link, self.num_bytes / (maker * reader)) if link else np.zeros_like(self.num_bytes)

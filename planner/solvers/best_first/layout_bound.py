@@ -318,7 +318,7 @@ class TableMaker:
         return _between(forward) + (_between(backward) if trains else 0.0), _between(of_forward)
 
     def _member(self, kind: str, samples: int, rest: int, exchanged: tuple[Array, Array], shared: bool) -> Array:
-        """Step, there and back, its parts, of a rank with so many samples, and so many of the last micro-batch."""
+        """Step, there and back, its parts, of a rank with ``samples`` samples, and ``rest`` of the last micro-batch."""
         cost_model = self.evaluator.cost_model
         both, of_forward = exchanged
         trains = self.backward != NONE

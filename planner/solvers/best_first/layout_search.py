@@ -61,7 +61,7 @@ _SHARE_OF_ONE_STAGE = 0.4
 """Of what is left where there are several pools."""
 
 MOST_COUNTS = 16
-"""Of so many devices every smaller number is looked at, so that more are not worse."""
+"""Devices up to which every smaller number is looked at, so that more are not worse."""
 
 MOST_CHAINS = 60
 MOST_OF_FEWER = 4

@@ -32,11 +32,11 @@ from planner.solvers.best_first.priced_groups import PricedGroup
 from planner.solvers.budget import note
 
 CAPS = (1, 2, 3, 4, 6)
-"""Windows that a windowed schedule tries: so many times the stages downstream and one, as far as memory allows."""
+"""Windows that a windowed schedule tries: multiples of the stages downstream and one, as far as memory allows."""
 
 FEW_WINDOWS = 40
 MANY_WINDOWS = 500
-"""Where a chain of so many stages has no more windows, all are tried; of other pipelines up to the second number."""
+"""Where a chain of as many stages has no more windows, all are tried; of other pipelines up to the second number."""
 
 _TURN_S = 3e-6  # of an F or B that is gone through
 _PIPELINE_S = 4e-8  # for each pipeline
@@ -332,7 +332,7 @@ def windows_to_try(
 ) -> tuple[tuple[int, ...], ...]:
     """Windows of stages, none above ``most``.
 
-    All there are, if a chain of so many stages has few; else some multiples of the stages downstream, as far as
+    All there are, if a chain of as many stages has few; else some multiples of the stages downstream, as far as
     ``most`` allows.
 
     Args:

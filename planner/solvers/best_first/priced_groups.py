@@ -342,7 +342,7 @@ class GroupPrices:
         return member_times(self.cost_model, self.cuts, micro_batches, (kind, most, recompute), schedules)
 
     def least_memories(self, member: tuple[str, int], samples: int) -> list[LeastMemory | None]:
-        """What a member (kind, memory limit) that divides nothing holds with so many samples, by way to recompute.
+        """What a member (kind, memory limit) that divides nothing holds with ``samples`` samples, by way to recompute.
 
         None where it always fits.
         """
@@ -370,7 +370,7 @@ class GroupPrices:
         return per_sample * sum(self.micro_batches)
 
     def layer_passes(self, kind: str, samples: float) -> Iterator[LeastPasses]:
-        """What passes of so many samples take at least, by layer, shared by ranks and not; as far as measured."""
+        """What passes of ``samples`` samples take at least, by layer, shared by ranks and not; as far as measured."""
         for shared in (False, True):
             with suppress(MissingMeasurementError):
                 sums = self.cost_model.sums(kind, samples, shared, recompute=False)

@@ -75,7 +75,7 @@ class AnyShares(GroupPrices):
         return tuple(groups)
 
     def most_samples(self, group: PricedGroup, cuts: tuple[int, int], kept: int) -> Numbers:
-        """The most samples of each member of a stage between two cuts that keeps so many micro-batches."""
+        """The most samples of each member of a stage between two cuts that keeps ``kept`` micro-batches."""
         first, last = map(np.array, cuts)
         zero = self.problem.zero_over(group.size)
         mask = recompute_mask(group.recompute, self._cores)
@@ -157,7 +157,7 @@ class MeanHandovers(HandoverBounds):
         )
 
     def _least_mean_s(self, name: str, samples: float, per_sample: Array) -> Array:
-        """The mean, over samples, of a message that has so many samples in the mean, and one at least."""
+        """The mean, over samples, of a message that has ``samples`` in the mean, and one at least."""
         link = self._links[name]
         sizes = range(1, self.prices.micro_batches[0] + 1)
         each = np.minimum.reduce([transfer_s(link, per_sample * size) / size for size in sizes])

@@ -45,7 +45,7 @@ from planner.solvers.candidates.feasibility import stages_usable
 _MANY_BOXES = 512
 _MANY_NUMBERS = 10_000_000
 _MOST_BOXES = 20_000
-"""So many are bounded at a time, or fewer of long pipelines; and so many of a pipeline may wait."""
+"""Bounded at a time, or fewer of long pipelines; and most of a pipeline that may wait."""
 
 _ROUNDS = 3
 """Of making the box of all shares smaller."""
@@ -217,7 +217,7 @@ class _Wires:
 
     @classmethod
     def of(cls, link: Numbers, table: Array, surely: Numbers, possible: Flags, least: Numbers) -> _Wires:
-        """Where ``surely`` so many samples, and at least so many (``least``) of each receiver, are sent."""
+        """Where ``surely`` these samples, and at least ``least`` of each receiver, are sent."""
         seconds = np.where(surely > 0, table[link[:, :, None], surely], -np.inf)
         if bool((possible == (surely > 0)).all()):
             return cls(seconds, None, np.zeros(least.shape))

@@ -217,7 +217,7 @@ class Tables:
 
     @property
     def many(self) -> int:
-        """So many prefixes are looked at together: :meth:`grown` works on a few tables that fit into a cache."""
+        """Prefixes that are looked at together: :meth:`grown` works on a few tables that fit into a cache."""
         return max(16, _NUMBERS_AT_ONCE // len(self.spans[0].possible))
 
     def bounded(self, upper_s: float, in_full: bool = True, most_s: float = np.inf) -> Tables:
@@ -388,7 +388,7 @@ class Tables:
 
 
 def _moves(count: int, width: int) -> Iterator[Numbers]:
-    """So many neighbouring cuts, none at an end, one or two places on or back."""
+    """``width`` neighbouring cuts, none at an end, one or two places on or back."""
     for place in range(1, count - width):
         for by in (-2, -1, 1, 2):
             yield by * ((np.arange(count) >= place) & (np.arange(count) < place + width))

@@ -44,10 +44,10 @@ WAYS = (1, 2, 3, 4)
 """Stages a position that are tried where the schedule leaves it open."""
 
 MANY_SEQUENCES = 500
-"""So many sequences of groups at most are all looked at."""
+"""Sequences of groups up to which all are looked at."""
 
 MANY_SHARES = 64
-"""So many ways to share samples in the groups of a sequence at most are all looked at."""
+"""Ways to share samples in the groups of a sequence up to which all are looked at."""
 
 _FEW_KINDS = 3
 _COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)  # positions, where groups are of one size

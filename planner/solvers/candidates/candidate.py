@@ -238,7 +238,7 @@ def least_largest(
 
     Args:
         most: samples of each member.
-        seconds: that a member, by its place, takes for so many samples.
+        seconds: that a member, by its place, takes for a number of samples.
     """
     own = list(shares)
     seconds_of = dict[tuple[int, int], float]()
@@ -261,7 +261,7 @@ def least_largest(
 
 
 FEW_SHARES = 36
-"""Up to so many ways to share a micro-batch among the members of a group are all looked at."""
+"""Ways to share a micro-batch among the members of a group up to which all are looked at."""
 
 
 def all_shares(problem: Problem, ranks: tuple[int, ...], samples: int) -> tuple[tuple[int, ...], ...]:

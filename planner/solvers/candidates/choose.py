@@ -26,7 +26,7 @@ ROUNDING = 1e-9
 """Steps closer than this are equally good; the candidate seen first stays."""
 
 _FAR = 3.0
-"""A plan that takes so many times as long is no tie."""
+"""Times as long from which a plan is no tie."""
 
 _LATE_S = 1.0
 """What one candidate may still take when time is up and there is no plan yet."""

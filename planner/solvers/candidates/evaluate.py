@@ -166,7 +166,7 @@ class Evaluator:
         return _FORECAST_TAKES * work_s + _WRITTEN_S * num_actions(candidate)
 
     def rows_work_s(self, num_microbatches: int) -> float:
-        """Of it, the work of writing down what all ranks do in a pipeline with so many micro-batches, about."""
+        """Of it, the work of writing down what all ranks do in a pipeline, about."""
         return _WRITTEN_S * _ACTIONS_OF_A_STAGE * num_microbatches * len(self.problem.ranks)
 
     def drawing_work_s(self, candidate: Candidate) -> float:

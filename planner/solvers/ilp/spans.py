@@ -29,7 +29,7 @@ from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.candidates.candidate import DevicePool, like_groups
 
 FEW_GROUPS = 40
-"""Groups may have devices of several kinds, or hosts, while there are at most so many."""
+"""Groups up to which they may have devices of several kinds, or hosts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +67,7 @@ class SpanTable:
         return len(self.first)
 
     def within(self, in_flight: Sequence[int]) -> SpanTable:
-        """Those that fit, with their depth, if a stage keeps so many micro-batches, by stages downstream from 1."""
+        """Those that fit, with their depth, given the micro-batches that a stage keeps, by stages downstream from 1."""
         downstream = np.arange(1, len(in_flight) + 1)
         depth = np.where(self.depth[:, None] >= np.array(in_flight), downstream, 0).max(axis=1, initial=0)
         return only(replace(self, depth=depth), depth > 0)

@@ -184,5 +184,5 @@ def _workspace(graph: LabelledGraph, columns: MilpColumns) -> Iterator[MilpRows]
 
 
 def _units(graph: LabelledGraph) -> Array:
-    """By resource: so many bytes are 1 in the program."""
+    """By resource: the bytes that are 1 in the program."""
     return np.where(graph.budget > 0, graph.budget, 1.0) / _SCALE

@@ -153,7 +153,7 @@ class _AssignmentSearch:
 
 
 def _level(graph: LabelledGraph, marginals: tuple[Array, ...], most_pairs: int) -> float:
-    """The highest bound of an option in the restricted program of so many pairs."""
+    """The highest bound of an option in a restricted program of at most that many pairs."""
     levels = np.unique(np.concatenate(marginals))
     low = 0
     high = int(np.isfinite(levels).sum()) - 1
@@ -165,7 +165,7 @@ def _level(graph: LabelledGraph, marginals: tuple[Array, ...], most_pairs: int) 
 
 
 def _num_pairs(graph: LabelledGraph, options: Sequence[int]) -> int:
-    """Pairs of options of neighbours, where each node has so many."""
+    """Pairs of options of neighbours, by how many options nodes have."""
     return sum(options[u] * options[v] for u, v in graph.edges)
 
 

@@ -223,7 +223,7 @@ def names_in(stage: dict[str, Json]) -> list[str]:
 
 
 def dealt(ranks: Sequence[Share], counts: Iterable[int]) -> Iterator[tuple[Share, ...]]:
-    """``ranks``, or hosts, in groups of so many, one after another."""
+    """``ranks``, or hosts, in groups of one size, one after another."""
     left = iter(ranks)
     return (tuple(islice(left, count)) for count in counts)
 

@@ -125,7 +125,7 @@ def merged(chain: ChainCosts, ends: Iterable[int]) -> ChainCosts:
 def priced(cost_model: CostModel, kind: str, size: int) -> tuple[SizeTable, float]:
     """Costs of all layers on a device of ``kind``, and the factor that makes them those of ``size`` samples.
 
-    The factor is 1, unless the profile says nothing of so many on one device: planners that deal a micro-batch to
+    The factor is 1, unless the profile says nothing of that size on one device: planners that deal a micro-batch to
     replicas take costs to be in proportion to samples.
 
     Raises:
@@ -211,13 +211,13 @@ def network(problem: Problem, cost_model: CostModel, kind: str, size: int, prepa
 
 
 def searchable(net: PricedNetwork, machines: int) -> PricedNetwork:
-    """The network, or its blocks if it has too many states to be searched on so many machines."""
+    """The network, or its blocks if it has too many states to be searched on the machines."""
     ends = block_ends(net, machines)
     return net if ends is None else blocks_at(net, ends)
 
 
 def block_ends(net: PricedNetwork, machines: int) -> tuple[int, ...] | None:
-    """Where blocks end, in the order of layers, if there are too many states for so many machines; None if not."""
+    """Where blocks end, in the order of layers, if there are too many states for the machines; None if not."""
     most = max(_FEWEST_BLOCKS, int((_WORK / max(1, machines) ** 2) ** 0.5))
     try:
         if states_of(net.graph).num_states <= most:

@@ -303,7 +303,7 @@ def _stages(levels: Sequence[MachineLevel], row: OptimaRow, first: int | None, l
 
 
 _MOST_KEPT = 1500
-"""Matrices of up to so many states are kept; of more they would take gigabytes."""
+"""States up to which matrices are kept; of more they would take gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)

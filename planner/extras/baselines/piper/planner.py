@@ -68,7 +68,7 @@ _MOST_IDEALS = 40_000
 """As many as the public code allows; beyond, stages follow one another in one topological order."""
 
 _FEW = 3
-"""Up to so many times the ideals of a chain, all are looked at at once."""
+"""Times the ideals of a chain up to which all are looked at at once."""
 
 _ANY_TIME = 1e300
 """More than any stage takes; an infinite time means that a stage does not fit."""
