@@ -43,7 +43,7 @@ from planner.solvers.budget import MOST_BYTES, OutOfTimeError, check_time
 MOST_WORTH = 4
 """Of a device, where kinds are unlike."""
 
-_GRAIN = 1.5  # of coarse columns, where there are fewer by this factor; a table takes a third of the time, and is often enough
+_GRAIN = 1.5  # of coarse columns, where fewer by this factor; a table takes a third of the time, and is often enough
 _TURN_S = 8e-5  # work of a turn that fills a table
 _CELL_S = 8.5e-9  # and of each number that it looks at
 _ROUNDING = 1e-9
