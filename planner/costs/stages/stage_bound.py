@@ -7,11 +7,13 @@ least and a rank's own work the most.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import lru_cache, reduce
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array, TiedParameter
@@ -19,6 +21,9 @@ from planner.costs.memory.memory_bound import Cuts, Holders, LeastMemory, Number
 from planner.costs.stages.gradient_overlap import least_bytes_on_cards, least_reduction_s
 from planner.costs.stages.stage_sums import RecomputeMask
 from planner.ir.lazy import once
+
+Table = TypeVar("Table")
+"""A dataclass of arrays."""
 
 _MANY_SAMPLES = 256
 """More are not held against memory one by one."""
@@ -28,6 +33,23 @@ _MANY_CUTS = 512
 
 Member = tuple[str, int, tuple[float, float]]
 """What tells members of a group apart: kind of device, memory limit, samples of a full micro-batch and of the last."""
+
+
+def columnwise(function: Callable[..., Any], *tables: Table) -> Table:
+    """The table whose arrays are what ``function`` makes of those of the same name in ``tables``."""
+    first: Any = tables[0]
+    made: Table = type(first)(*(function(*(getattr(one, each.name) for one in tables)) for each in fields(first)))
+    return made
+
+
+def only(table: Table, which: NDArray[Any] | slice | int) -> Table:
+    """Some of its entries."""
+    return columnwise(lambda column: column[which], table)
+
+
+def concatenated(*tables: Table) -> Table:
+    """One after another, by the last index."""
+    return columnwise(lambda *columns: np.concatenate(columns, axis=-1), *tables)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

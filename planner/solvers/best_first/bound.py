@@ -8,26 +8,34 @@ devices used and left.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from planner.costs.layers.cost_table import Array
-from planner.costs.stages.stage_bound import BoundedStages
+from planner.costs.stages.stage_bound import BoundedStages, columnwise, only
 from planner.ir.lazy import once, once_by
 from planner.solvers.best_first.device_groups import Counts, DeviceStates, GroupOption
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
-from planner.solvers.best_first.message_bound import HandoverBound, HandoverBounds
+from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup, Version
-from planner.solvers.best_first.recurrence import SORTS, Labels, across, alone, prepend, rounds_of
+from planner.solvers.best_first.recurrence import (
+    END,
+    SORTS,
+    STEP,
+    Labels,
+    across,
+    alone,
+    labels_of,
+    prepend,
+    rounds_of,
+    stacked,
+)
 from planner.solvers.budget import NUMBER_S, Budget
 
 _NUMBERS_OF_A_STAGE = 40
 """That are looked at for the labels of one stage, about."""
-
-_END = SORTS.index("end_s")
-_STEP = SORTS.index("step_s")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,7 +131,7 @@ class Suffixes:
         """What every pipeline takes at least."""
         _, labels = self.of(self.devices.all_unused)
         slots = self.prices.cuts.slots[0]
-        return float(labels[[_END, _STEP]][..., slots[slots >= 0]].max(axis=0).min(initial=np.inf))
+        return float(labels[[END, STEP]][..., slots[slots >= 0]].max(axis=0).min(initial=np.inf))
 
     def stages(self, choice: GroupChoice, first: Numbers, last: Numbers) -> tuple[BoundedStages, Labels]:
         """Stages of ``choice`` between the cuts ``first`` and ``last``, elementwise, with the best that may follow.
@@ -142,7 +150,7 @@ class Suffixes:
         fits &= is_end if not may_follow else True
         rounds = rounds_of(self.prices.num_counted, window)
         card_s = self.card_s(choice, stage)
-        labels = self._stacked(alone(stage, rounds, card_s))
+        labels = stacked(alone(stage, rounds, card_s), self.sorts)
         if may_follow and not is_end.all():
             after = self._best_after(choice)
             by_sort = [
@@ -150,20 +158,11 @@ class Suffixes:
                 for sort in range(len(cuts.column))
             ]
             followed = np.minimum.reduce(by_sort)
-            fits &= is_end | np.isfinite(followed[_END])
+            fits &= is_end | np.isfinite(followed[END])
             labels = np.where(is_end, labels, followed)
         if group.any_shares is not None:
-            labels[_STEP] = np.maximum(labels[_STEP], group.any_shares.alone_s(first, last))
-        return stage, self._labels(np.where(fits, labels, np.inf))
-
-    def _stacked(self, labels: Labels) -> Array:
-        """By sort of label, of those that differ."""
-        return np.stack(np.broadcast_arrays(*(getattr(labels, sort) for sort in self.sorts)))
-
-    def _labels(self, stacked: Array) -> Labels:
-        """The same the other way round."""
-        labels = dict(zip(SORTS, stacked, strict=False))
-        return Labels(**{"sums_s": labels["last_backward_s"], **labels})
+            labels[STEP] = np.maximum(labels[STEP], group.any_shares.alone_s(first, last))
+        return stage, labels_of(np.where(fits, labels, np.inf))
 
     def card_s(self, choice: GroupChoice, stage: BoundedStages) -> Array:
         """How long sums of gradients keep network cards busy, in the mean of all hosts."""
@@ -181,8 +180,8 @@ class Suffixes:
         returns = columns.has_gradient[column] & prices.freedom.trains
         overhead_s = len(prices.micro_batches) * choice.group.prices.overhead_s * returns
         waiting = replace(stage, work_s=stage.work_s + overhead_s)
-        best = Labels(*(getattr(after, sort)[column] for sort in SORTS))
-        labels = self._stacked(prepend(waiting, best, rounds, self.card_s(choice, stage), reads, returns))
+        best = only(after, column)
+        labels = stacked(prepend(waiting, best, rounds, self.card_s(choice, stage), reads, returns), self.sorts)
         possible = (column >= 0) & np.isfinite(best.end_s)
         return np.where(possible, labels, np.inf)
 
@@ -216,13 +215,13 @@ class Suffixes:
         if not len(first):
             return
         slots = cuts.slots[first, cuts.content[first, last]]
-        stacked = np.stack([getattr(own_labels, sort)[possible] for sort in self.sorts])
+        own = stacked(only(own_labels, possible), self.sorts)
         if cuts.slots.shape[1] > 1:
             order = np.argsort(slots, kind="stable")
             slots = slots[order]
-            stacked = stacked[:, order]
+            own = own[:, order]
         starts = np.flatnonzero(np.concatenate(([True], slots[1:] != slots[:-1])))
-        labels[:, slots[starts]] = np.minimum.reduceat(stacked, starts, axis=1)
+        labels[:, slots[starts]] = np.minimum.reduceat(own, starts, axis=1)
 
     @once_by(lambda self, choice: (choice.option.left, choice.option.renamed, choice.group.shares))
     def _best_after(self, choice: GroupChoice) -> Labels:
@@ -234,17 +233,15 @@ class Suffixes:
         others, labels = self.of(choice.option.left)
         best = np.full((len(self.sorts), len(slots)), np.inf)
         source = self.renamed(choice)
-        possible = np.flatnonzero(np.isfinite(labels[_END]).any(axis=1))
+        possible = np.flatnonzero(np.isfinite(labels[END]).any(axis=1))
         some = max(1, _NUMBERS_AT_ONCE // max(1, len(slots)))
         for numbers in (possible[start : start + some] for start in range(0, len(possible), some)):
-            firsts = self._labels(labels[:, numbers].take(slots, axis=2))
+            firsts = labels_of(labels[:, numbers].take(slots, axis=2))
             links = [self.links.between(source, others[number].group) for number in numbers]
-            link = HandoverBound(
-                *(np.array([getattr(each, one.name) for each in links]) for one in fields(HandoverBound))
-            )
-            least = self._stacked(across(firsts, link)).min(axis=1)
+            link = columnwise(lambda *columns: np.array(columns), *links)
+            least = stacked(across(firsts, link), self.sorts).min(axis=1)
             np.minimum(best, least, out=best)
-        return self._labels(best)
+        return labels_of(best)
 
     def renamed(self, choice: GroupChoice) -> PricedGroup:
         """The group with its hosts called as in what is left."""

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from planner.costs.layers.cost_table import Array
 from planner.costs.stages.gradient_overlap import least_sums_s
+from planner.costs.stages.stage_bound import concatenated, only
 from planner.costs.stages.stage_sums import LeastPasses
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.lazy import once
@@ -98,18 +98,8 @@ class ColumnStages:
     @classmethod
     def joined(cls, parts: Sequence[ColumnStages]) -> ColumnStages:
         """All of them."""
-        columns: list[Any] = [np.zeros(0, dtype=np.int64 if one.name in _NUMBERS else float) for one in fields(cls)]
-        for number, one in enumerate(fields(cls)):
-            columns[number] = np.concatenate([columns[number], *(getattr(part, one.name) for part in parts)])
-        return cls(*columns)
-
-    def only(self, which: Numbers) -> ColumnStages:
-        """Some of them."""
-        return ColumnStages(*(getattr(self, one.name)[which] for one in fields(self)))
-
-    def by_way(self) -> ColumnStages:
-        """With a second index, for what is left after each."""
-        return ColumnStages(*(getattr(self, one.name)[:, None] for one in fields(self)))
+        nothing = cls(*(np.zeros(0, dtype=np.int64 if one.name in _NUMBERS else float) for one in fields(cls)))
+        return concatenated(nothing, *parts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,10 +108,6 @@ class _Ends:
 
     first: Numbers
     last: Numbers
-
-    def only(self, which: Numbers) -> _Ends:
-        """Some of them."""
-        return _Ends(self.first[which], self.last[which])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,8 +186,8 @@ class Columns:
             columns = ((kind, share) for kind in self.kinds for share in self._shares(kind))
             parts = (self._of_column(kind, share, self._priced_below_s) for kind, share in columns)
             every = ColumnStages.joined([part for part in parts if part is not None])
-            self._priced = every.only(np.argsort(every.first, kind="stable"))
-        return self._priced.only(np.flatnonzero(self._priced.alone_s <= upper_s))
+            self._priced = only(every, np.argsort(every.first, kind="stable"))
+        return only(self._priced, np.flatnonzero(self._priced.alone_s <= upper_s))
 
     @property
     def num_shares(self) -> int:
@@ -256,7 +242,7 @@ class Columns:
         pairs = self._pairs
         done_s = np.maximum(work.between(pairs) + after_s[pairs.first], all_work.between(pairs))
         alone_s = before_s[pairs.first] + done_s
-        pairs = pairs.only(np.flatnonzero(alone_s <= upper_s))
+        pairs = only(pairs, np.flatnonzero(alone_s <= upper_s))
         tail_s = self._tail_s(kind, share, pairs)
         window = self._window(kind, share, pairs)
         work_s = work.between(pairs)
@@ -274,7 +260,7 @@ class Columns:
             window=window,
             alone_s=alone_s,
         )
-        return every.only(np.flatnonzero((window > 0) & (alone_s <= upper_s)))
+        return only(every, np.flatnonzero((window > 0) & (alone_s <= upper_s)))
 
     @cached_property
     def _pairs(self) -> _Ends:

@@ -23,7 +23,7 @@ surely inside counts.  The bound holds for what coarser groups of ``DeviceStates
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -32,6 +32,7 @@ from planner.costs.communication.links import fastest
 from planner.costs.communication.stage_transfers import least_link
 from planner.costs.communication.tables import transfer_s
 from planner.costs.layers.cost_table import Array
+from planner.costs.stages.stage_bound import columnwise, only
 from planner.solvers.best_first.capacity import Capacity
 from planner.solvers.best_first.counts_columns import Columns, ColumnStages, CutPlaces
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
@@ -158,10 +159,6 @@ class _Ways:
     forward_s: Array
     backward_s: Array
 
-    def only(self, which: Numbers | slice) -> _Ways:
-        """Some of them."""
-        return _Ways(*(getattr(self, one.name)[which] for one in fields(self)))
-
 
 @dataclass(eq=False)
 class CountsTable:
@@ -204,9 +201,9 @@ class CountsTable:
             left = before + np.arange(fewest[place], most[place] + 1)
             some = max(1, _NUMBERS_AT_ONCE // max(1, len(left)))
             for start in range(starts[place], starts[place + 1] if len(left) else 0, some):
-                part = ways.only(slice(start, min(start + some, starts[place + 1])))
+                part = only(ways, slice(start, min(start + some, starts[place + 1])))
                 check_time(_TURN_S + _CELL_S * len(part.stage) * len(left))
-                _fill(table, stages.only(part.stage), part, rounds[part.stage], left)
+                _fill(table, only(stages, part.stage), part, rounds[part.stage], left)
         roots = np.unique(ways.slot[: starts[1]])
         root = _looked_up(table, roots * shape[1] + before + all_worth)
         return float(np.maximum(root.end_s, root.step_s).min(initial=np.inf))
@@ -284,7 +281,7 @@ def _fill(table: Mapping[str, Array], stages: ColumnStages, ways: _Ways, rounds:
         left: columns of the table, one after another.
     """
     height, width = table["end_s"].shape
-    own = stages.by_way()
+    own = columnwise(lambda column: column[:, None], stages)
     forward_s = ways.forward_s[:, None]
     backward_s = ways.backward_s[:, None]
     nothing = np.zeros(1)

@@ -34,7 +34,7 @@ import numpy as np
 from planner.costs.candidate import Candidate
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import kept_by
-from planner.costs.stages.stage_bound import BoundedStages
+from planner.costs.stages.stage_bound import BoundedStages, only
 from planner.ir.schedule import Pipeline, StageGraph
 from planner.schedules import max_in_flight, traits
 from planner.solvers.best_first import policy
@@ -360,7 +360,7 @@ class _Cutting:
         """Those of whole pipelines, given the micro-batches that stages keep."""
         count = len(self.space.prices.micro_batches)
         messages = _gathered(self._messages, (handed.column,))
-        stages = [BoundedStages(*own) for own in zip(*(getattr(every, one.name) for one in fields(every)), strict=True)]
+        stages = [only(every, stage) for stage in range(len(kept))]
         rounds = [rounds_of(count, np.full(len(stages[0].forward_s), own or count)) for own in kept]
         cards_s = [stage.card_s * part for stage, part in zip(stages, self._part_of_hosts, strict=True)]
         slowest_after_s = np.maximum.accumulate(every.forward_s[::-1])[::-1]

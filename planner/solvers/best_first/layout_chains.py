@@ -35,7 +35,16 @@ from planner.ir.lazy import once
 from planner.solvers.best_first.layer_links import LayerLinks
 from planner.solvers.best_first.layout_bound import GroupTable
 from planner.solvers.best_first.message_bound import HandoverBound
-from planner.solvers.best_first.recurrence import Labels, LaidOutStages, across, others_of, prepend
+from planner.solvers.best_first.recurrence import (
+    STEP,
+    Labels,
+    LaidOutStages,
+    across,
+    labels_of,
+    others_of,
+    prepend,
+    stacked,
+)
 from planner.solvers.budget import NUMBER_S, Budget, OutOfTimeError
 from planner.solvers.candidates.candidate import DevicePool
 
@@ -277,7 +286,7 @@ class Chains:
         onward = [list(self._onward(rest, count, stops).values()) for _, count, _, rest in groups]
         after = np.repeat(np.stack([np.min(each, axis=0) for each in onward], axis=1), num_sorts, axis=1)
         counts = np.repeat([count for _, count, _, _ in groups], num_sorts)
-        bound_s, before_s, lead_s = self._arrived(prefix, counts, stops, _labels(self._with_stage(least, after)))
+        bound_s, before_s, lead_s = self._arrived(prefix, counts, stops, labels_of(self._with_stage(least, after)))
         return _Following(num_sorts, stops, bound_s, before_s + least[1], lead_s + least[2])
 
     def _arrived(
@@ -342,7 +351,7 @@ class Chains:
             self._ahead[free] = self._solved(free)
 
     def _solved(self, free: Free) -> Array:
-        """``[4, hosts, layer]``: labels (:func:`_stacked`), those of fewer free devices being known; 0: nobody waits.
+        """``[4, hosts, layer]``: labels (:func:`stacked`), those of fewer free devices being known; 0: nobody waits.
 
         All but the last are those of the stage with the layer's reader, by ``_hosts``; that is of any stage after it.
         """
@@ -363,10 +372,10 @@ class Chains:
         for count in self._counts:
             like = [host for host, (ranks, _) in enumerate(self._hosts) if ranks == count]
             elsewhere[:, like[0]] = ahead[:, like].min(axis=1)
-        by_reader = np.where(self.links.reader >= 0, elsewhere[:3, :, self.links.reader], 0.0)
-        ahead[:3, :, last] = by_reader[..., last]
-        ahead[:3, :, :last] = np.where(is_next, ahead[:3, :, :last], by_reader[..., :last])
-        ahead[3] = ahead.min(axis=1).max(axis=0)
+        by_reader = np.where(self.links.reader >= 0, elsewhere[:STEP, :, self.links.reader], 0.0)
+        ahead[:STEP, :, last] = by_reader[..., last]
+        ahead[:STEP, :, :last] = np.where(is_next, ahead[:STEP, :, :last], by_reader[..., :last])
+        ahead[STEP] = ahead.min(axis=1).max(axis=0)
         return ahead
 
     def _onward(self, free: Free, maker: int, stops: NDArray[np.intp]) -> dict[int, Array]:
@@ -376,13 +385,13 @@ class Chains:
         """
         onward: dict[int, Array] = {}
         for on_host, hosts, on_one_host in self._joins(maker):
-            after = _labels(self._ahead[free][:, hosts][:, :, stops])
+            after = labels_of(self._ahead[free][:, hosts][:, :, stops])
             readers = [self._hosts[host][0] - 1 for host in hosts]
             message_s, card_s = (
                 np.where(after.round_trip_s > 0, each[readers][:, stops], 0.0)  # where nobody waits nothing is sent
                 for each in self._messages(maker, on_one_host)
             )
-            least_s = _stacked(across(after, self._handover(message_s, card_s))).min(axis=1)
+            least_s = stacked(across(after, self._handover(message_s, card_s))).min(axis=1)
             onward[on_host] = np.minimum(onward.get(on_host, np.inf), least_s)
         return onward
 
@@ -419,15 +428,4 @@ class Chains:
         _, _, finite_forward_s, finite_back_s = np.where(np.isfinite(least), least, 0.0)
         stage = LaidOutStages(forward_s, once_s - finite_forward_s, self.num_full * once_s, step_s)
         others_s = others_of(self.num_full, finite_forward_s, finite_back_s)
-        return _stacked(prepend(stage, _labels(after), _ONE_ROUND, 0.0, _EVERY, _EVERY, others_s))
-
-
-def _labels(stacked: Array) -> Labels:
-    """Of ``[4, ...]``, in the order in which the DP holds them; no sum has to wait for another."""
-    last_backward_s, end_s, round_trip_s, step_s = stacked
-    return Labels(round_trip_s, last_backward_s, end_s, step_s, sums_s=last_backward_s)
-
-
-def _stacked(labels: Labels) -> Array:
-    """The other way round."""
-    return np.stack([labels.last_backward_s, labels.end_s, labels.round_trip_s, labels.step_s])
+        return stacked(prepend(stage, labels_of(after), _ONE_ROUND, 0.0, _EVERY, _EVERY, others_s))

@@ -17,10 +17,9 @@ from math import comb
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.costs.layers.cost_table import Array
-from planner.costs.stages.stage_bound import BoundedStages
+from planner.costs.stages.stage_bound import BoundedStages, columnwise, concatenated, only
 from planner.ir.schedule import Edge, Op, Pipeline, StageGraph
 from planner.passes.events import in_order
 from planner.schedules import max_in_flight, traits
@@ -395,12 +394,8 @@ def _leaves(frontier: Frontier, expansion: Expansion, positions: Numbers) -> Lea
     parent = expansion.parent
     table = expansion.table
     rows = expansion.row[positions]
-
-    def by_stage(name: str) -> NDArray[Any]:
-        before = [np.full(len(rows), getattr(t.stage, name)[row]) for t, row in parent.rows]
-        return np.array([*before, getattr(table.stage, name)[rows]])
-
-    stages = BoundedStages(*(by_stage(column.name) for column in fields(BoundedStages)))
+    before = (only(own.stage, np.full(len(rows), row)) for own, row in parent.rows)
+    stages = columnwise(lambda *columns: np.array(columns), *before, only(table.stage, rows))
     choice = table.choice[rows]
     ends = frontier.next_groups(parent, table)
     groups: list[GroupsOfStage] = [[(group, slice(None))] for group in frontier.stage_groups(parent)]
@@ -419,13 +414,12 @@ def _leaves(frontier: Frontier, expansion: Expansion, positions: Numbers) -> Lea
 
 def _joined(alike: Sequence[Leaves]) -> Leaves:
     """All of them together."""
-    columns = ([getattr(own.stages, column.name) for own in alike] for column in fields(BoundedStages))
     cards = [own.cards for own in alike if own.cards is not None]
     return replace(
         alike[0],
         expansions=tuple(members for own in alike for members in own.expansions),
         bound=np.concatenate([own.bound for own in alike]),
-        stages=BoundedStages(*(np.concatenate(column, axis=-1) for column in columns)),
+        stages=concatenated(*(own.stages for own in alike)),
         messages_s=np.concatenate([own.messages_s for own in alike], axis=-1),
         cards=np.concatenate(cards, axis=-1) if cards else None,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
 
@@ -22,6 +22,7 @@ from planner.costs.communication.stage_transfers import (
 )
 from planner.costs.communication.tables import transfer_s
 from planner.costs.layers.cost_table import Array
+from planner.costs.stages.stage_bound import columnwise
 from planner.ir.cluster import Link
 from planner.ir.lazy import once, once_by
 from planner.solvers.best_first.graph_cuts import Handed
@@ -100,9 +101,7 @@ class HandoverBounds:
         handovers = [self._in_order(source, a, destination, b) for a in source.orders for b in destination.orders]
         if len(handovers) == 1:
             return handovers[0]
-        return HandoverBound(
-            *(np.minimum.reduce([getattr(one, name.name) for one in handovers]) for name in fields(HandoverBound))
-        )
+        return columnwise(lambda *columns: np.minimum.reduce(columns), *handovers)
 
     @once_by(
         lambda _, source, destination, handed: (

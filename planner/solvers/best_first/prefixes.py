@@ -9,14 +9,14 @@ import numpy as np
 
 from planner.costs.candidate import Candidate
 from planner.costs.layers.cost_table import Array
-from planner.costs.stages.stage_bound import BoundedStages
+from planner.costs.stages.stage_bound import BoundedStages, concatenated, only
 from planner.ir.lazy import once
 from planner.solvers.best_first.bound import GroupChoice, Suffixes
 from planner.solvers.best_first.device_groups import Counts, at_pools
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
 from planner.solvers.best_first.message_bound import HandoverBound
 from planner.solvers.best_first.priced_groups import PricedGroup
-from planner.solvers.best_first.recurrence import Before, Labels, joined, rounds_of
+from planner.solvers.best_first.recurrence import SORTS, Before, Labels, joined, rounds_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -219,22 +219,22 @@ class Frontier:
                 (
                     np.full(len(kept), number),
                     lasts[kept],
-                    [getattr(stage, f.name)[kept] for f in fields(BoundedStages)],
-                    [getattr(labels, f.name)[kept] for f in fields(Labels)],
+                    only(stage, kept),
+                    only(labels, kept),
                     suffixes.card_s(choice, stage)[kept],
                 )
             )
         numbers = np.zeros(0, dtype=np.int64)
-        nothing = [np.zeros(0)]
-        no_stages = [*nothing * (len(fields(BoundedStages)) - 1), numbers]  # windows are whole numbers
-        empty = (numbers, numbers, no_stages, nothing * len(fields(Labels)), *nothing)
+        nothing = np.zeros(0)
+        no_stages = BoundedStages(*[nothing] * (len(fields(BoundedStages)) - 1), numbers)  # windows are whole numbers
+        empty = (numbers, numbers, no_stages, Labels(*[nothing] * len(SORTS)), nothing)
         number, last, stages, labels_of, cards = zip(empty, *parts, strict=True)
         return StageTable(
             choices,
             np.concatenate(number),
             np.concatenate(last),
-            BoundedStages(*(np.concatenate(column) for column in zip(*stages, strict=True))),
-            Labels(*(np.concatenate(column) for column in zip(*labels_of, strict=True))),
+            concatenated(*stages),
+            concatenated(*labels_of),
             np.concatenate(cards),
         )
 

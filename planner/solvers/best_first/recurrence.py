@@ -79,6 +79,19 @@ class Labels:
 
 
 SORTS = tuple(one.name for one in fields(Labels))
+END = SORTS.index("end_s")
+STEP = SORTS.index("step_s")
+
+
+def stacked(labels: Labels, sorts: tuple[str, ...] = SORTS[:-1]) -> Array:
+    """``[sorts, ...]``: as one array, by default without sums, which only wait for one another across hosts."""
+    return np.stack(np.broadcast_arrays(*(getattr(labels, sort) for sort in sorts)))
+
+
+def labels_of(sorts: Array) -> Labels:
+    """The other way round."""
+    labels = dict(zip(SORTS, sorts, strict=False))
+    return Labels(**{"sums_s": labels["last_backward_s"], **labels})
 
 
 def rounds_of(num_microbatches: int, window: Numbers) -> Array:

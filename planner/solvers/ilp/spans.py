@@ -21,6 +21,7 @@ from typing import TypeVar
 import numpy as np
 
 from planner.costs.layers.cost_table import Array
+from planner.costs.stages.stage_bound import concatenated, only
 from planner.ir.lazy import Memo
 from planner.solvers.best_first.device_groups import Counts, DeviceStates
 from planner.solvers.best_first.graph_cuts import Flags, GraphCuts, Numbers
@@ -95,11 +96,6 @@ class HandoverTable:
 
 
 AnyTable = TypeVar("AnyTable", SpanTable, HandoverTable)
-
-
-def only(table: AnyTable, keep: Flags) -> AnyTable:
-    """The entries that ``keep`` picks."""
-    return replace(table, **{column.name: getattr(table, column.name)[keep] for column in fields(table)})
 
 
 def scaled(table: AnyTable, unit_s: float) -> AnyTable:
@@ -222,8 +218,7 @@ def span_tables(prices: GroupPrices, groups: Sequence[Sequence[PricedGroup]]) ->
     after = NextStages.of(prices.cuts)
     handovers, more = _handovers(prices, after, [group for group, *_ in groups])
     spans = [_spans(prices, after, group, number, more[number]) for number, of in enumerate(groups) for group in of]
-    joined = (np.concatenate([getattr(table, column.name) for table in spans]) for column in fields(SpanTable))
-    return SpanTable(*joined), handovers
+    return concatenated(*spans), handovers
 
 
 def _handovers(prices: GroupPrices, after: NextStages, groups: Sequence[PricedGroup]) -> tuple[HandoverTable, Array]:
