@@ -153,11 +153,11 @@ class Suffixes:
         labels = stacked(alone(stage, rounds, card_s), self.sorts)
         if may_follow and not is_end.all():
             after = self._best_after(choice)
-            by_sort = [
-                self._followed(choice, stage, rounds, after, cuts.column[sort, first, last])
-                for sort in range(len(cuts.column))
+            by_reader = [
+                self._followed(choice, stage, rounds, after, cuts.crossing_of[reader, first, last])
+                for reader in range(len(cuts.crossing_of))
             ]
-            followed = np.minimum.reduce(by_sort)
+            followed = np.minimum.reduce(by_reader)
             fits &= is_end | np.isfinite(followed[END])
             labels = np.where(is_end, labels, followed)
         if group.any_shares is not None:
@@ -171,18 +171,18 @@ class Suffixes:
         return stage.card_s * (len(own) / len(set(hosts)))
 
     def _followed(
-        self, choice: GroupChoice, stage: BoundedStages, rounds: Array, after: Labels, column: Numbers
+        self, choice: GroupChoice, stage: BoundedStages, rounds: Array, after: Labels, crossing: Numbers
     ) -> Array:
         """The labels of stages with the best of one sort of next stage: (sort of label, first, last)."""
-        columns = self.prices.cuts.columns
+        crossings = self.prices.cuts.crossings
         prices = self.prices
-        reads = columns.linked[column]
-        returns = columns.has_gradient[column] & prices.freedom.trains
+        reads = crossings.linked[crossing]
+        returns = crossings.has_gradient[crossing] & prices.freedom.trains
         overhead_s = len(prices.micro_batches) * choice.group.prices.overhead_s * returns
         waiting = replace(stage, work_s=stage.work_s + overhead_s)
-        best = only(after, column)
+        best = only(after, crossing)
         labels = stacked(prepend(waiting, best, rounds, self.card_s(choice, stage), reads, returns), self.sorts)
-        possible = (column >= 0) & np.isfinite(best.end_s)
+        possible = (crossing >= 0) & np.isfinite(best.end_s)
         return np.where(possible, labels, np.inf)
 
     def pairs(self, choice: GroupChoice, firsts: Numbers) -> tuple[Numbers, Numbers]:
@@ -225,11 +225,11 @@ class Suffixes:
 
     @once_by(lambda self, choice: (choice.option.left, choice.option.renamed, choice.group.shares))
     def _best_after(self, choice: GroupChoice) -> Labels:
-        """The best that may follow, by row of the columns.
+        """The best that may follow, by crossing.
 
         From the end of the F before it to the start of the B before it; ``end_s`` to the end of the step.
         """
-        slots = self.prices.cuts.columns.slot
+        slots = self.prices.cuts.crossings.slot
         others, labels = self.of(choice.option.left)
         best = np.full((len(self.sorts), len(slots)), np.inf)
         source = self.renamed(choice)

@@ -231,39 +231,41 @@ class CountsTable:
         """Every way on of each stage."""
         places = self.columns.places
         cuts = self.columns.prices.cuts
-        rows = cuts.columns
+        crossings = cuts.crossings
         trains = self.columns.prices.freedom.trains
         every = np.arange(len(stages.first))
         is_end = stages.last == len(places.cuts) - 1
         if not places.are_all:  # where it is cut is not known
-            reads = np.full(len(every), rows.linked.all())
-            returns = np.full(len(every), rows.has_gradient.all() and trains)
+            reads = np.full(len(every), crossings.linked.all())
+            returns = np.full(len(every), crossings.has_gradient.all() and trains)
             nothing = np.zeros(len(every))
             return _Ways(every, stages.first, np.where(is_end, -1, stages.last), reads, returns, nothing, nothing)
         slot = cuts.slots[stages.first, cuts.content[stages.first, stages.last]]
-        column = np.where(is_end, -1, cuts.column[:, stages.first, stages.last])
-        column[0, is_end] = 0  # one way for each of them
-        stage, sort = np.nonzero((column >= 0).T)
+        crossing_of = np.where(is_end, -1, cuts.crossing_of[:, stages.first, stages.last])
+        crossing_of[0, is_end] = 0  # one way for each of them
+        stage, reader = np.nonzero((crossing_of >= 0).T)
         order = np.lexsort((slot[stage], stages.first[stage]))
         stage = stage[order]
-        sort = sort[order]
-        row = column[sort, stage]
-        next_slot = np.where(is_end[stage], -1, rows.slot[row])
+        reader = reader[order]
+        crossing = crossing_of[reader, stage]
+        next_slot = np.where(is_end[stage], -1, crossings.slot[crossing])
         ends = next_slot < 0  # on nothing, that takes no time
-        forward_s, backward_s = (np.where(ends, 0.0, by_row[row]) for by_row in self._messages_s())
-        returns = (rows.has_gradient[row] | ends) & trains
-        return _Ways(stage, slot[stage], next_slot, rows.linked[row] | ends, returns, forward_s, backward_s)
+        forward_s, backward_s = (np.where(ends, 0.0, by_crossing[crossing]) for by_crossing in self._messages_s())
+        returns = (crossings.has_gradient[crossing] | ends) & trains
+        return _Ways(stage, slot[stage], next_slot, crossings.linked[crossing] | ends, returns, forward_s, backward_s)
 
     def _messages_s(self) -> tuple[Array, Array]:
-        """A sample's outputs there, and its gradients back, between any two devices, by row of ``HandoverColumns``."""
+        """A sample's outputs there, and its gradients back, between any two devices, by crossing."""
         prices = self.columns.prices
-        rows = prices.cuts.columns
+        crossings = prices.cuts.crossings
         links = list(least_links_of(prices).values())
         if not links:
-            return np.zeros(len(rows.slot)), np.zeros(len(rows.slot))
+            return np.zeros(len(crossings.slot)), np.zeros(len(crossings.slot))
         link = least_link(fastest(links))
         overhead_s = min(map(prices.cost_model.tables.overhead_s, self.columns.kinds))
-        return transfer_s(link, rows.forward_bytes) + overhead_s, transfer_s(link, rows.backward_bytes) + overhead_s
+        forward_s = transfer_s(link, crossings.forward_bytes)
+        backward_s = transfer_s(link, crossings.backward_bytes)
+        return forward_s + overhead_s, backward_s + overhead_s
 
 
 def _looked_up(table: Mapping[str, Array], cells: Numbers) -> Labels:

@@ -267,7 +267,7 @@ def pipelines_on(space: LikeStages, stages: Sequence[Counts]) -> Iterator[CutPip
 class _Handed:
     """What each stage but the last hands to the next one, of many pipelines."""
 
-    column: Numbers  # [boundaries, pipelines] rows of ``HandoverColumns``
+    crossing: Numbers  # [boundaries, pipelines] rows of ``Crossings``
     is_handed: Flags  # [boundaries, pipelines] whether the next stage reads from it
     returns: Flags  # [boundaries, pipelines] and a gradient comes back
 
@@ -352,14 +352,15 @@ class _Cutting:
         """What stages between these places hand to the next ones."""
         prices = self.space.prices
         at = self.space.cuts[places].T
-        column = prices.cuts.column[prices.cuts.content[at[1:-1], at[2:]], at[:-2], at[1:-1]]
-        is_handed = column >= 0
-        return _Handed(column, is_handed, is_handed & prices.cuts.columns.has_gradient[column] & prices.freedom.trains)
+        crossing = prices.cuts.crossing_of[prices.cuts.content[at[1:-1], at[2:]], at[:-2], at[1:-1]]
+        is_handed = crossing >= 0
+        has_gradient = prices.cuts.crossings.has_gradient[crossing]
+        return _Handed(crossing, is_handed, is_handed & has_gradient & prices.freedom.trains)
 
     def _labels(self, every: BoundedStages, handed: _Handed, kept: tuple[int, ...]) -> Labels:
         """Those of whole pipelines, given the micro-batches that stages keep."""
         count = len(self.space.prices.micro_batches)
-        messages = _gathered(self._messages, (handed.column,))
+        messages = _gathered(self._messages, (handed.crossing,))
         stages = [only(every, stage) for stage in range(len(kept))]
         rounds = [rounds_of(count, np.full(len(stages[0].forward_s), own or count)) for own in kept]
         cards_s = [stage.card_s * part for stage, part in zip(stages, self._part_of_hosts, strict=True)]
@@ -378,10 +379,10 @@ class _Cutting:
 
     def _on_fullest_card_s(self, handed: _Handed) -> Array:
         """What a micro-batch keeps the network card busy that has most of it."""
-        columns = self.space.prices.cuts.columns
+        crossings = self.space.prices.cuts.crossings
         outputs, gradients = self._on_cards
-        on_cards_s = outputs.T @ np.where(handed.is_handed, columns.forward_bytes[handed.column], 0.0)
-        on_cards_s += gradients.T @ np.where(handed.returns, columns.backward_bytes[handed.column], 0.0)
+        on_cards_s = outputs.T @ np.where(handed.is_handed, crossings.forward_bytes[handed.crossing], 0.0)
+        on_cards_s += gradients.T @ np.where(handed.returns, crossings.backward_bytes[handed.crossing], 0.0)
         fullest_s: Array = on_cards_s.max(axis=0, initial=0.0)
         return fullest_s
 

@@ -39,7 +39,7 @@ MANY_PAIRS = 400_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HandoverColumns:
+class Crossings:
     """What a stage certainly hands to the one that starts at its end; a row for each different way to get there.
 
     Attributes:
@@ -86,7 +86,7 @@ class GraphCuts:
         inside: whether an ideal (first) is a part of another (second), and smaller.
         content: the sort of the stage between two cuts.
         slots: a number for each cut and sort of stage that starts there; -1 where there are fewer sorts.
-        columns, column: what crosses, and the row of ``columns`` for the sort of the next stage (first index) and the
+        crossings, crossing_of: what crosses, and the row of that for the sort of the next stage (first index) and the
             cuts of the stage before; -1 where there is none.
         values: what is read by other layers than its maker.
         depth: of the deepest layer between two cuts: layers on the longest path to it.
@@ -102,8 +102,8 @@ class GraphCuts:
     inside: Flags
     content: Numbers
     slots: Numbers
-    columns: HandoverColumns
-    column: Numbers
+    crossings: Crossings
+    crossing_of: Numbers
     values: tuple[LayerValue, ...]
     depth: Array
     edges: Array
@@ -246,11 +246,11 @@ def _cuts(
     read = _read_bytes(graph)
     content, slots, held = _contents(members, inside, read, reads)
     values = _values(graph, read)
-    columns, column = _columns(values, members, slots, held, read)
+    crossings, crossing_of = _crossings(values, members, slots, held, read)
     depth = _largest_between(members, _depths(reads))
     edges = _edges(members, reads) if complete else np.zeros((0, 0))
     cuts = GraphCuts(
-        *(members, inside, content, slots, columns, column, tuple(values.values()), depth, edges),
+        *(members, inside, content, slots, crossings, crossing_of, tuple(values.values()), depth, edges),
         num_left_out=num_left_out,
         complete=complete,
         merges_orders=complete and merges_orders,
@@ -370,14 +370,14 @@ def _sorts(holds: Flags, readers: list[int], most: int) -> tuple[Numbers, list[l
 
 
 def _forbid_disorder(cuts: GraphCuts) -> None:
-    """Takes those sorts of stages out of ``column`` that should all come before the stage before; see ``disorder``."""
+    """Takes those sorts of stages out of ``crossing_of`` that should all come before the stage before; see ``disorder``."""
     for cut in range(1, cuts.last):
         lasts = np.flatnonzero(cuts.inside[cut])
         sort_of = cuts.content[cut, lasts]
         firsts = np.flatnonzero(cuts.inside[:, cut])
         wrong = cuts.disorder(firsts[:, None], cut, lasts)
         for sort in np.unique(sort_of):
-            cuts.column[sort, firsts[wrong[:, sort_of == sort].all(axis=1)], cut] = -1
+            cuts.crossing_of[sort, firsts[wrong[:, sort_of == sort].all(axis=1)], cut] = -1
 
 
 def _depths(reads: list[int]) -> Array:
@@ -394,25 +394,25 @@ def _edges(members: Array, reads: list[int]) -> Array:
     return np.asarray(members @ adjacent @ members.T)
 
 
-def _columns(
+def _crossings(
     values: Mapping[str, LayerValue],
     members: Array,
     slots: Numbers,
     held: Mapping[tuple[int, int], list[int]],
     read: list[dict[str, float]],
-) -> tuple[HandoverColumns, Numbers]:
-    column = np.full((slots.shape[1], len(members), len(members)), -1, dtype=np.int64)
+) -> tuple[Crossings, Numbers]:
+    crossing_of = np.full((slots.shape[1], len(members), len(members)), -1, dtype=np.int64)
     rows: list[Array] = []
     for (cut, sort), readers in held.items():
         if cut:
             which, facts = _handed_over(values, members[: cut + 1], [read[layer] for layer in readers])
-            column[sort, :cut, cut] = len(rows) + which
+            crossing_of[sort, :cut, cut] = len(rows) + which
             rows += [np.concatenate(([slots[cut, sort]], own)) for own in facts]
     table = np.array(rows) if rows else np.zeros((1, 5))
-    columns = HandoverColumns(
+    crossings = Crossings(
         table[:, 0].astype(np.int64), table[:, 1] > 0, table[:, 2] > 0, table[:, 3].copy(), table[:, 4].copy()
     )
-    return columns, column
+    return crossings, crossing_of
 
 
 def _handed_over(

@@ -4,7 +4,7 @@ Given       a chain of cuts; devices of each kind, told apart by number alone; M
                 a stage on d devices of a kind, or on a part of every kind                                ``Column``
                 a block of 2, 4, 8 stages that share hosts, each with a part of every host: activations stay on hosts,
                 and sums of gradients cross
-            t   of a column between two cuts: a micro-batch there and back, and over the next boundary it
+            t   of a column between two cuts: a micro-batch there and back, and over the boundary after it
             p   what a micro-batch keeps its busiest stage, or a network card, busy
             u   the sum of gradients, and the update
 Try         each column as often as there are devices for, alone; and of several kinds one column each, in any order
@@ -333,14 +333,14 @@ class LikeStages:
             return nothing, nothing, nothing
         cuts = self.prices.cuts
         count = len(self.prices.micro_batches)
-        row = cuts.column[cuts.content[self.chain, cuts.last], 0, self.chain]
-        is_handed = row >= 0
-        returns = is_handed & cuts.columns.has_gradient[row] & self.prices.freedom.trains
+        crossing = cuts.crossing_of[cuts.content[self.chain, cuts.last], 0, self.chain]
+        is_handed = crossing >= 0
+        returns = is_handed & cuts.crossings.has_gradient[crossing] & self.prices.freedom.trains
         message = self.message(source, destination)
-        forward_s = np.where(is_handed, message.forward_s[row], 0.0)
-        backward_s = np.where(returns, message.least_backward_s[row], 0.0)
-        load_forward_s = np.where(is_handed, message.load_forward_s[row], 0.0) / count
-        load_backward_s = np.where(returns, message.load_backward_s[row], 0.0) / count
+        forward_s = np.where(is_handed, message.forward_s[crossing], 0.0)
+        backward_s = np.where(returns, message.least_backward_s[crossing], 0.0)
+        load_forward_s = np.where(is_handed, message.load_forward_s[crossing], 0.0) / count
+        load_backward_s = np.where(returns, message.load_backward_s[crossing], 0.0) / count
         return forward_s + backward_s, load_forward_s, load_backward_s
 
 

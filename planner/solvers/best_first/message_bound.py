@@ -1,4 +1,4 @@
-"""What messages between two groups take at least: for each row of ``HandoverColumns``, in seconds."""
+"""What messages between two groups take at least: for each row of ``Crossings``, in seconds."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ OnCards = frozenset[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HandoverBound:
-    """Messages between a stage and the next one, by row of ``HandoverColumns``; one way with what its receive costs.
+    """Messages between a stage and the next one, by row of ``Crossings``; one way with what its receive costs.
 
     Loads are all messages of a step one after another, on the channel with the largest pieces, or all their bytes on
     the network card with the most, if that takes longer.
     """
 
-    forward_s: Array  # [rows] from the end of an F to the start of the next stage's, which waits for all of its rank
-    least_forward_s: Array  # [rows] the same for a given rank of the stage, whose piece may be the smallest
-    least_backward_s: Array  # [rows] from a B to a B before
-    backward_s: Array  # [rows] from the last B of the next stage to a B before that waits for all of its rank
-    load_forward_s: Array  # [rows]
-    load_backward_s: Array  # [rows]
-    load_both_s: Array  # [rows] in both directions, where they share a wire or a card; else 0
+    forward_s: Array  # [crossings] from the end of an F to the start of the next stage's, which waits for all of its rank
+    least_forward_s: Array  # [crossings] the same for a given rank of the stage, whose piece may be the smallest
+    least_backward_s: Array  # [crossings] from a B to a B before
+    backward_s: Array  # [crossings] from the last B of the next stage to a B before that waits for all of its rank
+    load_forward_s: Array  # [crossings]
+    load_backward_s: Array  # [crossings]
+    load_both_s: Array  # [crossings] in both directions, where they share a wire or a card; else 0
 
 
 def least_links_of(prices: GroupPrices) -> dict[str, Link]:
@@ -224,8 +224,8 @@ class HandoverBounds:
         load_both_s = np.zeros_like(load_forward_s)
         if not all(self._links[name].duplex for name, _ in every):
             load_both_s = load_forward_s + load_backward_s
-        columns = self.prices.cuts.columns
-        card_s = [each / self._card_bytes_per_s for each in (columns.forward_bytes, columns.backward_bytes)]
+        crossings = self.prices.cuts.crossings
+        card_s = [each / self._card_bytes_per_s for each in (crossings.forward_bytes, crossings.backward_bytes)]
         for there, back in on_cards:
             load_forward_s = np.maximum(load_forward_s, there * card_s[0])
             load_backward_s = np.maximum(load_backward_s, back * card_s[1])
@@ -253,8 +253,8 @@ class HandoverBounds:
 
     @once
     def _seconds(self, link: str, samples: float, forward: bool) -> Array:
-        columns = self.prices.cuts.columns
-        per_sample = columns.forward_bytes if forward else columns.backward_bytes
+        crossings = self.prices.cuts.crossings
+        per_sample = crossings.forward_bytes if forward else crossings.backward_bytes
         return transfer_s(self._links[link], per_sample * samples)
 
 

@@ -132,11 +132,11 @@ class Frontier:
         most = np.full(len(nothing), len(prices.micro_batches))
         if prefix.choices and len(nothing):
             *_, ahead, begin = prefix.cuts
-            columns = prices.cuts.columns
-            column = prices.cuts.column[prices.cuts.content[begin, table.last], ahead, begin]
-            reads = columns.linked[column]
-            returns = columns.has_gradient[column] & prices.freedom.trains
-            before = self._before(prefix, self._handovers(prefix, table, column), reads, returns)
+            crossings = prices.cuts.crossings
+            crossing = prices.cuts.crossing_of[prices.cuts.content[begin, table.last], ahead, begin]
+            reads = crossings.linked[crossing]
+            returns = crossings.has_gradient[crossing] & prices.freedom.trains
+            before = self._before(prefix, self._handovers(prefix, table, crossing), reads, returns)
             most = np.where(returns, prefix.max_in_flight, most)
         max_in_flight = np.minimum(stage.window, most)
         rounds = rounds_of(prices.num_counted, max_in_flight)
@@ -238,14 +238,14 @@ class Frontier:
             np.concatenate(cards),
         )
 
-    def _handovers(self, prefix: PipelinePrefix, table: StageTable, column: Numbers) -> HandoverBound:
-        """Messages from the last stage of ``prefix`` to each row of ``table``, given its row of ``HandoverColumns``."""
+    def _handovers(self, prefix: PipelinePrefix, table: StageTable, crossing: Numbers) -> HandoverBound:
+        """Messages from the last stage of ``prefix`` to each row of ``table``, by which crossing it is."""
         source = self.suffixes.renamed(prefix.choices[-1])
         names = [one.name for one in fields(HandoverBound)]
-        seconds = {name: np.zeros(len(column)) for name in names}
+        seconds = {name: np.zeros(len(crossing)) for name in names}
         for number in np.unique(table.choice):
             link = self.suffixes.links.between(source, table.choices[number].group)
             mine = table.choice == number
             for name in names:
-                seconds[name][mine] = getattr(link, name)[column[mine]]
+                seconds[name][mine] = getattr(link, name)[crossing[mine]]
         return HandoverBound(**seconds)

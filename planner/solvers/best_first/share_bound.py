@@ -140,11 +140,11 @@ class MeanHandovers(HandoverBounds):
 
     @once
     def _mean(self, num_pieces: int, name: str, overhead_s: float) -> HandoverBound:
-        columns = self.prices.cuts.columns
+        crossings = self.prices.cuts.crossings
         samples = self.prices.micro_batches[0] / num_pieces
         times = self.prices.num_counted
-        forward_s = self._least_mean_s(name, samples, columns.forward_bytes)
-        backward_s = self._least_mean_s(name, samples, columns.backward_bytes)
+        forward_s = self._least_mean_s(name, samples, crossings.forward_bytes)
+        backward_s = self._least_mean_s(name, samples, crossings.backward_bytes)
         both_s = np.zeros_like(forward_s) if self._links[name].duplex else forward_s + backward_s
         return HandoverBound(
             forward_s=forward_s + overhead_s,

@@ -60,9 +60,9 @@ class StagePrices:
 
     def __post_init__(self) -> None:
         cuts = self.prices.cuts
-        every = [np.unique(cuts.column[:, :cut, cut]) for cut in range(1, cuts.last)]
+        every = [np.unique(cuts.crossing_of[:, :cut, cut]) for cut in range(1, cuts.last)]
         self._rows = [rows[rows >= 0] for rows in every]
-        linked = cuts.columns.linked & cuts.columns.has_gradient
+        linked = cuts.crossings.linked & cuts.crossings.has_gradient
         self.is_linked = all(bool(len(rows) and linked[rows].all()) for rows in self._rows)
 
     def spans(self, group: PricedGroup) -> GroupSpans:

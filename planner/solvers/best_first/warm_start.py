@@ -114,7 +114,7 @@ class SearchStart:
 
     def chunked_work_s(self) -> float:
         """The work before the first of them, about."""
-        return NUMBER_S * sum(space.prices.cuts.column.size for space in self._answers.spaces)
+        return NUMBER_S * sum(space.prices.cuts.crossing_of.size for space in self._answers.spaces)
 
     def chunked_left_out(self, names: Sequence[str]) -> Iterator[Rejected]:
         """What they leave out, and why."""

@@ -181,20 +181,20 @@ class NextStages:
     @classmethod
     def of(cls, cuts: GraphCuts) -> NextStages:
         """Read off the columns of what crosses."""
-        possible: Flags = (cuts.column >= 0) & cuts.inside
+        possible: Flags = (cuts.crossing_of >= 0) & cuts.inside
         linked, linked_back = (
-            np.asarray(possible.any(axis=0) & (flags[cuts.column] | ~possible).all(axis=0))
-            for flags in (cuts.columns.linked, cuts.columns.has_gradient)
+            np.asarray(possible.any(axis=0) & (flags[cuts.crossing_of] | ~possible).all(axis=0))
+            for flags in (cuts.crossings.linked, cuts.crossings.has_gradient)
         )
         return cls(cuts, possible, linked, linked_back)
 
     def least(self, by_column: Array) -> Array:
         """The least, of any next stage; infinite where there is none."""
-        return np.asarray(np.where(self.possible, by_column[self.cuts.column], np.inf).min(axis=0))
+        return np.asarray(np.where(self.possible, by_column[self.cuts.crossing_of], np.inf).min(axis=0))
 
     def least_received(self) -> Array:
         """By cut, bytes a sample that any stage which starts there gets of any that ends there, at least."""
-        least = self.least(self.cuts.columns.forward_bytes).min(axis=0)
+        least = self.least(self.cuts.crossings.forward_bytes).min(axis=0)
         return np.where(np.isfinite(least), least, 0.0)
 
     def handover_s(self, link: HandoverBound) -> tuple[Array, Array]:

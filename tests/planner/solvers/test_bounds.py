@@ -172,7 +172,7 @@ def test_all_outputs_of_a_host_pass_its_network_card() -> None:
     (frontier,) = spaces(Evaluator(problem := on_two_hosts(activation_bytes=4096), CostModel(problem.profile)))
     prices, links = frontier.suffixes.prices, frontier.suffixes.links
     groups = {counts: prices.versions(counts)[0] for counts in ((2, 0), (0, 2), (1, 1))}
-    sent = prices.cuts.columns.forward_bytes > 0
+    sent = prices.cuts.crossings.forward_bytes > 0
     # four micro-batches of two samples; one channel would have a sample of each, in half of the time
     assert links.between(groups[2, 0], groups[0, 2]).load_forward_s[sent] == pytest.approx(8 * 4.096e-3)
     # of each micro-batch the first sample stays on its host, or the second does
