@@ -262,16 +262,16 @@ def best_pipeline(
     return RivalAnswer(best.c2, best.c2, OPTIMAL, plan)
 
 
-Numbers = tuple[float, float, float, float]
+PhaseTimes = tuple[float, float, float, float]
 """c1, c2, c3, c4 of a suffix."""
 
-Key = tuple[int, UsedByHost, int, int]
+SuffixKey = tuple[int, UsedByHost, int, int]
 """What of a suffix matters to stages before it: first layer, devices taken before, of these on its host (-1: it is on
 several), its replicas."""
 
 
 class _SuffixSearch:
-    """The programme over suffixes: Pareto-best suffixes by :data:`Key`, by growing number of stages."""
+    """The programme over suffixes: Pareto-best suffixes by :data:`SuffixKey`, by growing number of stages."""
 
     def __init__(self, chain: ChainCosts, hosts: Hosts, micro_batches: int, max_stages: int, budget: Budget) -> None:
         self._chain = chain
@@ -308,7 +308,7 @@ class _SuffixSearch:
         """A better pipeline than ``best``, else ``best``; ``width``: most suffixes kept of those alike, 0: all."""
         self._upper = best.c2 if best else inf
         full = (self._hosts.per_host,) * self._hosts.hosts
-        level: dict[Key, list[Suffix]] = {}
+        level: dict[SuffixKey, list[Suffix]] = {}
         for assignment in self._into[full]:
             check_time()
             self._prepend(level, assignment, None, width)
@@ -329,13 +329,15 @@ class _SuffixSearch:
                     self._prepend(level, assignment, suffix, width)
         return best
 
-    def _prepend(self, level: dict[Key, list[Suffix]], assignment: Assignment, rest: Suffix | None, width: int) -> None:
+    def _prepend(
+        self, level: dict[SuffixKey, list[Suffix]], assignment: Assignment, rest: Suffix | None, width: int
+    ) -> None:
         """Adds the suffixes with one more stage in front of ``rest``, for every layer it may start at."""
         last = rest.first if rest else self._chain.num_layers
         replicas = assignment.replicas
         before = sum(assignment.before)
         met = assignment.before[assignment.host] if assignment.host >= 0 else -1
-        numbers: Numbers | None = None
+        numbers: PhaseTimes | None = None
         if rest is not None:
             link_s = self._link_s(last, assignment, rest.assignment)
             numbers = prepended((rest.c1, rest.c2, rest.c3, rest.c4), link_s, link_s, 0.0, self._count)
@@ -389,7 +391,7 @@ def _keep(alike: list[Suffix], suffix: Suffix, width: int) -> None:
         alike.remove(max(alike, key=lambda other: other.c2))
 
 
-def prepended(rest: Numbers | None, f: float, b: float, reduction: float, count: int) -> Numbers:
+def prepended(rest: PhaseTimes | None, f: float, b: float, reduction: float, count: int) -> PhaseTimes:
     """The four numbers of a suffix with one more stage in front of ``rest``."""
     steady = (count - 1) * (f + b)
     if rest is None:

@@ -68,10 +68,10 @@ _ATTEMPTS = 5
 _STAY = ("pointwise", "batch_norm")
 """Kinds that read the same place: no block begins at one of them."""
 
-Grid = dict[str, int]
+TileCounts = dict[str, int]
 """Parts by dim of space."""
 
-Stretch = tuple[int, int, Grid]
+BlockRange = tuple[int, int, TileCounts]
 """First layer, the one after the last, tiles."""
 
 
@@ -117,7 +117,7 @@ def _groups(problem: Problem) -> list[tuple[int, ...]]:
     return list(dict.fromkeys((*groups, problem.ranks)))
 
 
-def _grids(count: int, dims: Sequence[str]) -> Iterator[Grid]:
+def _grids(count: int, dims: Sequence[str]) -> Iterator[TileCounts]:
     """How many parts along each of ``dims``, ``count`` in all; none where there are no dims."""
     return (dict(zip(dims, parts, strict=True)) for parts in (factorisations(count, len(dims)) if dims else ()))
 
@@ -132,7 +132,7 @@ class _BlockPart:
     """A block from layer ``first`` on, in ``tiles``; what it takes and holds."""
 
     first: int
-    tiles: Grid
+    tiles: TileCounts
     seconds: float
 
 
@@ -142,7 +142,7 @@ class _Parting:
 
     evaluator: Evaluator
     ranks: tuple[int, ...]
-    cuts: Grid
+    cuts: TileCounts
     size: int
 
     @once
@@ -223,12 +223,12 @@ class _Parting:
     def faults(self) -> dict[str, set[str]]:
         """By dim, layers that no tile along it may have; under "" those of no block at all."""
         names = [layer.name for layer in self.graph.layers]
-        tiles: dict[str, Grid] = {"": {}, **{dim: {dim: 2} for dim in _space_of(self.evaluator.problem)}}
+        tiles: dict[str, TileCounts] = {"": {}, **{dim: {dim: 2} for dim in _space_of(self.evaluator.problem)}}
         return {
             dim: {name for name in names if any(block_faults(self.graph, [name], grid))} for dim, grid in tiles.items()
         }
 
-    def _parts(self, free: float) -> list[Stretch] | None:
+    def _parts(self, free: float) -> list[BlockRange] | None:
         """The blocks of least time within ``free`` bytes of values; None if nothing fits."""
         ends = self._ends
         least: dict[int, float] = {0: 0.0}
@@ -267,7 +267,7 @@ class _Parting:
         all_of_it = part_of(sized, sized.work.shape)
         return float(self.prices.parts.estimate(device, name, (self.size, part), all_of_it, share)[0])
 
-    def _evaluated(self, parts: list[Stretch]) -> Evaluation | None:
+    def _evaluated(self, parts: list[BlockRange]) -> Evaluation | None:
         problem = self.evaluator.problem
         names = [layer.name for layer in self.graph.layers]
         chosen = [part for part in parts if self.stretch(*part[:2]).is_block(part[2])]
@@ -317,7 +317,7 @@ class _Stretch:
         if not levels or self._kept_bytes + self._all_ends > free:
             return None
 
-        def fitting(level: int) -> list[tuple[float, Grid]]:
+        def fitting(level: int) -> list[tuple[float, TileCounts]]:
             costs = [(*self._cost(tuple(grid.items())), grid) for grid in levels[level]]
             return [(seconds, grid) for seconds, size, grid in costs if size <= free]
 
@@ -337,7 +337,7 @@ class _Stretch:
         """Whether its layers may be in a block."""
         return self._is_open and not self._is_alone
 
-    def is_block(self, grid: Grid) -> bool:
+    def is_block(self, grid: TileCounts) -> bool:
         """Whether something is computed twice, or in tiles: other layers run as they are, and hide their halos."""
         if prod(grid.values()) > 1:
             return True
@@ -358,7 +358,7 @@ class _Stretch:
         return self._reader.done(self._member, {}, {})
 
     @cached_property
-    def _untiled(self) -> Grid:
+    def _untiled(self) -> TileCounts:
         return dict.fromkeys(self._dims, 1)
 
     @cached_property
@@ -366,10 +366,10 @@ class _Stretch:
         return [dim for dim in _space_of(self._parting.evaluator.problem) if dim not in self._uncut]
 
     @cached_property
-    def _levels(self) -> list[list[Grid]]:
+    def _levels(self) -> list[list[TileCounts]]:
         """Grids of 2, 4, 8, ... tiles: strips along the first dim, and what is nearest to squares."""
         most = {dim: self._most(dim) for dim in self._dims}
-        levels: list[list[Grid]] = []
+        levels: list[list[TileCounts]] = []
         count = 2
         while not self._is_alone and count <= min(MOST_TILES, prod(most.values()) if most else 1):
             grids = [grid for grid in _grids(count, self._dims) if all(grid[dim] <= most[dim] for dim in grid)]

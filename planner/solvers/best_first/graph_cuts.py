@@ -370,7 +370,7 @@ def _sorts(holds: Flags, readers: list[int], most: int) -> tuple[Numbers, list[l
 
 
 def _forbid_disorder(cuts: GraphCuts) -> None:
-    """Takes those sorts of stages out of ``crossing_of`` that should all come before the stage before; see ``disorder``."""
+    """Takes those sorts of stages out of ``crossing_of`` that should come before the stage before; see ``disorder``."""
     for cut in range(1, cuts.last):
         lasts = np.flatnonzero(cuts.inside[cut])
         sort_of = cuts.content[cut, lasts]

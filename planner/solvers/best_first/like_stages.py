@@ -57,7 +57,7 @@ _NUMBERS_OF_A_PAIR = 0.25  # of places, where stages are balanced: for each of t
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class ColumnDevices:
     """The devices of a column.
 
     Attributes:
@@ -74,10 +74,10 @@ class LikePipeline:
     """Columns one after another, and about what their step takes."""
 
     step_s: float
-    columns: tuple[Places, ...]
+    columns: tuple[ColumnDevices, ...]
 
 
-def placed(columns: Sequence[Places], pools: Sequence[DevicePool]) -> tuple[Counts, ...] | None:
+def placed(columns: Sequence[ColumnDevices], pools: Sequence[DevicePool]) -> tuple[Counts, ...] | None:
     """The devices of each stage by pool, hosts whole where a column is as large as one; None if there are too few."""
     left = [len(pool.ranks) for pool in pools]
     members: dict[str, list[int]] = {}
@@ -105,7 +105,7 @@ class _Choice:
     """Devices of a column, and the group of its first stage; see ``LikeStages._alike_s``."""
 
     alike_s: float
-    places: Places
+    places: ColumnDevices
     version: tuple[Recomputes, bool]
     group: PricedGroup
 
@@ -121,7 +121,7 @@ class Column:
         tail_s: [places, places] sums of gradients and updates after the last backward.
     """
 
-    places: Places
+    places: ColumnDevices
     trip_s: Array
     pace_s: Array
     tail_s: Array
@@ -216,7 +216,7 @@ class LikeStages:
                 if choice.alike_s <= _FURTHEST * choices[0].alike_s:
                     yield choice
 
-    def _alike_s(self, places: Places, group: PricedGroup) -> float:
+    def _alike_s(self, places: ColumnDevices, group: PricedGroup) -> float:
         """The step of a pipeline of such columns alone, were all of its stages alike."""
         whole = group.stage(np.array([0]), np.array([self.prices.cuts.last]))
         depth = min(self._most(places) * places.stages, self.prices.cuts.last)
@@ -232,11 +232,11 @@ class LikeStages:
     def _counts(self) -> tuple[int, ...]:
         return tuple(self.prices.devices_by_kind().values())
 
-    def _most(self, places: Places) -> int:
+    def _most(self, places: ColumnDevices) -> int:
         """Columns that there are devices for."""
         return min(count // size for count, size in zip(self._counts, places.devices, strict=True) if size)
 
-    def _places(self) -> Iterator[Places]:
+    def _places(self) -> Iterator[ColumnDevices]:
         """Parts of a host, whole hosts, and parts of all kinds; none so small that most devices could not be used."""
         counts = self._counts
         host = self._host
@@ -247,13 +247,13 @@ class LikeStages:
             for size in sorted({*parts, *whole}):
                 devices = tuple(size * (other == kind) for other in range(len(counts)))
                 if size <= count < 2 * size * len(self.chain) or not may_replicate:
-                    yield Places(devices)
-                    yield from (Places(devices, b) for b in BLOCKS if size > host and host % b == 0)
+                    yield ColumnDevices(devices)
+                    yield from (ColumnDevices(devices, b) for b in BLOCKS if size > host and host % b == 0)
         for part in _numbers(min(counts)) if len(counts) > 1 and may_replicate else ():
             if part < len(self.chain):
-                yield Places(tuple(count // part for count in counts))
+                yield ColumnDevices(tuple(count // part for count in counts))
 
-    def _groups(self, places: Places) -> Mapping[tuple[Recomputes, bool], PricedGroup]:
+    def _groups(self, places: ColumnDevices) -> Mapping[tuple[Recomputes, bool], PricedGroup]:
         """A column's stage, by version; none where it cannot be priced."""
         if sum(places.devices) > places.stages * self.prices.micro_batches[0] and not self.prices.throughout.any():
             return {}

@@ -48,7 +48,7 @@ class HandoverBound:
     the network card with the most, if that takes longer.
     """
 
-    forward_s: Array  # [crossings] from the end of an F to the start of the next stage's, which waits for all of its rank
+    forward_s: Array  # [crossings] from the end of an F to the start of the next, which waits for all of its rank
     least_forward_s: Array  # [crossings] the same for a given rank of the stage, whose piece may be the smallest
     least_backward_s: Array  # [crossings] from a B to a B before
     backward_s: Array  # [crossings] from the last B of the next stage to a B before that waits for all of its rank

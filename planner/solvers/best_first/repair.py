@@ -36,7 +36,7 @@ from planner.ir.problem import Problem
 from planner.solvers.best_first.device_groups import Counts
 from planner.solvers.best_first.graph_cuts import Flags, Handed, Numbers
 from planner.solvers.best_first.leaf_bound import Leaves, edges_of, messages_of, stages_of, windows_of
-from planner.solvers.best_first.like_stages import Places, balanced_places, placed
+from planner.solvers.best_first.like_stages import ColumnDevices, balanced_places, placed
 from planner.solvers.best_first.message_bound import handovers_of
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import CALL_S, NUMBER_S, Budget
@@ -335,7 +335,7 @@ class _Window:
         if len(divisions) < most:
             pools = self._open_pools
             for division in self._regrouped(pools, most):
-                by_pool = placed([Places(tuple(devices)) for devices in division], pools)
+                by_pool = placed([ColumnDevices(tuple(devices)) for devices in division], pools)
                 divisions |= {} if by_pool is None else {by_pool: None}
         return list(divisions)[:most]
 

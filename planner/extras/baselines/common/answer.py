@@ -135,7 +135,7 @@ def candidates(
         yield Candidate(tuple(stage_of), tuple(ranks for _, ranks in stages), shares, batches, schedule)
 
 
-Share = TypeVar("Share")
+Dealt = TypeVar("Dealt")
 
 Pipelines = Callable[[Problem, CostModel, Trial], Iterator[Candidate]]
 """What a published planner offers."""
@@ -222,7 +222,7 @@ def names_in(stage: dict[str, Json]) -> list[str]:
     return [name for name in layers if isinstance(name, str)] if isinstance(layers, list) else []
 
 
-def dealt(ranks: Sequence[Share], counts: Iterable[int]) -> Iterator[tuple[Share, ...]]:
+def dealt(ranks: Sequence[Dealt], counts: Iterable[int]) -> Iterator[tuple[Dealt, ...]]:
     """``ranks``, or hosts, in groups of one size, one after another."""
     left = iter(ranks)
     return (tuple(islice(left, count)) for count in counts)
