@@ -109,6 +109,73 @@ def member_times(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _LevelTimes:
+    """What members of each sort take at a level, their number of samples, in stages between given cuts."""
+
+    sums: list[Array]  # [sorts][samples - 1, cuts] seconds
+    tops: Numbers  # [sorts, stages] the most samples of a member
+    counts: Numbers  # [sorts] members
+    size: int  # samples of a micro-batch
+    first: Numbers  # [stages]
+    last: Numbers  # [stages]
+
+    def seconds(self, level: Numbers, at: Numbers) -> Array:
+        """By sort, in the stages ``at``: what a member takes at its level, infinite above the top."""
+        begin = self.first[at]
+        end = self.last[at]
+        member_s = np.full(level.shape, np.inf)
+        for sort, own in enumerate(self.sums):
+            row = np.minimum(level[sort], len(own)) - 1
+            own_s = own[row, end] - own[row, begin]
+            member_s[sort] = np.where(level[sort] > self.tops[sort, at], np.inf, own_s)
+        return member_s
+
+    def by_speed(self) -> Numbers:
+        """Levels in proportion to how many samples each does in a second, where it does the most."""
+        speeds = np.array(
+            [len(own) / np.maximum(own[-1, self.last] - own[-1, self.first], 1e-300) for own in self.sums]
+        )
+        wanted = np.ceil(self.size * speeds / (self.counts @ speeds) - 1e-9)
+        return np.clip(wanted.astype(np.int64), 1, self.tops)
+
+    def enough(self, level: Numbers) -> Numbers:
+        """Levels at which members have all samples, as far as they may: one more for who is the fastest with it."""
+        at = np.flatnonzero(self.counts @ level < self.size)
+        while len(at):
+            after = self.seconds(level[:, at] + 1, at)
+            sort = after.argmin(axis=0)
+            possible = np.isfinite(after.min(axis=0))
+            at = at[possible]
+            level[sort[possible], at] += 1
+            at = at[self.counts @ level[:, at] < self.size]
+        return level
+
+    def raise_to(self, longest: Array, level: Numbers) -> None:
+        """Gives those more who do it in no more than the time ``longest``."""
+        for sort in range(len(self.sums)):
+            at = np.arange(len(longest))
+            while len(at):
+                more = level[:, at].copy()
+                more[sort] += 1
+                at = at[self.seconds(more, at)[sort] <= longest[at]]
+                level[sort, at] += 1
+
+    def lowered(self, longest: Array, level: Numbers) -> Array:
+        """Takes from who takes longest, while all together have enough: the least largest time."""
+        is_enough = self.counts @ level >= self.size
+        at = np.flatnonzero(is_enough)
+        longest[~is_enough] = np.inf
+        while len(at):
+            now = self.seconds(level[:, at], at)
+            sort = now.argmax(axis=0)
+            longest[at] = now.max(axis=0)
+            gives = (self.counts @ level[:, at] - self.counts[sort] >= self.size) & (level[sort, at] > 1)
+            at = at[gives]
+            level[sort[gives], at] -= 1
+        return longest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class GroupTimes:
     """Of a group with members of several sorts.
 
@@ -144,54 +211,15 @@ class GroupTimes:
             Seconds, infinite where memory is too short for all samples; samples by (sort, stage).
         """
         sums = [of(member).sums for member in self.members]
-        counts = np.array(self.counts)
         tops = np.array([np.full(first.shape, len(rows)) for rows in sums])
         for top, most in zip(tops, self.most, strict=True):
             if most is not None:
                 np.minimum(top, most[first, last], out=top)
-
-        def seconds(level: Numbers, at: Numbers) -> Array:
-            """By sort: what a member takes at its level, infinite above the top."""
-            begin = first[at]
-            end = last[at]
-            member_s = np.full(level.shape, np.inf)
-            for sort, own in enumerate(sums):
-                row = np.minimum(level[sort], len(own)) - 1
-                own_s = own[row, end] - own[row, begin]
-                member_s[sort] = np.where(level[sort] > tops[sort, at], np.inf, own_s)
-            return member_s
-
-        speeds = np.array([len(own) / np.maximum(own[-1, last] - own[-1, first], 1e-300) for own in sums])
-        level = np.clip(np.ceil(self.size * speeds / (counts @ speeds) - 1e-9).astype(np.int64), 1, tops)
-        at = np.flatnonzero(counts @ level < self.size)
-        while len(at):  # not enough yet: one more for who is the fastest with it
-            after = seconds(level[:, at] + 1, at)
-            sort = after.argmin(axis=0)
-            at = at[np.isfinite(after.min(axis=0))]
-            sort = sort[np.isfinite(after.min(axis=0))]
-            level[sort, at] += 1
-            at = at[counts @ level[:, at] < self.size]
-        every = np.arange(len(first))
-        longest = seconds(level, every).max(axis=0)
-        for sort in range(len(sums)):  # who may have more in that time
-            at = every
-            while len(at):
-                more = level[:, at].copy()
-                more[sort] += 1
-                at = at[seconds(more, at)[sort] <= longest[at]]
-                level[sort, at] += 1
-        at = every[counts @ level >= self.size]
-        longest[counts @ level < self.size] = np.inf
-        while len(at):  # who takes longest gets less, while all together get enough
-            now = seconds(level[:, at], at)
-            sort = now.argmax(axis=0)
-            longest[at] = now.max(axis=0)
-            enough = counts @ level[:, at] - counts[sort] >= self.size
-            gives = enough & (level[sort, at] > 1)
-            at = at[gives]
-            sort = sort[gives]
-            level[sort, at] -= 1
-        return longest, level
+        times = _LevelTimes(sums, tops, np.array(self.counts), self.size, first, last)
+        level = times.enough(times.by_speed())
+        longest = times.seconds(level, np.arange(len(first))).max(axis=0)
+        times.raise_to(longest, level)
+        return times.lowered(longest, level), level
 
     def by_member(self, of: Callable[[MemberTimes], Times], first: int, last: int) -> tuple[Array, Numbers]:
         """What each member takes by samples, (member, samples - 1), and the most samples that it may have."""

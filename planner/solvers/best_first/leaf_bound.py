@@ -401,15 +401,27 @@ def _leaves(frontier: Frontier, expansion: Expansion, positions: Numbers) -> Lea
     groups: list[GroupsOfStage] = [[(group, slice(None))] for group in frontier.stage_groups(parent)]
     groups.append([(ends[number], choice == number) for number in np.unique(choice)])
     handed = prices.cuts.handed((*parent.cuts, prices.cuts.last))
-    messages_s = np.zeros((2, len(handed), len(rows)))
+    return Leaves(
+        edges_of(handed, prices.freedom.trains),
+        ((expansion, positions),),
+        prices.num_counted,
+        expansion.bound_s[positions],
+        stages,
+        _messages_of_groups(suffixes.links, groups, handed, len(rows)),
+        cards_of(suffixes.links, groups, handed, stages.card_s),
+    )
+
+
+def _messages_of_groups(
+    links: HandoverBounds, groups: Sequence[GroupsOfStage], handed: Sequence[Handed], count: int
+) -> Array:
+    """``[there and back, edges, pipelines]`` of pipelines that differ in their last stage alone."""
+    messages_s = np.zeros((2, len(handed), count))
     for number, one in enumerate(handed):
         ((source, _),) = groups[one.source]
         for group, mine in groups[one.destination]:
-            messages_s[:, number, mine] = np.array(suffixes.links.handed(source, group, one))[:, None]
-    edges = edges_of(handed, prices.freedom.trains)
-    cards = cards_of(suffixes.links, groups, handed, stages.card_s)
-    bound = expansion.bound_s[positions]
-    return Leaves(edges, ((expansion, positions),), prices.num_counted, bound, stages, messages_s, cards)
+            messages_s[:, number, mine] = np.array(links.handed(source, group, one))[:, None]
+    return messages_s
 
 
 def _joined(alike: Sequence[Leaves]) -> Leaves:

@@ -124,38 +124,21 @@ class Frontier:
     def expand(self, prefix: PipelinePrefix, upper_s: float) -> Expansion:
         """What may follow ``prefix`` in less than ``upper_s``."""
         table = self._table(prefix.state, prefix.cuts[-1])
-        prices = self.suffixes.prices
         stage = table.stage
-        labels = table.labels
-        nothing = np.zeros(len(table.choice))
-        before = Before(*(nothing,) * len(fields(Before)))
-        most = np.full(len(nothing), len(prices.micro_batches))
-        if prefix.choices and len(nothing):
-            *_, ahead, begin = prefix.cuts
-            crossings = prices.cuts.crossings
-            crossing = prices.cuts.crossing_of[prices.cuts.content[begin, table.last], ahead, begin]
-            reads = crossings.linked[crossing]
-            returns = crossings.has_gradient[crossing] & prices.freedom.trains
-            before = self._before(prefix, self._handovers(prefix, table, crossing), reads, returns)
-            most = np.where(returns, prefix.max_in_flight, most)
+        before, most = self._before(prefix, table)
         max_in_flight = np.minimum(stage.window, most)
-        rounds = rounds_of(prices.num_counted, max_in_flight)
-        bound = np.maximum(prefix.bound_s, joined(before, stage, labels, rounds))
-        cuts = prices.cuts
-        limit = prices.freedom.max_stages
-        if prefix.choices and cuts.merges_orders:
-            bound = np.where(cuts.disorder(prefix.cuts[-2], prefix.cuts[-1], table.last), np.inf, bound)
-        if limit and len(prefix.choices) + 1 >= limit:
-            bound = np.where(table.last == cuts.last, bound, np.inf)
-        rows = np.flatnonzero(bound < upper_s)
-        rows = rows[np.argsort(bound[rows], kind="stable")]
+        rounds = rounds_of(self.suffixes.prices.num_counted, max_in_flight)
+        bound_s = np.maximum(prefix.bound_s, joined(before, stage, table.labels, rounds))
+        bound_s = np.where(self._may_follow(prefix, table), bound_s, np.inf)
+        rows = np.flatnonzero(bound_s < upper_s)
+        rows = rows[np.argsort(bound_s[rows], kind="stable")]
         tail_s = np.maximum(stage.tail_s, before.after_last_s)
         done_s = np.maximum(stage.work_s + tail_s, stage.all_work_s + stage.tail_s)
         own_s = np.maximum(prefix.bound_s, before.start_s + done_s)
         return Expansion(
             prefix,
             table,
-            bound[rows],
+            bound_s[rows],
             rows,
             (before.start_s + stage.forward_s)[rows],
             (stage.backward_s + tail_s)[rows],
@@ -164,11 +147,32 @@ class Frontier:
             (before.sums_s + table.card_s)[rows],
         )
 
-    def _before(self, prefix: PipelinePrefix, link: HandoverBound, reads: Flags, returns: Flags) -> Before:
-        """``prefix`` as the next stage sees it, by row of a table."""
+    def _may_follow(self, prefix: PipelinePrefix, table: StageTable) -> Flags:
+        """By row of the table, whether the order of stages and their number allow it."""
+        cuts = self.suffixes.prices.cuts
+        limit = self.suffixes.prices.freedom.max_stages
+        allowed = np.ones(len(table.last), dtype=bool)
+        if prefix.choices and cuts.merges_orders:
+            allowed = ~cuts.disorder(prefix.cuts[-2], prefix.cuts[-1], table.last)
+        if limit and len(prefix.choices) + 1 >= limit:
+            allowed = allowed & (table.last == cuts.last)
+        return allowed
+
+    def _before(self, prefix: PipelinePrefix, table: StageTable) -> tuple[Before, Numbers]:
+        """``prefix`` as the next stage sees it, by row of a table, and the most micro-batches that it leaves that."""
+        prices = self.suffixes.prices
+        most = np.full(len(table.last), len(prices.micro_batches))
+        if not prefix.choices or not len(most):
+            return Before(*(np.zeros(len(most)),) * len(fields(Before))), most
+        *_, ahead, begin = prefix.cuts
+        crossings = prices.cuts.crossings
+        crossing = prices.cuts.crossing_of[prices.cuts.content[begin, table.last], ahead, begin]
+        reads = crossings.linked[crossing]
+        returns = crossings.has_gradient[crossing] & prices.freedom.trains
+        link = self._handovers(prefix, table, crossing)
         started_s = prefix.started_s
         returns_s = prefix.returns_s
-        return Before(
+        before = Before(
             start_s=np.where(reads, started_s + link.forward_s, 0.0),
             last_input_s=np.where(reads, started_s + link.load_forward_s, 0.0),
             after_last_s=np.where(returns, link.least_backward_s + returns_s, 0.0),
@@ -176,6 +180,7 @@ class Frontier:
             both_ways_s=np.where(returns, started_s + link.load_both_s + returns_s, 0.0),
             sums_s=np.where(returns, prefix.sums_s, 0.0),
         )
+        return before, np.where(returns, prefix.max_in_flight, most)
 
     def candidate(self, prefix: PipelinePrefix, schedule: str) -> Candidate:
         """The complete pipeline with its ranks."""
