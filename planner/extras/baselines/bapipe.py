@@ -57,7 +57,14 @@ from planner.extras.baselines.common.answer import (
     slowest_kind,
     whole_network_s,
 )
-from planner.extras.baselines.common.problem import ChainCosts, chain_of, network, require_positive, sums
+from planner.extras.baselines.common.problem import (
+    ChainCosts,
+    PricedNetwork,
+    chain_of,
+    network,
+    require_positive,
+    sums,
+)
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.schedules import names as schedule_names
@@ -244,21 +251,36 @@ def _balance(
     splits: list[NDArray[np.intp]] = []
     for number, (speed, before, after) in enumerate(zip(devices.speeds, windows, windows[1:], strict=False), start=1):
         check_time()
-        forward_s, backward_s, saved_bytes, parameter_bytes = (
-            column[None, after] - column[before, None] for column in running
-        )
-        seconds = np.maximum(forward_s / speed, link_s) + np.maximum(backward_s / speed, link_s)
-        if devices.memory_bytes < inf:
-            kept_bytes = kept(schedule, number, stages, count) / count * saved_bytes
-            seconds = np.where(2 * parameter_bytes + kept_bytes <= devices.memory_bytes, seconds, inf)
+        spans = [column[None, after] - column[before, None] for column in running]
+        share = kept(schedule, number, stages, count) / count
+        seconds = _stages_s(spans, speed, link_s, share, devices.memory_bytes)
         possible = places[before, None] < places[None, after]
         cost = np.where(possible, np.maximum(best[:, None], seconds), inf)
         splits.append(cost.argmin(axis=0) + before.start)
         best = cost.min(axis=0)
-    cuts = [len(places) - 1]
+    return float(best[-1]), tuple(float(places[cut]) for cut in _walked(splits, windows, len(places) - 1))
+
+
+def _walked(splits: Sequence[NDArray[np.intp]], windows: Sequence[slice], last: int) -> list[int]:
+    """The inner cuts of the best pipeline, by its choices of each stage's first cut, up to the ``last`` one."""
+    cuts = [last]
     for back, window in zip(reversed(splits), reversed(windows), strict=False):
         cuts.append(int(back[cuts[-1] - window.start]))
-    return float(best[-1]), tuple(float(places[cut]) for cut in reversed(cuts[1:-1]))
+    return cuts[-2:0:-1]
+
+
+def _stages_s(
+    spans: Sequence[NDArray[np.float64]], speed: float, link_s: float, share: float, memory_bytes: float
+) -> NDArray[np.float64]:
+    """What stages take on a device; infinite where memory is too small.
+
+    Args:
+        spans: seconds of F and B, bytes saved and of parameters, by first and last cut.
+        share: of what is saved that is kept at a time.
+    """
+    forward_s, backward_s, saved_bytes, parameter_bytes = spans
+    seconds = np.maximum(forward_s / speed, link_s) + np.maximum(backward_s / speed, link_s)
+    return np.where(2 * parameter_bytes + share * saved_bytes <= memory_bytes, seconds, inf)
 
 
 def _windows(work_s: NDArray[np.float64], speeds: Sequence[float], stage_s: float) -> list[slice]:
@@ -373,8 +395,13 @@ def pipelines(problem: Problem, cost_model: CostModel, trial: Trial) -> Iterator
             continue
         stages: list[Placed] = [(tuple(range(len(problem.profile.graph.layers))), ranks)]
         if name != DATA_PARALLEL:
-            bounds = [0, *(int(cut) for cut in cuts if isinstance(cut, float)), chain.num_layers]
-            parts = [net.layers(chain.names[first:last]) for first, last in pairwise(bounds)]
-            stages = [(layers, (rank,)) for layers, rank in zip(parts, ranks, strict=True)]
+            stages = list(_placed(net, chain.names, cuts, ranks))
         wanted = _SCHEDULES[name] if _SCHEDULES[name] in schedule_names() else "1f1b"
         yield from candidates(problem, cost_model, stages, size, trial, (wanted,))
+
+
+def _placed(net: PricedNetwork, names: Sequence[str], cuts: Sequence[object], ranks: Sequence[int]) -> Iterator[Placed]:
+    """A stage of the layers between two cuts on each rank."""
+    bounds = [0, *(int(cut) for cut in cuts if isinstance(cut, float)), len(names)]
+    for (first, last), rank in zip(pairwise(bounds), ranks, strict=True):
+        yield net.layers(names[first:last]), (rank,)

@@ -19,7 +19,7 @@ from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array, SizeTable
 from planner.extras.baselines.pipedream.format import LayerGraph, LayerNode, states_of
 from planner.ir.errors import MissingMeasurementError, UsageError
-from planner.ir.graph import producer
+from planner.ir.graph import Graph, producer
 from planner.ir.problem import Problem
 from planner.solvers.candidates.feasibility import cut_positions, may_part_ties
 
@@ -174,20 +174,7 @@ def network(problem: Problem, cost_model: CostModel, kind: str, size: int, prepa
     """
     graph = problem.profile.graph
     bounds = cut_positions(graph, may_part_ties(problem))
-    block_of = [block for block, (first, last) in enumerate(pairwise(bounds)) for _ in range(first, last)]
-    number = {layer.name: index for index, layer in enumerate(graph.layers)}
-    sizes = {name: spec.at(size, graph.samples).num_bytes for name, spec in graph.values().items()}
-    edges: dict[tuple[int, int], None] = {}
-    read: dict[str, int] = {}
-    for index, layer in enumerate(graph.layers):
-        for value in layer.inputs:
-            src = number.get(producer(value))
-            if src is not None and block_of[src] != block_of[index]:
-                edges[block_of[src], block_of[index]] = None
-                read[value] = block_of[src]
-    crossing = [0.0] * (len(bounds) - 1)
-    for value, block in read.items():
-        crossing[block] += sizes[value]
+    edges, crossing = _crossing(graph, bounds, size)
     table, factor = priced(cost_model, kind, size)
     parameters = cost_model.tables.graph.parameter_bytes
 
@@ -207,7 +194,26 @@ def network(problem: Problem, cost_model: CostModel, kind: str, size: int, prepa
         for block, (first, last) in enumerate(pairwise(bounds))
     )
     members = {f"n{block}": tuple(range(first, last)) for block, (first, last) in enumerate(pairwise(bounds))}
-    return PricedNetwork(LayerGraph("the profile's network", nodes, tuple(edges)), members)
+    return PricedNetwork(LayerGraph("the profile's network", nodes, edges), members)
+
+
+def _crossing(graph: Graph, bounds: Sequence[int], size: int) -> tuple[tuple[tuple[int, int], ...], list[float]]:
+    """Which blocks between ``bounds`` read from which, and by block the bytes that others read."""
+    block_of = [block for block, (first, last) in enumerate(pairwise(bounds)) for _ in range(first, last)]
+    number = {layer.name: index for index, layer in enumerate(graph.layers)}
+    sizes = {name: spec.at(size, graph.samples).num_bytes for name, spec in graph.values().items()}
+    edges: dict[tuple[int, int], None] = {}
+    read: dict[str, int] = {}
+    for index, layer in enumerate(graph.layers):
+        for value in layer.inputs:
+            src = number.get(producer(value))
+            if src is not None and block_of[src] != block_of[index]:
+                edges[block_of[src], block_of[index]] = None
+                read[value] = block_of[src]
+    crossing = [0.0] * (len(bounds) - 1)
+    for value, block in read.items():
+        crossing[block] += sizes[value]
+    return tuple(edges), crossing
 
 
 def searchable(net: PricedNetwork, machines: int) -> PricedNetwork:

@@ -20,7 +20,7 @@ Stages one by one (:class:`PlainPairs`): the plain way, for options of every kin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
@@ -348,20 +348,25 @@ def choose_options(
     excess = sum(size[o] for size, o in zip(sizes, chosen, strict=True)) - machine.memory_bytes
     simple = all(len(each) <= 2 for each in options)
     while excess > 1e-6:
-        best: tuple[float, int, int] | None = None
-        for k, size in enumerate(sizes):
-            for o in range(len(size)):
-                saved = size[chosen[k]] - size[o]
-                if saved > 1e-9:
-                    counted = saved if simple else min(saved, excess)
-                    switch = ((times[k][o] - times[k][chosen[k]]) / counted, k, o)
-                    best = switch if best is None or switch < best else best
+        switches = _switches(times, sizes, chosen, inf if simple else excess)
+        best = min(switches, default=None)
         if best is None:
             return None
         _, k, o = best
         excess -= sizes[k][chosen[k]] - sizes[k][o]
         chosen[k] = o
     return tuple(chosen), sum(time[o] for time, o in zip(times, chosen, strict=True))
+
+
+def _switches(
+    times: Sequence[Sequence[float]], sizes: Sequence[Sequence[float]], chosen: Sequence[int], most: float
+) -> Iterator[tuple[float, int, int]]:
+    """Time for each byte saved, ``most`` at most, by another option of a layer; the layer and the option."""
+    for k, size in enumerate(sizes):
+        for o in range(len(size)):
+            saved = size[chosen[k]] - size[o]
+            if saved > 1e-9:
+                yield (times[k][o] - times[k][chosen[k]]) / min(saved, most), k, o
 
 
 @dataclass(frozen=True, slots=True)
