@@ -17,10 +17,19 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.extras.catalogue.listing import devices, names_of
-from planner.extras.kernels.curves import AttentionCurve, BytesCurve, Curve, Device, GemmCurve, curve_of, fitted, logs
+from planner.extras.kernels.curves import (
+    AttentionCurve,
+    BytesCurve,
+    Curve,
+    Device,
+    Extents,
+    GemmCurve,
+    curve_of,
+    fitted,
+    logs,
+)
 from planner.extras.kernels.estimates import NO_NEIGHBOURS, HeldBackErrors, MeasuredNeighbours
 from planner.extras.kernels.tables import ATTENTION, ATTENTION_BACKWARD, DATA, GEMM, KernelRow, shipped
 
@@ -126,13 +135,13 @@ def _fit(device: Device, dtype: str, kind: str, rows: Sequence[KernelRow]) -> Fi
     return Fit(device.name, dtype, kind, curve, of_both if uses else of_curve, uses, of_curve.median, near, checked)
 
 
-def _every_other(extents: NDArray[np.int64]) -> NDArray[np.str_]:
+def _every_other(extents: Extents) -> np.ndarray:
     """Two groups of shapes, one and the next by size."""
     order = np.argsort(np.argsort(extents.prod(axis=1), kind="stable"), kind="stable")
     return np.array([str(place % 2) for place in order])
 
 
-def _with_neighbours(extents: NDArray[np.int64], errors: NDArray[np.float64], out: NDArray[np.bool_]) -> list[float]:
+def _with_neighbours(extents: Extents, errors: np.ndarray, out: np.ndarray) -> list[float]:
     """What is left of errors of rows ``out`` once those of the others near them are taken off."""
     near = MeasuredNeighbours(logs(extents[~out]), errors[~out])
     return [error - near.at(place)[0] for error, place in zip(errors[out], logs(extents[out]), strict=True)]
