@@ -8,7 +8,7 @@ from functools import cached_property
 
 from planner.costs.communication.links import shares_memory
 from planner.costs.layers.cost_table import Run, layers_of
-from planner.costs.memory.activations import RankPart, activation_of, overlapped_buckets, kept_gradients
+from planner.costs.memory.activations import RankPart, activation_of, kept_gradients, overlapped_buckets
 from planner.costs.memory.messages import CoalescedMessage, Received, answers, buffer_bytes, joined, sums_standing
 from planner.costs.memory.table import SizeKey, What
 from planner.costs.simulator.program import CompiledProgram

@@ -135,8 +135,8 @@ class _LevelTimes:
         speeds = np.array(
             [len(own) / np.maximum(own[-1, self.last] - own[-1, self.first], 1e-300) for own in self.sums]
         )
-        wanted = np.ceil(self.size * speeds / (self.counts @ speeds) - 1e-9)
-        return np.clip(wanted.astype(np.int64), 1, self.tops)
+        wanted: Numbers = np.ceil(self.size * speeds / (self.counts @ speeds) - 1e-9).astype(np.int64)
+        return np.asarray(np.clip(wanted, 1, self.tops))
 
     def enough(self, level: Numbers) -> Numbers:
         """Levels at which members have all samples, as far as they may: one more for who is the fastest with it."""

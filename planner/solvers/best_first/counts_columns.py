@@ -119,7 +119,7 @@ class _RunningSums:
 
     def between(self, pairs: _Ends) -> Array:
         """Of stages."""
-        return np.maximum(self.until[pairs.last] - self.before_s[pairs.first], 0.0)
+        return np.maximum(self.until[pairs.last] - self.before[pairs.first], 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from itertools import starmap
+from typing import Any
 
 import numpy as np
 
@@ -231,7 +232,8 @@ class Frontier:
             )
         numbers = np.zeros(0, dtype=np.int64)
         nothing = np.zeros(0)
-        no_stages = BoundedStages(*[nothing] * (len(fields(BoundedStages)) - 1), numbers)  # windows are whole numbers
+        columns: list[Any] = [nothing] * (len(fields(BoundedStages)) - 1)
+        no_stages = BoundedStages(*[*columns, numbers])  # windows are whole numbers
         empty = (numbers, numbers, no_stages, Labels(*[nothing] * len(SORTS)), nothing)
         number, last, stages, labels_of, cards = zip(empty, *parts, strict=True)
         return StageTable(

@@ -162,9 +162,7 @@ class _Members:
             samples = np.array(group.samples[size], dtype=np.int64)
             takes_s = (stage.forward_s, stage.backward_s, stage.all_work_s)
             forward_s, backward_s, work_s = (np.full((group.size, size), seconds) for seconds in takes_s)
-            return cls(
-                own, pools, samples, samples, forward_s, backward_s, work_s, accumulate_s, tail_s, in_step
-            )
+            return cls(own, pools, samples, samples, forward_s, backward_s, work_s, accumulate_s, tail_s, in_step)
         rows, most = bound.by_member(first, last)
         if not group.is_open:
             most = np.array(bound.balanced(first, last))
