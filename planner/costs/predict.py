@@ -97,7 +97,7 @@ def forecast(
     trace = run(priced.compiled, prices)
     steps = timeline(priced.compiled, trace, priced.costs, priced.transfer_bytes, priced.carried)
     memories = priced.memories()
-    cluster = pricing.cost_model.profile.cluster
+    cluster = pricing.cost_model.cluster
     limits = [memory_limit_bytes(device, memory_margin, memory_bytes) for device in cluster.devices]
     ranks = _rank_predictions(cluster.devices, limits, _parts(priced, prices, steps, trace), memories)
     used = candidate.used_ranks

@@ -120,7 +120,7 @@ class Pricing:
     @cached_property
     def graph(self) -> Graph:
         """The profile's."""
-        return self.cost_model.profile.graph
+        return self.cost_model.graph
 
     def priced(self, candidate: Candidate, *, each_rank: bool = False) -> PricedProgram:
         """The candidate's program with its prices.

@@ -254,7 +254,7 @@ def _ranges(
     if total_s <= 0:
         return
     table = costs.cost_model.tables.at(kind, samples)
-    layers = costs.cost_model.profile.graph.layers
+    layers = costs.cost_model.graph.layers
     by_kind: dict[str, list[tuple[float, float, float]]] = {}
     for index, seconds in weights.items():
         low = float(table.low[index])

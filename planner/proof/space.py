@@ -60,8 +60,8 @@ class PlanSpace:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.graph = problem.profile.graph
-        self.cluster = problem.profile.cluster
+        self.graph = problem.graph
+        self.cluster = problem.cluster
         self.count = len(self.graph.layers)
         devices = self.cluster.devices
         alike: dict[tuple[str, tuple[str, ...], int], list[int]] = {}

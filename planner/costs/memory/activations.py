@@ -362,7 +362,7 @@ def overlapped_buckets(costs: StageCosts, placed: StagePlacement, member: int) -
     if placed.once is None or len(placed.ranks) < 2 or not costs.trains:
         return ()
     own = placed.once.by_layer
-    return buckets_of_parts(costs.cost_model.profile.graph, own.layers, own.weights, member, placed.tied)
+    return buckets_of_parts(costs.cost_model.graph, own.layers, own.weights, member, placed.tied)
 
 
 def _copies(buckets: Sequence[Bucket]) -> dict[int, int]:

@@ -41,7 +41,7 @@ class Sizes:
         self.compiled = compiled
         self.payloads = transfer_bytes
         self.joined = joined(compiled, transfer_bytes)
-        cluster = costs.cost_model.profile.cluster
+        cluster = costs.cost_model.cluster
         carried = carried or [CoalescedMessage(size if size < ALONE_BYTES else 0) for size in transfer_bytes]
         is_block = [cluster.link(slot.src, slot.dst).transport == SHARED_MEMORY for slot in compiled.transfers]
         self.framed = [0 if block else how.framed for how, block in zip(carried, is_block, strict=True)]
@@ -185,7 +185,7 @@ class Sizes:
 
     @once
     def _buffer_bytes(self, stages: tuple[tuple[Run, ...], ...]) -> int:
-        graph = self.costs.cost_model.profile.graph
+        graph = self.costs.cost_model.graph
         return graph.buffer_bytes(index for runs in stages for index in layers_of(runs))
 
     def _sum_bytes(self, rank: int, number: int) -> int:
@@ -205,7 +205,7 @@ class Sizes:
         if not stage.zero:
             return buckets[0].copied_bytes if len(buckets) == 1 else 0
         most = gone = 0
-        others = 0 if shares_memory(costs.cost_model.profile.cluster, stage.ranks) else several - 1
+        others = 0 if shares_memory(costs.cost_model.cluster, stage.ranks) else several - 1
         for bucket in costs.cost_model.buckets(stage.runs, stage.tied):
             piece = -(-bucket.num_bytes // several)
             most = max(most, max(bucket.copied_bytes, max(1, others + (member > 1)) * piece) - gone)
@@ -218,7 +218,7 @@ class Sizes:
         cost_model = self.costs.cost_model
         stage = self.costs.stages[number]
         optimizer = cost_model.profile.optimizer
-        graph = cost_model.profile.graph
+        graph = cost_model.graph
         copies = 2 if optimizer.state_bytes_per_parameter_byte >= 2 else bool(optimizer.arguments.get("weight_decay"))
         names = {name for index in layers_of(stage.runs) for name in graph.layers[index].parameters}
         sizes = [graph.parameters[name].num_bytes for name in (names & stage.tied if stage.zero else names)]
@@ -229,7 +229,7 @@ class Sizes:
 
 def _batch_bytes(costs: StageCosts) -> int:
     """Of the inputs and targets of a step that are not prepared."""
-    graph = costs.cost_model.profile.graph
+    graph = costs.cost_model.graph
     prepared = costs.cost_model.preparations.inputs
     whole = costs.num_samples / graph.samples
     specs = (spec for name, spec in graph.inputs.items() if name not in prepared)
@@ -242,7 +242,7 @@ def _standing_bytes(costs: StageCosts, stage: StagePlacement, rank: int) -> floa
     Those of parts of tensors are of every size of micro-batch; of gradients they are what comes from other ranks in
     sums that are exchanges, not rings.
     """
-    if shares_memory(costs.cost_model.profile.cluster, stage.ranks):
+    if shares_memory(costs.cost_model.cluster, stage.ranks):
         return 0.0
     member = stage.ranks.index(rank)
     several = len(stage.ranks)

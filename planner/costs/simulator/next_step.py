@@ -58,7 +58,7 @@ def next_steps(compiled: CompiledProgram, costs: StageCosts) -> tuple[NextStep, 
     """By rank; empty where the plan prepares each step in itself."""
     if not costs.is_prepared or not compiled.num_prepared:
         return ()
-    cores = spare_cores(costs.cost_model.profile.cluster, len(compiled.grid))
+    cores = spare_cores(costs.cost_model.cluster, len(compiled.grid))
     cost_model = costs.cost_model
     steps = list[NextStep]()
     for rank, row in enumerate(compiled.grid):

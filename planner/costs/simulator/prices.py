@@ -63,7 +63,7 @@ def prices_of(
         wires: by channel (:func:`resources`).
     """
     network = costs.cost_model.network
-    devices = costs.cost_model.profile.cluster.devices
+    devices = costs.cost_model.cluster.devices
     action_s = [costs.action_s(slot.rank, slot.action, slot.accumulates) for slot in compiled.actions]
     transfer_s = _by_slot(compiled, transfer_bytes, network.transfer_s)
     sending_s = _by_slot(compiled, transfer_bytes, network.sending_s)
@@ -109,7 +109,7 @@ def streamed(
     F at least SR F / (F + B), so that both together last at least SR (BaPipe, Zhao et al., arXiv 2012.12544, its
     schedules 1F1B-AS and FBP-AS).  Ignored: that what streams shares a network card.
     """
-    can = [device.streams for device in costs.cost_model.profile.cluster.devices]
+    can = [device.streams for device in costs.cost_model.cluster.devices]
     flows = [can[slot.src] and can[slot.dst] for slot in compiled.transfers]
     streaming_s = [seconds * streams for seconds, streams in zip(transfer_s, flows, strict=True)]
     channels = _longest_channels(compiled, costs, streaming_s)

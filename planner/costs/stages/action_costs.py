@@ -82,7 +82,7 @@ class StageCosts:
             return self.prepare_s(rank, action) + others_s
         whole = stage.once
         if whole is not None and action.op in (Op.REDUCE_GRAD, Op.UPDATE):
-            beside = memory_factor(self.cost_model.profile.cluster, stage.ranks)
+            beside = memory_factor(self.cost_model.cluster, stage.ranks)
             return whole.reduction_s if action.op is Op.REDUCE_GRAD else whole.update_s * beside
         if action.op is Op.REDUCE_GRAD:
             return self.waited_s(action.stage)
@@ -114,7 +114,7 @@ class StageCosts:
     def _update_s(self, number: int, rank: int) -> float:
         """Of a rank of a stage cut along samples: sums over stages, then what it updates, then what others did."""
         stage = self.stages[number]
-        beside = memory_factor(self.cost_model.profile.cluster, stage.ranks)
+        beside = memory_factor(self.cost_model.cluster, stage.ranks)
         sums = self.cost_model.tables.parameters(self.kind(rank)).update_s
         update_s = span(sums, stage.runs)
         tied_s = 0.0
@@ -211,7 +211,7 @@ class StageCosts:
         slowest_s = max(backward_s, key=lambda sums: span(sums, stage.runs))
         exchanges_s = self.cost_model.exchanges_s(stage.ranks, last)[1]
         hides = self.cost_model.network.in_background(stage.ranks)
-        beside = memory_factor(self.cost_model.profile.cluster, stage.ranks)
+        beside = memory_factor(self.cost_model.cluster, stage.ranks)
         return exposed_s(
             self.cost_model.buckets(stage.runs, stage.tied),
             lambda layer: hides * sum(span(sums, before(stage.runs, layer)) for sums in (slowest_s, exchanges_s)),

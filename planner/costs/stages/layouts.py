@@ -91,7 +91,7 @@ class LayoutPrices:
     _own: dict[str, tuple[bool, ...]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        graph = self.cost_model.profile.graph
+        graph = self.cost_model.graph
         self.parts = self.cost_model.tables.parts
         self._values = graph.values()
         self._mixing = frozenset(check_samples_apart(graph))
@@ -106,7 +106,7 @@ class LayoutPrices:
     @property
     def layers(self) -> tuple[Layer, ...]:
         """The layers of the graph."""
-        return self.cost_model.profile.graph.layers
+        return self.cost_model.graph.layers
 
     def speeds(self) -> tuple[float, ...]:
         """Of each rank: whole samples a second, at the most that all kinds in the group were measured at."""
@@ -123,7 +123,7 @@ class LayoutPrices:
     @once
     def sized(self, index: int) -> SizedLayer:
         """Layer number ``index`` of the graph at this number of samples."""
-        graph = self.cost_model.profile.graph
+        graph = self.cost_model.graph
         layer = self.layers[index]
         return SizedLayer.of(graph, layer, self._values, self.samples, layer.name in self._mixing)
 
@@ -189,7 +189,7 @@ class LayoutPrices:
     def exposed_s(self, reader: int, crossing: Resharding, table: LayerTable) -> tuple[Array, Array]:
         """What of a crossing into layer ``reader`` is waited for, forward and backward; halos overlap with compute."""
         seconds = table.seconds[FORWARD], table.seconds[BACKWARD]
-        return exposed(crossing, self.layers[reader].kind, *seconds, self.cost_model.profile.cluster)
+        return exposed(crossing, self.layers[reader].kind, *seconds, self.cost_model.cluster)
 
     def apart_s(self, index: int, shards: Shards, within: Collection[int]) -> Array:
         """``[options]``: partial sums of a layer whose first input no layer ``within`` the stage makes."""
@@ -223,7 +223,7 @@ class LayoutPrices:
 
     @once_by(lambda self, shards, own, takes: (shards.sized.signature, shards.options, own, takes))
     def _sums(self, shards: Shards, own: tuple[bool, ...], takes: bool) -> Sums:
-        layer_sums = sums_of(shards, own, self.ranks, self._rate, self.cost_model.profile.cluster)
+        layer_sums = sums_of(shards, own, self.ranks, self._rate, self.cost_model.cluster)
         if takes or shards.sized.relation.REDUCTION != "statistics":
             return layer_sums
         return replace(

@@ -183,7 +183,7 @@ class StageBound:
 
     def _card_s(self, first: Numbers, last: Numbers, sum_s: Array) -> Array:
         network = self.cost_model.network
-        devices = self.cost_model.profile.cluster.devices
+        devices = self.cost_model.cluster.devices
         if not self.sums_gradients or len({devices[rank].host for rank in self.ranks}) == 1:
             return np.zeros_like(sum_s)
         moved = least_bytes_on_cards(network, self.ranks, self._summed_bytes(first, last), sum_s, self.zero)
@@ -219,7 +219,7 @@ class _PartedSums:
 
 @lru_cache(maxsize=2)  # one search asks with the same cuts for every size of its micro-batches
 def _parted_sums(cost_model: CostModel, cuts: Cuts) -> _PartedSums:
-    layers = np.arange(len(cost_model.profile.graph.layers))
+    layers = np.arange(len(cost_model.graph.layers))
     kinds = sorted(cost_model.profile.measurements)
     groups: dict[tuple[int, ...], list[TiedParameter]] = {}
     for parameter in cost_model.tables.graph.tied:
@@ -319,7 +319,7 @@ class StageBounds:
         One micro-batch is kept.  Where cuts or samples are many nobody looks.
         """
         kind, limit = member
-        count = len(self.cuts.sums(np.zeros(len(self.cost_model.profile.graph.layers))))
+        count = len(self.cuts.sums(np.zeros(len(self.cost_model.graph.layers))))
         if most > _MANY_SAMPLES or count > _MANY_CUTS:
             return None
         if not may_bind(self.cost_model, [(kind, most, limit)], len(self.micro_batches)):
@@ -356,7 +356,7 @@ class StageBounds:
         each = [float(parameter.num_bytes) for parameter in self.cost_model.tables.graph.tied]
         least = max(1.0, min(each))
         most = max(1.0, sum(each))
-        points = [float(at) for table in self.cost_model.profile.cluster.collectives for at, _ in table.points]
+        points = [float(at) for table in self.cost_model.cluster.collectives for at, _ in table.points]
         inside = [at for at in points if least < at < most]
         sizes = np.unique([least, most, *inside, *np.geomspace(least, most, 64 if len(each) > 1 else 1)])
         least_s = self.cost_model.network.least_sums_s(tuple(sizes.tolist()))[num_ranks]

@@ -372,8 +372,8 @@ def pipelines(problem: Problem, cost_model: CostModel, trial: Trial) -> Iterator
     ranks = problem.ranks
     bandwidth = bandwidth_bytes_per_s(problem, ranks)
     memory_bytes = float(min(problem.memory_limit_bytes(rank) for rank in ranks))
-    replicas = not mixing_layers(problem.profile.graph)
-    devices = problem.profile.cluster.devices
+    replicas = not mixing_layers(problem.graph)
+    devices = problem.cluster.devices
     schedules = ASYNCHRONOUS if all(devices[rank].streams for rank in ranks) else SYNCHRONOUS
     for size in micro_batch_sizes(problem, cost_model):
         slowest = slowest_kind(problem, cost_model, size)
@@ -393,7 +393,7 @@ def pipelines(problem: Problem, cost_model: CostModel, trial: Trial) -> Iterator
         name = answer.plan.get("schedule")
         if not isinstance(cuts, list) or not isinstance(name, str):
             continue
-        stages: list[Placed] = [(tuple(range(len(problem.profile.graph.layers))), ranks)]
+        stages: list[Placed] = [(tuple(range(len(problem.graph.layers))), ranks)]
         if name != DATA_PARALLEL:
             stages = list(_placed(net, chain.names, cuts, ranks))
         wanted = _SCHEDULES[name] if _SCHEDULES[name] in schedule_names() else "1f1b"

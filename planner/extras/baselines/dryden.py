@@ -49,7 +49,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         MissingMeasurementError: the profile says nothing about any size that may be used.
     """
     evaluator = Evaluator(problem, CostModel(problem.profile))
-    if len(problem.ranks) == 1 or SPATIAL_DIMS not in problem.allow or over_sites(problem.profile.graph):
+    if len(problem.ranks) == 1 or SPATIAL_DIMS not in problem.allow or over_sites(problem.graph):
         return replicated_plan(evaluator, NAME, METHOD)
     if not schedule_names(problem):
         raise no_schedule(problem)
@@ -169,7 +169,7 @@ def _candidate(problem: Problem, layouts: LayoutCosts, chosen: Mapping[int, Shar
     batches = micro_batches(problem, size)
     shares = equal_shares(max(batches), len(problem.ranks))
     schedule = schedule_names(problem)[0]
-    last = len(problem.profile.graph.layers)
+    last = len(problem.graph.layers)
     plain = Candidate.chain((0, last), (problem.ranks,), (shares,), batches, schedule)
     return with_options(layouts, as_asked(problem, plain), chosen)
 

@@ -251,7 +251,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         InfeasibleError: they do not fit, or the model mixes samples.
     """
     if len(problem.ranks) > 1:
-        require_divisible(problem.profile.graph)
+        require_divisible(problem.graph)
     return rival_plan(problem, pipelines, "sparsepipe", "shortest slowest stage, devices in a fixed order")
 
 

@@ -77,7 +77,7 @@ BlockRange = tuple[int, int, TileCounts]
 
 def runs_in_blocks(problem: Problem) -> bool:
     """Whether blocks may be used: in forward plans whose layers may be cut along space."""
-    if SPATIAL_DIMS not in problem.allow or over_sites(problem.profile.graph):
+    if SPATIAL_DIMS not in problem.allow or over_sites(problem.graph):
         return False
     return not any(traits(name).trains for name in schedule_names(problem))
 
@@ -123,7 +123,7 @@ def _grids(count: int, dims: Sequence[str]) -> Iterator[TileCounts]:
 
 
 def _space_of(problem: Problem) -> list[str]:
-    dims = {dim for layer in problem.profile.graph.layers for spec in layer.outputs for dim in spec.dims}
+    dims = {dim for layer in problem.graph.layers for spec in layer.outputs for dim in spec.dims}
     return [dim for dim in SPACE if dim in dims]
 
 
@@ -179,7 +179,7 @@ class _Parting:
     @cached_property
     def graph(self) -> Graph:
         """Of all layers."""
-        return self.evaluator.problem.profile.graph
+        return self.evaluator.problem.graph
 
     @cached_property
     def prices(self) -> LayoutPrices:

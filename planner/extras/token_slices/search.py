@@ -95,7 +95,7 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
             [f"{tried}: none fits and keeps to what was asked for"],
             ["without --token-slices", "--schedule gpipe"],
         )
-    graph = problem.profile.graph
+    graph = problem.graph
     rejected = (
         *plan.search.rejected,
         *uncut(graph.tied_layers(), graph, "where sequences are cut into token slices: they share parameters"),
@@ -203,7 +203,7 @@ def balanced(seconds: Sequence[Array], positions: Sequence[int], crossing_s: Arr
 def _candidates(evaluator: Evaluator, prices: SlicePrices) -> Iterator[tuple[float, Candidate]]:
     """Plans with slices, each with what the formula says of it."""
     problem = evaluator.problem
-    graph = evaluator.cost_model.profile.graph
+    graph = evaluator.cost_model.graph
     names = [name for name in evaluator.schedules if can_slice(name) and schedules.traits(name).trains]
     names = [name for name in names if not schedules.traits(name).windowed]
     positions = cut_positions(graph, parts_ties=False)
@@ -236,7 +236,7 @@ def _stages(
 ) -> tuple[int, ...]:
     """Bounds of stages; a step's work is about that of eight equal slices."""
     cost_model = evaluator.cost_model
-    graph = evaluator.cost_model.profile.graph
+    graph = evaluator.cost_model.graph
     slices = equal_shares(prices.axes.num_tokens, min(8, prices.axes.num_tokens))
     ends = running(np.array(slices, dtype=np.float64)).astype(int).tolist()
     sums = []

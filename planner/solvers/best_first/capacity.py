@@ -80,7 +80,7 @@ def least_work_s(evaluator: Evaluator, size: int, backward: str) -> Array:
     """
     problem = evaluator.problem
     cost_model = evaluator.cost_model
-    layers = len(problem.profile.graph.layers)
+    layers = len(problem.graph.layers)
     least = np.full(layers, np.inf)
     for kind in {cost_model.kind(rank) for rank in problem.ranks}:
         measured = {m.samples for m in problem.profile.measurements.get(kind, ()) if m.samples < size}

@@ -327,7 +327,7 @@ class Columns:
 
     def _longest_back_s(self, most: int) -> Array:
         """By layer, the longest B of a number of samples at most, on any kind."""
-        longest = np.zeros(len(self.prices.problem.profile.graph.layers))
+        longest = np.zeros(len(self.prices.problem.graph.layers))
         for kind in self.kinds:
             for samples in self._sizes(kind, 1, most):
                 for shared in (False, True):
@@ -362,7 +362,7 @@ class Columns:
         On the longest path through the layers to what it reads, each in its shortest time.
         """
         cuts = self.prices.cuts
-        count = len(self.prices.problem.profile.graph.layers)
+        count = len(self.prices.problem.graph.layers)
         fewest = 1 if self.is_open else max(1, min(self.prices.micro_batches) // len(self.prices.problem.ranks))
         sized = [self._passes(kind, fewest, self.size) for kind in self.kinds]
         priced = [(passes.forward_s, passes.back_s) for passes in sized if passes is not None]

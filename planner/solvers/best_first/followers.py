@@ -20,7 +20,7 @@ def followers(cost_model: CostModel) -> dict[int, int]:
     and with its only reader, or its first one that all others depend on, if it reads no more bytes than it hands on;
     of gradients likewise.  Cutting between the two moves no work and sends no less.
     """
-    graph = cost_model.profile.graph
+    graph = cost_model.graph
     flow = _ValueFlow.of(graph)
     free = _free_layers(cost_model)
     followed = ((layer, flow.followed_by(layer)) for layer in range(len(graph.layers) - 1) if free[layer])
@@ -89,7 +89,7 @@ def _dependants(readers: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _free_layers(cost_model: CostModel) -> list[bool]:
-    measured: dict[str, bool] = {layer.name: not layer.parameters for layer in cost_model.profile.graph.layers}
+    measured: dict[str, bool] = {layer.name: not layer.parameters for layer in cost_model.graph.layers}
     for measurements in cost_model.profile.measurements.values():
         for m in measurements:
             costs = (m.forward_s, m.backward_s, m.backward_input_s, m.backward_weight_s, m.saved_bytes)

@@ -205,7 +205,7 @@ def cuts_of(
         parts_free: also next to layers that cost nothing (``FEW_LAYERS``), unless the places are too many then.
         merges_orders: whether nothing but the order of messages depends on the numbers of stages.
     """
-    graph = cost_model.profile.graph
+    graph = cost_model.graph
     reads = _reads(graph)
     blocks = _blocks(len(graph.layers), {})
     if not parts_free or _all_ideals(reads, blocks, most) is None:
@@ -222,7 +222,7 @@ def cuts_of(
 
 def may_part_free(problem: Problem) -> bool:
     """Whether to cut next to layers that cost nothing: where that is cheap, and where rules may ask for it."""
-    return bool(problem.fix or problem.forbid) or len(problem.profile.graph.layers) <= FEW_LAYERS
+    return bool(problem.fix or problem.forbid) or len(problem.graph.layers) <= FEW_LAYERS
 
 
 def _packed(member: Array) -> int:

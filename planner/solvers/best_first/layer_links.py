@@ -69,7 +69,7 @@ def links_of(problem: Problem, samples: int, backward: str) -> LayerLinks:
     Args:
         backward: ``Question.backward``.
     """
-    reader, num_bytes = _first_readers(problem.profile.graph, samples, backward)
+    reader, num_bytes = _first_readers(problem.graph, samples, backward)
     if may_stream(problem):
         num_bytes[:] = 0.0
     cluster = without_pairs(corrected_cluster(problem.profile))

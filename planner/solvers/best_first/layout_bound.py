@@ -140,7 +140,7 @@ class TableMaker:
         Raises:
             OutOfTimeError: the budget is over.
         """
-        count = len(self.problem.profile.graph.layers)
+        count = len(self.problem.graph.layers)
         by_samples_s = self._by_samples_if_allowed(ranks)
         laid_out_s = np.full(by_samples_s.shape, np.inf)
         options: tuple[LayerOptions, ...] = ()
@@ -225,7 +225,7 @@ class TableMaker:
 
     def _by_samples_if_allowed(self, ranks: tuple[int, ...]) -> Array:
         """``GroupTable.by_samples_s``."""
-        count = len(self.problem.profile.graph.layers)
+        count = len(self.problem.graph.layers)
         try:
             by_samples_s = self._by_samples(ranks)
         except MissingMeasurementError:
@@ -238,7 +238,7 @@ class TableMaker:
         Args:
             ways: of all layers of the stage; None: each has its own, of ``options``.
         """
-        count = len(self.problem.profile.graph.layers)
+        count = len(self.problem.graph.layers)
         if not self.constraints.rules:
             return np.ones((count + 1, count + 1), dtype=bool)
         return self.constraints.mask(np.arange(count + 1), ranks, None, ways)
@@ -271,7 +271,7 @@ class TableMaker:
         """Step, there and back, its parts, of stages cut along samples alone; infinity where there are none."""
         problem = self.problem
         cost_model = self.evaluator.cost_model
-        count = len(problem.profile.graph.layers)
+        count = len(problem.graph.layers)
         shares = group_shares(problem, cost_model, ranks, self.size)
         batches = micro_batches(problem, self.size)
         if (len(ranks) > 1 and SAMPLE_DIMS not in problem.allow) or not usable(
@@ -290,8 +290,8 @@ class TableMaker:
         if len(ranks) > 1:
             if self.backward != NONE:
                 slowest[0] += self._reduction_s(ranks, shares, least)
-            mixing = mixing_layers(problem.profile.graph)
-            mixes = _between(running(np.array([layer.name in mixing for layer in problem.profile.graph.layers], float)))
+            mixing = mixing_layers(problem.graph)
+            mixes = _between(running(np.array([layer.name in mixing for layer in problem.graph.layers], float)))
             slowest[:, mixes > 0] = np.inf
         return slowest
 

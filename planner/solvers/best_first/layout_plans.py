@@ -110,7 +110,7 @@ class LayoutPlans:
     def _is_allowed(self, candidate: Candidate) -> bool:
         if self.evaluator.unmet(candidate):
             return False
-        graph = self.evaluator.problem.profile.graph
+        graph = self.evaluator.problem.graph
         sizes = set(candidate.micro_batches)
         mixing = mixing_layers(graph)
         for stage, group in enumerate(candidate.groups):
@@ -157,8 +157,8 @@ class LayoutPlans:
         group = candidate.groups[stage]
         prices = self.evaluator.layouts.prices(group, max(candidate.micro_batches))
         layers = tuple(index for index, number in enumerate(candidate.stage_of) if number == stage)
-        rows = program_of(problem.profile.graph, candidate).rows
-        cores = chain.from_iterable(cores_by_index(problem.profile.graph))
+        rows = program_of(problem.graph, candidate).rows
+        cores = chain.from_iterable(cores_by_index(problem.graph))
         question = Question(
             layers,
             problem.global_batch / max(candidate.micro_batches),

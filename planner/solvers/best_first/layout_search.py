@@ -73,7 +73,7 @@ _FAR = float("inf")
 def beyond_samples(problem: Problem) -> bool:
     """Whether layers may be cut along more than samples; those of a network over sites are not."""
     asked = len(problem.ranks) > 1 and any(family != SAMPLE_DIMS for family in problem.allow)
-    return asked and not over_sites(problem.profile.graph)
+    return asked and not over_sites(problem.graph)
 
 
 def with_layouts(evaluator: Evaluator, outcome: Outcome, within: Budget) -> Outcome:
@@ -98,7 +98,7 @@ def left_out(problem: Problem, cuts: GraphCuts | None = None) -> tuple[Rejected,
     is_covered = any(HALO_ROWS in search.covers for search in continued_searches(problem))
     if SPATIAL_DIMS in problem.allow and not problem.halo_depth and not is_covered:
         rejected.append(Rejected(HALO_ROWS, "not asked for (--halo-depth)"))
-    graph = problem.profile.graph
+    graph = problem.graph
     rejected += uncut(graph.tied_layers(), graph, "where layers are cut along more than samples: they share parameters")
     if len(pools(problem)) > 1:
         why = "all ranks together are looked at, else groups within a host and kind"
@@ -267,7 +267,7 @@ class _LayoutSearch:
         Raises:
             OutOfTimeError: time is up before it is known.
         """
-        last = len(self.evaluator.problem.profile.graph.layers)
+        last = len(self.evaluator.problem.graph.layers)
         table = maker.table(ranks, of_stretches=False)
         if table is None:
             return _FAR
@@ -340,7 +340,7 @@ class _LayoutSearch:
 
     @property
     def _positions(self) -> tuple[int, ...]:
-        return cut_positions(self.evaluator.problem.profile.graph, parts_ties=False)
+        return cut_positions(self.evaluator.problem.graph, parts_ties=False)
 
     def _look_at(self, maker: TableMaker, free: tuple[int, ...] = (), most: int = MOST_CHAINS) -> float:
         """Simulates chains by their bounds: what those that are open or could have been better take at least.

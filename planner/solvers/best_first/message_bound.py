@@ -59,7 +59,7 @@ class HandoverBound:
 
 def least_links_of(prices: GroupPrices) -> dict[str, Link]:
     """By tier, a link that is never slower than one between two devices (``least_links``); no time where it streams."""
-    cluster = prices.cost_model.profile.cluster
+    cluster = prices.cost_model.cluster
     return least_links(without_time(cluster) if may_stream(prices.freedom.problem) else cluster)
 
 
@@ -80,7 +80,7 @@ class HandoverBounds:
     _card_bytes_per_s: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        cluster = self.prices.cost_model.profile.cluster
+        cluster = self.prices.cost_model.cluster
         self._links = least_links_of(self.prices)
         *inner, outermost = (tier.name for tier in cluster.nested_tiers)
         groups = np.array([pool.groups for pool in self.prices.pools], dtype=object)

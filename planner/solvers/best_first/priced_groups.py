@@ -93,7 +93,7 @@ class Freedom:
             all(each.trains for each in own_traits),
             any(each.splits_backward for each in own_traits),
             recompute_choices(problem),
-            mixing_layers(problem.profile.graph),
+            mixing_layers(problem.graph),
             Constraints.of(problem),
             problem.max_stages,
         )
@@ -360,7 +360,7 @@ class GroupPrices:
     def capacity_s(self) -> Array:
         """The least device time of all micro-batches, by kind of device (in the order of pools) and layer."""
         kinds = list(dict.fromkeys(pool.kind for pool in self.pools))
-        per_sample = np.full((len(kinds), len(self.problem.profile.graph.layers)), np.inf)
+        per_sample = np.full((len(kinds), len(self.problem.graph.layers)), np.inf)
         sizes = self._share_sizes()
         note(_SIZE_S * len(kinds) * len(sizes))
         for number, kind in enumerate(kinds):
@@ -393,7 +393,7 @@ class GroupPrices:
         if not usable(self.problem, self.cost_model, ranks, shares, self.micro_batches):
             return None
         kinds = tuple((self.pools[k].kind, self.pools[k].room_bytes) for k in members)
-        alike = (kinds, self.cost_model.profile.cluster.group_alike(ranks), version)
+        alike = (kinds, self.cost_model.cluster.group_alike(ranks), version)
         if alike not in self._prices:
             sizes = (self.micro_batches[0], self.micro_batches[self.num_counted - 1])
             full, last = (self._samples_of(shares, size) for size in sizes)
@@ -456,7 +456,7 @@ def _between_cuts(
     cost_model: CostModel, cuts: GraphCuts, mixing: frozenset[str]
 ) -> tuple[Array, Flags, tuple[int, ...]]:
     """At each cut, layers of ``mixing``; whether stages lie along sites alone; the layers of attention's cores."""
-    graph = cost_model.profile.graph
+    graph = cost_model.graph
     along = throughout_sites(graph)
     names = [layer.name for layer in graph.layers]
     rest = cuts.sums(np.array([float(name not in along) for name in names]))

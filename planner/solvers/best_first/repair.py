@@ -418,7 +418,7 @@ def made_to_fit(evaluator: Evaluator, candidate: Candidate, evaluation: Evaluati
     Members of one kind and memory size get no more than so much of what is too much as fits in proportion; the others
     of the stage share the rest in proportion to what they have.
     """
-    devices = evaluator.problem.profile.cluster.devices
+    devices = evaluator.problem.cluster.devices
     full = set[int]()
     for _ in range(_MOST_TURNS):
         rank = evaluation.excess_rank
@@ -454,7 +454,7 @@ def _is_open(problem: Problem, candidate: Candidate, stage: int) -> bool:
     size = max(candidate.micro_batches)
     if sum(candidate.shares[stage]) != size or candidate.has_own_options(stage):
         return False
-    devices = (problem.profile.cluster.devices[rank] for rank in candidate.groups[stage])
+    devices = (problem.cluster.devices[rank] for rank in candidate.groups[stage])
     return len({(device.kind, device.memories) for device in devices}) > 1
 
 

@@ -327,7 +327,7 @@ class BestFirstSearch:
 
     def _evaluate_in_every_order(self, candidate: Candidate, bound_s: float) -> None:
         """The same of all that the candidate stands for: it and those with its stages in other orders."""
-        for one in in_every_order(self.evaluator.problem.profile.graph, candidate):
+        for one in in_every_order(self.evaluator.problem.graph, candidate):
             self._evaluate(one, bound_s)
             if min(self.upper_s, self._passed_over_s) <= bound_s:
                 return

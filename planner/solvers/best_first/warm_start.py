@@ -77,7 +77,7 @@ class SearchStart:
         freedom = Freedom.of(problem)
         devices = self.devices = _devices(freedom)
         cuts = self.cuts = _cuts(cost_model, freedom)
-        self.evaluator.budget.spend(_LAYER_S * len(problem.profile.graph.layers))
+        self.evaluator.budget.spend(_LAYER_S * len(problem.graph.layers))
         self._note(cuts, devices)
         spaces = list(self._spaces(devices, cuts))
         self.capacity_s = min((space.bound_s for space in spaces), default=0.0)
@@ -186,7 +186,7 @@ class SearchStart:
         if cuts.num_left_out:
             why = f"next to layers that cost nothing; {cuts.last - 1} places remain"
             self.rejected.append(Rejected(f"{cuts.num_left_out} places to cut", why))
-        graph = self.evaluator.problem.profile.graph
+        graph = self.evaluator.problem.graph
         if not may_part_ties(self.evaluator.problem):
             why = "they share parameters, and the schedule updates within a step, with some of the gradients alone"
             self.rejected += uncut(graph.tied_layers(), graph, why)

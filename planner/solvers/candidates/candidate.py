@@ -63,13 +63,13 @@ class DevicePool:
 
 def ends_of_hosts(problem: Problem) -> list[int]:
     """How many of the usable ranks there are up to the end of each host but the last."""
-    hosts = [problem.profile.cluster.devices[rank].host for rank in problem.ranks]
+    hosts = [problem.cluster.devices[rank].host for rank in problem.ranks]
     return [number for number in range(1, len(hosts)) if hosts[number] != hosts[number - 1]]
 
 
 def pools(problem: Problem, constraints: Constraints | None = None) -> tuple[DevicePool, ...]:
     """The usable ranks as pools, in order of their first rank; ranks that ``constraints`` tell apart are so."""
-    cluster = problem.profile.cluster
+    cluster = problem.cluster
     alike: dict[tuple[str, tuple[str, ...], int, int, tuple[bool, ...]], list[int]] = {}
     for rank in problem.ranks:
         device = cluster.devices[rank]
@@ -132,8 +132,8 @@ def divided(problem: Problem, candidate: Candidate) -> Candidate:
 
 def stages_of(problem: Problem, candidate: Candidate) -> tuple[Stage, ...]:
     """The candidate's stages as a plan writes them down."""
-    graph = problem.profile.graph
-    devices = problem.profile.cluster.devices
+    graph = problem.graph
+    devices = problem.cluster.devices
     by_stage: list[list[str]] = [[] for _ in candidate.groups]
     for layer, stage in zip(graph.layers, candidate.stage_of, strict=True):
         by_stage[stage].append(layer.name)
@@ -157,7 +157,7 @@ def stages_of(problem: Problem, candidate: Candidate) -> tuple[Stage, ...]:
 
 def decision_of(problem: Problem, candidate: Candidate) -> Decision:
     """The candidate as a plan writes it down."""
-    graph = problem.profile.graph
+    graph = problem.graph
     rows = candidate.rows or program_of(graph, candidate).rows
     different = {id(row): row for row in rows}  # like ranks have one object
     texts = {key: tuple(map(str, row)) for key, row in different.items()}
@@ -269,7 +269,7 @@ def all_shares(problem: Problem, ranks: tuple[int, ...], samples: int) -> tuple[
 
     Empty where there are more than ``FEW_SHARES``, and where ranks are more than samples.
     """
-    devices = problem.profile.cluster.devices
+    devices = problem.cluster.devices
     sorts = {(devices[rank].kind, problem.memory_limit_bytes(rank), devices[rank].memories) for rank in ranks}
     if len(sorts) == 1:
         return (equal_shares(samples, len(ranks)),)

@@ -334,7 +334,7 @@ def infeasible(problem: Problem, closest: Evaluation, would_fit: Sequence[str] =
         would_fit: what helps, in words.
     """
     rank = closest.excess_rank or 0
-    device = problem.profile.cluster.devices[rank]
+    device = problem.cluster.devices[rank]
     limit = problem.memory_limit_bytes(rank)
     memory = closest.memories[rank]
     part, size = max(memory.parts().items(), key=lambda item: item[1])
@@ -346,13 +346,13 @@ def infeasible(problem: Problem, closest: Evaluation, would_fit: Sequence[str] =
         f"usable {size_text(limit)} ({whole})",
         f"largest part: {part}, {size_text(size)}, at micro-batch {max(closest.candidate.micro_batches)}",
     ]
-    mixing = mixing_text(problem.profile.graph)
+    mixing = mixing_text(problem.graph)
     if mixing and len(problem.ranks) > 1:
         details.append(f"{mixing}: a stage that has one is not divided among ranks by samples")
     peaks = {rank: memory.peak_bytes for rank, memory in enumerate(closest.memories)}
     over = {rank: peak for rank, peak in peaks.items() if peak > problem.memory_limit_bytes(rank)} or peaks
     usable = 1 - problem.memory_margin
-    if all(peak <= problem.profile.cluster.devices[rank].memory_bytes * usable for rank, peak in over.items()):
+    if all(peak <= problem.cluster.devices[rank].memory_bytes * usable for rank, peak in over.items()):
         another = f"--memory {ceil(max(over.values()) / 2**20)}MiB, which the devices have"
     else:
         needed = size_text(max(over.values()) / usable)

@@ -203,13 +203,13 @@ class Evaluator:
     ) -> int:
         """Ranks for which one of them stands."""
         samples = [[self.pricing.samples(own, size) for size in sizes] for own in shares]
-        symmetry = slices(self.problem.profile.cluster, groups, samples)
+        symmetry = slices(self.problem.cluster, groups, samples)
         return 1 if symmetry is None else len(symmetry.stands_for) // len(symmetry.kept)
 
     @property
     def writing_work_s(self) -> float:
         """The work of writing a plan down, about: it has fingerprints of all layers, and their parts."""
-        return (_LAYER_S + _PART_S * len(self.problem.ranks)) * len(self.problem.profile.graph.layers)
+        return (_LAYER_S + _PART_S * len(self.problem.ranks)) * len(self.problem.graph.layers)
 
     def has_time_for(self, candidate: Candidate, within: Budget | None = None) -> bool:
         """Whether it can be evaluated within a part of the budget, or the whole, and said at last what it does."""
@@ -257,7 +257,7 @@ class Evaluator:
             candidate = replace(candidate, prepares_next_step=always)
         program = self.pricing.priced(divided(self.problem, candidate))
         grid = program.compiled.grid
-        devices = self.problem.profile.cluster.devices
+        devices = self.problem.cluster.devices
         prepares = candidate.trains and candidate.prepares_ahead and program.compiled.num_prepared > 0
         on_cores = prepares and all(is_core(devices[rank]) for rank, row in enumerate(grid) if row)
         return _PricedCandidate(candidate, program, program.prices(), known_s, may_look_ahead=on_cores and not always)

@@ -138,7 +138,7 @@ def everyday_plans(problem: Problem, cost_model: CostModel) -> Iterator[Candidat
 
 def _unfiltered(problem: Problem, cost_model: CostModel) -> Iterator[Candidate]:
     yield from everyday.one_device(problem, cost_model)
-    if len(problem.ranks) > 1 and not mixing_layers(problem.profile.graph) and SAMPLE_DIMS in problem.allow:
+    if len(problem.ranks) > 1 and not mixing_layers(problem.graph) and SAMPLE_DIMS in problem.allow:
         with suppress(InfeasibleError):  # fewer samples than ranks: there is no such plan to compare with
             yield from everyday.replicas(problem, cost_model)
     if len(problem.ranks) > 1:

@@ -172,7 +172,7 @@ def network(problem: Problem, cost_model: CostModel, kind: str, size: int, prepa
     Raises:
         MissingMeasurementError: the profile says nothing about that size.
     """
-    graph = problem.profile.graph
+    graph = problem.graph
     bounds = cut_positions(graph, may_part_ties(problem))
     edges, crossing = _crossing(graph, bounds, size)
     table, factor = priced(cost_model, kind, size)
