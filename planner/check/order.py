@@ -16,7 +16,7 @@ from planner.check.structure import is_in_parts
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Decision, Size, samples_in
 from planner.ir.program import Message, Part, Program, Route
-from planner.ir.schedule import COMPUTE, MESSAGE, Action, Edge, Op, Pipeline, StageGraph
+from planner.ir.schedule import COMPUTE, MESSAGE, Action, Edge, Op, Pipeline, StageGraph, Windows
 from planner.layers.division import has_layouts
 from planner.passes import lower, validate
 from planner.passes.versions import in_flight
@@ -119,7 +119,7 @@ def _staleness(decision: Decision, program: Program) -> tuple[int, ...]:
         return ()
 
 
-def _pipeline(decision: Decision, program: Program, windows: tuple[int, ...]) -> Pipeline:
+def _pipeline(decision: Decision, program: Program, windows: Windows) -> Pipeline:
     groups = [frozenset(stage.ranks) for stage in decision.stages]
     numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
     positions = tuple(numbers[group] for group in groups)
@@ -169,7 +169,7 @@ def schedule_faults(decision: Decision, program: Program) -> Iterator[str]:
         yield differing[-1]
 
 
-def _first_difference(decision: Decision, program: Program, windows: tuple[int, ...], ahead: bool) -> str | None:
+def _first_difference(decision: Decision, program: Program, windows: Windows, ahead: bool) -> str | None:
     name = decision.schedule
     try:
         order = schedules.schedule(name)(_pipeline(decision, program, windows))

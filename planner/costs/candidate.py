@@ -15,10 +15,11 @@ from itertools import pairwise
 from planner.costs.layers.cost_table import IndexSpans
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.stage_sums import RecomputeMask
+from planner.ir.cluster import RankIds
 from planner.ir.graph import SAMPLE, Graph
-from planner.ir.layout import Layout, cut_points
-from planner.ir.plan import Block, Decision, Placement, Size, sizes_of
-from planner.ir.schedule import FORWARD_PASS, Action
+from planner.ir.layout import Layout, Shares, cut_points
+from planner.ir.plan import BatchSizes, Block, Decision, Placement, Size, sizes_of
+from planner.ir.schedule import FORWARD_PASS, Action, Windows
 from planner.layers.boundary import Boundaries
 from planner.schedules import traits
 
@@ -60,11 +61,11 @@ class Candidate:
     """
 
     stage_of: tuple[int, ...]
-    groups: tuple[tuple[int, ...], ...]
-    shares: tuple[tuple[int, ...], ...]
-    micro_batches: tuple[int, ...]
+    groups: tuple[RankIds, ...]
+    shares: tuple[Shares, ...]
+    micro_batches: BatchSizes
     schedule: str
-    windows: tuple[int, ...] = ()
+    windows: Windows = ()
     recompute: tuple[Recomputes, ...] = ()
     options: tuple[ShardingSpec | None, ...] = ()
     prepares_ahead: bool = True
@@ -79,9 +80,9 @@ class Candidate:
     def chain(
         cls,
         bounds: tuple[int, ...],
-        groups: tuple[tuple[int, ...], ...],
-        shares: tuple[tuple[int, ...], ...],
-        micro_batches: tuple[int, ...],
+        groups: tuple[RankIds, ...],
+        shares: tuple[Shares, ...],
+        micro_batches: BatchSizes,
         schedule: str,
     ) -> Candidate:
         """Stage ``s`` has layers ``bounds[s]`` to ``bounds[s + 1]`` of the graph."""

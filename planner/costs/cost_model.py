@@ -16,7 +16,7 @@ from planner.costs.memory.levels import LevelTables
 from planner.costs.stages.gradient_overlap import Bucket, buckets, least_sums_s
 from planner.costs.stages.input_pipeline import Preparations
 from planner.costs.stages.stage_sums import RecomputeMask, StageSums, of_those
-from planner.ir.cluster import Cluster
+from planner.ir.cluster import Cluster, RankIds
 from planner.ir.extras import extras
 from planner.ir.graph import Graph
 from planner.ir.lazy import once, once_by
@@ -92,7 +92,7 @@ class CostModel:
         return buckets(self.graph, layers_of(runs), apart)
 
     @once_by(lambda self, ranks: self.cluster.group_alike(ranks))
-    def least_sums_s(self, ranks: tuple[int, ...]) -> Array:
+    def least_sums_s(self, ranks: RankIds) -> Array:
         """Before each layer, what ``ranks`` take at least to sum gradients of earlier layers (``gradient_overlap``)."""
         return running(least_sums_s(self.profile, lambda sizes: self.network.all_reduces_s(ranks, sizes)))
 
@@ -155,7 +155,7 @@ class CostModel:
         )
     )
     def exchanges_s(
-        self, ranks: tuple[int, ...], samples: int, recompute: RecomputeMask = False, trains: bool = True
+        self, ranks: RankIds, samples: int, recompute: RecomputeMask = False, trains: bool = True
     ) -> tuple[Array, Array]:
         """All that ``ranks`` exchange inside a stage of a micro-batch of ``samples``, in F and in B: running sums.
 
@@ -173,7 +173,7 @@ class CostModel:
         return forward, backward + of_those(forward, recompute) if recompute else backward
 
     @once_by(lambda self, ranks, trains=True: (self.cluster.group_alike(ranks), trains))
-    def norms_s(self, ranks: tuple[int, ...], trains: bool = True) -> tuple[Array, Array]:
+    def norms_s(self, ranks: RankIds, trains: bool = True) -> tuple[Array, Array]:
         """Exchanges of statistics over ``ranks``, forward and backward: running sums over layers."""
         takes = np.array([takes_statistics(layer, trains) for layer in self.graph.layers])
         channels = takes * self.tables.graph.norm_channels

@@ -31,10 +31,11 @@ from planner.costs.simulator.symmetry import Symmetry, symmetry_of
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import LayoutCosts, StagePlacement, bytes_elsewhere, ties_between
 from planner.costs.stages.stage_cost import StageCost
+from planner.ir.cluster import RankIds
 from planner.ir.errors import IllegalProgramError
 from planner.ir.extras import extras, required
 from planner.ir.graph import Graph, producer
-from planner.ir.layout import parts_of, samples_of
+from planner.ir.layout import Shares, parts_of, samples_of
 from planner.ir.lazy import once
 from planner.ir.plan import Size
 from planner.ir.planner_extra import PartPrices, PlannerExtra
@@ -223,7 +224,7 @@ class Pricing:
         return layouts.costs(group, options, set(candidate.micro_batches), candidate.blocks_of(stage))
 
     @once
-    def samples(self, shares: tuple[int, ...], size: int) -> tuple[int, ...]:
+    def samples(self, shares: Shares, size: int) -> tuple[int, ...]:
         """Samples of each member of a group with ``shares``, of a micro-batch of ``size``."""
         return samples_of(shares, size)
 
@@ -232,7 +233,7 @@ class Pricing:
         return required(prices, "planner", "prices of parts of micro-batches")
 
     def _samples_by_size(
-        self, shares: tuple[int, ...], full: int, micro_batches: Sequence[int], layers: Sequence[int]
+        self, shares: Shares, full: int, micro_batches: Sequence[int], layers: Sequence[int]
     ) -> dict[int, tuple[float, ...]]:
         """Samples of each member, by samples of the micro-batch: where shares do not sum to a full one, parts of sites.
 
@@ -290,7 +291,7 @@ class Pricing:
         return edges
 
     def _shape(
-        self, candidate: Candidate, edges: StageLoads, ties: tuple[tuple[int, ...], ...], symmetry: Symmetry | None
+        self, candidate: Candidate, edges: StageLoads, ties: tuple[RankIds, ...], symmetry: Symmetry | None
     ) -> tuple[CompiledProgram, list[int]]:
         """The compiled program of all candidates that differ in prices alone, and the wires of its channels."""
         crossing = frozenset(
@@ -308,7 +309,7 @@ class Pricing:
         return self._shapes[key]
 
     def _with_wires(
-        self, program: Program, candidate: Candidate, ties: tuple[tuple[int, ...], ...], symmetry: Symmetry | None
+        self, program: Program, candidate: Candidate, ties: tuple[RankIds, ...], symmetry: Symmetry | None
     ) -> tuple[CompiledProgram, list[int]]:
         """A program compiled, and the wires of its channels."""
         compiled = compile_program(program, candidate.sizes, ties, 1 if symmetry is None else symmetry.copies)

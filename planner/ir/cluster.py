@@ -18,6 +18,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
+RankIds = tuple[int, ...]
+"""Ranks that have something in common: the members of a stage, of a sum, in their order."""
+
 Evidence = str
 """How a figure is known, best first: ``measured``, ``interpolated``, by the model of a ``family`` of layers, by models
 of ``kernels`` that others measured on such a device, or ``datasheet``."""

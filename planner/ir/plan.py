@@ -131,12 +131,16 @@ Size = int | AxisPart
 """What decides about the cost of a pass: the samples of a micro-batch, or which part of how many."""
 
 
+BatchSizes = tuple[int, ...]
+"""Samples of each micro-batch of a step; the last one may be smaller."""
+
+
 def samples_in(size: Size) -> int:
     """Samples of a micro-batch, or of those that a part is of."""
     return size.samples if isinstance(size, AxisPart) else size
 
 
-def sizes_of(micro_batches: tuple[int, ...], axis_parts: tuple[int, ...]) -> tuple[Size, ...]:
+def sizes_of(micro_batches: BatchSizes, axis_parts: tuple[int, ...]) -> tuple[Size, ...]:
     """What the program's micro-batches are: those of a plan, or one after another all parts of each."""
     if not axis_parts:
         return micro_batches

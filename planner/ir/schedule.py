@@ -61,6 +61,9 @@ PER_STEP = frozenset({Op.REDUCE_GRAD, Op.UPDATE})
 ADDS_GRADIENTS = frozenset({Op.BACKWARD, Op.BACKWARD_WEIGHT})
 """The end of a micro-batch on a stage: its activations may go, and the gradients of parameters have been added to."""
 
+Windows = tuple[int, ...]
+"""By stage, the most forwards before the first backward; empty: the schedule's own."""
+
 _OPS = "|".join(sorted((op.value for op in Op), key=len, reverse=True))
 _ACTION = re.compile(rf"(\d+)({_OPS})(\d*)(?:[<>](\d+)(!|~~?)?)?(?:@(\d+))?")
 
@@ -198,7 +201,7 @@ class Pipeline:
 
     stages: StageGraph
     positions: tuple[int, ...] = ()
-    windows: tuple[int, ...] = ()
+    windows: Windows = ()
     times: tuple[StageTimes, ...] = ()
     transfer: float = 0.0
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from planner import layers, schedules
 from planner.ir.box import intersect, volume, whole
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec, producer
-from planner.ir.layout import equal_shares, samples_of
+from planner.ir.layout import Shares, equal_shares, samples_of
 from planner.ir.problem import ALWAYS, AUTO, NEVER, Problem
 from planner.ir.profile import Measurement
 from planner.ir.proof import ProofSpace
@@ -33,7 +33,7 @@ class ProofGroup(NamedTuple):
     """Devices as a stage: by pool, samples of each in a full micro-batch, and what it computes again."""
 
     devices: Counts
-    shares: tuple[int, ...]
+    shares: Shares
     recompute: str
 
 

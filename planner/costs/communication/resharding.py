@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from planner.costs.communication.collectives import call_s
 from planner.costs.communication.links import NetworkPrices
 from planner.costs.communication.tables import Array, transfer_s
-from planner.ir.cluster import PIECES, STANDING_BYTES, Cluster
+from planner.ir.cluster import PIECES, STANDING_BYTES, Cluster, RankIds
 from planner.ir.graph import BYTES_PER_ELEMENT
 from planner.layers import is_convolution
 from planner.layers.backward_halo import halo_of_dy
@@ -54,7 +54,7 @@ class Resharding:
 
 
 def resharding_of(
-    maker: Shards, reader: Shards, values: tuple[tuple[int, int], ...], ranks: tuple[int, ...], network: NetworkPrices
+    maker: Shards, reader: Shards, values: tuple[tuple[int, int], ...], ranks: RankIds, network: NetworkPrices
 ) -> Resharding:
     """What moves for ``values``: pairs (output of the maker, input of the reader)."""
     total = _Total(maker, reader, ranks, network)
@@ -68,7 +68,7 @@ def resharding_of(
     return Resharding(forward_s, backward_s, total.received, standing, total.moved, is_halo, total.ways)
 
 
-def scattered_s(shards: Shards, ranks: tuple[int, ...], network: NetworkPrices) -> Array:
+def scattered_s(shards: Shards, ranks: RankIds, network: NetworkPrices) -> Array:
     """``[options]``: partial sums of a contraction whose input no layer of the group makes; 0 where none is shared."""
     nothing = np.zeros((len(ranks), len(ranks)))
     pairs = zip(shards.options, shards.contractions, strict=True)
@@ -76,7 +76,7 @@ def scattered_s(shards: Shards, ranks: tuple[int, ...], network: NetworkPrices) 
     return exchange_s(np.array(scattered) * BYTES_PER_ELEMENT[shards.sized.layer.outputs[0].dtype], ranks, network)
 
 
-def exchange_s(part: Array, ranks: tuple[int, ...], network: NetworkPrices) -> Array:
+def exchange_s(part: Array, ranks: RankIds, network: NetworkPrices) -> Array:
     """Seconds until all messages have arrived, ``[...]``.
 
     A rank's messages follow one another; it receives while it sends where the link is duplex.
@@ -115,7 +115,7 @@ class _Total:
         in_space: whether ranks lack rows of space alone.
     """
 
-    def __init__(self, maker: Shards, reader: Shards, ranks: tuple[int, ...], network: NetworkPrices) -> None:
+    def __init__(self, maker: Shards, reader: Shards, ranks: RankIds, network: NetworkPrices) -> None:
         shape = (len(maker.options), len(reader.options))
         self.maker = maker
         self.reader = reader

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from planner.ir.cluster import RankIds
 from planner.ir.errors import IllegalProgramError
 from planner.ir.plan import Size
 from planner.ir.program import Program, Route, num_joined, sent_by
@@ -116,13 +117,13 @@ class CompiledProgram:
     reduced_stages: tuple[int, ...] = ()
     streams: str = ""
     sent_before: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    ties: tuple[tuple[int, ...], ...] = ()
+    ties: tuple[RankIds, ...] = ()
     copies: int = 1
     memo: dict[Hashable, object] = field(init=False, default_factory=dict, compare=False, repr=False)
 
 
 def compile_program(
-    program: Program, micro_batches: Sequence[Size], ties: tuple[tuple[int, ...], ...] = (), copies: int = 1
+    program: Program, micro_batches: Sequence[Size], ties: tuple[RankIds, ...] = (), copies: int = 1
 ) -> CompiledProgram:
     """``program`` as integers.
 
@@ -194,9 +195,7 @@ class _Numbered(Generic[T]):
 class _Numbers:
     """Numbers for whatever the rows name, given out as they are met; lives while one program is compiled."""
 
-    def __init__(
-        self, numbering: Numbering, micro_batches: tuple[Size, ...], ties: tuple[tuple[int, ...], ...]
-    ) -> None:
+    def __init__(self, numbering: Numbering, micro_batches: tuple[Size, ...], ties: tuple[RankIds, ...]) -> None:
         self.numbering = numbering
         self.micro_batches = micro_batches
         self._ties_left = {rank: tuple(n for n, own in enumerate(ties) if rank in own) for own in ties for rank in own}

@@ -22,6 +22,7 @@ import numpy as np
 
 from planner.costs.communication.links import NetworkPrices
 from planner.costs.communication.tables import Array
+from planner.ir.cluster import RankIds
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph
 from planner.ir.profile import Profile
 from planner.ir.program import BUCKET_BYTES, in_buckets
@@ -170,7 +171,7 @@ def least_sums_s(profile: Profile, sum_s: Callable[[Array], Array]) -> Array:
 
 
 def least_reduction_s(
-    network: NetworkPrices, ranks: tuple[int, ...], num_bytes: Array, sums_s: Array, backward_s: Array, zero: int
+    network: NetworkPrices, ranks: RankIds, num_bytes: Array, sums_s: Array, backward_s: Array, zero: int
 ) -> Array:
     """No stage on ``ranks`` takes less for the sum of its gradients' bytes; elementwise.
 
@@ -189,9 +190,7 @@ def least_reduction_s(
     return np.where(num_bytes <= BUCKET_BYTES, network.all_reduces_s(ranks, num_bytes), several)
 
 
-def least_bytes_on_cards(
-    network: NetworkPrices, ranks: tuple[int, ...], num_bytes: Array, least_s: Array, zero: int
-) -> Array:
+def least_bytes_on_cards(network: NetworkPrices, ranks: RankIds, num_bytes: Array, least_s: Array, zero: int) -> Array:
     """What the sum of a stage's gradients on several hosts puts on the network card of each at least; elementwise.
 
     It moves its bytes evenly in the time that a sum of all takes alone, as long as its ranks wait for it

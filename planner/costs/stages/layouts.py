@@ -29,6 +29,7 @@ from planner.costs.layers.shards import MeasuredParts
 from planner.costs.shards.device_mesh import axes_of, candidate_layouts, factorisations, most_margin
 from planner.costs.shards.partial_sums import Sums, reduction_rate, sums_of
 from planner.costs.shards.sharding_spec import ShardingSpec
+from planner.ir.cluster import RankIds
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec, output_of, producer
 from planner.ir.lazy import once, once_by
 from planner.ir.problem import SAMPLE_DIMS
@@ -78,7 +79,7 @@ class LayoutPrices:
     """
 
     cost_model: CostModel
-    ranks: tuple[int, ...]
+    ranks: RankIds
     samples: int
     allow: tuple[str, ...] = (SAMPLE_DIMS,)
     halo_depth: int = 0
@@ -247,7 +248,7 @@ class LayoutPrices:
         return costs
 
     @once
-    def _rate(self, ranks: tuple[int, ...]) -> float:
+    def _rate(self, ranks: RankIds) -> float:
         """Seconds a byte of a sum over ``ranks``, where all parameters of the graph are summed at once."""
         return reduction_rate(self.cost_model, ranks)
 

@@ -11,6 +11,7 @@ from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.stage_cost import StageCost, stage_cost
 from planner.costs.stages.stage_sums import RecomputeMask
+from planner.ir.cluster import RankIds
 from planner.ir.extras import extras, required
 from planner.ir.lazy import once_by
 from planner.ir.plan import Block, Size
@@ -29,7 +30,7 @@ class TiedWeights:
             of these it is; layers of this stage, and of others.
     """
 
-    ranks: tuple[int, ...]
+    ranks: RankIds
     num_bytes: int
     held_below: frozenset[int]
     inside: tuple[tuple[int, float], ...] = ()
@@ -55,7 +56,7 @@ class StagePlacement:
     """
 
     runs: tuple[Run, ...]
-    ranks: tuple[int, ...]
+    ranks: RankIds
     samples: Mapping[int, tuple[float, ...]]
     parameter_bytes: int
     recompute: bool = False
@@ -154,7 +155,7 @@ class LayoutCosts:
     evaluates: bool = False
     _prices: dict[tuple[tuple[int, ...], int], LayoutPrices] = field(init=False, default_factory=dict, repr=False)
 
-    def prices(self, ranks: tuple[int, ...], samples: int) -> LayoutPrices:
+    def prices(self, ranks: RankIds, samples: int) -> LayoutPrices:
         """The prices of layers on ``ranks``."""
         of_group = self._prices.get((ranks, samples))
         if of_group is None:
@@ -168,7 +169,7 @@ class LayoutCosts:
 
     def costs(
         self,
-        ranks: tuple[int, ...],
+        ranks: RankIds,
         options: Mapping[int, ShardingSpec],
         sizes: Collection[int],
         blocks: tuple[Block, ...] = (),
@@ -183,7 +184,7 @@ class LayoutCosts:
     @once_by(lambda self, ranks, options, size, blocks: (ranks, options, size, str(blocks)))
     def _cost(
         self,
-        ranks: tuple[int, ...],
+        ranks: RankIds,
         options: tuple[tuple[int, ShardingSpec], ...],
         size: int,
         blocks: tuple[Block, ...],

@@ -20,6 +20,7 @@ from planner.costs.layers.cost_table import Array, TiedParameter
 from planner.costs.memory.memory_bound import Cuts, Holders, LeastMemory, Numbers, may_bind
 from planner.costs.stages.gradient_overlap import least_bytes_on_cards, least_reduction_s
 from planner.costs.stages.stage_sums import RecomputeMask
+from planner.ir.cluster import RankIds
 from planner.ir.lazy import once
 
 Table = TypeVar("Table")
@@ -99,7 +100,7 @@ class StageBound:
     """
 
     cost_model: CostModel
-    ranks: tuple[int, ...]
+    ranks: RankIds
     forward_s: Spread  # a micro-batch's F
     backward_s: Spread  # its B, or its I where backwards may be split
     whole_backward_s: Spread  # its B, whether it may be split or not
@@ -264,7 +265,7 @@ class StageBounds:
     received: Array | None = None
     _workspaces: dict[tuple[str, float, RecomputeMask], Array] = field(init=False, default_factory=dict, repr=False)
 
-    def of(self, ranks: tuple[int, ...], members: Sequence[Member], recompute: RecomputeMask, zero: int) -> StageBound:
+    def of(self, ranks: RankIds, members: Sequence[Member], recompute: RecomputeMask, zero: int) -> StageBound:
         """Of stages on ``ranks`` that recompute activations of ``recompute``; members that are alike once are enough.
 
         Raises:

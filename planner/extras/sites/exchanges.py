@@ -23,7 +23,7 @@ import numpy as np
 
 from planner.costs.communication.collectives import call_s, group_links, partial_sum_s
 from planner.costs.communication.tables import Array, transfer_s
-from planner.ir.cluster import PARTIAL_SUMS, SITES, Cluster
+from planner.ir.cluster import PARTIAL_SUMS, SITES, Cluster, RankIds
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph
 from planner.ir.profile import Profile, SiteHalo
 from planner.layers import has_halo, over_sites, throughout_sites
@@ -50,7 +50,7 @@ class SiteExchanges:
 
     profile: Profile
 
-    def seconds(self, ranks: tuple[int, ...], samples: int) -> tuple[Array, Array]:
+    def seconds(self, ranks: RankIds, samples: int) -> tuple[Array, Array]:
         """(forward, backward) seconds by layer, of a micro-batch of ``samples`` whose sites ``ranks`` share."""
         graph = self.profile.graph
         cluster = self.profile.cluster
@@ -106,7 +106,7 @@ def halo_rows(measured: Sequence[SiteHalo], graph: Graph, rows: int, parts: int,
     return rows_of_others if rows_of_others >= _LEAST_ROWS else 0.0
 
 
-def _apart_s(cluster: Cluster, ranks: tuple[int, ...], size: float) -> float:
+def _apart_s(cluster: Cluster, ranks: RankIds, size: float) -> float:
     """Seconds of receiving ``size`` bytes, as much from each other rank."""
     others = len(ranks) - 1
     links = group_links(cluster, ranks)

@@ -35,7 +35,7 @@ from planner.costs.candidate import Candidate
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import kept_by
 from planner.costs.stages.stage_bound import BoundedStages, only
-from planner.ir.schedule import Pipeline, StageGraph
+from planner.ir.schedule import Pipeline, StageGraph, Windows
 from planner.schedules import max_in_flight, traits
 from planner.solvers.best_first import policy
 from planner.solvers.best_first.device_groups import Counts
@@ -89,7 +89,7 @@ class CutPipeline:
     groups: tuple[PricedGroup, ...]
     cuts: tuple[int, ...]
     schedule: str
-    windows: tuple[int, ...] = ()
+    windows: Windows = ()
 
     @property
     def counts(self) -> tuple[Counts, ...]:

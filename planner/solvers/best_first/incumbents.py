@@ -17,8 +17,10 @@ from planner.costs.candidate import Candidate
 from planner.costs.cost_model import CostModel
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import StagePlacement
+from planner.ir.cluster import RankIds
 from planner.ir.errors import InfeasibleError, MissingMeasurementError
-from planner.ir.layout import samples_of
+from planner.ir.layout import Shares, samples_of
+from planner.ir.plan import BatchSizes
 from planner.ir.problem import Problem
 from planner.ir.schedule import Action, Op
 from planner.solvers import everyday
@@ -40,9 +42,9 @@ class Replicas:
     """One stage on several pools, in the queue beside the pipelines under construction."""
 
     bound_s: float
-    ranks: tuple[int, ...]
-    shares: tuple[int, ...]
-    micro_batches: tuple[int, ...]
+    ranks: RankIds
+    shares: Shares
+    micro_batches: BatchSizes
 
 
 def strategies(evaluator: Evaluator, has_plan: Callable[[], bool]) -> Iterator[tuple[str, Selection]]:
@@ -101,7 +103,7 @@ def replica_candidate(problem: Problem, replicas: Replicas, schedule: str) -> Ca
     return as_asked(problem, plain)
 
 
-def _bound_s(cost_model: CostModel, ranks: tuple[int, ...], shares: tuple[int, ...], batches: tuple[int, ...]) -> float:
+def _bound_s(cost_model: CostModel, ranks: RankIds, shares: Shares, batches: BatchSizes) -> float:
     """Every F, B, the reduction and the update, one after another, on the slowest rank."""
     graph = cost_model.graph
     samples = {size: samples_of(shares, size) for size in set(batches)}

@@ -23,9 +23,10 @@ from planner.costs.shards.device_mesh import layout_on
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.gradient_overlap import least_reduction_s
 from planner.costs.stages.layouts import LayoutPrices
+from planner.ir.cluster import RankIds
 from planner.ir.constraints import CutDegrees
 from planner.ir.errors import MissingMeasurementError
-from planner.ir.layout import samples_of
+from planner.ir.layout import Shares, samples_of
 from planner.ir.problem import ALWAYS, CHANNEL_DIMS, NEVER, SAMPLE_DIMS, Problem
 from planner.layers.sized import REPLICA
 from planner.solvers.best_first.capacity import least_work_s
@@ -65,8 +66,8 @@ class GroupTable:
         is_rough: whether options were not priced (``TableMaker.rough``).
     """
 
-    ranks: tuple[int, ...]
-    shares: tuple[int, ...]
+    ranks: RankIds
+    shares: Shares
     by_samples_s: Array
     laid_out_s: Array
     options: tuple[LayerOptions, ...]
@@ -131,7 +132,7 @@ class TableMaker:
         """Samples of a last, smaller micro-batch; 0: there is none."""
         return self.problem.global_batch % self.size
 
-    def table(self, ranks: tuple[int, ...], of_stretches: bool = True) -> GroupTable | None:
+    def table(self, ranks: RankIds, of_stretches: bool = True) -> GroupTable | None:
         """The table of a group; None if nothing can be priced on it.
 
         Args:
@@ -174,7 +175,7 @@ class TableMaker:
         is_empty = not np.isfinite(table.step_s[0, 1:]).any() and not np.isfinite(np.diagonal(table.step_s, 1)).any()
         return None if is_empty else table
 
-    def rough(self, ranks: tuple[int, ...]) -> GroupTable:
+    def rough(self, ranks: RankIds) -> GroupTable:
         """The table of a group with options of layers not priced: their work is even, normalisations exchange.
 
         What it says is no more than :meth:`table` does of the same stages.
@@ -197,7 +198,7 @@ class TableMaker:
         both_s = least_work_s(self.evaluator, self.size, NONE) if self.backward == LEAST else step_s
         return step_s, both_s * (self.size / self.problem.global_batch)
 
-    def _laid_out_statistics_s(self, ranks: tuple[int, ...]) -> Array:
+    def _laid_out_statistics_s(self, ranks: RankIds) -> Array:
         """By layer: what a micro-batch exchanges for a normalisation at least, with layouts of their own.
 
         Ranks with equal channels exchange statistics, copies too (``partial_sums.statistics_s``).  So all ranks do,
@@ -215,7 +216,7 @@ class TableMaker:
                 least_s[index] = by_option[: 1 if self.backward == NONE else 2].sum()
         return least_s
 
-    def least_statistics_s(self, ranks: tuple[int, ...]) -> float:
+    def least_statistics_s(self, ranks: RankIds) -> float:
         """What the full micro-batches of one stage of all layers on ``ranks`` exchange at least for normalisations."""
         if CHANNEL_DIMS in self.problem.allow or len(ranks) < 2:
             return 0.0
@@ -223,7 +224,7 @@ class TableMaker:
         by_samples_s = float(np.max(self._exchanged(ranks)[0])) if SAMPLE_DIMS in self.problem.allow else np.inf
         return self.num_full * min(laid_out_s, by_samples_s)
 
-    def _by_samples_if_allowed(self, ranks: tuple[int, ...]) -> Array:
+    def _by_samples_if_allowed(self, ranks: RankIds) -> Array:
         """``GroupTable.by_samples_s``."""
         count = len(self.problem.graph.layers)
         try:
@@ -232,7 +233,7 @@ class TableMaker:
             by_samples_s = np.full((4, count + 1, count + 1), np.inf)
         return np.where(self._allowed(ranks, CutDegrees(sample=len(ranks))), by_samples_s, np.inf)
 
-    def _allowed(self, ranks: tuple[int, ...], ways: CutDegrees | None) -> Flags:
+    def _allowed(self, ranks: RankIds, ways: CutDegrees | None) -> Flags:
         """``[first, last]``: the stages on a group like ``ranks`` that side constraints allow.
 
         Args:
@@ -267,7 +268,7 @@ class TableMaker:
         """One F and what ``backward`` says."""
         return priced.graph(Question(priced.layers, 1, backward=backward, once_a_step=False))
 
-    def _by_samples(self, ranks: tuple[int, ...]) -> Array:
+    def _by_samples(self, ranks: RankIds) -> Array:
         """Step, there and back, its parts, of stages cut along samples alone; infinity where there are none."""
         problem = self.problem
         cost_model = self.evaluator.cost_model
@@ -295,7 +296,7 @@ class TableMaker:
             slowest[:, mixes > 0] = np.inf
         return slowest
 
-    def _reduction_s(self, ranks: tuple[int, ...], shares: tuple[int, ...], rest: tuple[int, ...]) -> Array:
+    def _reduction_s(self, ranks: RankIds, shares: Shares, rest: tuple[int, ...]) -> Array:
         """The least that stages cut along samples alone wait for the sum of their gradients."""
         cost_model = self.evaluator.cost_model
         size = np.maximum(_between(cost_model.tables.graph.parameter_bytes), 0.0)
@@ -307,7 +308,7 @@ class TableMaker:
         zero = self.problem.zero_over(len(ranks))
         return least_reduction_s(cost_model.network, ranks, size, sums_s, backward_s, zero)
 
-    def _exchanged(self, ranks: tuple[int, ...]) -> tuple[Array, Array]:
+    def _exchanged(self, ranks: RankIds) -> tuple[Array, Array]:
         """Exchanges of statistics of one F and B, and of F alone."""
         if len(ranks) < 2:
             return np.zeros((1, 1)), np.zeros((1, 1))

@@ -30,6 +30,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from planner.ir.cluster import RankIds
 from planner.ir.lazy import once_by
 from planner.ir.plan import ANY_SETS_LAID_OUT, PROVEN, STOPPED, TIME_LIMIT, Rejected, status_of
 from planner.ir.problem import CHANNEL_DIMS, SAMPLE_DIMS, SPATIAL_DIMS, Problem
@@ -248,7 +249,7 @@ class _LayoutSearch:
             self.evaluator, self.plans.constraints, size, self.plans.backward, within, self.plans.options_work_s
         )
 
-    def _look_at_one_stage(self, ranks: tuple[int, ...], works: Mapping[int, float]) -> dict[int, float]:
+    def _look_at_one_stage(self, ranks: RankIds, works: Mapping[int, float]) -> dict[int, float]:
         """One stage on all of ``ranks``, by size of the micro-batch: what it takes at least."""
         within = self.budget.part(_SHARE_OF_ONE_STAGE * self.budget.left_s)
         bounds = {}
@@ -261,7 +262,7 @@ class _LayoutSearch:
                 self.evaluator.layouts.forget_options()
         return bounds
 
-    def _one_stage(self, maker: TableMaker, ranks: tuple[int, ...]) -> float:
+    def _one_stage(self, maker: TableMaker, ranks: RankIds) -> float:
         """Looks at one stage on all of ``ranks``: the least that it takes.
 
         Raises:

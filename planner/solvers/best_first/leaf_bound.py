@@ -20,7 +20,7 @@ import numpy as np
 
 from planner.costs.layers.cost_table import Array
 from planner.costs.stages.stage_bound import BoundedStages, columnwise, concatenated, only
-from planner.ir.schedule import Edge, Op, Pipeline, StageGraph
+from planner.ir.schedule import Edge, Op, Pipeline, StageGraph, Windows
 from planner.passes.events import in_order
 from planner.schedules import max_in_flight, traits
 from planner.schedules import schedule as schedule_named
@@ -60,7 +60,7 @@ class Leaf:
     leaves: Leaves
     number: int
     schedule: str
-    windows: tuple[int, ...]
+    windows: Windows
 
     @property
     def prefix(self) -> PipelinePrefix:
@@ -151,7 +151,7 @@ class Leaves:
     def bounds(
         self,
         schedule: str,
-        windows: tuple[int, ...],
+        windows: Windows,
         num_microbatches: int,
         numbers: Numbers,
         upper_s: float = np.inf,
@@ -350,7 +350,7 @@ def windows_to_try(
 
 
 def _windows_within(
-    most: tuple[int, ...], falling: tuple[tuple[int, int], ...], windows: tuple[int, ...] = ()
+    most: tuple[int, ...], falling: tuple[tuple[int, int], ...], windows: Windows = ()
 ) -> Iterator[tuple[int, ...]]:
     """All that begin with ``windows``; of each pair of stages the first has no smaller one than the second."""
     stage = len(windows)
@@ -364,7 +364,7 @@ def _windows_within(
 
 @functools.lru_cache(maxsize=4096)
 def schedule_order(
-    schedule: str, num_stages: int, num_microbatches: int, edges: StageEdges, windows: tuple[int, ...]
+    schedule: str, num_stages: int, num_microbatches: int, edges: StageEdges, windows: Windows
 ) -> ActionOrder | None:
     """An order in which all can run; None if backwards are split."""
     graph = StageGraph(num_stages, num_microbatches, tuple(Edge(s, t, (), gradient) for s, t, gradient in edges))

@@ -21,10 +21,12 @@ from planner.costs.memory.memory_bound import LeastMemory, kept_by
 from planner.costs.stages.shared_bound import GroupTimes, MemberTimes, SharedBound, member_times
 from planner.costs.stages.stage_bound import BoundedStages, StageBound, StageBounds
 from planner.costs.stages.stage_sums import LeastPasses, RecomputeMask
+from planner.ir.cluster import RankIds
 from planner.ir.constraints import CutDegrees
 from planner.ir.errors import MissingMeasurementError
-from planner.ir.layout import parts_of, samples_of
+from planner.ir.layout import Shares, parts_of, samples_of
 from planner.ir.lazy import once
+from planner.ir.plan import BatchSizes
 from planner.ir.problem import SAMPLE_DIMS, Problem
 from planner.layers import throughout_sites
 from planner.layers.recomputed import cores_by_index
@@ -109,7 +111,7 @@ class Freedom:
         kept = [kept_by(name, d, num_microbatches)[0] for name in self.schedules for d in {1, depth}]
         return min(kept), max(kept)
 
-    def allowed(self, cuts: GraphCuts, ranks: tuple[int, ...], recompute: Recomputes) -> Flags | None:
+    def allowed(self, cuts: GraphCuts, ranks: RankIds, recompute: Recomputes) -> Flags | None:
         """Which stages side constraints allow on ``ranks``, by first and last cut; None: all."""
         if not self.constraints.rules:
             return None
@@ -133,7 +135,7 @@ class PricedGroup:
     """
 
     counts: Counts
-    ranks: tuple[int, ...]
+    ranks: RankIds
     orders: tuple[tuple[int, ...], ...]
     orders_known: bool
     samples: Mapping[int, tuple[float, ...]]
@@ -217,7 +219,7 @@ class GroupPrices:
     cost_model: CostModel
     pools: tuple[DevicePool, ...]
     cuts: GraphCuts
-    micro_batches: tuple[int, ...]
+    micro_batches: BatchSizes
     freedom: Freedom
     received: Array | None = None
     mixing: Array = field(init=False)
@@ -311,7 +313,7 @@ class GroupPrices:
         """Whether some of these ways are in no version."""
         return self.is_open(counts) and not all_shares(self.problem, self.first_ranks(counts), self.micro_batches[0])
 
-    def times(self, ranks: tuple[int, ...], recompute: Recomputes, num_microbatches: int | None = None) -> GroupTimes:
+    def times(self, ranks: RankIds, recompute: Recomputes, num_microbatches: int | None = None) -> GroupTimes:
         """What members of a group take for any number of samples.
 
         Args:
@@ -335,9 +337,7 @@ class GroupPrices:
         return GroupTimes(tuple(members), tuple(sorts.values()), size, tuple(most))
 
     @once
-    def _member_times(
-        self, kind: str, most: int, recompute: RecomputeMask, micro_batches: tuple[int, ...]
-    ) -> MemberTimes:
+    def _member_times(self, kind: str, most: int, recompute: RecomputeMask, micro_batches: BatchSizes) -> MemberTimes:
         schedules = self.freedom.trains, self.freedom.splits
         return member_times(self.cost_model, self.cuts, micro_batches, (kind, most, recompute), schedules)
 
@@ -446,7 +446,7 @@ class GroupPrices:
         in_time: Flags = work_s <= period_s * (1 + _ROUNDING)
         return in_time
 
-    def _samples_of(self, shares: tuple[int, ...], size: int) -> tuple[float, ...]:
+    def _samples_of(self, shares: Shares, size: int) -> tuple[float, ...]:
         """Of each member: whole samples, or its part of the sites."""
         return samples_of(shares, size) if sum(shares) == self.micro_batches[0] else parts_of(shares, size)
 

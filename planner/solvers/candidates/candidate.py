@@ -20,9 +20,10 @@ from planner.costs.shards.device_mesh import at_least_one, proportional
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.placement import LayoutCosts
 from planner.costs.stages.stage_cost import with_ways
+from planner.ir.cluster import RankIds
 from planner.ir.codec import fingerprint
 from planner.ir.errors import MissingMeasurementError
-from planner.ir.layout import equal_shares
+from planner.ir.layout import Shares, equal_shares
 from planner.ir.plan import Alternative, Decision, Plan, PlanInputs, Prediction, Search, Stage
 from planner.ir.problem import Problem
 from planner.layers.recomputed import cores_among
@@ -44,7 +45,7 @@ class DevicePool:
     kind: str
     groups: tuple[str, ...]
     room_bytes: int
-    ranks: tuple[int, ...]
+    ranks: RankIds
     told_apart: tuple[bool, ...] = ()
     own_links: str = ""
     bytes_beside: int = 0
@@ -197,7 +198,7 @@ _PARTS = 1000
 """Into how many parts, or somewhat fewer, a stage is divided whose ranks share parts of samples."""
 
 
-def part_shares(problem: Problem, cost_model: CostModel, ranks: tuple[int, ...], size: int) -> tuple[int, ...]:
+def part_shares(problem: Problem, cost_model: CostModel, ranks: RankIds, size: int) -> tuple[int, ...]:
     """Parts of all samples of each rank of a stage, whatever their number: equal, else in proportion to speed.
 
     Their sum is not ``size``, samples of a full micro-batch, which would make them samples.
@@ -209,7 +210,7 @@ def part_shares(problem: Problem, cost_model: CostModel, ranks: tuple[int, ...],
     return proportional(_PARTS - (size == _PARTS), speeds)
 
 
-def group_shares(problem: Problem, cost_model: CostModel, ranks: tuple[int, ...], samples: int) -> tuple[int, ...]:
+def group_shares(problem: Problem, cost_model: CostModel, ranks: RankIds, samples: int) -> tuple[int, ...]:
     """Samples of each rank that runs the whole network: equal on devices of one kind, else the least largest time."""
     kinds = [cost_model.kind(rank) for rank in ranks]
     if len(set(kinds)) == 1:
@@ -227,9 +228,7 @@ def group_shares(problem: Problem, cost_model: CostModel, ranks: tuple[int, ...]
     return least_largest(by_speed, most, seconds)
 
 
-def least_largest(
-    shares: tuple[int, ...], most: Sequence[int], seconds: Callable[[int, int], float]
-) -> tuple[int, ...]:
+def least_largest(shares: Shares, most: Sequence[int], seconds: Callable[[int, int], float]) -> tuple[int, ...]:
     """``shares`` of a micro-batch, changed until the largest time of a member is least.
 
     A sample goes from a slowest member to the one that would be the fastest with it, while that one stays below.  Where
@@ -264,7 +263,7 @@ FEW_SHARES = 36
 """Ways to share a micro-batch among the members of a group up to which all are looked at."""
 
 
-def all_shares(problem: Problem, ranks: tuple[int, ...], samples: int) -> tuple[tuple[int, ...], ...]:
+def all_shares(problem: Problem, ranks: RankIds, samples: int) -> tuple[tuple[int, ...], ...]:
     """Every way to give each rank of a stage samples, if these are few; equal shares alone on devices that are alike.
 
     Empty where there are more than ``FEW_SHARES``, and where ranks are more than samples.

@@ -21,7 +21,9 @@ from planner.costs.stages.input_pipeline import is_core
 from planner.costs.stages.placement import LayoutCosts
 from planner.costs.ties import Ties
 from planner.costs.uncertainty import DRAWS
+from planner.ir.cluster import RankIds
 from planner.ir.errors import IllegalProgramError, MissingMeasurementError
+from planner.ir.layout import Shares
 from planner.ir.lazy import once
 from planner.ir.problem import Problem
 from planner.ir.profile import Measurement
@@ -174,9 +176,7 @@ class Evaluator:
         return _DRAWING_TAKES * ACTION_S * num_actions(candidate)
 
     @once
-    def _ranks_vary(
-        self, groups: tuple[tuple[int, ...], ...], shares: tuple[tuple[int, ...], ...], sizes: frozenset[int]
-    ) -> bool:
+    def _ranks_vary(self, groups: tuple[RankIds, ...], shares: tuple[Shares, ...], sizes: frozenset[int]) -> bool:
         """Whether costs vary, or were not measured at these sizes: a forecast then draws every rank by itself."""
         if any(one.spread > 0 or len(one.raw_s) > 1 for kind in self._measured for one in kind):
             return True
@@ -198,9 +198,7 @@ class Evaluator:
         return num_actions(candidate) // (1 if any(candidate.options) else self._num_slices(*alike))
 
     @once
-    def _num_slices(
-        self, groups: tuple[tuple[int, ...], ...], shares: tuple[tuple[int, ...], ...], sizes: frozenset[int]
-    ) -> int:
+    def _num_slices(self, groups: tuple[RankIds, ...], shares: tuple[Shares, ...], sizes: frozenset[int]) -> int:
         """Ranks for which one of them stands."""
         samples = [[self.pricing.samples(own, size) for size in sizes] for own in shares]
         symmetry = slices(self.problem.cluster, groups, samples)

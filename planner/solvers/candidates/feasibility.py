@@ -30,12 +30,13 @@ from planner.costs.candidate import Candidate, Recomputes, boundaries_of
 from planner.costs.cost_model import CostModel
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.placement import LayoutCosts
+from planner.ir.cluster import RankIds
 from planner.ir.constraints import FAMILIES, REPLICAS, CutDegrees, broken
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.extras import extras
 from planner.ir.graph import KEEPS_SAMPLES, Graph
-from planner.ir.layout import parts_of, samples_of
-from planner.ir.plan import UNCUT, Decision, Rejected
+from planner.ir.layout import Shares, parts_of, samples_of
+from planner.ir.plan import UNCUT, BatchSizes, Decision, Rejected
 from planner.ir.planner_extra import PlannerExtra
 from planner.ir.problem import (
     ALWAYS,
@@ -260,9 +261,9 @@ def is_covered(problem: Problem, cost_model: CostModel, kind: str, samples: floa
 def usable(
     problem: Problem,
     cost_model: CostModel,
-    ranks: tuple[int, ...],
-    shares: tuple[int, ...],
-    micro_batches: tuple[int, ...],
+    ranks: RankIds,
+    shares: Shares,
+    micro_batches: BatchSizes,
 ) -> bool:
     """Whether every rank has a sample of every micro-batch (a mean over none is none), and none more than measured."""
     divide = samples_of if sum(shares) == max(micro_batches) else parts_of
@@ -471,7 +472,7 @@ def _broken_rule(problem: Problem, candidate: Candidate) -> str:
 
 
 def gives_all_work(
-    layouts: LayoutCosts, ranks: tuple[int, ...], options: Mapping[int, ShardingSpec], sizes: Collection[int]
+    layouts: LayoutCosts, ranks: RankIds, options: Mapping[int, ShardingSpec], sizes: Collection[int]
 ) -> bool:
     """Whether no rank is left without a part of a layer, in micro-batches of any of ``sizes``."""
     for size in sizes:

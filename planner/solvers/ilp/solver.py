@@ -18,7 +18,7 @@ from planner.costs.memory.memory_bound import fewest_kept
 from planner.costs.sentences import binding
 from planner.ir.constraints import format_rule
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, UsageError
-from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, Plan, Rejected, Search, status_of
+from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, BatchSizes, Plan, Rejected, Search, status_of
 from planner.ir.problem import NEVER, SAMPLE_DIMS, Problem
 from planner.schedules import traits
 from planner.solvers import everyday
@@ -123,7 +123,7 @@ class BatchSplit:
     """One way to cut the batch, with the schedules that allow the same spans; the program is built when it is due."""
 
     instance: SpanInstance
-    micro_batches: tuple[int, ...]
+    micro_batches: BatchSizes
     schedules: tuple[str, ...]
     program: SpanProgram | None = None
 
