@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise, permutations, product
+from math import inf
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -74,7 +75,7 @@ def least_collective_s(cluster: Cluster, operation: str, num_bytes: ArrayLike) -
     """
     size = np.asarray(num_bytes, dtype=np.float64)
     most = len(cluster.devices)
-    by_count = np.full((most + 2, len(size)), np.inf)
+    by_count = np.full((most + 2, len(size)), inf)
     if cluster.pairs:
         return np.zeros_like(by_count)
     largest = _largest_groups(cluster)
@@ -82,7 +83,7 @@ def least_collective_s(cluster: Cluster, operation: str, num_bytes: ArrayLike) -
         tables = _tables_of(cluster, operation, link, is_spread)
         links = (cluster.links[link],)
         looked_at = set(_counts(tables, links[0], most))
-        seconds = np.full(len(size), np.inf)
+        seconds = np.full(len(size), inf)
         for count in range(2, largest.get(link, most) + 1):
             if count in looked_at:
                 by_ring = _ring_s(links, count, size) * _efficiency(tables, links, count, size)
@@ -110,7 +111,7 @@ def most_sum_bytes_per_s(cluster: Cluster, tier: str) -> float:
         part = 2 * (count - 1) / count
         slope = last_slope(points)
         rates += [part * size / seconds for size, seconds in points]
-        rates.append(part / slope if slope > 0 and not cluster.pairs else float("inf"))
+        rates.append(part / slope if slope > 0 and not cluster.pairs else inf)
         if count > 2:
             ends = [
                 *(float(size) for size, _ in points),
@@ -122,7 +123,7 @@ def most_sum_bytes_per_s(cluster: Cluster, tier: str) -> float:
             fastest = np.maximum.accumulate(sizes / 2 / transfer_s(link, sizes / 2))  # of a ring of any n
             inverse = np.maximum(ring_s[1:], ring_s[:-1]) / np.minimum(sum_s[1:], sum_s[:-1])
             rates.append(float(np.max(fastest[1:] * inverse)))
-            rates.append(rates[0] * part / link.bandwidth_bytes_per_s / slope if slope > 0 else float("inf"))
+            rates.append(rates[0] * part / link.bandwidth_bytes_per_s / slope if slope > 0 else inf)
     return max(rates)
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import inf
 
 import numpy as np
 
@@ -123,11 +124,11 @@ class _LevelTimes:
         """By sort, in the stages ``at``: what a member takes at its level, infinite above the top."""
         begin = self.first[at]
         end = self.last[at]
-        member_s = np.full(level.shape, np.inf)
+        member_s = np.full(level.shape, inf)
         for sort, own in enumerate(self.sums):
             row = np.minimum(level[sort], len(own)) - 1
             own_s = own[row, end] - own[row, begin]
-            member_s[sort] = np.where(level[sort] > self.tops[sort, at], np.inf, own_s)
+            member_s[sort] = np.where(level[sort] > self.tops[sort, at], inf, own_s)
         return member_s
 
     def by_speed(self) -> Numbers:
@@ -164,7 +165,7 @@ class _LevelTimes:
         """Takes from who takes longest, while all together have enough: the least largest time."""
         is_enough = self.counts @ level >= self.size
         at = np.flatnonzero(is_enough)
-        longest[~is_enough] = np.inf
+        longest[~is_enough] = inf
         while len(at):
             now = self.seconds(level[:, at], at)
             sort = now.argmax(axis=0)
@@ -223,7 +224,7 @@ class GroupTimes:
 
     def by_member(self, of: Callable[[MemberTimes], Times], first: int, last: int) -> tuple[Array, Numbers]:
         """What each member takes by samples, (member, samples - 1), and the most samples that it may have."""
-        seconds = np.full((len(self.counts), self.size), np.inf)
+        seconds = np.full((len(self.counts), self.size), inf)
         tops = np.zeros(len(self.counts), dtype=np.int64)
         for sort, (member, most) in enumerate(zip(self.members, self.most, strict=True)):
             sums = of(member).sums

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
+from math import inf, prod
 
 import numpy as np
 
@@ -241,7 +241,7 @@ class _Parting:
                 if part is None:
                     continue
                 total = least[first] + part.seconds
-                if total < least.get(stop, float("inf")) * (1 - 1e-9):
+                if total < least.get(stop, inf) * (1 - 1e-9):
                     least[stop] = total
                     last_part[stop] = part
         if ends[-1] not in last_part:

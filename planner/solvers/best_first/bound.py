@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 
 import numpy as np
 
@@ -61,7 +62,7 @@ class Suffixes:
     prices: GroupPrices
     devices: DeviceStates
     links: HandoverBounds
-    upper_s: float = float("inf")
+    upper_s: float = inf
     budget: Budget | None = None
 
     @cached_property
@@ -71,7 +72,7 @@ class Suffixes:
         least = self.prices.capacity_s()
         usable = np.isfinite(least).all(axis=1)
         reference = least[usable.argmax()] if usable.any() else np.zeros(least.shape[1])
-        speeds = dict.fromkeys(kinds, np.inf)
+        speeds = dict.fromkeys(kinds, inf)
         for kind, seconds in zip(np.array(kinds)[usable].tolist(), least[usable], strict=True):
             ratio = np.divide(reference, seconds, out=np.zeros_like(reference), where=reference > 0)
             speeds[kind] = float(ratio.max(initial=1e-12))
@@ -119,7 +120,7 @@ class Suffixes:
         """The choices with the devices ``state``, and their labels by (sort of label, choice, first slot)."""
         choices = self.choices(state)
         firsts = self._starts(state)
-        labels = np.full((len(self.sorts), len(choices), 1 + int(self.prices.cuts.slots.max())), np.inf)
+        labels = np.full((len(self.sorts), len(choices), 1 + int(self.prices.cuts.slots.max())), inf)
         for number, choice in enumerate(choices):
             if self.budget is not None:
                 self.budget.require()
@@ -131,7 +132,7 @@ class Suffixes:
         """What every pipeline takes at least."""
         _, labels = self.of(self.devices.all_unused)
         slots = self.prices.cuts.slots[0]
-        return float(labels[[END, STEP]][..., slots[slots >= 0]].max(axis=0).min(initial=np.inf))
+        return float(labels[[END, STEP]][..., slots[slots >= 0]].max(axis=0).min(initial=inf))
 
     def stages(self, choice: GroupChoice, first: Numbers, last: Numbers) -> tuple[BoundedStages, Labels]:
         """Stages of ``choice`` between the cuts ``first`` and ``last``, elementwise, with the best that may follow.
@@ -162,7 +163,7 @@ class Suffixes:
             labels = np.where(is_end, labels, followed)
         if group.any_shares is not None:
             labels[STEP] = np.maximum(labels[STEP], group.any_shares.alone_s(first, last))
-        return stage, labels_of(np.where(fits, labels, np.inf))
+        return stage, labels_of(np.where(fits, labels, inf))
 
     def card_s(self, choice: GroupChoice, stage: BoundedStages) -> Array:
         """How long sums of gradients keep network cards busy, in the mean of all hosts."""
@@ -183,7 +184,7 @@ class Suffixes:
         best = only(after, crossing)
         labels = stacked(prepend(waiting, best, rounds, self.card_s(choice, stage), reads, returns), self.sorts)
         possible = (crossing >= 0) & np.isfinite(best.end_s)
-        return np.where(possible, labels, np.inf)
+        return np.where(possible, labels, inf)
 
     def pairs(self, choice: GroupChoice, firsts: Numbers) -> tuple[Numbers, Numbers]:
         """The stages that the choice may have in time: first cuts, each of ``firsts``, in order, and last cuts."""
@@ -231,7 +232,7 @@ class Suffixes:
         """
         slots = self.prices.cuts.crossings.slot
         others, labels = self.of(choice.option.left)
-        best = np.full((len(self.sorts), len(slots)), np.inf)
+        best = np.full((len(self.sorts), len(slots)), inf)
         source = self.renamed(choice)
         possible = np.flatnonzero(np.isfinite(labels[END]).any(axis=1))
         some = max(1, _NUMBERS_AT_ONCE // max(1, len(slots)))

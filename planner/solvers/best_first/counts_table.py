@@ -192,7 +192,7 @@ class CountsTable:
             raise OutOfTimeError
         rounds = rounds_of(len(self.columns.prices.micro_batches), stages.window)
         is_needed = {"round_trip_s": bool((rounds > 1).any()), "step_s": not ways.reads[ways.next_slot >= 0].all()}
-        table = {sort: np.full(shape, np.inf) for sort in _SORTS if is_needed.get(sort, True)}
+        table = {sort: np.full(shape, inf) for sort in _SORTS if is_needed.get(sort, True)}
         for of_sort in table.values():
             of_sort[-1, before:] = 0.0  # nothing follows
         fewest, most = self._reach(unit, int(stages.worth.min()))
@@ -206,7 +206,7 @@ class CountsTable:
                 _fill(table, only(stages, part.stage), part, rounds[part.stage], left)
         roots = np.unique(ways.slot[: starts[1]])
         root = _looked_up(table, roots * shape[1] + before + all_worth)
-        return float(np.maximum(root.end_s, root.step_s).min(initial=np.inf))
+        return float(np.maximum(root.end_s, root.step_s).min(initial=inf))
 
     def _unit(self, stages: ColumnStages) -> int:
         """Worth is counted in so much, rounded down for each stage, and for all devices: where all stages are large."""

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import islice, pairwise
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -137,19 +138,19 @@ class FirstAnswers:
         self._looked_at |= {(id(space), counts) for space, counts in first}
         return self._simulated(first, _FIRST_SCHEDULED, within)
 
-    def others(self, best_s: float = float("inf")) -> Iterator[Evaluation]:
+    def others(self, best_s: float = inf) -> Iterator[Evaluation]:
         """The most promising of all others that fit, simulated if they may take no longer than ``best_s``."""
         every = [] if self.evaluator.budget.is_over else _most_alike(self.spaces)
         others = [(space, counts) for space, counts in every if (id(space), counts) not in self._looked_at]
         return self._simulated(others[: MOST_PIPELINES - _FIRST], MOST_SCHEDULED, self.evaluator.budget, best_s)
 
     def _simulated(
-        self, stages: Iterable[Stages], most: int, within: Budget, best_s: float = float("inf")
+        self, stages: Iterable[Stages], most: int, within: Budget, best_s: float = inf
     ) -> Iterator[Evaluation]:
         """Those of shortest step under every schedule, as far as there is time for that."""
         closest = _closest(stages, within)
         in_time = (pipeline for pipeline in closest if self.evaluator.has_time_for(pipeline.candidate()))
-        scheduled = list(islice(in_time, most)) or closest[: int(best_s == np.inf)]
+        scheduled = list(islice(in_time, most)) or closest[: int(best_s == inf)]
         for one in [*scheduled]:
             if not within.takes(_cut_s(one.space, len(one.groups))):
                 break
@@ -162,7 +163,7 @@ class FirstAnswers:
         actions = 0
         longer_s: dict[object, float] = {}  # by plan, what the simulator adds: about the same under any schedule
         for pipeline in promising:
-            if evaluator.budget.ends(_RANK_S * len(evaluator.problem.ranks)) and best_s < np.inf:
+            if evaluator.budget.ends(_RANK_S * len(evaluator.problem.ranks)) and best_s < inf:
                 return
             if pipeline.step_s + longer_s.get((id(pipeline.groups), pipeline.cuts), 0.0) >= best_s:
                 continue
@@ -172,7 +173,7 @@ class FirstAnswers:
             count = evaluator.num_actions(candidate)
             if actions and actions + count > MOST_ACTIONS:
                 continue
-            if best_s < np.inf and not evaluator.has_time_for(candidate):
+            if best_s < inf and not evaluator.has_time_for(candidate):
                 continue
             actions += count
             evaluation = evaluator.tried(candidate, best_s)
@@ -293,10 +294,10 @@ class _Cutting:
         for order in (by_kept[(len(by_kept) - 1) // 2 :: -1], by_kept, by_kept[::-1]):
             places = self._places(order[0])
             for windows in order:
-                step_s = self._steps_s(places, windows)[0] if places is not None else np.inf
+                step_s = self._steps_s(places, windows)[0] if places is not None else inf
                 if not np.isfinite(step_s):
                     places = self._places(windows)
-                    step_s = self._steps_s(places, windows)[0] if places is not None else np.inf
+                    step_s = self._steps_s(places, windows)[0] if places is not None else inf
                 if places is None or not np.isfinite(step_s):
                     continue
                 cuts = tuple(self.space.cuts[places[0]].tolist())
@@ -322,7 +323,7 @@ class _Cutting:
         starts = [
             places
             for costs in (even, ending)
-            if (places := balanced_places([np.where(*each, np.inf) for each in zip(fits, costs, strict=True)]))
+            if (places := balanced_places([np.where(*each, inf) for each in zip(fits, costs, strict=True)]))
         ]
         if not starts:
             return None
@@ -346,7 +347,7 @@ class _Cutting:
         labels = self._labels(every, handed, kept)
         rest = len(self.space.prices.micro_batches) - 1
         step_s = np.maximum(labels.step_s, labels.round_trip_s + rest * self._on_fullest_card_s(handed))
-        return np.where((every.window >= np.array(kept)[:, None]).all(axis=0), step_s, np.inf)
+        return np.where((every.window >= np.array(kept)[:, None]).all(axis=0), step_s, inf)
 
     def _handed(self, places: Numbers) -> _Handed:
         """What stages between these places hand to the next ones."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
 import numpy as np
 
@@ -143,7 +144,7 @@ class TableMaker:
         """
         count = len(self.problem.graph.layers)
         by_samples_s = self._by_samples_if_allowed(ranks)
-        laid_out_s = np.full(by_samples_s.shape, np.inf)
+        laid_out_s = np.full(by_samples_s.shape, inf)
         options: tuple[LayerOptions, ...] = ()
         graph = None
         is_restricted = False
@@ -166,10 +167,10 @@ class TableMaker:
                     if order.is_narrow:  # of all layers the bound is exact
                         self.budget.require(NUMBER_S * order.all_tables)
                         laid_out_s[0, 0, count] = eliminate(graph, order).cost
-                    laid_out_s = np.where(self._allowed(ranks, None), laid_out_s, np.inf)
+                    laid_out_s = np.where(self._allowed(ranks, None), laid_out_s, inf)
             except MissingMeasurementError:
                 graph = None
-                laid_out_s = np.full(by_samples_s.shape, np.inf)
+                laid_out_s = np.full(by_samples_s.shape, inf)
         shares = group_shares(self.problem, self.evaluator.cost_model, ranks, self.size)
         table = GroupTable(ranks, shares, by_samples_s, laid_out_s, options, graph, is_restricted)
         is_empty = not np.isfinite(table.step_s[0, 1:]).any() and not np.isfinite(np.diagonal(table.step_s, 1)).any()
@@ -181,7 +182,7 @@ class TableMaker:
         What it says is no more than :meth:`table` does of the same stages.
         """
         by_samples_s = self._by_samples_if_allowed(ranks)
-        laid_out_s = np.full(by_samples_s.shape, np.inf)
+        laid_out_s = np.full(by_samples_s.shape, inf)
         if len(ranks) > 1:
             step_s, once_s = self._least_work_s
             exchanged_s = self._laid_out_statistics_s(ranks)
@@ -221,7 +222,7 @@ class TableMaker:
         if CHANNEL_DIMS in self.problem.allow or len(ranks) < 2:
             return 0.0
         laid_out_s = float(self._laid_out_statistics_s(ranks).sum())
-        by_samples_s = float(np.max(self._exchanged(ranks)[0])) if SAMPLE_DIMS in self.problem.allow else np.inf
+        by_samples_s = float(np.max(self._exchanged(ranks)[0])) if SAMPLE_DIMS in self.problem.allow else inf
         return self.num_full * min(laid_out_s, by_samples_s)
 
     def _by_samples_if_allowed(self, ranks: RankIds) -> Array:
@@ -230,8 +231,8 @@ class TableMaker:
         try:
             by_samples_s = self._by_samples(ranks)
         except MissingMeasurementError:
-            by_samples_s = np.full((4, count + 1, count + 1), np.inf)
-        return np.where(self._allowed(ranks, CutDegrees(sample=len(ranks))), by_samples_s, np.inf)
+            by_samples_s = np.full((4, count + 1, count + 1), inf)
+        return np.where(self._allowed(ranks, CutDegrees(sample=len(ranks))), by_samples_s, inf)
 
     def _allowed(self, ranks: RankIds, ways: CutDegrees | None) -> Flags:
         """``[first, last]``: the stages on a group like ``ranks`` that side constraints allow.
@@ -258,7 +259,7 @@ class TableMaker:
         for index, each in enumerate(options):
             table = smaller.layer(index, each)
             more = 0.0 if self.backward == NONE else table.accumulate_s.max(axis=-1)
-            nodes.append(np.where((table.shards.share > 0).all(axis=-1), rest.node_cost[index] + more, np.inf))
+            nodes.append(np.where((table.shards.share > 0).all(axis=-1), rest.node_cost[index] + more, inf))
         return LabelledGraph(
             tuple(a + b for a, b in zip(full.node_cost, nodes, strict=True)),
             {edge: cost + rest.edge_cost[edge] for edge, cost in full.edge_cost.items()},
@@ -278,7 +279,7 @@ class TableMaker:
         if (len(ranks) > 1 and SAMPLE_DIMS not in problem.allow) or not usable(
             problem, cost_model, ranks, shares, batches
         ):
-            return np.full((4, count + 1, count + 1), np.inf)
+            return np.full((4, count + 1, count + 1), inf)
         exchanged = self._exchanged(ranks)
         least = samples_of(shares, self.rest) if self.rest else (0,) * len(ranks)
         slowest: Array = np.max(
@@ -293,7 +294,7 @@ class TableMaker:
                 slowest[0] += self._reduction_s(ranks, shares, least)
             mixing = mixing_layers(problem.graph)
             mixes = _between(running(np.array([layer.name in mixing for layer in problem.graph.layers], float)))
-            slowest[:, mixes > 0] = np.inf
+            slowest[:, mixes > 0] = inf
         return slowest
 
     def _reduction_s(self, ranks: RankIds, shares: Shares, rest: tuple[int, ...]) -> Array:
@@ -364,7 +365,7 @@ def _less(graph: LabelledGraph, part: LabelledGraph) -> LabelledGraph:
     """What ``graph`` costs beside ``part`` of it."""
 
     def rest(whole: Array, of_it: Array) -> Array:
-        return np.where(np.isfinite(whole), np.maximum(whole - np.where(np.isfinite(of_it), of_it, 0.0), 0.0), np.inf)
+        return np.where(np.isfinite(whole), np.maximum(whole - np.where(np.isfinite(of_it), of_it, 0.0), 0.0), inf)
 
     return LabelledGraph(
         tuple(map(rest, graph.node_cost, part.node_cost)),

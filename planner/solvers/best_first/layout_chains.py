@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -359,16 +360,16 @@ class Chains:
         layers = np.arange(last)
         stops = np.array(self.positions)
         is_after = stops[None, :] > layers[:, None]
-        ahead = np.full((4, len(self._hosts), last + 1), np.inf)
+        ahead = np.full((4, len(self._hosts), last + 1), inf)
         for _, count, table, rest in self._groups(free):
             least = table.least_s[:, :last, stops]
             for on_host, after in self._onward(rest, count, stops).items():
-                each_s = np.where(is_after, self._with_stage(least, after[:, None, :]), np.inf).min(axis=-1)
+                each_s = np.where(is_after, self._with_stage(least, after[:, None, :]), inf).min(axis=-1)
                 own = self._hosts.index((count, on_host))
                 ahead[:, own, :last] = np.minimum(ahead[:, own, :last], each_s)
         ahead[..., last] = 0.0
         is_next = self.links.reader[:last] == layers  # else what is on the host between is not known
-        elsewhere = np.full(ahead.shape, np.inf)
+        elsewhere = np.full(ahead.shape, inf)
         for count in self._counts:
             like = [host for host, (ranks, _) in enumerate(self._hosts) if ranks == count]
             elsewhere[:, like[0]] = ahead[:, like].min(axis=1)
@@ -392,7 +393,7 @@ class Chains:
                 for each in self._messages(maker, on_one_host)
             )
             least_s = stacked(across(after, self._handover(message_s, card_s))).min(axis=1)
-            onward[on_host] = np.minimum(onward.get(on_host, np.inf), least_s)
+            onward[on_host] = np.minimum(onward.get(on_host, inf), least_s)
         return onward
 
     def _handover(self, message_s: Array, card_s: Array) -> HandoverBound:

@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from planner.ir.cluster import RankIds
 from planner.ir.lazy import once_by
@@ -68,7 +69,7 @@ MOST_CHAINS = 60
 MOST_OF_FEWER = 4
 """Pipelines that are simulated for one size of the micro-batch; and where they may use a part of the hosts alone."""
 
-_FAR = float("inf")
+_FAR = inf
 
 
 def beyond_samples(problem: Problem) -> bool:
@@ -176,7 +177,7 @@ class _LayoutSearch:
 
     @property
     def _wanted_s(self) -> float:
-        return float("inf") if self.best is None else self.best.step_s / (1 + self.evaluator.problem.gap)
+        return inf if self.best is None else self.best.step_s / (1 + self.evaluator.problem.gap)
 
     @property
     def _asks_for_samples(self) -> bool:

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice, pairwise
-from math import comb
+from math import comb, inf
 from typing import Any
 
 import numpy as np
@@ -154,7 +154,7 @@ class Leaves:
         windows: Windows,
         num_microbatches: int,
         numbers: Numbers,
-        upper_s: float = np.inf,
+        upper_s: float = inf,
     ) -> Array:
         """Of the pipelines ``numbers``, under a schedule with these windows; of those from ``upper_s`` on no more."""
         order = schedule_order(schedule, self.num_stages, num_microbatches, self.edges, windows)
@@ -313,7 +313,7 @@ class CardLoads:
     def until(self, numbers: Numbers) -> Array:
         """When the last one may be done in some pipelines: after the first of each sort all that begin no sooner."""
         flows = {n: np.array(begins)[:, numbers] for n, begins in self._begins.items() if begins}
-        every = np.full((len(flows), max(map(len, flows.values()), default=0), len(numbers)), -np.inf)
+        every = np.full((len(flows), max(map(len, flows.values()), default=0), len(numbers)), -inf)
         for own, begins in zip(every, flows.values(), strict=True):
             own[: len(begins)] = begins
         seconds = self.seconds[list(flows)][..., numbers]

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice, pairwise, permutations, product
+from math import inf
 
 import numpy as np
 
@@ -310,7 +311,7 @@ class LikeStages:
         return Column(
             places=places,
             trip_s=stages.forward_s + stages.backward_s + (places.stages - 1) * inside_s.mean() + trip_s,
-            pace_s=np.where(is_stage, np.maximum(busy_s, there_s[None, :] + back_s[:, None]), np.inf),
+            pace_s=np.where(is_stage, np.maximum(busy_s, there_s[None, :] + back_s[:, None]), inf),
             tail_s=stages.tail_s,
         )
 
@@ -356,10 +357,10 @@ def balanced_places(costs: Sequence[Array]) -> list[int] | None:
         costs: by stage, of first and last place.
     """
     above = np.triu(np.ones(costs[0].shape, dtype=bool), 1)
-    best = np.where(above, costs[-1], np.inf)[:, -1]
+    best = np.where(above, costs[-1], inf)[:, -1]
     chosen = []
     for cost in reversed(costs[:-1]):
-        both = np.maximum(np.where(above, cost, np.inf), best[None, :])
+        both = np.maximum(np.where(above, cost, inf), best[None, :])
         chosen.append(both.argmin(axis=1))
         best = both.min(axis=1)
     places = [0]

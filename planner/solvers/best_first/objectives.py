@@ -189,7 +189,7 @@ class Leanest:
         kept = 1 if traits(self.schedule).windowed else kept_by(self.schedule, downstream, batches)[0]
         first = np.arange(count)[:, None]
         last = np.arange(count)[None, :]
-        best = np.full(count, np.inf)
+        best = np.full(count, inf)
         choice = np.zeros(count, dtype=np.int64)
         cut = np.zeros(count, dtype=np.int64)
         for number, option in enumerate(self.frontier.suffixes.choices(state)):
@@ -197,7 +197,7 @@ class Leanest:
             if downstream > 1:
                 fullness = np.maximum(fullness, self._suffix(option.option.left, downstream - 1)[0][None, :])
             else:
-                fullness = np.where(last == prices.cuts.last, fullness, np.inf)
+                fullness = np.where(last == prices.cuts.last, fullness, inf)
             ends = fullness.argmin(axis=1)
             values = fullness.min(axis=1)
             choice = np.where(values < best, number, choice)

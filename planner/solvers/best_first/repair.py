@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, pairwise, permutations
+from math import inf
 
 import numpy as np
 
@@ -173,7 +174,7 @@ class Repair:
             groups += [] if group is None else [group]
         if min(cuts) < 0 or len(groups) < candidate.num_stages:
             return []
-        return [SolvedPipeline(np.inf, prices, tuple(groups), tuple(cuts), candidate.schedule, candidate.windows)]
+        return [SolvedPipeline(inf, prices, tuple(groups), tuple(cuts), candidate.schedule, candidate.windows)]
 
     def _near(self, now: SolvedPipeline, within: Budget) -> Iterator[list[SolvedPipeline]]:
         """Pipelines that differ in one of the ways above, from few to many."""
@@ -218,7 +219,7 @@ class Repair:
             is_chain = edges.issuperset((stage, stage + 1, trains) for stage in range(len(one.groups) - 1))
             sort = len(one.groups) if is_chain else frozenset(edges)
             alike.setdefault((id(one.prices), sort, one.schedule, one.windows), []).append(number)
-        steps_s = [np.inf] * len(solutions)
+        steps_s = [inf] * len(solutions)
         for numbers in alike.values():
             together = [solutions[number] for number in numbers], [handed[number] for number in numbers]
             for number, step_s in zip(numbers, _together_s(*together, within).tolist(), strict=True):
@@ -240,7 +241,7 @@ def _together_s(alike: list[SolvedPipeline], handed: list[tuple[Handed, ...]], w
     leaves = Leaves(edges, (), prices.num_counted, np.zeros(len(alike)), ended, messages_s)
     steps_s = leaves.bounds(first.schedule, first.windows, count, np.arange(len(alike)))
     least = np.array(first.windows or (1,))[:, None]
-    return np.where((stages.window >= least).all(axis=0), steps_s, np.inf)
+    return np.where((stages.window >= least).all(axis=0), steps_s, inf)
 
 
 def _sums_s(alike: list[SolvedPipeline], card_s: Array) -> Array:
@@ -316,7 +317,7 @@ class _Window:
         ends = self._places[:, None], self._places[None, :]
         stage = group.stage(*ends)
         possible = self.now.prices.cuts.inside[ends] & (stage.window > 0)
-        return np.where(possible, stage.all_work_s + stage.tail_s, np.inf)
+        return np.where(possible, stage.all_work_s + stage.tail_s, inf)
 
     def _groups(self, division: tuple[Counts, ...]) -> tuple[PricedGroup, ...]:
         """Stages on these devices, which recompute what those before them did; empty if one cannot be priced."""
@@ -403,7 +404,7 @@ def _moved(now: SolvedPipeline) -> Iterator[SolvedPipeline]:
                     yield replace(now, cuts=other)
 
 
-def _evaluated(evaluator: Evaluator, candidate: Candidate, known_s: float = float("inf")) -> Evaluation | None:
+def _evaluated(evaluator: Evaluator, candidate: Candidate, known_s: float = inf) -> Evaluation | None:
     """None where some share cannot be used, or the candidate not priced."""
     is_usable = stages_usable(evaluator.problem, evaluator.cost_model, candidate)
     return evaluator.tried(candidate, known_s) if is_usable else None

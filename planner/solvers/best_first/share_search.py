@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import inf
 
 import numpy as np
 
@@ -73,7 +74,7 @@ class OpenShares:
     @property
     def bound_s(self) -> float:
         """No shares among them take less; infinity if there are none."""
-        return float(self.bounds.min(initial=np.inf))
+        return float(self.bounds.min(initial=inf))
 
     @classmethod
     def of(cls, frontier: Frontier, leaf: Leaf, candidate: Candidate, upper_s: float) -> OpenShares:
@@ -216,7 +217,7 @@ class _Wires:
     @classmethod
     def of(cls, link: Numbers, table: Array, surely: Numbers, possible: Flags, least: Numbers) -> _Wires:
         """Where ``surely`` these samples, and at least ``least`` of each receiver, are sent."""
-        seconds = np.where(surely > 0, table[link[:, :, None], surely], -np.inf)
+        seconds = np.where(surely > 0, table[link[:, :, None], surely], -inf)
         if bool((possible == (surely > 0)).all()):
             return cls(seconds, None, np.zeros(least.shape))
         each = -(-least // np.maximum(possible.sum(axis=0), 1))
@@ -227,7 +228,7 @@ class _Wires:
         sent = np.maximum(free, clock[:, None]) + self.seconds
         arrived = sent.max(axis=0)
         if self.possible is not None:
-            soonest = np.where(self.possible, clock[:, None], np.inf).min(axis=0)
+            soonest = np.where(self.possible, clock[:, None], inf).min(axis=0)
             arrived = np.maximum(arrived, soonest + self.some_s)
         return sent, arrived
 

@@ -23,6 +23,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -213,14 +214,14 @@ class Tables:
         """What the balanced pipeline takes by its order, about; infinite if there is none."""
         cuts = balanced_places([spans.whole for spans in self.spans])
         seconds = np.zeros(()) if cuts is None else self.seconds(np.array([cuts]))[..., 0]
-        return np.inf if cuts is None else float((self._longest(seconds) * seconds).sum())
+        return inf if cuts is None else float((self._longest(seconds) * seconds).sum())
 
     @property
     def many(self) -> int:
         """Prefixes that are looked at together: :meth:`grown` works on a few tables that fit into a cache."""
         return max(16, _NUMBERS_AT_ONCE // len(self.spans[0].possible))
 
-    def bounded(self, upper_s: float, in_full: bool = True, most_s: float = np.inf) -> Tables:
+    def bounded(self, upper_s: float, in_full: bool = True, most_s: float = inf) -> Tables:
         """The same with the bound of the best mean: sums play against cuts.
 
         Args:
@@ -230,14 +231,14 @@ class Tables:
         """
         cuts = balanced_places([spans.whole for spans in self.spans])
         if cuts is None:
-            self.bound_s = np.inf
+            self.bound_s = inf
             return self
         visited = [self.seconds(np.array([cuts]))[..., 0]]
         sums = [self._longest(visited[0])]
         means: list[tuple[float, Occurrences]] = []
         players = _Players()
         best_s = 0.0
-        least_s = np.inf  # no mean has a larger bound
+        least_s = inf  # no mean has a larger bound
         for _ in range(_ROUNDS):
             self.num_numbers += int(_ROUND_S / NUMBER_S)
             costs = np.tensordot(np.array(sums), np.array(visited), ((1, 2), (1, 2)))
@@ -275,12 +276,12 @@ class Tables:
         """What a sum counts of a stage, by first and last cut."""
         spans = self.spans[stage]
         cost = np.tensordot(times[stage, :THERE], spans.seconds, 1) + times[stage, THERE:] @ self.messages[stage]
-        return np.where(spans.possible, cost, np.inf)
+        return np.where(spans.possible, cost, inf)
 
     def _rest(self, times: Occurrences) -> Array:
         """The least of a sum from each stage on, by the cut where it begins."""
         self.num_numbers += 4 * len(self.spans) * self.spans[0].possible.size
-        rest = np.full((len(self.spans) + 1, len(self.spans[0].possible)), np.inf)
+        rest = np.full((len(self.spans) + 1, len(self.spans[0].possible)), inf)
         rest[-1, -1] = 0.0
         for stage in reversed(range(len(self.spans))):
             rest[stage] = (self._cost(times, stage) + rest[stage + 1]).min(axis=1)
@@ -352,7 +353,7 @@ class Tables:
     def _moved(self, cuts: Numbers) -> tuple[float, Numbers]:
         """What a pipeline takes by its order, and its cuts, after the best moves."""
         moves = np.array([move for width in (1, 2) for move in _moves(len(cuts), width)]).reshape(-1, len(cuts))
-        best_s = np.inf
+        best_s = inf
         for _ in range(_ROUNDS):
             around = np.concatenate([cuts[None, :], cuts + moves])
             around = around[((around >= 0) & (around <= cuts[-1])).all(axis=1)]
@@ -450,4 +451,4 @@ def _limits(group: PricedGroup, num_microbatches: int, num_stages: int) -> Array
     """What each member of a group may hold."""
     memory = group.prices.memory
     rounding = (num_microbatches + 6) * num_stages  # the simulator rounds bytes slot by slot
-    return np.array([holder.limit_bytes + rounding for holder in memory.holders] if memory is not None else [np.inf])
+    return np.array([holder.limit_bytes + rounding for holder in memory.holders] if memory is not None else [inf])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 
 from planner.costs.candidate import Candidate
 from planner.costs.layers.interpolation import measured_together
@@ -94,7 +94,7 @@ def choose(
             is_cut_short = True
             continue
         try:
-            evaluation = evaluator.evaluate(candidate, best.step_s if best is not None else float("inf"))
+            evaluation = evaluator.evaluate(candidate, best.step_s if best is not None else inf)
         except MissingMeasurementError as error:
             unknown = error
             continue

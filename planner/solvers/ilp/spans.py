@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise, product
+from math import inf
 from typing import TypeVar
 
 import numpy as np
@@ -190,7 +191,7 @@ class NextStages:
 
     def least(self, by_column: Array) -> Array:
         """The least, of any next stage; infinite where there is none."""
-        return np.asarray(np.where(self.possible, by_column[self.cuts.crossing_of], np.inf).min(axis=0))
+        return np.asarray(np.where(self.possible, by_column[self.cuts.crossing_of], inf).min(axis=0))
 
     def least_received(self) -> Array:
         """By cut, bytes a sample that any stage which starts there gets of any that ends there, at least."""
@@ -204,7 +205,7 @@ class NextStages:
         certain = np.stack([self.linked, *3 * [self.linked_back]])
         seconds = np.where(certain, np.stack([self.least(each) for each in times]), 0.0)
         seconds[2:] = np.maximum(seconds[2:] - seconds[1], 0.0)
-        least = np.where(certain, seconds, np.inf).min(axis=1)
+        least = np.where(certain, seconds, inf).min(axis=1)
         least = np.where(np.isfinite(least), least, 0.0)
         return least, np.where(certain, seconds - least[:, None], 0.0)
 
@@ -226,7 +227,7 @@ def _handovers(prices: GroupPrices, after: NextStages, groups: Sequence[PricedGr
     links = HandoverBounds(prices)
     least_s = Memo(after.handover_s)
     inner = np.arange(1, prices.cuts.last)
-    more = np.full((len(groups), 4, *prices.cuts.inside.shape), np.inf)
+    more = np.full((len(groups), 4, *prices.cuts.inside.shape), inf)
     rows = [np.zeros((7, 0))]
     for (i, source), (j, destination) in product(enumerate(groups), repeat=2):
         counts = zip(source.counts, destination.counts, prices.pools, strict=True)
@@ -313,7 +314,7 @@ def prune(instance: SpanInstance, upper_s: float) -> tuple[SpanInstance, float]:
         instance = replace(instance, spans=only(spans, keep), handovers=only(handovers, keep_handovers))
         if keep.all() and keep_handovers.all():
             break
-    return instance, bound_s if len(instance.spans) else float("inf")
+    return instance, bound_s if len(instance.spans) else inf
 
 
 def _through(instance: SpanInstance, chain: Chain) -> tuple[Array, Array, float]:
@@ -331,7 +332,7 @@ def _through(instance: SpanInstance, chain: Chain) -> tuple[Array, Array, float]
     after = begins[handovers.cut, handovers.destination]
     with np.errstate(invalid="ignore"):  # no way there, with no way on
         over_s = done + chain.message_s + np.maximum(after, wire_s)
-    return by_span, np.where(np.isneginf(done), after, over_s), float(begins[0].min(initial=np.inf))
+    return by_span, np.where(np.isneginf(done), after, over_s), float(begins[0].min(initial=inf))
 
 
 def _before(instance: SpanInstance, chain: Chain) -> tuple[Array, Array]:
@@ -341,13 +342,13 @@ def _before(instance: SpanInstance, chain: Chain) -> tuple[Array, Array]:
     """
     spans = instance.spans
     handovers = instance.handovers
-    begun, ended = np.full((2, instance.cuts.last + 1, len(instance.groups)), np.inf)
+    begun, ended = np.full((2, instance.cuts.last + 1, len(instance.groups)), inf)
     begun[0] = 0.0
     for cut in range(1, instance.cuts.last):
         here = np.flatnonzero(spans.last == cut)
         over = np.flatnonzero(handovers.cut == cut)
         passed = begun[spans.first[here], spans.group[here]] + chain.pass_s[here]
-        passed = np.where(chain.linked[here] | np.isinf(passed), passed, -np.inf)
+        passed = np.where(chain.linked[here] | np.isinf(passed), passed, -inf)
         np.minimum.at(ended[cut], spans.group[here], passed)
         arrived = np.maximum(ended[cut, handovers.source[over]] + chain.message_s[over], 0.0)
         np.minimum.at(begun[cut], handovers.destination[over], arrived)
@@ -362,7 +363,7 @@ def _after(instance: SpanInstance, chain: Chain, wire_s: Array) -> tuple[Array, 
     spans = instance.spans
     handovers = instance.handovers
     end = instance.cuts.last
-    begins, linked, unlinked = np.full((3, end + 1, len(instance.groups)), np.inf)
+    begins, linked, unlinked = np.full((3, end + 1, len(instance.groups)), inf)
     for cut in range(end - 1, -1, -1):
         here = np.flatnonzero(spans.first == cut)
         over = np.flatnonzero(handovers.cut == cut)

@@ -126,7 +126,7 @@ class _AssignmentSearch:
         for most_pairs in MOST_PAIRS:
             level = min(_level(self.graph, marginals, most_pairs), self.cost)
             kept = [np.flatnonzero(each <= max(level, float(each.min()))) for each in marginals]
-            beyond = min(float(np.min(each, initial=np.inf, where=each > level)) for each in marginals)
+            beyond = min(float(np.min(each, initial=inf, where=each > level)) for each in marginals)
             if self.is_done or not self.solve_part(kept, beyond):
                 return
 
@@ -214,7 +214,7 @@ def lagrangian(
             at_best = asked
             prices = now
         if best > dearest * (1 + 1e-6):
-            return inf, tuple(np.full(count, np.inf) for count in graph.num_options), ()
+            return inf, tuple(np.full(count, inf) for count in graph.num_options), ()
         if -highest.fun <= best + ROUNDING * dearest:
             break
     return (
