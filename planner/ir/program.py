@@ -167,15 +167,14 @@ class Program:
 
     def messages_of(self, rank: int, action: Action) -> tuple[Message, ...]:
         """The messages that ``action``, a send or receive on ``rank``, moves between ranks."""
-        if action.peer is None or action.microbatch is None:
+        edge = action.edge
+        if edge is None or action.microbatch is None:
             return ()
-        sends = action.op in (Op.SEND_FORWARD, Op.SEND_BACKWARD)
         forward = action.op in (Op.SEND_FORWARD, Op.RECV_FORWARD)
-        at_source = sends == forward  # a forward send and a backward receive happen at the edge's source
-        src, dst = (action.stage, action.peer) if at_source else (action.peer, action.stage)
+        at_source = action.is_at_source
         return tuple(
             message
-            for message in self.messages.get((src, dst, action.microbatch), ())
+            for message in self.messages.get((*edge, action.microbatch), ())
             if message.src != message.dst
             and (message.src if at_source else message.dst) == rank
             and (message.parts if forward else message.gradient_parts)

@@ -102,6 +102,18 @@ class Action:
             return text
         return f"{text}{'>' if self.op in SEND else '<'}{self.peer}{'!' if self.blocking else self.streams}"
 
+    @property
+    def is_at_source(self) -> bool:
+        """Of a send or receive, whether it happens at the source of its edge."""
+        return self.op in (Op.SEND_FORWARD, Op.RECV_BACKWARD)
+
+    @property
+    def edge(self) -> tuple[int, int] | None:
+        """Source and destination of the edge that a send or receive is of; None: it is neither."""
+        if self.peer is None:
+            return None
+        return (self.stage, self.peer) if self.is_at_source else (self.peer, self.stage)
+
     @classmethod
     def parse(cls, text: str) -> Action:
         """The action that ``text`` spells.

@@ -52,7 +52,7 @@ def group_collective(cluster: Cluster, operation: str, ranks: RankIds) -> Callab
     if len(ranks) < 2:
         return np.zeros_like
     tables = _tables(cluster, operation, ranks)
-    exact = [table for table in tables if table.num_ranks == len(ranks) and _fits(cluster, table, ranks)]
+    exact = _exact(cluster, tables, ranks)
     links = ring_links(cluster, ranks)
 
     def seconds(size: Array) -> Array:
@@ -197,11 +197,15 @@ def collective_evidence(cluster: Cluster, operation: str, ranks: RankIds, num_by
     """How well :func:`collective_s` knows."""
     if len(ranks) < 2:
         return MEASURED
-    tables = _tables(cluster, operation, ranks)
-    exact = [table for table in tables if table.num_ranks == len(ranks) and _fits(cluster, table, ranks)]
+    exact = _exact(cluster, _tables(cluster, operation, ranks), ranks)
     if exact:
         return weakest(table_evidence(MEASURED, exact[0].points, num_bytes))
     return weakest((INTERPOLATED, *(link.evidence for link in ring_links(cluster, ranks))))
+
+
+def _exact(cluster: Cluster, tables: Sequence[Collective], ranks: RankIds) -> list[Collective]:
+    """Those that were measured on as many ranks and hosts."""
+    return [table for table in tables if table.num_ranks == len(ranks) and _fits(cluster, table, ranks)]
 
 
 def ring_links(cluster: Cluster, ranks: RankIds) -> tuple[Link, ...]:

@@ -141,7 +141,7 @@ class Suffixes:
         """
         group = choice.group
         cuts = self.prices.cuts
-        count = len(self.prices.micro_batches)
+        count = self.prices.num_microbatches
         stage = group.stage(first, last)
         is_end = last == cuts.last
         may_follow = any(choice.option.left)
@@ -175,11 +175,10 @@ class Suffixes:
         self, choice: GroupChoice, stage: BoundedStages, rounds: Array, after: Labels, crossing: Numbers
     ) -> Array:
         """The labels of stages with the best of one sort of next stage: (sort of label, first, last)."""
-        crossings = self.prices.cuts.crossings
         prices = self.prices
-        reads = crossings.linked[crossing]
-        returns = crossings.has_gradient[crossing] & prices.freedom.trains
-        overhead_s = len(prices.micro_batches) * choice.group.prices.overhead_s * returns
+        reads = prices.cuts.crossings.linked[crossing]
+        returns = prices.returns()[crossing]
+        overhead_s = prices.num_microbatches * choice.group.prices.overhead_s * returns
         waiting = replace(stage, work_s=stage.work_s + overhead_s)
         best = only(after, crossing)
         labels = stacked(prepend(waiting, best, rounds, self.card_s(choice, stage), reads, returns), self.sorts)

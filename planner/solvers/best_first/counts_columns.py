@@ -342,7 +342,7 @@ class Columns:
         All of them where members divide what they hold, or the last micro-batch is smaller.
         """
         prices = self.prices
-        count = len(self.prices.micro_batches)
+        count = self.prices.num_microbatches
         first = self.places.first[pairs.first]
         last = np.maximum(self.places.last[pairs.last], first)
         window = np.full(first.shape, count)

@@ -190,7 +190,7 @@ class CountsTable:
         shape = (2 + int(max(ways.slot.max(), ways.next_slot.max())), before + all_worth + 1)
         if 8 * len(_SORTS) * shape[0] * shape[1] > MOST_BYTES // 4:
             raise OutOfTimeError
-        rounds = rounds_of(len(self.columns.prices.micro_batches), stages.window)
+        rounds = rounds_of(self.columns.prices.num_microbatches, stages.window)
         is_needed = {"round_trip_s": bool((rounds > 1).any()), "step_s": not ways.reads[ways.next_slot >= 0].all()}
         table = {sort: np.full(shape, inf) for sort in _SORTS if is_needed.get(sort, True)}
         for of_sort in table.values():

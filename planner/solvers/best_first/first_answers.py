@@ -119,7 +119,7 @@ class FirstAnswers:
         evaluator = self.evaluator
         budget = self.evaluator.budget
         most_s = policy.WRITTEN * budget.left_s
-        soon_said = [space for space in self.spaces if evaluator.rows_work_s(len(space.prices.micro_batches)) <= most_s]
+        soon_said = [space for space in self.spaces if evaluator.rows_work_s(space.prices.num_microbatches) <= most_s]
         stages_of = _most_alike(soon_said or self.spaces[-1:])
         within = budget.part(policy.FIRST_ANSWERS * budget.left_s)
         rest = budget.part(reserve_s=within.left_s)
@@ -235,7 +235,7 @@ def most_promising(pipelines: Sequence[CutPipeline], budget: Budget) -> list[Cut
         pipeline = pipelines[number]
         plan = (id(pipeline.groups), pipeline.cuts)
         stages = len(pipeline.groups)
-        count = 2 * stages * len(pipeline.space.prices.micro_batches)
+        count = 2 * stages * pipeline.space.prices.num_microbatches
         if longer_s.get(plan, 0.0) > added_s:
             added_s = longer_s[plan]
             heappush(waiting, (pipeline.step_s + added_s, added_s, number))
@@ -283,7 +283,7 @@ class _Cutting:
     def pipelines(self) -> Iterator[CutPipeline]:
         """Under every schedule: the best cuts where some are kept, where least is, and where most is."""
         num_stages = len(self.groups)
-        count = len(self.space.prices.micro_batches)
+        count = self.space.prices.num_microbatches
         chain = Pipeline(StageGraph.chain(num_stages, count))
         kept = {
             windows or max_in_flight(schedule, chain) or kept_by(schedule, num_stages, count): (schedule, windows)
@@ -307,7 +307,7 @@ class _Cutting:
 
     def _windows(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """The schedules that are open, those without windows first."""
-        most = (len(self.space.prices.micro_batches),) * len(self.groups)
+        most = (self.space.prices.num_microbatches,) * len(self.groups)
         for name in sorted(self.space.prices.freedom.schedules, key=lambda name: traits(name).windowed):
             for cap in CAPS if traits(name).windowed else (0,):
                 yield name, windows_of(cap, most)
@@ -345,7 +345,7 @@ class _Cutting:
         handed = self._handed(places)
         every = BoundedStages(*_gathered(self._stages, (places[:, :-1].T, places[:, 1:].T)))
         labels = self._labels(every, handed, kept)
-        rest = len(self.space.prices.micro_batches) - 1
+        rest = self.space.prices.num_microbatches - 1
         step_s = np.maximum(labels.step_s, labels.round_trip_s + rest * self._on_fullest_card_s(handed))
         return np.where((every.window >= np.array(kept)[:, None]).all(axis=0), step_s, inf)
 
@@ -355,12 +355,11 @@ class _Cutting:
         at = self.space.cuts[places].T
         crossing = prices.cuts.crossing_of[prices.cuts.content[at[1:-1], at[2:]], at[:-2], at[1:-1]]
         is_handed = crossing >= 0
-        has_gradient = prices.cuts.crossings.has_gradient[crossing]
-        return _Handed(crossing, is_handed, is_handed & has_gradient & prices.freedom.trains)
+        return _Handed(crossing, is_handed, is_handed & prices.returns()[crossing])
 
     def _labels(self, every: BoundedStages, handed: _Handed, kept: tuple[int, ...]) -> Labels:
         """Those of whole pipelines, given the micro-batches that stages keep."""
-        count = len(self.space.prices.micro_batches)
+        count = self.space.prices.num_microbatches
         messages = _gathered(self._messages, (handed.crossing,))
         stages = [only(every, stage) for stage in range(len(kept))]
         rounds = [rounds_of(count, np.full(len(stages[0].forward_s), own or count)) for own in kept]
@@ -457,5 +456,5 @@ def _replayed(pipeline: CutPipeline) -> CutPipeline:
         messages_of(links, [whole], [handed], edges),
         None if cards is None else np.unique(cards, axis=1),
     )
-    bound_s = leaves.bounds(pipeline.schedule, pipeline.windows, len(prices.micro_batches), np.arange(1))
+    bound_s = leaves.bounds(pipeline.schedule, pipeline.windows, prices.num_microbatches, np.arange(1))
     return replace(pipeline, step_s=float(bound_s[0]))

@@ -195,7 +195,7 @@ class LikeStages:
             trip_s = sum(float(column.trip_s[ends]) for column, ends in own)
             pace_s = max(float(column.pace_s[ends]) for column, ends in own)
             tail_s = max(float(column.tail_s[ends]) for column, ends in own)
-            step_s = trip_s + (len(self.prices.micro_batches) - 1) * pace_s + tail_s
+            step_s = trip_s + (self.prices.num_microbatches - 1) * pace_s + tail_s
             yield LikePipeline(step_s, tuple(column.places for column in row))
 
     @cached_property
@@ -222,7 +222,7 @@ class LikeStages:
         whole = group.stage(np.array([0]), np.array([self.prices.cuts.last]))
         depth = min(self._most(places) * places.stages, self.prices.cuts.last)
         work_s = float(whole.all_work_s[0])
-        count = len(self.prices.micro_batches)
+        count = self.prices.num_microbatches
         return work_s / depth * (1 + (depth - 1) / count) + float(whole.tail_s[0]) / depth
 
     @property
@@ -278,7 +278,7 @@ class LikeStages:
     def message(self, source: PricedGroup, destination: PricedGroup) -> HandoverBound:
         """Between two stages on such groups: as ``links`` say, or as long as its part of their loads."""
         link = self.links.between(source, destination)
-        count = len(self.prices.micro_batches)
+        count = self.prices.num_microbatches
         forward_s = np.maximum(link.forward_s, link.load_forward_s / count)
         backward_s = np.maximum(link.backward_s, link.load_backward_s / count)
         return replace(link, forward_s=forward_s, least_forward_s=forward_s, least_backward_s=backward_s)
@@ -299,7 +299,7 @@ class LikeStages:
         """The column of stages on a group and others like it."""
         places = choice.places
         group = choice.group
-        count = len(self.prices.micro_batches)
+        count = self.prices.num_microbatches
         stages = group.stage(self.chain[:, None], self.chain[None, :])
         trip_s, there_s, back_s = self._across(group, self._stage_after(choice))
         inside_s = self._across(group, group)[0] if places.stages > 1 else trip_s
@@ -333,10 +333,10 @@ class LikeStages:
             nothing = np.zeros(len(self.chain))
             return nothing, nothing, nothing
         cuts = self.prices.cuts
-        count = len(self.prices.micro_batches)
+        count = self.prices.num_microbatches
         crossing = cuts.crossing_of[cuts.content[self.chain, cuts.last], 0, self.chain]
         is_handed = crossing >= 0
-        returns = is_handed & cuts.crossings.has_gradient[crossing] & self.prices.freedom.trains
+        returns = is_handed & self.prices.returns()[crossing]
         message = self.message(source, destination)
         forward_s = np.where(is_handed, message.forward_s[crossing], 0.0)
         backward_s = np.where(returns, message.least_backward_s[crossing], 0.0)

@@ -56,6 +56,11 @@ class HandoverBound:
     load_backward_s: Array  # [crossings]
     load_both_s: Array  # [crossings] in both directions, where they share a wire or a card; else 0
 
+    @property
+    def one_way_s(self) -> Array:
+        """All messages one way, and one the other way."""
+        return np.maximum(self.load_forward_s + self.least_backward_s, self.forward_s + self.load_backward_s)
+
 
 def least_links_of(prices: GroupPrices) -> dict[str, Link]:
     """By tier, a link that is never slower than one between two devices (``least_links``); no time where it streams."""

@@ -185,7 +185,7 @@ class Leanest:
         """By first cut: the fullest rank's share of its limit, number of the first choice, where its stage ends."""
         prices = self.frontier.suffixes.prices
         count = len(prices.cuts.members)
-        batches = len(prices.micro_batches)
+        batches = prices.num_microbatches
         kept = 1 if traits(self.schedule).windowed else kept_by(self.schedule, downstream, batches)[0]
         first = np.arange(count)[:, None]
         last = np.arange(count)[None, :]

@@ -119,7 +119,7 @@ class Frontier:
 
     def root(self) -> PipelinePrefix:
         """No stage yet."""
-        count = len(self.suffixes.prices.micro_batches)
+        count = self.suffixes.prices.num_microbatches
         return PipelinePrefix((), (), (0,), self.suffixes.devices.all_unused, 0.0, 0.0, count, 0.0)
 
     def expand(self, prefix: PipelinePrefix, upper_s: float) -> Expansion:
@@ -162,14 +162,13 @@ class Frontier:
     def _before(self, prefix: PipelinePrefix, table: StageTable) -> tuple[Before, Numbers]:
         """``prefix`` as the next stage sees it, by row of a table, and the most micro-batches that it leaves that."""
         prices = self.suffixes.prices
-        most = np.full(len(table.last), len(prices.micro_batches))
+        most = np.full(len(table.last), prices.num_microbatches)
         if not prefix.choices or not len(most):
             return Before(*(np.zeros(len(most)),) * len(fields(Before))), most
         *_, ahead, begin = prefix.cuts
-        crossings = prices.cuts.crossings
         crossing = prices.cuts.crossing_of[prices.cuts.content[begin, table.last], ahead, begin]
-        reads = crossings.linked[crossing]
-        returns = crossings.has_gradient[crossing] & prices.freedom.trains
+        reads = prices.cuts.crossings.linked[crossing]
+        returns = prices.returns()[crossing]
         link = self._handovers(prefix, table, crossing)
         started_s = prefix.started_s
         returns_s = prefix.returns_s

@@ -236,9 +236,19 @@ class GroupPrices:
         self.mixing, self.throughout, self._cores = _between_cuts(self.cost_model, self.cuts, self.freedom.mixing)
 
     @property
+    def num_microbatches(self) -> int:
+        """M: all of them."""
+        return len(self.micro_batches)
+
+    @property
     def num_counted(self) -> int:
         """How many micro-batches bounds count, the first ones."""
-        return len(self.micro_batches)
+        return self.num_microbatches
+
+    @once
+    def returns(self) -> Flags:
+        """By crossing, whether a gradient comes back."""
+        return self.cuts.crossings.has_gradient & self.freedom.trains
 
     @once
     def versions(self, counts: Counts) -> tuple[PricedGroup, ...]:
@@ -442,7 +452,7 @@ class GroupPrices:
         first = np.arange(count)[:, None]
         last = np.arange(count)[None, :]
         period_s = sum(self.micro_batches) / self.problem.rate_per_s
-        work_s = prices.stage(first, last, len(self.micro_batches)).work_s
+        work_s = prices.stage(first, last, self.num_microbatches).work_s
         in_time: Flags = work_s <= period_s * (1 + _ROUNDING)
         return in_time
 

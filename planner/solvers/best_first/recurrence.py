@@ -115,11 +115,9 @@ def alone(stage: AnyStages, rounds: Array, card_s: Array | float) -> Labels:
 def across(labels: Labels, message: HandoverBound) -> Labels:
     """Pipelines as the stage before sees them: from the end of its F to the start of its B."""
     round_trip_s = message.least_forward_s + labels.round_trip_s + message.least_backward_s
-    one_way_s = np.maximum(
-        message.load_forward_s + message.least_backward_s, message.forward_s + message.load_backward_s
-    )
     last_backward_s = np.maximum(
-        message.forward_s + (labels.last_backward_s + message.least_backward_s), labels.round_trip_s + one_way_s
+        message.forward_s + (labels.last_backward_s + message.least_backward_s),
+        labels.round_trip_s + message.one_way_s,
     )
     both_ways_s = np.where(np.isfinite(labels.round_trip_s), message.load_both_s, np.inf)
     return Labels(

@@ -94,7 +94,7 @@ class SolvedPipeline:
 
     def most_kept(self) -> list[int]:
         """Micro-batches that memory lets each stage keep."""
-        return [min(int(stage.window), len(self.prices.micro_batches)) for stage in self.stages()]
+        return [min(int(stage.window), self.prices.num_microbatches) for stage in self.stages()]
 
     def kept_again(self) -> SolvedPipeline:
         """With windows of the same sort for its stages."""
@@ -231,7 +231,7 @@ def _together_s(alike: list[SolvedPipeline], handed: list[tuple[Handed, ...]], w
     """The steps of pipelines of as many stages under one schedule, of which one order is that of all."""
     first = alike[0]
     prices = first.prices
-    count = len(prices.micro_batches)
+    count = prices.num_microbatches
     within.spend(2 * (_TURN_S + _TURN_OF_ROW_S * len(alike)) * len(first.groups) * count + _ROW_S * len(alike))
     edges = tuple(sorted(set(edges_of(chain.from_iterable(handed), prices.freedom.trains))))
     pipelines = [(solution.groups, solution.cuts) for solution in alike]

@@ -412,7 +412,7 @@ class BestFirstSearch:
             leaf
             for alike in together
             for schedule in prices.freedom.schedules
-            for leaf in alike.under(schedule, len(prices.micro_batches), self.upper_s, prices.freedom.schedules)
+            for leaf in alike.under(schedule, prices.num_microbatches, self.upper_s, prices.freedom.schedules)
         ]
         return sorted(leaves, key=lambda leaf: leaf.bound_s)
 

@@ -280,7 +280,7 @@ class MemberClocks:
         pool_of = {rank: number for number, pool in enumerate(prices.pools) for rank in pool.ranks}
         size = prices.micro_batches[0]
         edges = leaf.leaves.edges
-        order = schedule_order(leaf.schedule, len(candidate.groups), len(prices.micro_batches), edges, leaf.windows)
+        order = schedule_order(leaf.schedule, len(candidate.groups), prices.num_microbatches, edges, leaf.windows)
         if order is not None:
             order = tuple(action for action in order if action[2] < prices.num_counted)
         kept = _kept(order, len(candidate.groups))

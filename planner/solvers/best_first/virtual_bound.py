@@ -197,7 +197,7 @@ class Tables:
             where: the position of each stage.
         """
         spans = tuple(prices.spans(groups[r]) for r in where)
-        count = len(prices.prices.micro_batches)
+        count = prices.prices.num_microbatches
         messages = np.zeros((len(where), 2, len(spans[0].possible)))
         for stage, (a, b) in enumerate(pairwise(where)):
             messages[stage] = prices.messages(groups[a], groups[b])

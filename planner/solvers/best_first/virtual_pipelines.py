@@ -323,7 +323,7 @@ class Sequences:
 def families(every: Iterable[GroupPrices], devices: DeviceStates, names: Sequence[str]) -> Iterator[PipelineFamilies]:
     """All that are searched of schedules for several stages a position, for each way to cut the batch."""
     formed: dict[bool, Sequences] = {}
-    for prices in sorted(every, key=lambda prices: len(prices.micro_batches)):  # short programs first
+    for prices in sorted(every, key=lambda prices: prices.num_microbatches):  # short programs first
         for mirrored in sorted({traits(name).bidirectional for name in names}.difference(formed)):
             formed[mirrored] = sequences(devices, mirrored, prices.freedom.max_stages)
         work_s = float(prices.capacity_s().min(axis=0).sum())

@@ -76,7 +76,7 @@ class StagePrices:
     def _worked_out(self, group: PricedGroup) -> GroupSpans:
         cuts = self.prices.cuts
         prices = group.prices
-        count = len(self.prices.micro_batches)
+        count = self.prices.num_microbatches
         every = np.arange(cuts.last + 1)
         first = every[:, None]
         last = every[None, :]

@@ -200,8 +200,7 @@ class NextStages:
 
     def handover_s(self, link: HandoverBound) -> tuple[Array, Array]:
         """Times in the order of :class:`HandoverTable`, at least, by cut; and what they are beyond that."""
-        one_way_s = np.maximum(link.load_forward_s + link.least_backward_s, link.forward_s + link.load_backward_s)
-        times = (link.forward_s, link.forward_s + link.least_backward_s, one_way_s, link.load_both_s)
+        times = (link.forward_s, link.forward_s + link.least_backward_s, link.one_way_s, link.load_both_s)
         certain = np.stack([self.linked, *3 * [self.linked_back]])
         seconds = np.where(certain, np.stack([self.least(each) for each in times]), 0.0)
         seconds[2:] = np.maximum(seconds[2:] - seconds[1], 0.0)
@@ -245,7 +244,7 @@ def _spans(prices: GroupPrices, after: NextStages, group: PricedGroup, number: i
     first, last = np.nonzero(prices.cuts.inside)
     stage = group.stage(first, last)
     returns = after.linked_back[first, last]
-    turn_s = stage.work_s + len(prices.micro_batches) * group.prices.overhead_s * returns
+    turn_s = stage.work_s + prices.num_microbatches * group.prices.overhead_s * returns
     may_be = after.possible[:, first, last].any(axis=0) | (last == prices.cuts.last)
     return SpanTable(
         first=first,
