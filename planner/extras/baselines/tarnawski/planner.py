@@ -242,30 +242,30 @@ def place(
     from planner.solvers.integer_program import IntegerProgram  # late: HiGHS takes long to load
 
     devices = [ACCELERATOR] * accelerators + [CPU] * cpus
-    count = blocks.num_blocks
     costs = np.array([cost for _, cost in blocks.values])
-    widths = {"T": 1, "placed": count * len(devices), "crosses": len(costs) * accelerators}
+    widths = {"T": 1, "placed": blocks.num_blocks * len(devices), "crosses": len(costs) * accelerators}
     program = IntegerProgram(widths, binary=("placed",), parts=("crosses",))
     placed, crosses = (eye_array(widths[name], format="csr") for name in ("placed", "crosses"))
-    columns = np.arange(widths["placed"]).reshape(count, -1)
+    columns = np.arange(widths["placed"]).reshape(blocks.num_blocks, -1)
     program.add(1, 1, placed=sum(placed[columns[:, number]] for number in range(len(devices))))
     program.add(0, 0, placed=_barred(blocks, accelerators, len(devices)).reshape(1, -1).astype(np.float64))
     value, leaving, entering = _circles(blocks)
-    minus_one = np.full((1, 1), -1.0)
     for number, kind in enumerate(devices):
         here = placed[columns[:, number]]
         if kind == CPU:
-            program.add(-inf, 0, T=minus_one, placed=(blocks.cpu_ms @ here)[None])
+            program.add(-inf, 0, T=-np.ones((1, 1)), placed=(blocks.cpu_ms @ here)[None])
             continue
         own = crosses[np.arange(len(costs)) + number * len(costs)]
         program.add(0, inf, placed=here[entering] - here[leaving], crosses=own[value])
-        program.add(-inf, 0, T=minus_one, placed=(blocks.accelerator_ms @ here)[None], crosses=(costs @ own)[None])
+        program.add(
+            -inf, 0, T=-np.ones((1, 1)), placed=(blocks.accelerator_ms @ here)[None], crosses=(costs @ own)[None]
+        )
         if blocks.size_bytes.sum() > memory_bytes:
             program.add(-inf, memory_bytes, placed=(blocks.size_bytes @ here)[None])
     answer = program.minimise(known_ms, time_limit_s)
     if not answer.variables:
         return None, known_ms if answer.status == INFEASIBLE else answer.bound
-    sets = tuple(_chosen(answer.variables["placed"].reshape(count, -1), devices))
+    sets = tuple(_chosen(answer.variables["placed"].reshape(blocks.num_blocks, -1), devices))
     return sets, float(answer.variables["T"][0]) if answer.status == OPTIMAL else answer.bound
 
 
