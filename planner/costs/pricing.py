@@ -216,8 +216,7 @@ class Pricing:
         in_spans = {index for span in spans for index in span}
         options = {
             index: replace(option, recompute=recompute or index in in_spans)
-            for index in layers
-            if (option := candidate.option_of(index)) is not None
+            for index, option in candidate.options_of(layers).items()
         }
         if not options:
             return {}

@@ -114,8 +114,8 @@ class LayoutPlans:
         sizes = set(candidate.micro_batches)
         mixing = mixing_layers(graph)
         for stage, group in enumerate(candidate.groups):
-            layers = [index for index, number in enumerate(candidate.stage_of) if number == stage]
-            own = {index: option for index in layers if (option := candidate.option_of(index)) is not None}
+            layers = candidate.layers_of(stage)
+            own = candidate.options_of(layers)
             if own and not gives_all_work(self.evaluator.layouts, group, own, sizes):
                 return False
             if not own and len(group) > 1:
@@ -156,7 +156,7 @@ class LayoutPlans:
         problem = self.evaluator.problem
         group = candidate.groups[stage]
         prices = self.evaluator.layouts.prices(group, max(candidate.micro_batches))
-        layers = tuple(index for index, number in enumerate(candidate.stage_of) if number == stage)
+        layers = tuple(candidate.layers_of(stage))
         rows = program_of(problem.graph, candidate).rows
         cores = chain.from_iterable(cores_by_index(problem.graph))
         question = Question(

@@ -446,8 +446,8 @@ def _rules(constraints: Constraints, candidate: Candidate) -> str:
     if not constraints.rules:
         return ""
     for stage, group in enumerate(candidate.groups):
-        layers = [index for index, number in enumerate(candidate.stage_of) if number == stage]
-        own = {index: option for index in layers if (option := candidate.option_of(index)) is not None}
+        layers = candidate.layers_of(stage)
+        own = candidate.options_of(layers)
         ways = None if own else CutDegrees(sample=len(group))
         if not constraints.allows_stage(layers, group, candidate.recomputes(stage), ways, stage):
             return _broken_rule(problem, candidate)
