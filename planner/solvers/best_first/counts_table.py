@@ -8,10 +8,10 @@ Columns     a stage from cut i to cut j on n devices of kind k, of which the ful
             or more; it is worth n v_k
 Minimise    over columns, after every cut i, for every worth u of devices left, by the recurrence of all pipelines
 
-    V(i, u) = min over columns (i, j) of worth d of     prepend(column, across(V(j, u - d)))         ``recurrence``
+    labels(i, u) = min over columns (i, j) of worth d of  prepend(column, across(labels(j, u - d)))   ``recurrence``
 
-V(0, U) is below every step.  Columns that take longer than an upper bound T of the step are left out, and of all (i, u)
-those looked at where the layers before i can be done in T by what is used, and those after by what is left.
+``end_s`` of labels(0, U) is below every step.  Columns that take longer than an upper bound T of the step are left
+out, and of all (i, u) those looked at where the layers before i can be done in T by what is used, and those after by what is left.
 
 Where there are many columns those of like shares are first taken together (``Columns.grain``): their table says less,
 takes a fraction of the time, and is enough for ways to cut the batch that are far from the best.
