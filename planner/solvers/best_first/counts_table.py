@@ -11,7 +11,8 @@ Minimise    over columns, after every cut i, for every worth u of devices left, 
     labels(i, u) = min over columns (i, j) of worth d of  prepend(column, across(labels(j, u - d)))   ``recurrence``
 
 ``end_s`` of labels(0, U) is below every step.  Columns that take longer than an upper bound T of the step are left
-out, and of all (i, u) those looked at where the layers before i can be done in T by what is used, and those after by what is left.
+out, and of all (i, u) those looked at where the layers before i can be done in T by what is used, and those after by
+what is left.
 
 Where there are many columns those of like shares are first taken together (``Columns.grain``): their table says less,
 takes a fraction of the time, and is enough for ways to cut the batch that are far from the best.
