@@ -1,6 +1,6 @@
 """A program: a schedule with every message, reduction and update explicit.  What is simulated is what is executed.
 
-Which gradients are summed together: the runtime's buckets, which the cost model prices one by one.
+``in_buckets`` says which gradients the runtime sums together; the cost model prices these buckets one by one.
 """
 
 from __future__ import annotations

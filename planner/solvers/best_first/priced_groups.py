@@ -1,6 +1,6 @@
 """Groups of devices as stages, each priced once for one way to cut the batch (``planner.costs.stages.stage_bound``).
 
-Which schedules, recomputation and side constraints a problem leaves open beside cuts and devices: ``Freedom``.
+``Freedom`` is what a problem leaves open beside cuts and devices: schedules, recomputation, side constraints.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The best of a few candidates, and what is said of it: what binds, why other plans lose, and why nothing fits.
 
-Why not another plan: the best of each other strategy, schedule and number of stages.
+Other plans are the best of each other strategy, schedule and number of stages (``alternatives``).
 """
 
 from __future__ import annotations

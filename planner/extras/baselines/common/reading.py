@@ -1,6 +1,6 @@
-"""Reading a JSON file of a published format: typed fields, and faults that name the place in the file.
+"""Files of published formats, with faults that name the place in the file.
 
-Reading a text file of a published format: its lines by number, and faults that name file and line.
+Of a JSON file (:class:`Item`) typed fields are read, of a text file (:class:`FileText`) lines by number.
 """
 
 from __future__ import annotations
