@@ -17,7 +17,7 @@ import numpy as np
 
 from planner.ir.errors import UsageError
 from planner.sites.arrangement import TOLERANCE, Arrangement, RankOfSites, cut_places, halo_sites
-from planner.sites.keys import AXIS_BITS, HALF, AnyInts, Floats, Ints, block_keys, samples_of, unpack
+from planner.sites.keys import AXIS_BITS, HALF, AnyInts, Floats, Numbers, block_keys, samples_of, unpack
 from planner.sites.work import BlockWork, SiteLevel
 
 
@@ -31,7 +31,7 @@ class Ownership:
     """
 
     num_ranks: int
-    keys: Ints
+    keys: Numbers
     ranks: RankOfSites
 
     def owner(self, samples: AnyInts, coordinates: AnyInts, stride: int | Sequence[int] = 1) -> RankOfSites:
@@ -44,7 +44,7 @@ class Ownership:
         """
         return self.owner_of_blocks(block_keys(samples, coordinates, stride))
 
-    def owner_of_blocks(self, keys: Ints) -> RankOfSites:
+    def owner_of_blocks(self, keys: Numbers) -> RankOfSites:
         """The owner [N] of blocks: of one that is not listed, that of its sample's nearest listed one below, or above.
 
         Of a sample without blocks it is any rank, the same whoever asks; without any block, rank 0.
@@ -58,7 +58,7 @@ class Ownership:
         return owners
 
 
-def ownership_of(num_ranks: int, keys: Ints, ranks: AnyInts) -> Ownership:
+def ownership_of(num_ranks: int, keys: Numbers, ranks: AnyInts) -> Ownership:
     """The ownership that gives block ``keys[i]`` (distinct, in any order) to ``ranks[i]``; its arrays are its own."""
     order = np.argsort(keys)
     owned = Ownership(num_ranks, keys[order], np.asarray(ranks)[order].astype(np.int32))
@@ -104,7 +104,7 @@ class RankHalo:
         input_bytes: of all input rows of all maps, wherever they are.
     """
 
-    sites: tuple[Ints, ...]
+    sites: tuple[Numbers, ...]
     received_bytes: Floats
     input_bytes: float
 
@@ -154,12 +154,12 @@ def halo(ownership: Ownership, levels: Sequence[SiteLevel], maps: Sequence[SiteM
     return RankHalo(tuple(sites), received, inputs)
 
 
-def equal_counts(keys: Ints, num_samples: int, num_ranks: int) -> Ownership:
+def equal_counts(keys: Numbers, num_samples: int, num_ranks: int) -> Ownership:
     """SparsePipe's split inside a batch: as many whole samples on each rank, in the order of their numbers."""
     return ownership_of(num_ranks, keys, samples_of(keys) * num_ranks // max(num_samples, 1))
 
 
-def equal_slabs(keys: Ints, num_ranks: int) -> Ownership:
+def equal_slabs(keys: Numbers, num_ranks: int) -> Ownership:
     """Each sample's bounding box cut into slabs of equal width along its longest side, as dense grids are."""
     samples, blocks = unpack(keys)
     ranks = np.zeros(len(keys), np.int64)
@@ -172,12 +172,12 @@ def equal_slabs(keys: Ints, num_ranks: int) -> Ownership:
     return ownership_of(num_ranks, keys, ranks)
 
 
-def random_blocks(keys: Ints, num_ranks: int, seed: int = 0) -> Ownership:
+def random_blocks(keys: Numbers, num_ranks: int, seed: int = 0) -> Ownership:
     """Every block to a rank by lot: the worst halo there is."""
     return ownership_of(num_ranks, keys, np.random.default_rng(seed).integers(num_ranks, size=len(keys)))
 
 
-def morton(keys: Ints, work: Ints, goals: Ints | None = None) -> Ints:
+def morton(keys: Numbers, work: Numbers, goals: Numbers | None = None) -> Numbers:
     """The permutation [B] that puts blocks in Morton's order (their coordinates' bits in turn), samples ascending."""
     del work, goals
     samples, blocks = unpack(keys)

@@ -39,7 +39,7 @@ from benchmarks.site_balance import (
 )
 from planner.sites.arrangement import SiteOrder, arrange
 from planner.sites.bisection import bisection
-from planner.sites.keys import Ints, pack, unpack
+from planner.sites.keys import Numbers, pack, unpack
 from planner.sites.work import BlockWork, SiteLevel, SiteLoad, block_work
 
 SCAN = Path(__file__).parents[1] / "tests" / "data" / "scans" / "lone-star.laz"
@@ -123,7 +123,7 @@ def minkunet() -> tuple[Convolution, ...]:
     return tuple(found)
 
 
-def case_of(clouds: Sequence[Ints]) -> Case:
+def case_of(clouds: Sequence[Numbers]) -> Case:
     """A micro-batch of these samples, [N, 3] voxels each."""
     samples = np.concatenate([np.full(len(cloud), number) for number, cloud in enumerate(clouds)])
     sites = [np.unique(pack(samples, np.concatenate(clouds)))]
@@ -147,7 +147,7 @@ def case_of(clouds: Sequence[Ints]) -> Case:
     return Case(levels, tuple(loads), tuple(maps))
 
 
-def neighbours(source: Ints, target: Ints, stride: int, offsets: Sequence[tuple[int, int, int]]) -> Ints:
+def neighbours(source: Numbers, target: Numbers, stride: int, offsets: Sequence[tuple[int, int, int]]) -> Numbers:
     """The input row [K, M] of each output site at each offset, or -1; by search in the sorted keys."""
     samples, coordinates = unpack(target)
     table = np.full((len(offsets), len(target)), -1, np.int64)
@@ -159,7 +159,7 @@ def neighbours(source: Ints, target: Ints, stride: int, offsets: Sequence[tuple[
     return table
 
 
-def reverse(table: Ints, num_inputs: int) -> Ints:
+def reverse(table: Numbers, num_inputs: int) -> Numbers:
     """The output row [K, N] that reads each input row through each offset, or -1."""
     reversed_table = np.full((len(table), num_inputs), -1, np.int64)
     for row, rows in zip(reversed_table, table, strict=True):
@@ -177,12 +177,12 @@ def points() -> np.ndarray:
     return found - found.min(axis=0)
 
 
-def voxels(cloud: np.ndarray, voxel_m: float) -> Ints:
+def voxels(cloud: np.ndarray, voxel_m: float) -> Numbers:
     """The distinct voxels of points."""
     return np.unique(np.floor(cloud / voxel_m).astype(np.int64), axis=0)
 
 
-def batch(cloud: np.ndarray, voxel_m: float) -> list[Ints]:
+def batch(cloud: np.ndarray, voxel_m: float) -> list[Numbers]:
     """Crops of the scan and shapes, in turn."""
     found = []
     middle = np.median(cloud[:, :2], axis=0)
@@ -194,7 +194,7 @@ def batch(cloud: np.ndarray, voxel_m: float) -> list[Ints]:
     return found
 
 
-def shape(kind: int, radius: int) -> Ints:
+def shape(kind: int, radius: int) -> Numbers:
     """The surface of a ball, a box, a cylinder or a torus, one voxel thick or two, around the origin."""
     axis = np.arange(-radius, radius + 1)
     x, y, z = np.meshgrid(axis, axis, axis, indexing="ij")

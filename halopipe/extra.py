@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from planner.ir.extras import Extra, Places
+from planner.ir.extras import Extra, ImportPaths
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class FaceExtra(Extra):
     """What an extra may add to the face."""
 
-    verbs: ClassVar[Places] = MappingProxyType({})
+    verbs: ClassVar[ImportPaths] = MappingProxyType({})
     """Verbs of the command line, whose parameters typer reads, by place in the help and name: ``46 export``."""
 
     def profile_on(

@@ -16,7 +16,7 @@ from planner.check.structure import is_in_parts
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Decision, Size, samples_in
 from planner.ir.program import Message, Part, Program, Route
-from planner.ir.schedule import COMPUTE, MESSAGE, Action, Edge, Op, Pipeline, StageGraph
+from planner.ir.schedule import COMPUTE, MESSAGE, Action, Edge, Op, Pipeline, StageGraph, Windows
 from planner.layers.division import has_layouts
 from planner.passes import lower, validate
 from planner.passes.versions import in_flight
@@ -53,15 +53,14 @@ def stated_program(decision: Decision, rows: tuple[tuple[Action, ...], ...]) -> 
     routes: dict[tuple[int, int], bool] = {}
     for rank, row in enumerate(rows):
         for action in row:
-            if action.op not in MESSAGE or action.peer is None or action.microbatch is None:
+            if action.op not in MESSAGE or action.edge is None or action.microbatch is None:
                 continue
             forward = action.op in _AHEAD
-            downstream = action.op in (Op.SEND_FORWARD, Op.RECV_BACKWARD)
-            src, dst = (action.stage, action.peer) if downstream else (action.peer, action.stage)
+            src, dst = action.edge
             routes[src, dst] = routes.get((src, dst), False) or not forward
             key = (src, dst, decision.sizes[action.microbatch], forward)
             at_source, at_destination = ends.setdefault(key, (set(), set()))
-            (at_source if downstream else at_destination).add(rank)
+            (at_source if action.is_at_source else at_destination).add(rank)
     edges = tuple(Edge(src, dst, (), gradient) for (src, dst), gradient in sorted(routes.items()))
     prepares = tuple(sorted({action.stage for row in rows for action in row if action.op is Op.PREPARE}))
     by_size = {
@@ -119,7 +118,7 @@ def _staleness(decision: Decision, program: Program) -> tuple[int, ...]:
         return ()
 
 
-def _pipeline(decision: Decision, program: Program, windows: tuple[int, ...]) -> Pipeline:
+def _pipeline(decision: Decision, program: Program, windows: Windows) -> Pipeline:
     groups = [frozenset(stage.ranks) for stage in decision.stages]
     numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
     positions = tuple(numbers[group] for group in groups)
@@ -136,8 +135,7 @@ def schedule_order(decision: Decision, program: Program, name: str) -> Decision:
     """
     windows = _windows(program)[0] if schedules.traits(decision.schedule).windowed else ()
     is_ahead = not program.stages.prepares or _first_difference(decision, program, windows, True) is None
-    order = schedules.schedule(name)(_pipeline(decision, program, windows))
-    ordered = lower(order, program.stages, program.ranks, program.messages, len(program.rows), ahead=is_ahead)
+    ordered = _lowered(decision, program, name, windows, is_ahead)
     return replace(decision, schedule=name, program=tuple(tuple(map(str, row)) for row in ordered.rows))
 
 
@@ -169,11 +167,16 @@ def schedule_faults(decision: Decision, program: Program) -> Iterator[str]:
         yield differing[-1]
 
 
-def _first_difference(decision: Decision, program: Program, windows: tuple[int, ...], ahead: bool) -> str | None:
+def _lowered(decision: Decision, program: Program, name: str, windows: Windows, ahead: bool) -> Program:
+    """The program in the order of a schedule."""
+    order = schedules.schedule(name)(_pipeline(decision, program, windows))
+    return lower(order, program.stages, program.ranks, program.messages, len(program.rows), ahead=ahead)
+
+
+def _first_difference(decision: Decision, program: Program, windows: Windows, ahead: bool) -> str | None:
     name = decision.schedule
     try:
-        order = schedules.schedule(name)(_pipeline(decision, program, windows))
-        expected = lower(order, program.stages, program.ranks, program.messages, len(program.rows), ahead=ahead)
+        expected = _lowered(decision, program, name, windows, ahead)
     except (ValueError, HalopipeError) as error:
         return f"decision.schedule: {name} cannot order these stages: {error}"
     for rank, (stated_row, expected_row) in enumerate(zip(program.rows, expected.rows, strict=True)):

@@ -38,7 +38,7 @@ def prediction_faults(plan: Plan, pricing: Pricing) -> Iterator[str]:
     if abs(stated.bubble_fraction - fresh.bubble_fraction) > _TIME_TOLERANCE:
         bubbles = f"the predicted bubble is {stated.bubble_fraction}, recomputed {fresh.bubble_fraction}"
         yield f"prediction.bubble_fraction: {bubbles}"
-    for rank, device in enumerate(pricing.cost_model.profile.cluster.devices[: len(stated.ranks)]):
+    for rank, device in enumerate(pricing.cost_model.cluster.devices[: len(stated.ranks)]):
         yield from _rank_faults(plan, fresh, rank, device.name)
     if stated.evidence != fresh.evidence:
         prices = f"its prices are {fresh.evidence!r}"

@@ -119,8 +119,8 @@ def is_in_parts(decision: Decision, number: int) -> bool:
     return len(points) > 2 and points[-1] != max(decision.micro_batches)
 
 
-def samples_of(decision: Decision, stage: int, rows: int, throughout: bool) -> tuple[float, ...]:
-    """How many samples of a micro-batch of ``rows`` each rank of a stage takes; of a part of one, a fraction.
+def samples_of(decision: Decision, stage: int, size: int, throughout: bool) -> tuple[float, ...]:
+    """How many samples of a micro-batch of ``size`` each rank of a stage takes; of a part of one, a fraction.
 
     Args:
         throughout: whether all layers of the stage lie along sites alone.
@@ -128,8 +128,8 @@ def samples_of(decision: Decision, stage: int, rows: int, throughout: bool) -> t
     layout = decision.layout_of(stage)
     if throughout and is_in_parts(decision, stage):
         points = layout.cuts[SAMPLE]
-        return tuple((b - a) * rows / points[-1] for a, b in pairwise(points))
-    return layout.samples(rows)
+        return tuple((b - a) * size / points[-1] for a, b in pairwise(points))
+    return layout.samples(size)
 
 
 def _share_faults(decision: Decision, number: int) -> Iterator[str]:
@@ -137,13 +137,13 @@ def _share_faults(decision: Decision, number: int) -> Iterator[str]:
     first = decision.layers_of(number)[0]
     layout = decision.layers[first].layout
     path = f"decision.layers.{first}.cuts"
-    for rows in sorted(set(decision.micro_batches)):
-        shares = layout.samples(rows)
-        if sum(shares) != rows and len(ranks) > 1:
-            yield f"{path}: stage {number} shares {sum(shares)} of {rows} samples of a micro-batch"
+    for size in sorted(set(decision.micro_batches)):
+        shares = layout.samples(size)
+        if sum(shares) != size and len(ranks) > 1:
+            yield f"{path}: stage {number} shares {sum(shares)} of {size} samples of a micro-batch"
         if min(shares) < 1:
             idle = ranks[shares.index(min(shares))]
-            yield f"{path}: stage {number} leaves rank {idle} none of a micro-batch of {rows}"
+            yield f"{path}: stage {number} leaves rank {idle} none of a micro-batch of {size}"
 
 
 def model_faults(decision: Decision, graph: Graph) -> Iterator[str]:

@@ -7,7 +7,7 @@ boundaries_of    who owns, needs and sends what
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import pairwise
@@ -15,10 +15,11 @@ from itertools import pairwise
 from planner.costs.layers.cost_table import IndexSpans
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.stage_sums import RecomputeMask
+from planner.ir.cluster import RankIds
 from planner.ir.graph import SAMPLE, Graph
-from planner.ir.layout import Layout, cut_points
-from planner.ir.plan import Block, Decision, Placement, Size, sizes_of
-from planner.ir.schedule import FORWARD_PASS, Action
+from planner.ir.layout import Layout, Shares, cut_points
+from planner.ir.plan import BatchSizes, Block, Decision, Placement, Size, sizes_of
+from planner.ir.schedule import FORWARD_PASS, Action, Windows
 from planner.layers.boundary import Boundaries
 from planner.schedules import traits
 
@@ -60,11 +61,11 @@ class Candidate:
     """
 
     stage_of: tuple[int, ...]
-    groups: tuple[tuple[int, ...], ...]
-    shares: tuple[tuple[int, ...], ...]
-    micro_batches: tuple[int, ...]
+    groups: tuple[RankIds, ...]
+    shares: tuple[Shares, ...]
+    micro_batches: BatchSizes
     schedule: str
-    windows: tuple[int, ...] = ()
+    windows: Windows = ()
     recompute: tuple[Recomputes, ...] = ()
     options: tuple[ShardingSpec | None, ...] = ()
     prepares_ahead: bool = True
@@ -79,9 +80,9 @@ class Candidate:
     def chain(
         cls,
         bounds: tuple[int, ...],
-        groups: tuple[tuple[int, ...], ...],
-        shares: tuple[tuple[int, ...], ...],
-        micro_batches: tuple[int, ...],
+        groups: tuple[RankIds, ...],
+        shares: tuple[Shares, ...],
+        micro_batches: BatchSizes,
         schedule: str,
     ) -> Candidate:
         """Stage ``s`` has layers ``bounds[s]`` to ``bounds[s + 1]`` of the graph."""
@@ -125,6 +126,14 @@ class Candidate:
         """How the layer is divided; None if it is as its stage's shares say."""
         return self.options[layer] if self.options else None
 
+    def layers_of(self, stage: int) -> list[int]:
+        """Its layers, by index."""
+        return [index for index, number in enumerate(self.stage_of) if number == stage]
+
+    def options_of(self, layers: Iterable[int]) -> dict[int, ShardingSpec]:
+        """How layers are divided, those that are so each in their own way."""
+        return {index: option for index in layers if (option := self.option_of(index)) is not None}
+
     def placement_of(self, layer: int) -> Placement:
         """How a plan writes down where the layer runs."""
         stage = self.stage_of[layer]
@@ -145,10 +154,10 @@ class Candidate:
 
     def has_own_options(self, stage: int) -> bool:
         """Whether the layers of ``stage`` are each divided in their own way."""
-        return any(own is not None for own, at in zip(self.options, self.stage_of, strict=False) if at == stage)
+        return bool(self.options_of(self.layers_of(stage)))
 
     def repeated(self, times: int) -> Candidate:
-        """The rows so many times, one after another, on as many batches; each prepares its own inputs."""
+        """The rows ``times`` times, one after another, on as many batches; each prepares its own inputs."""
         count = len(self.sizes)
 
         def later(action: Action, turn: int) -> Action:
@@ -203,10 +212,8 @@ def cut_alike(cuts: Collection[object]) -> bool:
 
 def boundaries_of(graph: Graph, candidate: Candidate) -> Boundaries:
     """Who owns, needs and sends what."""
-    divided = {
-        index: option for index in range(len(graph.layers)) if (option := candidate.option_of(index)) is not None
-    }
     layers = graph.layers
+    divided = candidate.options_of(range(len(layers)))
     return Boundaries.of(
         graph,
         {layer.name: stage for layer, stage in zip(layers, candidate.stage_of, strict=True)},

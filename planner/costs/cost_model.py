@@ -16,7 +16,9 @@ from planner.costs.memory.levels import LevelTables
 from planner.costs.stages.gradient_overlap import Bucket, buckets, least_sums_s
 from planner.costs.stages.input_pipeline import Preparations
 from planner.costs.stages.stage_sums import RecomputeMask, StageSums, of_those
+from planner.ir.cluster import Cluster, RankIds
 from planner.ir.extras import extras
+from planner.ir.graph import Graph
 from planner.ir.lazy import once, once_by
 from planner.ir.planner_extra import PlannerExtra, StageExchanges
 from planner.ir.profile import BACKWARD, FORWARD, Profile
@@ -53,15 +55,25 @@ class CostModel:
         self.excess = StepResidual(Factors.of(source.calibration.corrections))
         self.tables = CostTables(self.profile)
         self.levels = LevelTables(self.profile)
-        self.network = NetworkPrices(self.profile.cluster)
+        self.network = NetworkPrices(self.cluster)
         preparations = (extra.preparations(self.profile) for extra in extras(PlannerExtra))
         self.preparations = next(filter(None, preparations), None) or Preparations(self.profile)
         exchanges = (extra.stage_exchanges(self.profile) for extra in extras(PlannerExtra))
         self.stage_exchanges = tuple(each for each in exchanges if each is not None)
 
+    @property
+    def graph(self) -> Graph:
+        """The profile's."""
+        return self.profile.graph
+
+    @property
+    def cluster(self) -> Cluster:
+        """The profile's."""
+        return self.profile.cluster
+
     def kind(self, rank: int) -> str:
         """The kind of the rank's device; of costs for several memories (:meth:`main_kind`) the least."""
-        return self.profile.cluster.devices[rank].kind
+        return self.cluster.devices[rank].kind
 
     @once
     def main_kind(self, rank: int) -> str:
@@ -77,16 +89,16 @@ class CostModel:
     @once
     def buckets(self, runs: tuple[Run, ...], apart: frozenset[str]) -> tuple[Bucket, ...]:
         """In which the gradients of a stage's layers are summed, parameters ``apart`` left out."""
-        return buckets(self.profile.graph, layers_of(runs), apart)
+        return buckets(self.graph, layers_of(runs), apart)
 
-    @once_by(lambda self, ranks: self.profile.cluster.group_alike(ranks))
-    def least_sums_s(self, ranks: tuple[int, ...]) -> Array:
+    @once_by(lambda self, ranks: self.cluster.group_alike(ranks))
+    def least_sums_s(self, ranks: RankIds) -> Array:
         """Before each layer, what ``ranks`` take at least to sum gradients of earlier layers (``gradient_overlap``)."""
         return running(least_sums_s(self.profile, lambda sizes: self.network.all_reduces_s(ranks, sizes)))
 
     @once
     def sums(self, kind: str, samples: float, shared: bool, recompute: RecomputeMask) -> StageSums:
-        """What actions take on a rank with so many samples of a stage that recomputes activations of ``recompute``.
+        """What actions take on a rank with ``samples`` samples of a stage that recomputes activations of ``recompute``.
 
         Raises:
             MissingMeasurementError: as ``tables.at``.
@@ -116,7 +128,7 @@ class CostModel:
         factors = {one.layer: (one.forward, one.backward) for one in self.profile.slowdowns.get(kind, ())}
         if not factors:
             return None
-        rows = [factors.get(layer.name, (1.0, 1.0)) for layer in self.profile.graph.layers]
+        rows = [factors.get(layer.name, (1.0, 1.0)) for layer in self.graph.layers]
         forward, backward = np.array(rows).T - 1
         table = self.at(kind, samples, shared)
         more = (forward, backward, backward, backward)
@@ -136,14 +148,14 @@ class CostModel:
 
     @once_by(
         lambda self, ranks, samples, recompute=False, trains=True: (
-            self.profile.cluster.group_alike(ranks),
+            self.cluster.group_alike(ranks),
             samples,
             recompute,
             trains,
         )
     )
     def exchanges_s(
-        self, ranks: tuple[int, ...], samples: int, recompute: RecomputeMask = False, trains: bool = True
+        self, ranks: RankIds, samples: int, recompute: RecomputeMask = False, trains: bool = True
     ) -> tuple[Array, Array]:
         """All that ``ranks`` exchange inside a stage of a micro-batch of ``samples``, in F and in B: running sums.
 
@@ -160,12 +172,12 @@ class CostModel:
             backward = backward + running(back)
         return forward, backward + of_those(forward, recompute) if recompute else backward
 
-    @once_by(lambda self, ranks, trains=True: (self.profile.cluster.group_alike(ranks), trains))
-    def norms_s(self, ranks: tuple[int, ...], trains: bool = True) -> tuple[Array, Array]:
+    @once_by(lambda self, ranks, trains=True: (self.cluster.group_alike(ranks), trains))
+    def norms_s(self, ranks: RankIds, trains: bool = True) -> tuple[Array, Array]:
         """Exchanges of statistics over ``ranks``, forward and backward: running sums over layers."""
-        takes = np.array([takes_statistics(layer, trains) for layer in self.profile.graph.layers])
+        takes = np.array([takes_statistics(layer, trains) for layer in self.graph.layers])
         channels = takes * self.tables.graph.norm_channels
         element = self.tables.graph.norm_bytes
         sizes = (len(ranks) * (channels > 0) * (1 + 2 * channels) * _STATISTIC_BYTES, 2 * channels * element)
-        forward, backward = (norm_s(self.profile.cluster, ranks, size) for size in sizes)
+        forward, backward = (norm_s(self.cluster, ranks, size) for size in sizes)
         return running(forward), running(backward)

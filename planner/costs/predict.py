@@ -95,9 +95,9 @@ def forecast(
         priced = pricing.priced(candidate, each_rank=True)
     prices = priced.prices()
     trace = run(priced.compiled, prices)
-    steps = timeline(priced.compiled, trace, priced.costs, priced.sizes, priced.carried)
+    steps = timeline(priced.compiled, trace, priced.costs, priced.transfer_bytes, priced.carried)
     memories = priced.memories()
-    cluster = pricing.cost_model.profile.cluster
+    cluster = pricing.cost_model.cluster
     limits = [memory_limit_bytes(device, memory_margin, memory_bytes) for device in cluster.devices]
     ranks = _rank_predictions(cluster.devices, limits, _parts(priced, prices, steps, trace), memories)
     used = candidate.used_ranks
@@ -194,7 +194,7 @@ class Sustained:
 
 
 FURTHER = 4
-"""Batches of a stream whose time is taken, behind those that fill the pipeline."""
+"""Batches of a stream whose time is taken, after those that fill the pipeline."""
 
 
 def filling(num_stages: int) -> int:
@@ -255,8 +255,8 @@ def _parts(priced: PricedProgram, prices: SlotPrices, steps: Timeline, trace: Tr
 
 def _network_evidence(priced: PricedProgram) -> Iterator[Evidence]:
     network = priced.costs.cost_model.network
-    for slot, size in zip(priced.compiled.transfers, priced.sizes, strict=True):
-        yield network.transfer_evidence(slot.src, slot.dst, size)
+    for slot, num_bytes in zip(priced.compiled.transfers, priced.transfer_bytes, strict=True):
+        yield network.transfer_evidence(slot.src, slot.dst, num_bytes)
     for stage in priced.costs.stages:
         yield network.all_reduce_evidence(stage.ranks, stage.own_bytes)
         for tie in stage.ties:

@@ -31,10 +31,11 @@ from planner.costs.simulator.symmetry import Symmetry, symmetry_of
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import LayoutCosts, StagePlacement, bytes_elsewhere, ties_between
 from planner.costs.stages.stage_cost import StageCost
+from planner.ir.cluster import RankIds
 from planner.ir.errors import IllegalProgramError
 from planner.ir.extras import extras, required
 from planner.ir.graph import Graph, producer
-from planner.ir.layout import parts_of, samples_of
+from planner.ir.layout import Shares, parts_of, samples_of
 from planner.ir.lazy import once
 from planner.ir.plan import Size
 from planner.ir.planner_extra import PartPrices, PlannerExtra
@@ -76,7 +77,7 @@ class PricedProgram:
 
     Attributes:
         compiled: of a symmetric one the first slice.
-        sizes: bytes by transfer slot.
+        transfer_bytes: by transfer slot.
         carried: by transfer slot, how these are carried.
         wires: by channel.
         symmetry: which ranks stand for which; None: each for itself.
@@ -84,18 +85,18 @@ class PricedProgram:
 
     costs: StageCosts
     compiled: CompiledProgram
-    sizes: Sequence[int]
+    transfer_bytes: Sequence[int]
     carried: Sequence[CoalescedMessage]
     wires: Sequence[int]
     symmetry: Symmetry | None = None
 
     def prices(self) -> SlotPrices:
         """Of every action and message."""
-        return prices_of(self.compiled, self.costs, self.sizes, self.wires)
+        return prices_of(self.compiled, self.costs, self.transfer_bytes, self.wires)
 
     def memories(self) -> tuple[RankMemory, ...]:
         """What each rank holds when it holds most; ranks that are not used hold nothing."""
-        memories = rank_memories(self.costs, self.compiled, self.sizes, self.carried)
+        memories = rank_memories(self.costs, self.compiled, self.transfer_bytes, self.carried)
         return memories if self.symmetry is None else self.symmetry.spread(memories)
 
 
@@ -120,7 +121,7 @@ class Pricing:
     @cached_property
     def graph(self) -> Graph:
         """The profile's."""
-        return self.cost_model.profile.graph
+        return self.cost_model.graph
 
     def priced(self, candidate: Candidate, *, each_rank: bool = False) -> PricedProgram:
         """The candidate's program with its prices.
@@ -215,24 +216,23 @@ class Pricing:
         in_spans = {index for span in spans for index in span}
         options = {
             index: replace(option, recompute=recompute or index in in_spans)
-            for index in layers
-            if (option := candidate.option_of(index)) is not None
+            for index, option in candidate.options_of(layers).items()
         }
         if not options:
             return {}
         return layouts.costs(group, options, set(candidate.micro_batches), candidate.blocks_of(stage))
 
     @once
-    def samples(self, shares: tuple[int, ...], rows: int) -> tuple[int, ...]:
-        """Samples of each member of a group with ``shares``, of a micro-batch of ``rows``."""
-        return samples_of(shares, rows)
+    def samples(self, shares: Shares, size: int) -> tuple[int, ...]:
+        """Samples of each member of a group with ``shares``, of a micro-batch of ``size``."""
+        return samples_of(shares, size)
 
     def _part_prices(self) -> PartPrices:
         prices = (extra.part_prices(self.cost_model) for extra in extras(PlannerExtra))
         return required(prices, "planner", "prices of parts of micro-batches")
 
     def _samples_by_size(
-        self, shares: tuple[int, ...], full: int, micro_batches: Sequence[int], layers: Sequence[int]
+        self, shares: Shares, full: int, micro_batches: Sequence[int], layers: Sequence[int]
     ) -> dict[int, tuple[float, ...]]:
         """Samples of each member, by samples of the micro-batch: where shares do not sum to a full one, parts of sites.
 
@@ -240,8 +240,8 @@ class Pricing:
         """
         along = throughout_sites(self.graph) if len(shares) > 1 and sum(shares) != full else frozenset()
         if not along or not all(self.graph.layers[index].name in along for index in layers):
-            return {rows: self.samples(shares, rows) for rows in set(micro_batches)}
-        return {rows: parts_of(shares, rows) for rows in set(micro_batches)}
+            return {size: self.samples(shares, size) for size in set(micro_batches)}
+        return {size: parts_of(shares, size) for size in set(micro_batches)}
 
     @cached_property
     def _cores(self) -> IndexSpans:
@@ -290,7 +290,7 @@ class Pricing:
         return edges
 
     def _shape(
-        self, candidate: Candidate, edges: StageLoads, ties: tuple[tuple[int, ...], ...], symmetry: Symmetry | None
+        self, candidate: Candidate, edges: StageLoads, ties: tuple[RankIds, ...], symmetry: Symmetry | None
     ) -> tuple[CompiledProgram, list[int]]:
         """The compiled program of all candidates that differ in prices alone, and the wires of its channels."""
         crossing = frozenset(
@@ -308,7 +308,7 @@ class Pricing:
         return self._shapes[key]
 
     def _with_wires(
-        self, program: Program, candidate: Candidate, ties: tuple[tuple[int, ...], ...], symmetry: Symmetry | None
+        self, program: Program, candidate: Candidate, ties: tuple[RankIds, ...], symmetry: Symmetry | None
     ) -> tuple[CompiledProgram, list[int]]:
         """A program compiled, and the wires of its channels."""
         compiled = compile_program(program, candidate.sizes, ties, 1 if symmetry is None else symmetry.copies)

@@ -10,7 +10,7 @@ from planner.ir.errors import IllegalProgramError
 from planner.ir.schedule import format_grid
 
 TICK_DIGITS = 11
-"""Where both directions share a wire, times (in seconds) that agree in so many digits behind the point are the same,
+"""Where both directions share a wire, times (in seconds) that agree to this many decimal places are the same,
 and the lower rank is first: rounding does not decide who is."""
 
 

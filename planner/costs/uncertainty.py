@@ -126,9 +126,9 @@ def varies(costs: StageCosts) -> bool:
     """Whether any computing of the stages varies."""
     measured = MeasuredNoise(costs.cost_model.profile)
     parts = {
-        (number, costs.kind(rank), placed.samples_of(member, rows))
+        (number, costs.kind(rank), placed.samples_of(member, size))
         for number, placed in enumerate(costs.stages)
-        for rows in map(samples_in, set(costs.micro_batches))
+        for size in map(samples_in, set(costs.micro_batches))
         for member, rank in enumerate(placed.ranks)
     }
     return any(_noise(measured, costs, costs.stages[number], kind, n).varies for number, kind, n in parts)
@@ -143,8 +143,8 @@ def _noises(compiled: CompiledProgram, costs: StageCosts) -> dict[int, CostNoise
         if slot.action.op not in COMPUTE:
             continue
         placed = costs.stages[slot.action.stage]
-        rows = samples_in(costs.micro_batches[slot.action.microbatch or 0])
-        samples = placed.samples_of(placed.ranks.index(slot.rank), rows)
+        size = samples_in(costs.micro_batches[slot.action.microbatch or 0])
+        samples = placed.samples_of(placed.ranks.index(slot.rank), size)
         key = (slot.action.stage, costs.kind(slot.rank), samples)
         if key not in noise_of:
             noise_of[key] = _noise(measured, costs, placed, *key[1:])
@@ -254,7 +254,7 @@ def _ranges(
     if total_s <= 0:
         return
     table = costs.cost_model.tables.at(kind, samples)
-    layers = costs.cost_model.profile.graph.layers
+    layers = costs.cost_model.graph.layers
     by_kind: dict[str, list[tuple[float, float, float]]] = {}
     for index, seconds in weights.items():
         low = float(table.low[index])

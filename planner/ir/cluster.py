@@ -18,6 +18,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
+RankIds = tuple[int, ...]
+"""Ranks that have something in common: the members of a stage, of a sum, in their order."""
+
 Evidence = str
 """How a figure is known, best first: ``measured``, ``interpolated``, by the model of a ``family`` of layers, by models
 of ``kernels`` that others measured on such a device, or ``datasheet``."""
@@ -100,7 +103,7 @@ GRADIENT_SUMS = "gradient sums"
 small sum of what ranks have parts of, and around the sum of a bucket of gradients: collectives over a group of one."""
 
 MEMORY = "memory"
-"""Passes over memory (two numbers read, one written) by so many ranks of a host at once, and by one of them alone."""
+"""Passes over memory (two numbers read, one written) by several ranks of a host at once, and by one of them alone."""
 
 AROUND = (NORMALISATION, PIECES, SITES, PARTIAL_SUMS, GRADIENT_SUMS)
 """All of these; a profile that was made before one of them was measured lacks it."""

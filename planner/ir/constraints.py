@@ -3,8 +3,8 @@
     enc.*=stage:0            the layer is in that stage, counted from 0
     head=device:n0/gpu1      its stage runs on no other device; names as in a shell: n0/*
     layer3.*=kind:V100       its stage runs on no other kind of device; names as in a shell
-    *=replicas:1             its stage has so many ranks
-    conv*=sample:4           it is cut into so many parts along samples; spatial:N, channel:N likewise
+    *=replicas:1             its stage has this many ranks
+    conv*=sample:4           it is cut into this many parts along samples; spatial:N, channel:N likewise
     conv*=height:2           the same of one dim of space: depth:N, height:N, width:N
     enc.*=recompute:yes      its stage computes activations again before the backward; or no
     dec.*=together           all of them are in one stage

@@ -34,7 +34,7 @@
 
 An error says what was wrong, where, the two numbers that disagree, and what to do next.
 
-Beside the tree, :func:`remedies` says what helps where a layer cannot be cut along a dim.
+Besides, :func:`remedies`: what helps where a layer cannot be cut along a dim.
 """
 
 from __future__ import annotations

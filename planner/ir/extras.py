@@ -33,21 +33,21 @@ from planner.ir.errors import UnsupportedModelError, UsageError
 
 R = TypeVar("R")
 E = TypeVar("E", bound="Extra")
-Places = Mapping[str, str]
+ImportPaths = Mapping[str, str]
 """Where things are by their names: ``"module:attribute"``, imported when they are first used."""
 
 
 class Extra:
     """What an extra of any package may add."""
 
-    public: ClassVar[Mapping[str, Places]] = MappingProxyType({})
+    public: ClassVar[Mapping[str, ImportPaths]] = MappingProxyType({})
     """Names for users, by the module of the core that has them (:func:`public`); ``*``: all names of a module."""
 
 
 class Additions(Mapping[str, Any]):
     """Things by name in alphabetical order; each is imported when it is first asked for."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: ImportPaths) -> None:
         self._places = dict(sorted(places.items()))
         self._loaded: dict[str, Any] = {}
 
@@ -98,7 +98,7 @@ def required(answers: Iterable[R | None], package: str, what: str) -> R:
     )
 
 
-def joined(added: Iterable[Places]) -> Additions:
+def joined(added: Iterable[ImportPaths]) -> Additions:
     """What several extras add, by name.
 
     Raises:

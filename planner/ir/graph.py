@@ -206,7 +206,7 @@ class Graph:
     def layer_at(
         self, layer: Layer, samples: int, values: Mapping[str, TensorSpec]
     ) -> tuple[Layer, tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-        """A layer that makes its outputs for so many samples, its inputs then, and its parameters.
+        """A layer that makes its outputs for a number of samples, its inputs then, and its parameters.
 
         Args:
             layer: of the graph.
@@ -273,21 +273,21 @@ def producer(value: str) -> str:
     return value.partition(":")[0]
 
 
-def graph_of_sites(graph: Graph, rows: int, sizes: Mapping[str, int]) -> Graph:
-    """``graph`` for ``rows`` samples that have ``sizes`` sites, by the name of the number."""
+def graph_of_sites(graph: Graph, samples: int, sizes: Mapping[str, int]) -> Graph:
+    """``graph`` for ``samples`` samples that have ``sizes`` sites, by the name of the number."""
 
     @cache  # most layers of a level make tensors alike
     def at(spec: TensorSpec) -> TensorSpec:
-        return spec_of_sites(spec, rows, graph.samples, sizes)
+        return spec_of_sites(spec, samples, graph.samples, sizes)
 
     layers = tuple(replace(layer, outputs=tuple(map(at, layer.outputs))) for layer in graph.layers)
     inputs = {name: at(spec) for name, spec in graph.inputs.items()}
-    return replace(graph, samples=rows, inputs=inputs, layers=layers)
+    return replace(graph, samples=samples, inputs=inputs, layers=layers)
 
 
-def spec_of_sites(spec: TensorSpec, rows: int, captured: int, sizes: Mapping[str, int]) -> TensorSpec:
-    """``spec``, of a graph of ``captured`` samples, for ``rows`` samples that have ``sizes`` sites."""
-    resized = spec.at(rows, captured)
+def spec_of_sites(spec: TensorSpec, samples: int, captured: int, sizes: Mapping[str, int]) -> TensorSpec:
+    """``spec``, of a graph of ``captured`` samples, for ``samples`` samples that have ``sizes`` sites."""
+    resized = spec.at(samples, captured)
     shape = tuple(sizes.get(dim, extent) for dim, extent in zip(resized.dims, resized.shape, strict=True))
     return resized if shape == resized.shape else replace(resized, shape=shape)
 
@@ -295,7 +295,7 @@ def spec_of_sites(spec: TensorSpec, rows: int, captured: int, sizes: Mapping[str
 def topological_order(
     num_nodes: int, edges: Iterable[tuple[int, int]], key: Callable[[int], float] | None = None
 ) -> tuple[int, ...]:
-    """The nodes in topological order, of those that are ready the least first; without those on or behind a cycle.
+    """The nodes in topological order, of those that are ready the least first; without those on or after a cycle.
 
     Args:
         key: what comes before the number of a node in comparing it.

@@ -9,6 +9,9 @@ from itertools import pairwise
 from planner.ir.box import Interval
 from planner.ir.graph import SAMPLE, is_sites
 
+Shares = tuple[int, ...]
+"""Samples of each rank of a stage in a full micro-batch."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -53,7 +56,7 @@ def scaled_points(points: tuple[int, ...], extent: int) -> list[int]:
     return [(2 * point * extent + total) // (2 * total) for point in points]
 
 
-def cut_points(shares: tuple[int, ...]) -> tuple[int, ...]:
+def cut_points(shares: Shares) -> tuple[int, ...]:
     """``(3, 1)`` samples -> cut points ``(0, 3, 4)``."""
     points = [0]
     for share in shares:
@@ -67,11 +70,11 @@ def equal_shares(samples: int, num_ranks: int) -> tuple[int, ...]:
     return (each + 1,) * more + (each,) * (num_ranks - more)
 
 
-def samples_of(shares: tuple[int, ...], rows: int) -> tuple[int, ...]:
-    """Samples of each rank in a micro-batch of ``rows``, where ``shares`` are those of a full one."""
-    return Layout({SAMPLE: cut_points(shares)} if len(shares) > 1 else {}).samples(rows)
+def samples_of(shares: Shares, size: int) -> tuple[int, ...]:
+    """Samples of each rank in a micro-batch of ``size``, where ``shares`` are those of a full one."""
+    return Layout({SAMPLE: cut_points(shares)} if len(shares) > 1 else {}).samples(size)
 
 
-def parts_of(shares: tuple[int, ...], rows: int) -> tuple[float, ...]:
+def parts_of(shares: Shares, size: int) -> tuple[float, ...]:
     """The same where ranks share the sites of a stage: fractions of samples (``costs.stages.placement.loads``)."""
-    return tuple(rows * share / sum(shares) for share in shares)
+    return tuple(size * share / sum(shares) for share in shares)

@@ -37,7 +37,7 @@ class OptionSpec:
         flag: on the command line; empty: the field's name.  One of a field that is true begins with ``--no-``.
         short: the same, one letter.
         least, most: limits of a number; None: as :func:`halopipe.run_spec.schema.limits` has them.
-        kind: ``path``: a file or folder, kept as absolute; ``metrics``: the same, perhaps behind ``tb:``; ``factory``:
+        kind: ``path``: a file or folder, kept as absolute; ``metrics``: the same, perhaps after ``tb:``; ``factory``:
             the name of one may begin with a path; ``size``: bytes, written such as ``2GiB``; ``duration``: seconds,
             written such as ``10min``; ``interval``: a number of steps, or text: a duration, or ``auto``; ``names`` and
             ``integers``: several with commas between them; ``sum``: integers with + between them; ``word``: a flag

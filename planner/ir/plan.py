@@ -119,7 +119,7 @@ class Placement:
 class AxisPart(NamedTuple):
     """What goes through a stage at once where micro-batches are cut along an axis with an order, such as time.
 
-    Its places ``start`` to ``stop`` (tokens), of so many samples; parts go through a stage one after another.
+    Its places ``start`` to ``stop`` (tokens), of ``samples`` samples; parts go through a stage one after another.
     """
 
     samples: int
@@ -131,12 +131,16 @@ Size = int | AxisPart
 """What decides about the cost of a pass: the samples of a micro-batch, or which part of how many."""
 
 
+BatchSizes = tuple[int, ...]
+"""Samples of each micro-batch of a step; the last one may be smaller."""
+
+
 def samples_in(size: Size) -> int:
     """Samples of a micro-batch, or of those that a part is of."""
     return size.samples if isinstance(size, AxisPart) else size
 
 
-def sizes_of(micro_batches: tuple[int, ...], axis_parts: tuple[int, ...]) -> tuple[Size, ...]:
+def sizes_of(micro_batches: BatchSizes, axis_parts: tuple[int, ...]) -> tuple[Size, ...]:
     """What the program's micro-batches are: those of a plan, or one after another all parts of each."""
     if not axis_parts:
         return micro_batches
@@ -240,7 +244,7 @@ class RankPrediction:
 
     Attributes:
         compute_s: inside forward, backward and update.
-        communication_s: for messages, reductions, exchanges inside passes, as far as it is not hidden behind compute.
+        communication_s: for messages, reductions, exchanges inside passes, as far as it is not hidden by compute.
         idle_s: after its last action.
         bubble_s: waiting for what other ranks have not computed yet, with something left to do; of older plan files it
             is in ``idle_s``.
@@ -484,7 +488,7 @@ class Measured:
 
 
 def timed_steps(seconds: Sequence[float], warmup: int, begins: Sequence[int] = ()) -> tuple[float, ...]:
-    """The steps behind the warm-up, which alone are measured; all where there are no others.
+    """The steps after the warm-up, which alone are measured; all where there are no others.
 
     Args:
         warmup: steps of each attempt that warm up.

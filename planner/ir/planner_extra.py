@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from planner.ir.extras import Extra, Places
+from planner.ir.extras import Extra, ImportPaths
 
 if TYPE_CHECKING:  # of every floor, for type checkers alone
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -72,7 +72,7 @@ class PartPrices(Protocol):
 class PlannerExtra(Extra):
     """What an extra may add to the planner."""
 
-    solvers: ClassVar[Places] = MappingProxyType({})
+    solvers: ClassVar[ImportPaths] = MappingProxyType({})
     """Published planners: ``(problem, progress) -> Plan`` by the name that ``--solver`` takes."""
 
     allows: ClassVar[Collection[str]] = ()

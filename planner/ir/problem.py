@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any
 
-from planner.ir.cluster import DeviceSpec
+from planner.ir.cluster import Cluster, DeviceSpec
+from planner.ir.graph import Graph
 from planner.ir.options import NAMES, SIZE, SUM, option
 from planner.ir.profile import Profile
 
@@ -246,24 +247,34 @@ class Problem(Request):
         """The problem without its profile."""
         return Request(**{one.name: getattr(self, one.name) for one in fields(Request)})
 
+    @property
+    def graph(self) -> Graph:
+        """The profile's."""
+        return self.profile.graph
+
+    @property
+    def cluster(self) -> Cluster:
+        """The profile's."""
+        return self.profile.cluster
+
     def shards(self, num_ranks: int) -> bool:
-        """Whether a stage on so many ranks divides its optimiser's state among them."""
+        """Whether a stage on ``num_ranks`` ranks divides its optimiser's state among them."""
         return self.shard == ALWAYS and num_ranks > 1
 
     def zero_over(self, num_ranks: int) -> int:
-        """What a stage on so many ranks divides among them (``Stage.level``)."""
+        """What a stage on ``num_ranks`` ranks divides among them (``Stage.level``)."""
         return self.zero if self.shards(num_ranks) else 0
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that may be used."""
-        count = len(self.profile.cluster.devices)
+        count = len(self.cluster.devices)
         return tuple(range(min(self.num_ranks, count) if self.num_ranks else count))
 
     def memory_limit_bytes(self, rank: int) -> int:
         """What a plan may use of the main memory of ``rank``."""
-        return memory_limit_bytes(self.profile.cluster.devices[rank], self.memory_margin, self.memory_bytes)
+        return memory_limit_bytes(self.cluster.devices[rank], self.memory_margin, self.memory_bytes)
 
     def room_bytes(self, rank: int) -> int:
         """The same, with the memories beside the main one of the device: no plan may hold more there."""
-        return self.memory_limit_bytes(rank) + sum(self.profile.cluster.devices[rank].memories[1:])
+        return self.memory_limit_bytes(rank) + sum(self.cluster.devices[rank].memories[1:])

@@ -81,7 +81,7 @@ class Levels:
     gradients_left_from: tuple[tuple[str, int], ...] = field(default=(), metadata={"added": "0.1"})
 
     def scaled(self, times: float) -> Levels:
-        """So many times as many bytes of everything."""
+        """``times`` as many bytes of everything."""
         sizes: dict[str, Any] = {name: round(times * getattr(self, name)) for name in LEVEL_NAMES}
         for name in LEVEL_PAIRS:
             sizes[name] = tuple((layer, round(times * size)) for layer, size in getattr(self, name))
@@ -498,7 +498,7 @@ class Profile:
         """The profile on the machines as they stand: devices that are gone left out, others at another speed.
 
         A device of another speed is of a kind of its own, with the costs of its kind and a correction (``machine``) on
-        top.  A profile that stands so already stays as it is; of another one, observations stay behind.
+        top.  A profile that stands so already stays as it is; of another one, observations are left out.
 
         Args:
             speeds: by device, beside what was measured of its kind: 0.5 takes twice as long, 0 is gone.

@@ -1,6 +1,6 @@
 """A program: a schedule with every message, reduction and update explicit.  What is simulated is what is executed.
 
-Which gradients are summed together: the runtime's buckets, which the cost model prices one by one.
+``in_buckets`` says which gradients the runtime sums together; the cost model prices these buckets one by one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ against 0.19 ms, 256 KiB 0.27 against 0.26 ms, 4 MiB 5.4 against 4.4 ms, 64 MiB 
 """
 
 SPARE_BYTES = 2**20
-"""At most so many bytes follow a receive buffer, of a tensor on its own an eighth of it; untouched unless a message is
+"""Bytes that follow a receive buffer at most, of a tensor on its own an eighth of it; untouched unless a message is
 wrong."""
 
 POSTED_BYTES = 16 * 2**20
@@ -63,7 +63,7 @@ def receive_window(message_bytes: Iterable[int]) -> int:
     """How many receives a rank announces ahead, of messages of these sizes: 16 MiB of the largest, at least four.
 
     The more are announced, the less a sender waits (announcing all receives of a step of small messages halves what
-    gloo costs); but each holds its buffer.  The runtime announces so many, and the memory model counts them.
+    gloo costs); but each holds its buffer.  The runtime announces these, and the memory model counts them.
     """
     return max(LEAST_POSTED, POSTED_BYTES // max((1, *message_bytes)))
 
@@ -167,15 +167,14 @@ class Program:
 
     def messages_of(self, rank: int, action: Action) -> tuple[Message, ...]:
         """The messages that ``action``, a send or receive on ``rank``, moves between ranks."""
-        if action.peer is None or action.microbatch is None:
+        edge = action.edge
+        if edge is None or action.microbatch is None:
             return ()
-        sends = action.op in (Op.SEND_FORWARD, Op.SEND_BACKWARD)
         forward = action.op in (Op.SEND_FORWARD, Op.RECV_FORWARD)
-        at_source = sends == forward  # a forward send and a backward receive happen at the edge's source
-        src, dst = (action.stage, action.peer) if at_source else (action.peer, action.stage)
+        at_source = action.is_at_source
         return tuple(
             message
-            for message in self.messages.get((src, dst, action.microbatch), ())
+            for message in self.messages.get((*edge, action.microbatch), ())
             if message.src != message.dst
             and (message.src if at_source else message.dst) == rank
             and (message.parts if forward else message.gradient_parts)
@@ -201,12 +200,12 @@ class Program:
                     before = {}
                 for message in self.messages_of(rank, action) if action.op in SEND else ():
                     other = message.src + message.dst - rank
-                    behind = before.get(other, ())
-                    if behind and not _in_order(places[other], behind[-1], action):
-                        behind = ()
-                    if behind:
-                        earlier_sends[rank, action, other] = behind
-                    before[other] = (*behind, action)
+                    earlier = before.get(other, ())
+                    if earlier and not _in_order(places[other], earlier[-1], action):
+                        earlier = ()
+                    if earlier:
+                        earlier_sends[rank, action, other] = earlier
+                    before[other] = (*earlier, action)
         return earlier_sends
 
     def joined(self) -> dict[Leg, tuple[Action, ...]]:

@@ -61,6 +61,9 @@ PER_STEP = frozenset({Op.REDUCE_GRAD, Op.UPDATE})
 ADDS_GRADIENTS = frozenset({Op.BACKWARD, Op.BACKWARD_WEIGHT})
 """The end of a micro-batch on a stage: its activations may go, and the gradients of parameters have been added to."""
 
+Windows = tuple[int, ...]
+"""By stage, the most forwards before the first backward; empty: the schedule's own."""
+
 _OPS = "|".join(sorted((op.value for op in Op), key=len, reverse=True))
 _ACTION = re.compile(rf"(\d+)({_OPS})(\d*)(?:[<>](\d+)(!|~~?)?)?(?:@(\d+))?")
 
@@ -98,6 +101,18 @@ class Action:
         if self.peer is None:
             return text
         return f"{text}{'>' if self.op in SEND else '<'}{self.peer}{'!' if self.blocking else self.streams}"
+
+    @property
+    def is_at_source(self) -> bool:
+        """Of a send or receive, whether it happens at the source of its edge."""
+        return self.op in (Op.SEND_FORWARD, Op.RECV_BACKWARD)
+
+    @property
+    def edge(self) -> tuple[int, int] | None:
+        """Source and destination of the edge that a send or receive is of; None: it is neither."""
+        if self.peer is None:
+            return None
+        return (self.stage, self.peer) if self.is_at_source else (self.peer, self.stage)
 
     @classmethod
     def parse(cls, text: str) -> Action:
@@ -198,7 +213,7 @@ class Pipeline:
 
     stages: StageGraph
     positions: tuple[int, ...] = ()
-    windows: tuple[int, ...] = ()
+    windows: Windows = ()
     times: tuple[StageTimes, ...] = ()
     transfer: float = 0.0
 

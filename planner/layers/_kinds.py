@@ -85,5 +85,5 @@ def has_halo(name: str) -> bool:
 
 
 def is_convolution(name: str) -> bool:
-    """Whether a layer of that kind sums weighted windows of its input: a halo of it hides behind what it computes."""
+    """Whether a layer of that kind sums weighted windows of its input: a halo of it overlaps with what it computes."""
     return kind(name).CONVOLUTION

@@ -129,19 +129,19 @@ def _first(names: Sequence[str]) -> str:
     return f"layer {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1)
 
 
-def require_several_values(graph: Graph, rows: Sequence[int], remedies: Sequence[str]) -> None:
+def require_several_values(graph: Graph, sizes: Sequence[int], remedies: Sequence[str]) -> None:
     """Raises :class:`UsageError` where a batch norm gets one value a channel, which has no variance.
 
     Args:
-        rows: samples of each micro-batch of a training step.
+        sizes: samples of each micro-batch of a training step.
     """
     layer = normalises_values_of_samples(graph)
-    if layer is not None and 1 in rows:
+    if layer is not None and 1 in sizes:
         raise UsageError(
             f"layer {layer.name} normalises over the batch, and a micro-batch has 1 sample",
             [
                 f"1 value a channel, of output {list(layer.outputs[0].shape)}; 2 have a variance",
-                f"micro-batches of {', '.join(map(str, rows))} samples",
+                f"micro-batches of {', '.join(map(str, sizes))} samples",
             ],
             remedies,
         )

@@ -73,11 +73,11 @@ def without_gradient(graph: Graph) -> frozenset[str]:
 class OrderedAxis(Protocol):
     """An axis of the graph's values along which a rank works through a micro-batch part by part.
 
-    A part reads what the parts before it made of a layer, and nothing of those behind it.
+    A part reads what the parts before it made of a layer, and nothing of those after it.
     """
 
     def box_of(self, value: str, spec: TensorSpec, size: Size) -> Box:
-        """What of a value, of ``spec`` for so many samples, belongs to a part; all of it for whole samples."""
+        """What of a value, of ``spec`` at its number of samples, belongs to a part; all of it for whole samples."""
 
     def division(self, decision: Decision, stage: int, samples: int) -> Division:
         """How parts divide the layers of a stage of one rank, as if they were ranks."""

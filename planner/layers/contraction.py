@@ -177,7 +177,7 @@ def _contraction(
 
 
 def refused(sized: SizedLayer, layout: Layout, ways: int) -> UnsupportedModelError:
-    """The refusal of a layer of which so many ranks cannot share the input channels."""
+    """The refusal of a layer of which ``ways`` ranks cannot share the input channels."""
     dims = contracted_dims(sized.layer, sized.inputs, sized.parameters)
     layer = sized.layer
     if dims is None:

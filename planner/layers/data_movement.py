@@ -31,7 +31,7 @@ class ReshapeKind(Kind, name="reshape", dims="own"):
         [sample, channel, height, width] -> [sample, channel, height x width]     kept (0, 1, -1)
         [sample, time, feature] -> [sample, time, head, size]                     kept (0, 1, -1, -1)
 
-    Dims that are joined, split or regrouped lie one behind the other in both (:func:`regrouped`); a part along the
+    Dims that are joined, split or regrouped lie one after another in both (:func:`regrouped`); a part along the
     first of them is a run of elements, and so is what it reads: heads [2, 4) of size 64 are features [128, 256).
     """
 
@@ -81,7 +81,7 @@ def _viewed(shape: Sequence[int], strides: Sequence[int], wanted: Sequence[int])
         return [1] * len(wanted)
     view_strides = [0] * len(wanted)
     dim = len(wanted)
-    stretch = 1  # elements that lie one behind the other at ``step``
+    stretch = 1  # elements that lie one after another at ``step``
     step = strides[-1] if strides else 1
     for at in reversed(range(len(shape))):
         stretch *= shape[at]

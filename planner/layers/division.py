@@ -30,7 +30,7 @@ class LayerDivision:
     """One layer of a stage, for one number of samples; what is said by rank goes by its position in the stage.
 
     Attributes:
-        layer: with the outputs it has for so many samples.
+        layer: with the outputs it has for ``samples``.
         inputs: specs of its inputs, likewise.
         samples: in all.
         work: the space that the layout divides.

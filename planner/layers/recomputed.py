@@ -37,7 +37,7 @@ def running_order(items: Sequence[T], reads: Mapping[T, Iterable[T]], spans: Ite
     """The order in which ``items`` run: spans as one, the others alone, in their own order as far as that can be.
 
     Args:
-        items: in an order in which each comes behind what it reads.
+        items: in an order in which each comes after what it reads.
         reads: by item, others that must come before it; what is not among ``items`` is there already.
 
     Raises:
@@ -146,16 +146,16 @@ def _is_closed(graph: Graph, span: tuple[str, ...]) -> bool:
 
 
 def _between_products(softmax: Layer, layers: Mapping[str, Layer], readers: Mapping[str, Sequence[str]]) -> set[str]:
-    """From the product of scores before ``softmax`` to the weighted sum behind it; empty if there are no such two."""
+    """From the product of scores before ``softmax`` to the weighted sum after it; empty if there are no such two."""
     makers = {name: [m for m in map(producer, layer.inputs) if m in layers] for name, layer in layers.items()}
-    before, behind = (_reached(softmax.name, layers, way) for way in (makers, readers))
+    before, after = (_reached(softmax.name, layers, way) for way in (makers, readers))
     from_scores: set[str] = set()
-    for name in (each for each in layers if each in before | behind):
+    for name in (each for each in layers if each in before | after):
         if (name in before and _is_product(layers[name])) or from_scores.intersection(makers[name]):
             from_scores.add(name)
     core: set[str] = set()
     for name in (each for each in reversed(list(layers)) if each in from_scores):
-        if (name in behind and _is_product(layers[name])) or core.intersection(readers.get(name, ())):
+        if (name in after and _is_product(layers[name])) or core.intersection(readers.get(name, ())):
             core.add(name)
     return core if softmax.name in core else set()
 

@@ -92,11 +92,11 @@ def _terms(graph: Graph) -> tuple[str, ...]:
 
 def _with_readers(graph: Graph, names: Iterable[str]) -> tuple[str, ...]:
     """Layers, and all that is made of what they make."""
-    behind = set(names)
+    dependants = set(names)
     for layer in graph.layers:
-        if any(producer(value) in behind for value in layer.inputs):
-            behind.add(layer.name)
-    return tuple(layer.name for layer in graph.layers if layer.name in behind)
+        if any(producer(value) in dependants for value in layer.inputs):
+            dependants.add(layer.name)
+    return tuple(layer.name for layer in graph.layers if layer.name in dependants)
 
 
 def sharing_weights(graph: Graph) -> frozenset[str]:

@@ -51,7 +51,7 @@ class RankRows(ABC):
         return present
 
     def meet(self, what: Hashable, rank: int, num_ranks: int, now: float) -> float:
-        """When all of so many ranks were there; ``NOT_YET`` while one is missing.  The last one wakes the others."""
+        """When all of ``num_ranks`` were there; ``NOT_YET`` while one is missing.  The last one wakes the others."""
         is_new = rank not in self.present.get(what, {})
         present = self.join(what, rank, now)
         if len(present) < num_ranks:

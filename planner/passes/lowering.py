@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
+from planner.ir.cluster import RankIds
 from planner.ir.program import Message, Program, Route
 from planner.ir.schedule import MESSAGE, Action, Op, Schedule, StageGraph
 
@@ -17,7 +18,7 @@ _GRADIENTS_END_WITH = (Op.BACKWARD, Op.BACKWARD_WEIGHT, Op.SEND_BACKWARD)  # let
 def lower(
     schedule: Schedule,
     stages: StageGraph,
-    ranks: tuple[tuple[int, ...], ...],
+    ranks: tuple[RankIds, ...],
     messages: Mapping[Route, tuple[Message, ...]],
     num_ranks: int,
     *,
@@ -69,7 +70,7 @@ def _lowered(draft: Program, schedule: Schedule, rank: int, ahead: bool) -> tupl
     return tuple(_with_reductions(row, draft.ranks))
 
 
-def _require_one_group(schedule: Schedule, ranks: tuple[tuple[int, ...], ...]) -> None:
+def _require_one_group(schedule: Schedule, ranks: tuple[RankIds, ...]) -> None:
     for position, row in enumerate(schedule.rows):
         groups = {frozenset(ranks[action.stage]): action.stage for action in row}
         if len(groups) > 1:
@@ -110,7 +111,7 @@ def _moved(program: Program, rank: int, compute: Action, prepared: tuple[Action,
     yield from (action for action in after if program.messages_of(rank, action))
 
 
-def _with_reductions(row: list[Action], ranks: tuple[tuple[int, ...], ...]) -> Iterator[Action]:
+def _with_reductions(row: list[Action], ranks: tuple[RankIds, ...]) -> Iterator[Action]:
     updated = {action.stage for action in row if action.op is Op.UPDATE}
     last = {
         action.stage: index

@@ -177,9 +177,8 @@ def _why_not(program: Program, rank: int, action: Action, trains: bool, updates:
     if action.op in (Op.REDUCE_GRAD, Op.UPDATE):
         when = "once a step" if updates == (None,) else f"after micro-batches {', '.join(map(str, updates))}"
         return f"every stage is updated {when}"
-    if action.op in MESSAGE and action.peer is not None:
-        downstream = action.op in (Op.SEND_FORWARD, Op.RECV_BACKWARD)
-        src, dst = (action.stage, action.peer) if downstream else (action.peer, action.stage)
+    if action.op in MESSAGE and action.edge is not None:
+        src, dst = action.edge
         return f"no message between ranks goes that way: edge {src} to {dst} has none for this rank and micro-batch"
     if action.op is Op.PREPARE:
         return f"stage {action.stage} reads nothing that is prepared"

@@ -1,11 +1,11 @@
 """Which weights each micro-batch runs on, in programs that update them in the middle of a step.
 
 Version v of a stage's weights are those after v of its updates in this step; version 0 are those it began with.  A
-stage updates after every so many micro-batches, and after the last.  What is proved:
+stage updates after every k micro-batches, and after the last.  What is proved:
 
 - an update counts each micro-batch up to its own once: none of a later micro-batch has been added before it;
 - forward and backward of a micro-batch use one version, the same on all ranks of a stage, which has been made;
-- a micro-batch is not more updates behind than allowed, if a limit is given.
+- a micro-batch is not staler, in updates, than allowed, if a limit is given.
 
 How many micro-batches a schedule or program keeps, read off its order alone.
 
@@ -74,8 +74,8 @@ def staleness(program: Program) -> tuple[int, ...]:
     for row in program.rows:
         for action in row:
             if action.op is Op.FORWARD:
-                behind = sum(end < (action.microbatch or 0) for end in ends) - action.version
-                most[action.stage] = max(most[action.stage], behind)
+                staleness = sum(end < (action.microbatch or 0) for end in ends) - action.version
+                most[action.stage] = max(most[action.stage], staleness)
     return tuple(most)
 
 
@@ -138,10 +138,10 @@ def faults(program: Program, staleness_limits: Sequence[int] = ()) -> Iterator[V
             if action.version > num_updates[stage]:
                 made = f"{num_updates[stage]} updates have been made"
                 yield VersionFault(rank, action, f"{action} uses version {action.version} of the weights, {made}")
-            behind = sum(end < m for end in ends) - action.version
-            if staleness_limits and behind > staleness_limits[stage]:
+            staleness = sum(end < m for end in ends) - action.version
+            if staleness_limits and staleness > staleness_limits[stage]:
                 limit = f"at most {staleness_limits[stage]} are claimed"
-                yield VersionFault(rank, action, f"{action} runs on weights that lack {behind} updates, {limit}")
+                yield VersionFault(rank, action, f"{action} runs on weights that lack {staleness} updates, {limit}")
 
 
 def in_flight(rows: Iterable[Iterable[Action]], num_stages: int) -> tuple[int, ...]:

@@ -172,19 +172,19 @@ class SpacePrices:
             largest[np.ix_(~has, has)] = workspace[layer]
         return largest
 
-    def _least_sums_s(self, devices: Counts, num_bytes: Array, behind_s: Array) -> Array:
+    def _least_sums_s(self, devices: Counts, num_bytes: Array, later_s: Array) -> Array:
         """What is waited for sums of gradients at least, whatever buckets they are in."""
         line = self.sum_of(devices)
         rate = min([line[1], *(s / at for at, s in line[0])])
         is_one = (num_bytes <= BUCKET_BYTES) & self.unties
-        return np.where(is_one, read(line, num_bytes), np.maximum(rate * num_bytes - behind_s, 0))
+        return np.where(is_one, read(line, num_bytes), np.maximum(rate * num_bytes - later_s, 0))
 
     def waited_s(self, group: ProofGroup, size: int, first: int, last: int) -> float:
         """The same of one stage, bucket by bucket: a sum begins when backward has come past its layers."""
         space = self.space
         left_s = 0.0
         waits_s = [0.0]
-        behind_s = np.zeros(self.space.count)
+        later_s = np.zeros(self.space.count)
         inside = np.flatnonzero(space.members[last] > space.members[first]).tolist()
         names = [(of[0], p) for n in inside for p, of in space.users.items() if of[0] == n and set(of) <= set(inside)]
         sizes = [space.graph.parameters[p].num_bytes for _, p in names]
@@ -192,11 +192,11 @@ class SpacePrices:
         members = zip(space.members_of(group.devices), shares, strict=True)
         slowest = max((self.of_layers[kind, n][1][inside] for (kind, _), n in members), key=np.sum)
         if self._ring(group.devices)[1]:
-            behind_s[inside] = np.cumsum([0.0, *(slowest + self.met_s(group.devices, "nothing")[1, inside])[:-1]])
+            later_s[inside] = np.cumsum([0.0, *(slowest + self.met_s(group.devices, "nothing")[1, inside])[:-1]])
         buckets = in_buckets(sizes)
         for bucket in reversed(buckets):
             left_s += float(read(self.sum_of(group.devices), np.array(float(sum(sizes[n] for n in bucket)))))
-            waits_s.append(left_s - (behind_s[min(names[n][0] for n in bucket)] if len(buckets) > 1 else 0.0))
+            waits_s.append(left_s - (later_s[min(names[n][0] for n in bucket)] if len(buckets) > 1 else 0.0))
         return max(waits_s)
 
     def of_stage(self, kind: str, first: int, last: int) -> Array:

@@ -15,7 +15,7 @@ MOST_WAYS = 50_000
 
 def refusals(problem: Problem) -> Iterator[tuple[str, str]]:
     """What no proof covers of a request and its profile, and what to do about it."""
-    cluster = problem.profile.cluster
+    cluster = problem.cluster
     ranks = problem.ranks
     traits = {name: schedules.traits(name) for name in problem.schedules}
     odd = [n for n, t in traits.items() if t.timed or not (t.synchronous and t.trains and t.stages_per_position == 1)]
@@ -31,7 +31,7 @@ def refusals(problem: Problem) -> Iterator[tuple[str, str]]:
         (problem.fix or problem.forbid, "side constraints", "leave out --fix and --forbid"),
         (problem.batch_statistics != MICRO, "statistics of the whole batch", "leave out --batch-statistics"),
         (problem.profile.calibration.corrections, "costs that runs corrected", "add --no-calibration"),
-        (layers.over_sites(problem.profile.graph), "layers over sites", "leave out --proof"),
+        (layers.over_sites(problem.graph), "layers over sites", "leave out --proof"),
         (cluster.pairs, "links between single hosts", "leave out --proof"),
         (streams, "devices that stream or have memory on chip", "leave out --proof"),
         (ways > MOST_WAYS, f"{len(ranks)} devices, of too many groups", "fewer devices, such as --ranks 8"),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from planner import layers, schedules
 from planner.ir.box import intersect, volume, whole
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec, producer
-from planner.ir.layout import equal_shares, samples_of
+from planner.ir.layout import Shares, equal_shares, samples_of
 from planner.ir.problem import ALWAYS, AUTO, NEVER, Problem
 from planner.ir.profile import Measurement
 from planner.ir.proof import ProofSpace
@@ -33,7 +33,7 @@ class ProofGroup(NamedTuple):
     """Devices as a stage: by pool, samples of each in a full micro-batch, and what it computes again."""
 
     devices: Counts
-    shares: tuple[int, ...]
+    shares: Shares
     recompute: str
 
 
@@ -60,8 +60,8 @@ class PlanSpace:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.graph = problem.profile.graph
-        self.cluster = problem.profile.cluster
+        self.graph = problem.graph
+        self.cluster = problem.cluster
         self.count = len(self.graph.layers)
         devices = self.cluster.devices
         alike: dict[tuple[str, tuple[str, ...], int], list[int]] = {}
@@ -159,7 +159,7 @@ class PlanSpace:
             totals = (size - sum(some), *some)
             if all(total >= n for total, n in zip(totals, used.values(), strict=True)):
                 shares = tuple(s for t, n in zip(totals, used.values(), strict=True) for s in equal_shares(t, n))
-                parts = [zip(kinds, samples_of(shares, rows), strict=True) for rows in set(self.micro_batches(size))]
+                parts = [zip(kinds, samples_of(shares, n), strict=True) for n in set(self.micro_batches(size))]
                 asked = bool(self.problem.micro_batch_sizes)
                 if all(n > 0 and (asked or n <= self.covered[k]) for part in parts for k, n in part):
                     groups.append(ProofGroup(devices, shares, recompute))
@@ -175,9 +175,9 @@ class PlanSpace:
         sized = dict[tuple[str, int], None]()
         for size, devices in product(self.sizes, product(*(range(len(pool) + 1) for pool in self.pools))):
             for group in self.groups(devices, "nothing", size) if sum(devices) else ():
-                for rows in {size, self.micro_batches(size)[-1]}:
+                for n in {size, self.micro_batches(size)[-1]}:
                     kinds = (kind for kind, _ in self.members_of(devices))
-                    sized.update(dict.fromkeys(zip(kinds, samples_of(group.shares, rows), strict=True)))
+                    sized.update(dict.fromkeys(zip(kinds, samples_of(group.shares, n), strict=True)))
         return sorted(sized)
 
 

@@ -49,7 +49,7 @@ class _Pipeline:
     """What its passes and messages take.
 
     Attributes:
-        takes: by stage, of a pass in a micro-batch of so many samples, by member; ``adds`` into gradients.
+        takes: by stage, of a pass by samples of the micro-batch, by member; ``adds`` into gradients.
         waits_s: by stage, what a receive costs each member.
         tails: by stage, sums of gradients and update; ``meetings`` with other stages in between.
         edges: who hands what to whom, with bytes a sample there and back.
@@ -174,15 +174,15 @@ def _messages(
 def _windows(most: Sequence[int], graph: StageGraph, schedule: str) -> list[tuple[int, ...]]:
     """Forwards before the first backward, by stage: all there are, if few; else multiples of the stages downstream."""
     held = list(most)
-    behind = [0] * len(most)
+    depths = [0] * len(most)
     num = len(most)
     falls = not traits(schedule).splits_backward
     edges = sorted((edge.src, edge.dst) for edge in graph.edges if edge.gradient)
     for source, reader in edges * falls:  # no more than a stage that gets its gradients, where no W waits
         held[reader] = min(held[reader], held[source])
     for source, reader in reversed(edges):
-        behind[source] = max(behind[source], behind[reader] + 1)
+        depths[source] = max(depths[source], depths[reader] + 1)
     is_few = comb(graph.num_microbatches + num - 1, num) <= FEW_WINDOWS
-    multiples = (tuple(min(w, cap * b + 1) for w, b in zip(held, behind, strict=True)) for cap in CAPS)
+    multiples = (tuple(min(w, cap * b + 1) for w, b in zip(held, depths, strict=True)) for cap in CAPS)
     every = product(*(range(1, window + 1) for window in held)) if is_few else multiples
     return sorted({windows for windows in every if all(windows[a] >= windows[b] for a, b in edges * falls)})

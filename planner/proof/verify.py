@@ -1,7 +1,7 @@
 """Verifies a proof: that no plan of its space has a step below its claim, and that it is of the plan in hand.
 
 Prices      each at most what ``prices`` derives from the profile
-Potentials  each at most what every stage that may come first allows with the potentials behind it (dual feasibility of
+Potentials  each at most what every stage that may come first allows with the potentials after it (dual feasibility of
             the suffix DP): f_s, b_s the shortest F and B, w_s a member's F and B, u_s sums and update, c a message,
             C all of a step on one channel, W_s the most micro-batches in flight, M their number
                 trip_s  = f_s + c + trip + c + b_s
@@ -83,7 +83,7 @@ class ProofAccount:
         return [devices for devices in product(*(range(n + 1) for n in unused)) if sum(devices)]
 
     def allowed(self, key: PotentialKey) -> Array:
-        """``[4, cuts]``: the most that a potential may be, given those behind it; infinity where it is the claim."""
+        """``[4, cuts]``: the most that a potential may be, given those after it; infinity where it is the claim."""
         size, pairs, recompute = key
         last = np.arange(self.space.last + 1)
         devices = tuple(n for _, n in pairs)
@@ -102,7 +102,7 @@ class ProofAccount:
         return self.prices.stage(group, size)
 
     def labels(self, stage: LeastCost, size: int, rest: Array, last: CutNumbers, inside: Flags) -> Array:
-        """``[4, ...]`` of stages that end at ``last``, with ``rest`` behind; infinite from the claim on."""
+        """``[4, ...]`` of stages that end at ``last``, with ``rest`` after them; infinite from the claim on."""
         count = len(self.space.micro_batches(size))
         is_end = last == self.space.last
         linked, returns = (self.space.meeting[2:, last] > 0) & ~is_end
@@ -110,8 +110,8 @@ class ProofAccount:
         trip = stage.head + np.where(returns, trip, 0.0) + stage.back
         late = np.where(returns, stage.head + end + stage.back, 0.0)
         end = np.maximum.reduce([stage.work, late, np.ceil(count / np.maximum(stage.window, 1)) * trip])
-        behind = np.where(linked, stage.head + total, 0.0)
-        total = np.maximum(np.maximum(end, stage.all_work) + stage.tail, behind)
+        later = np.where(linked, stage.head + total, 0.0)
+        total = np.maximum(np.maximum(end, stage.all_work) + stage.tail, later)
         labels = np.array([trip, end, total, np.maximum(total, free)])
         return np.where(inside & (stage.window >= 1) & (labels[3] < self.claim_s), labels, inf)
 
@@ -121,13 +121,13 @@ class ProofAccount:
         space = self.space
         least = np.full((4, space.last + 1), inf)
         mine = space.groups(devices, "nothing", size)
-        for behind in self.options(left) if mine else ():
-            keys = (self.key(size, left, behind, recompute) for recompute in space.recompute)
+        for reader in self.options(left) if mine else ():
+            keys = (self.key(size, left, reader, recompute) for recompute in space.recompute)
             potentials = [self.potentials[each] for each in keys if each in self.potentials]
             if potentials:
-                groups = [mine, space.groups(behind, "nothing", size)]
+                groups = [mine, space.groups(reader, "nothing", size)]
                 shares = [each[0].shares if len(each) == 1 else () for each in groups]
-                there, back = self.prices.messages((devices, behind), shares, size, space.meeting[:2])
+                there, back = self.prices.messages((devices, reader), shares, size, space.meeting[:2])
                 for trip, end, total, free in potentials:
                     late = trip + np.maximum(there.step_s + back.piece_s, there.all_s + back.step_s)
                     end = np.maximum(there.all_s + end + back.piece_s, late)
@@ -180,7 +180,7 @@ class ProofAccount:
     def _upstream(
         self, prefix: ProofPrefix, group: ProofGroup, size: int, handed: Sequence[Array]
     ) -> tuple[Array, Array]:
-        """By last cut: when the group can begin its first F, and what stages before it need behind its last B.
+        """By last cut: when the group can begin its first F, and what stages before it need after its last B.
 
         Args:
             handed: by stage of the prefix, ``[4, last]`` as of :meth:`PlanSpace.crossing`.

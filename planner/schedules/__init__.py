@@ -4,7 +4,7 @@
 
     row of stage s    W_s forwards, then B and F in turn: 1F1B W_s = p - s, GPipe W_s = M       ``_rows.in_turn``
                       B as I and W, with W later                                               ``_rows.split``
-                      an update after every so many, on older weights                          ``_rows.updating``
+                      an update after every k, on older weights                              ``_rows.updating``
     rows of a DAG     W_s <= W of the stages before: nothing waits in a circle                  ``_rows.clamped``
 
 Such a function gives the order of compute on every position of the pipeline, and draws it.  What follows from that
@@ -93,7 +93,7 @@ def traits(name: str) -> Traits:
 
 
 def positions(name: str, num_positions: int, stages_per_position: int = 1) -> tuple[int, ...]:
-    """The position of each stage where the schedule ``name`` runs so many stages on so many positions.
+    """The position of each stage where the schedule ``name`` runs these stages on these positions.
 
     Raises:
         UnknownNameError: there is none of that name.

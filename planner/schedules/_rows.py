@@ -74,7 +74,7 @@ def twice_depth(pipeline: Pipeline) -> tuple[int, ...]:
 
 
 def turns(name: str, pipeline: Pipeline, windows: Iterable[int] | None = None) -> tuple[Row, ...]:
-    """Rows of 1F1B with so many forwards on each stage before its first backward, by position.
+    """Rows of 1F1B, by position, given the forwards of each stage before its first backward.
 
     Args:
         windows: None: as many as the schedule states (``registered``).

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from operator import itemgetter
 
-from planner.ir.schedule import Action, Op, Pipeline, Schedule, StageTimes, Traits
+from planner.ir.schedule import Action, Op, Pipeline, Schedule, StageTimes, Traits, Windows
 from planner.passes.events import StageClock
 from planner.schedules._registry import registered
 from planner.schedules._rows import Row, require_positions, stages_by_position, zigzag
@@ -96,7 +96,7 @@ def _in_waves(name: str, pipeline: Pipeline) -> Schedule:
     return Schedule(list_scheduled(alike, (stages.num_microbatches,) * stages.num_stages)[1])
 
 
-def list_scheduled(pipeline: Pipeline, windows: tuple[int, ...]) -> tuple[float, tuple[Row, ...]]:
+def list_scheduled(pipeline: Pipeline, windows: Windows) -> tuple[float, tuple[Row, ...]]:
     """When the last action ends, and the rows: what can start first goes next, backwards before forwards.
 
     Args:

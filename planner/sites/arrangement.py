@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from planner.ir.errors import UsageError
 from planner.sites.bisection import bisection
-from planner.sites.keys import AnyInts, Ints, samples_of
+from planner.sites.keys import AnyInts, Numbers, samples_of
 from planner.sites.partition import balanced_cuts, best_stretches, bottleneck
 from planner.sites.work import BlockWork
 
@@ -35,7 +35,7 @@ TOLERANCE = 0.06
 """By how much the slowest rank may exceed the mean where that saves cutting a sample."""
 _UNITS = float(1 << 50)
 
-SiteOrder = Callable[[Ints, Ints, Ints], Ints]
+SiteOrder = Callable[[Numbers, Numbers, Numbers], Numbers]
 """Blocks [B], their work [B] in whole units, and the work before each place where ranks will meet, both with samples
 ascending -> a permutation [B] with samples ascending."""
 
@@ -51,13 +51,13 @@ class Arrangement:
         unit_s: seconds of one unit.
     """
 
-    keys: Ints
-    before: Ints
-    sample_ends: Ints
+    keys: Numbers
+    before: Numbers
+    sample_ends: Numbers
     unit_s: float
 
     @property
-    def samples(self) -> Ints:
+    def samples(self) -> Numbers:
         """The samples [S] that have blocks, in their order."""
         return samples_of(self.keys[self.sample_ends[:-1]])
 
@@ -128,7 +128,7 @@ def cut_places(arrangement: Arrangement, speeds: Sequence[float], tolerance: flo
     return places if bottleneck(before, places, speeds) <= most else best
 
 
-def _goals(work: Ints, order: Sequence[int], speeds: Sequence[float], tolerance: float) -> Ints:
+def _goals(work: Numbers, order: Sequence[int], speeds: Sequence[float], tolerance: float) -> Numbers:
     """Where ranks will meet inside samples: the work before these places, samples ascending.
 
     ``work`` is that of each sample; the same stretches are found once more by :func:`cut_places`, among whole blocks.
@@ -151,7 +151,9 @@ def _goals(work: Ints, order: Sequence[int], speeds: Sequence[float], tolerance:
     return np.array(sorted(goals), np.int64)
 
 
-def _within_samples(keys: Ints, work: Ints, before: Ints, samples: Ints, goals: Ints, order: SiteOrder) -> Ints:
+def _within_samples(
+    keys: Numbers, work: Numbers, before: Numbers, samples: Numbers, goals: Numbers, order: SiteOrder
+) -> Numbers:
     """The blocks, samples ascending, and within those that hold a goal in ``order``.
 
     Args:
@@ -171,8 +173,8 @@ def _within_samples(keys: Ints, work: Ints, before: Ints, samples: Ints, goals: 
     return ascending
 
 
-def _sums(counts: Ints) -> Ints:
-    sums: Ints = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+def _sums(counts: Numbers) -> Numbers:
+    sums: Numbers = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     return sums
 
 
@@ -197,7 +199,7 @@ def longest_first(work: Sequence[int], speeds: Sequence[float], loads: Sequence[
     return ranks
 
 
-def sample_order(work: Ints, speeds: Sequence[float], tolerance: float) -> list[int]:
+def sample_order(work: Numbers, speeds: Sequence[float], tolerance: float) -> list[int]:
     """The samples in the order for ranks of these ``speeds``: the one with fewest cuts in space, then the fastest."""
     most = (1 + tolerance) * int(work.sum()) / sum(speeds)
     large = [item for item in range(len(work)) if work[item] > most * max(speeds)]
@@ -249,7 +251,7 @@ def _by_rank(ranks: Sequence[int]) -> list[int]:
     return sorted(range(len(ranks)), key=lambda item: (ranks[item], item))
 
 
-def halo_sites(source: RankOfSites, target: RankOfSites, neighbours: AnyInts, num_ranks: int) -> Ints:
+def halo_sites(source: RankOfSites, target: RankOfSites, neighbours: AnyInts, num_ranks: int) -> Numbers:
     """Input rows [n, n] that go from rank to rank, given the owners of input [N] and of output rows [M]."""
     needed: NDArray[np.bool_] = np.zeros((len(source) + 1) * num_ranks, np.bool_)
     for rows in neighbours:  # row -1 (absent) falls on the last, which is not counted

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.sites.keys import Ints, pack, unpack
+from planner.sites.keys import Numbers, pack, unpack
 
 Flags = NDArray[np.bool_]
 
@@ -37,11 +37,11 @@ class _Cuts:
         surface: [nodes], blocks in the two planes that touch at the cut; 0 where a gap lies between them.
     """
 
-    at: Ints
-    surface: Ints
+    at: Numbers
+    surface: Numbers
 
 
-def bisection(keys: Ints, work: Ints, goals: Ints | None = None) -> Ints:
+def bisection(keys: Numbers, work: Numbers, goals: Numbers | None = None) -> Numbers:
     """The permutation [B] that puts blocks in k-d order, samples ascending.
 
     Args:
@@ -77,12 +77,12 @@ def bisection(keys: Ints, work: Ints, goals: Ints | None = None) -> Ints:
         heads[at] = True
 
 
-def _wanted(work: Ints, starts: Ints, stops: Ints, goals: Ints | None) -> Ints:
+def _wanted(work: Numbers, starts: Numbers, stops: Numbers, goals: Numbers | None) -> Numbers:
     """Twice the work that each node's first half should have: up to the goal nearest its middle, or half of all."""
     before = np.concatenate([[0], np.cumsum(work)])
-    low: Ints = before[starts]
-    high: Ints = before[stops]
-    whole: Ints = high - low
+    low: Numbers = before[starts]
+    high: Numbers = before[stops]
+    whole: Numbers = high - low
     if goals is None or not len(goals):
         return whole
     # one within a block of the node's end was met by the cut that made that end
@@ -94,11 +94,11 @@ def _wanted(work: Ints, starts: Ints, stops: Ints, goals: Ints | None) -> Ints:
     left = np.minimum(left, len(goals) - 1)
     right = np.minimum(right, len(goals) - 1)
     nearest = np.where(low + high - 2 * goals[left] <= 2 * goals[right] - low - high, goals[left], goals[right])
-    wanted: Ints = np.where(first <= last, 2 * (nearest - low), whole)
+    wanted: Numbers = np.where(first <= last, 2 * (nearest - low), whole)
     return wanted
 
 
-def _cuts(plane: Ints, work: Ints, wanted: Ints, heads: Flags, starts: Ints, stops: Ints) -> _Cuts:
+def _cuts(plane: Numbers, work: Numbers, wanted: Numbers, heads: Flags, starts: Numbers, stops: Numbers) -> _Cuts:
     """Best cuts, given the blocks' coordinates along the axis and their work, sorted by node and coordinate."""
     before = np.concatenate([[0], np.cumsum(work)])
     twice = 2 * before[starts] + wanted
@@ -113,18 +113,18 @@ def _cuts(plane: Ints, work: Ints, wanted: Ints, heads: Flags, starts: Ints, sto
     return _Cuts(at, np.where(touching, sizes[run[at - 1]] + sizes[run[at]], 0))
 
 
-def _second_halves(orders: Sequence[Ints], axes: Ints, at: Ints, num_blocks: int) -> Flags:
-    """Whether each block falls behind its node's cut; ``axes`` and ``at`` are the node's, by position."""
+def _second_halves(orders: Sequence[Numbers], axes: Numbers, at: Numbers, num_blocks: int) -> Flags:
+    """Whether each block falls after its node's cut; ``axes`` and ``at`` are the node's, by position."""
     second = np.zeros(num_blocks, np.bool_)
-    behind = np.arange(len(axes)) >= at
+    is_after = np.arange(len(axes)) >= at
     for axis, order in enumerate(orders):
-        second[order[behind & (axes == axis)]] = True
+        second[order[is_after & (axes == axis)]] = True
     return second
 
 
-def _partitioned(order: Ints, second: Flags, node: Ints, starts: Ints, at: Ints) -> Ints:
-    """The order with each node's second half behind its first, either in the order that it had."""
-    seconds: Ints = np.cumsum(second) - second
+def _partitioned(order: Numbers, second: Flags, node: Numbers, starts: Numbers, at: Numbers) -> Numbers:
+    """The order with each node's second half after its first, either in the order that it had."""
+    seconds: Numbers = np.cumsum(second) - second
     seconds -= seconds[starts][node]
     firsts = np.arange(len(order)) - starts[node] - seconds
     places = np.where(second, at[node] + seconds, starts[node] + firsts)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from planner.ir.errors import UsageError
 
-Ints = NDArray[np.int64]
+Numbers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 AnyInts = NDArray[np.integer[Any]]
 
@@ -36,33 +36,33 @@ HALF = 1 << (AXIS_BITS - 1)
 _BLOCKS = -HALF // BLOCK, HALF // BLOCK - 1
 
 
-def pack(samples: AnyInts, coordinates: AnyInts) -> Ints:
+def pack(samples: AnyInts, coordinates: AnyInts) -> Numbers:
     """Keys [N] of ``samples`` [N] and ``coordinates`` [N, 3]."""
     columns = np.asarray(coordinates, dtype=np.int64)
     return _packed(samples, [columns[:, axis] for axis in range(3)])
 
 
-def _packed(samples: AnyInts, axes: Iterable[Ints]) -> Ints:
-    keys: Ints = np.asarray(samples, dtype=np.int64)
+def _packed(samples: AnyInts, axes: Iterable[Numbers]) -> Numbers:
+    keys: Numbers = np.asarray(samples, dtype=np.int64)
     for column in axes:
         keys = keys << AXIS_BITS | column + HALF
     return keys
 
 
-def unpack(keys: Ints) -> tuple[Ints, Ints]:
+def unpack(keys: Numbers) -> tuple[Numbers, Numbers]:
     """Samples [N] and coordinates [N, 3] of ``keys`` [N]."""
     mask = (1 << AXIS_BITS) - 1
     columns = [(keys >> shift & mask) - HALF for shift in (2 * AXIS_BITS, AXIS_BITS, 0)]
     return samples_of(keys), np.stack(columns, axis=1)
 
 
-def samples_of(keys: Ints) -> Ints:
+def samples_of(keys: Numbers) -> Numbers:
     """The sample of each key."""
-    samples: Ints = keys >> 3 * AXIS_BITS
+    samples: Numbers = keys >> 3 * AXIS_BITS
     return samples
 
 
-def block_keys(samples: AnyInts, coordinates: AnyInts, stride: int | Sequence[int] = 1) -> Ints:
+def block_keys(samples: AnyInts, coordinates: AnyInts, stride: int | Sequence[int] = 1) -> Numbers:
     """The block [N] of each site: ``samples`` [N], ``coordinates`` [N, 3] in units of ``stride`` (one, or one an axis).
 
     Where an origin lies outside the range of finest voxels, the outermost block counts: the answer is total.

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.sites.keys import Floats, Ints
+from planner.sites.keys import Floats, Numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Stretches:
 
 
 class _StretchState(NamedTuple):
-    """The first samples owned by the first ranks, so many of each; ``origin``: the number of the state before."""
+    """The first samples owned by the first ranks, by number; ``origin``: the number of the state before."""
 
     samples: int
     ranks: int
@@ -59,7 +59,7 @@ class _StretchState(NamedTuple):
     origin: int
 
 
-def best_stretches(before: Ints, speeds: Sequence[float], most: float) -> Stretches:
+def best_stretches(before: Numbers, speeds: Sequence[float], most: float) -> Stretches:
     """The best row of stretches; ``before`` [S + 1] is the work before each sample of the order.
 
     ``most`` is at least all work over all speeds, so that one stretch of everything is a solution.
@@ -99,7 +99,7 @@ def _row_to(states: Sequence[_StretchState]) -> tuple[Stretch, ...]:
 _CLOSE = 1e-9
 
 
-def bottleneck(prefix: Ints, cuts: Sequence[int], speeds: Sequence[float]) -> float:
+def bottleneck(prefix: Numbers, cuts: Sequence[int], speeds: Sequence[float]) -> float:
     """The longest time of a rank; 0 for a rank with nothing, infinite for one that has work and no speed."""
     times = [0.0]
     for rank, speed in enumerate(speeds):
@@ -108,7 +108,7 @@ def bottleneck(prefix: Ints, cuts: Sequence[int], speeds: Sequence[float]) -> fl
     return max(times)
 
 
-def balanced_cuts(prefix: Ints, speeds: Sequence[float]) -> list[int]:
+def balanced_cuts(prefix: Numbers, speeds: Sequence[float]) -> list[int]:
     """Cuts [n + 1] with the least bottleneck, nearest the proportional ones.
 
     ``prefix`` [items + 1] is the work before each item, from 0 on, in whole units; a speed may be 0, not all of them.
@@ -125,7 +125,7 @@ def balanced_cuts(prefix: Ints, speeds: Sequence[float]) -> list[int]:
     return [*cuts, len(prefix) - 1]
 
 
-def _least_bottleneck(prefix: Ints, speeds: Sequence[float]) -> float:
+def _least_bottleneck(prefix: Numbers, speeds: Sequence[float]) -> float:
     low = int(prefix[-1]) / sum(speeds)
     high = int(prefix[-1]) / max(speeds)  # the fastest takes all
     while high - low > _CLOSE * high:
@@ -145,7 +145,7 @@ def _room(time: float, speeds: Sequence[float]) -> list[int]:
     return [int(time * speed) for speed in speeds]
 
 
-def _earliest(prefix: Ints, room: Sequence[int]) -> list[int]:
+def _earliest(prefix: Numbers, room: Sequence[int]) -> list[int]:
     """The first place [n + 1] for each cut from which the later ranks still carry all that follows."""
     places = [len(prefix) - 1]
     for load in reversed(room):
@@ -153,12 +153,12 @@ def _earliest(prefix: Ints, room: Sequence[int]) -> list[int]:
     return places[::-1]
 
 
-def _reach(prefix: Ints, start: int, load: int) -> int:
-    """The last place up to which no more than ``load`` lies behind ``start``."""
+def _reach(prefix: Numbers, start: int, load: int) -> int:
+    """The last place up to which no more than ``load`` lies after ``start``."""
     return int(np.searchsorted(prefix, int(prefix[start]) + load, side="right")) - 1
 
 
-def _nearest(prefix: Ints, work: float) -> int:
+def _nearest(prefix: Numbers, work: float) -> int:
     """The place before which there is nearest to ``work``; of equal ones the first."""
     place = int(np.searchsorted(prefix, work))
     if place == len(prefix) or (place and work - prefix[place - 1] <= prefix[place] - work):

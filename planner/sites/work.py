@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.ir.errors import UsageError
-from planner.sites.keys import AnyInts, Floats, Ints, block_keys
+from planner.sites.keys import AnyInts, Floats, Numbers, block_keys
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +59,7 @@ class BlockWork:
         work_s: [B], not negative.
     """
 
-    keys: Ints
+    keys: Numbers
     work_s: Floats
 
 
@@ -90,7 +90,7 @@ def block_work(levels: Sequence[SiteLevel], loads: Sequence[SiteLoad]) -> BlockW
     return BlockWork(keys, work_s)
 
 
-def _runs(keys: Ints) -> tuple[Ints, Ints]:
+def _runs(keys: Numbers) -> tuple[Numbers, Numbers]:
     """Keys of runs of equal keys, and where they start; sorted sites have few runs a block."""
     starts = np.flatnonzero(np.diff(keys, prepend=-1))
     return keys[starts], starts

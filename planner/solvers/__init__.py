@@ -11,7 +11,7 @@ Modules:
                        says of it
     everyday           Plans that people make without a planner: one device, replicas on all, equally many layers a
                        device
-    ilp                The integer program over spans behind :mod:`planner.solvers.ilp.solver`: its tables, its rows,
+    ilp                The integer program over spans of :mod:`planner.solvers.ilp.solver`: its tables, its rows,
                        its objective
     integer_program    Integer programs as blocks of rows, solved by HiGHS: the one over spans, and those of published
                        planners

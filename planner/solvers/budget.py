@@ -63,7 +63,7 @@ class _Ledger:
 
 @dataclass(slots=True, eq=False)
 class Budget:
-    """A whole budget of so many seconds from now on; see :meth:`part` for others.
+    """A whole budget of seconds from now on; see :meth:`part` for others.
 
     Attributes:
         limit_s: of work, and of a whole by the clock too.
@@ -80,7 +80,7 @@ class Budget:
         self._ends_at_s = self.limit_s
 
     def part(self, limit_s: float = inf, reserve_s: float = 0.0, until_s: float = inf) -> Budget:
-        """What ends after so many seconds of work, so much work before the end of this budget, and with the clock.
+        """What ends after ``limit_s`` of work, ``reserve_s`` of work before the end of this budget, and with the clock.
 
         Args:
             until_s: seconds since the whole began.

@@ -5,7 +5,7 @@
     data parallel    a replica of the whole model on every rank, gradients summed by one all-reduce a step (Li et al.,
                      "PyTorch Distributed", VLDB 2020).  Shares are such that the last of unequal devices ends
                      soonest, and as in everyday use the batch is cut into as few micro-batches as memory allows
-                     (gradient accumulation).  Sums run behind the last backward, bucket by bucket
+                     (gradient accumulation).  Sums overlap with the last backward, bucket by bucket
                      (``costs.stages.gradient_overlap``)
     even split       as many stages as ranks, with equally many layers each, whatever they cost (Huang et al., "GPipe",
                      NeurIPS 2019; the count of layers is what torchgpipe, Kim et al., 2020, calls a balance, given by
@@ -81,14 +81,14 @@ def replicated_plan(evaluator: Evaluator, solver: str, method: str) -> Plan:
     """Replicas as the plan of a solver; raises as :func:`solve_data_parallel`."""
     problem = evaluator.problem
     if len(problem.ranks) > 1:
-        require_divisible(problem.profile.graph)
+        require_divisible(problem.graph)
     best = best_of(evaluator, replicas(problem, evaluator.cost_model), first_that_fits=True)
     return heuristic_plan(evaluator, best, solver, method)
 
 
 def one_device(problem: Problem, cost_model: CostModel) -> Iterator[Candidate]:
     """One rank of each kind with as much memory, or where rules name devices of each pool, each micro-batch size."""
-    last = len(problem.profile.graph.layers)
+    last = len(problem.graph.layers)
     rules = (*problem.fix, *problem.forbid)
     alike: dict[object, DevicePool] = {}
     for pool in pools(problem):
@@ -107,7 +107,7 @@ def replicas(problem: Problem, cost_model: CostModel) -> Iterator[Candidate]:
     Raises:
         InfeasibleError: no micro-batch gives every rank a sample.
     """
-    last = len(problem.profile.graph.layers)
+    last = len(problem.graph.layers)
     any_usable = False
     for size in reversed(micro_batch_sizes(problem, cost_model)):
         batches = micro_batches(problem, size)
@@ -142,7 +142,7 @@ def even_split(problem: Problem, cost_model: CostModel) -> Iterator[Candidate]:
 
 def _even_bounds(problem: Problem) -> tuple[int, ...]:
     """Cut positions with equally many layers between them, moved to where cutting is allowed."""
-    allowed = cut_positions(problem.profile.graph, may_part_ties(problem))
+    allowed = cut_positions(problem.graph, may_part_ties(problem))
     num_layers = allowed[-1]
     num_stages = min(len(problem.ranks), num_layers, problem.max_stages or num_layers)
     wanted = cut_points(equal_shares(num_layers, num_stages))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 import highspy
 import numpy as np
@@ -58,7 +59,7 @@ class IntegerProgram:
     def __post_init__(self) -> None:
         counts = list(self.widths.values())
         total = sum(counts)
-        most = np.repeat([1.0 if name in (*self.binary, *self.parts) else np.inf for name in self.widths], counts)
+        most = np.repeat([1.0 if name in (*self.binary, *self.parts) else inf for name in self.widths], counts)
         whole = np.repeat([name in self.binary for name in self.widths], counts)
         self._highs = _loaded(np.eye(1, total)[0], np.zeros(total), most, whole)
         self._highs.setOptionValue("mip_rel_gap", 0.0)
@@ -86,7 +87,7 @@ class IntegerProgram:
         status = highs.getModelStatus()
         information = highs.getInfo()
         if status in _NO_SOLUTION:
-            return Minimum(INFEASIBLE, float("inf"), {})
+            return Minimum(INFEASIBLE, inf, {})
         bound = float(information.mip_dual_bound)
         variables: dict[str, Array] = {}
         if information.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
@@ -118,7 +119,7 @@ def minimum(
     information = highs.getInfo()
     nodes = max(0, int(information.mip_node_count))
     if status in _NO_SOLUTION:
-        return INFEASIBLE, float("inf"), np.zeros(0), nodes
+        return INFEASIBLE, inf, np.zeros(0), nodes
     is_found = information.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
     variables = np.array(highs.getSolution().col_value) if is_found else np.zeros(0)
     proved = OPTIMAL if status == highspy.HighsModelStatus.kOptimal else TIME_LIMIT

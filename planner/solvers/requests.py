@@ -125,7 +125,7 @@ def of_numbers(problem: Problem) -> tuple[Refusal, ...]:
 
 def of_pairs(problem: Problem) -> tuple[Refusal, ...]:
     """Of one thing that is asked for beside another, or that the network rules out."""
-    graph = problem.profile.graph
+    graph = problem.graph
     selective = problem.recompute == SELECTIVE
     is_stream = problem.rate_per_s and problem.objective == THROUGHPUT
     kept_whole = why_gradients_stay_whole(graph) if problem.zero > 1 else ""

@@ -165,7 +165,7 @@ class Account:
             elif action.op is Op.REDUCE_GRAD:
                 one, several = self._stage(action.stage, 0), len(self._program.ranks[action.stage]) > 1
                 summed = self._scattered(action.stage, one) if several and one.zero == 1 else 0
-                if one.sums_behind:
+                if one.overlaps_sums:
                     buckets = buckets_in(one, self._profile.graph)
                     summed = buckets[0][1] if len(buckets) == 1 else 0
                 most = max(most, now.total() + summed)

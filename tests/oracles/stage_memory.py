@@ -43,7 +43,7 @@ class Holding:
         made: by layer, gradients of parameters, where the rank has parts of them; else they follow from the graph.
         parameter_bytes: what the rank holds of parameters; ``elsewhere``: of these whose state another rank holds.
         tied: parameters that other stages use too.
-        sums_behind: whether gradients are summed over ranks while the last backward runs.
+        overlaps_sums: whether gradients are summed over ranks while the last backward runs.
         summed: of a stage whose layers have layouts of their own, by parameter in the graph's order: the numbers of the
             ranks that have the same part as this one, and its bytes; of parts that nobody else has nothing.
         on_chip: whether parameters, gradients and the optimiser's state lie in a memory beside this one.
@@ -74,7 +74,7 @@ class Holding:
     parameter_bytes: int
     elsewhere: int = 0
     tied: frozenset[str] = frozenset()
-    sums_behind: bool = False
+    overlaps_sums: bool = False
     summed: Mapping[str, tuple[tuple[int, ...], int]] = field(default_factory=dict)
     on_chip: bool = False
     recompute: bool
@@ -134,7 +134,7 @@ class Rises:
                 left -= min(other, left) if self._seeds else 0.0  # these gradients lie where they were received
                 self._levels.append([one[0] - less, *one[1:4], left, *one[5:]])
             self.left = round(sum(levels[4] for levels in self._levels) + sum(self._seeds_left))
-        buckets = buckets_in(stage, graph) if sums and stage.sums_behind else []
+        buckets = buckets_in(stage, graph) if sums and stage.overlaps_sums else []
         self._copied = [0] * len(stage.layers)
         for place, size in buckets if len(buckets) > 1 else ():
             self._copied[place] = max(size, self._copied[place])

@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from planner.costs.simulator.prices import SlotPrices, prices_of, resources
+from planner.costs.simulator.program import CompiledProgram
+from planner.costs.stages.action_costs import StageCosts
 from planner.ir.cluster import MEASURED
 from planner.ir.codec import fingerprint
 from planner.ir.layout import Layout, cut_points
 from planner.ir.plan import Decision, Placement, Plan, PlanInputs, Prediction, RankPrediction, Search, Stage
 from planner.ir.profile import Profile
+from planner.ir.program import Program
 from planner.ir.proof import Potential, Proof, ProofPrices, ProofSpace
 from planner.ir.schedule import Pipeline, StageGraph
 from planner.layers.boundary import Boundaries
@@ -96,3 +100,13 @@ def made_up_proof() -> Proof:
         (Potential(1, (1,), (1,), "nothing", (0,), *4 * ((0.9,),)),),
         ("1: 1 1 1 nothing",),
     )
+
+
+def slot_prices(program: Program, compiled: CompiledProgram, costs: StageCosts) -> SlotPrices:
+    """All prices of a program, by what its transfers carry."""
+    transfer_bytes = []
+    for slot in compiled.transfers:
+        ends = (slot.src, slot.dst) if slot.forward else (slot.dst, slot.src)
+        message = next(m for m in program.messages[slot.route] if (m.src, m.dst) == ends)
+        transfer_bytes.append(message.forward_bytes if slot.forward else message.backward_bytes)
+    return prices_of(compiled, costs, transfer_bytes, resources(compiled, costs.cost_model.network))

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise, permutations, product
+from math import inf
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -37,20 +38,21 @@ from planner.ir.cluster import (
     Collective,
     Evidence,
     Link,
+    RankIds,
 )
 
 
-def collective_s(cluster: Cluster, operation: str, ranks: tuple[int, ...], num_bytes: ArrayLike) -> Array:
+def collective_s(cluster: Cluster, operation: str, ranks: RankIds, num_bytes: ArrayLike) -> Array:
     """Seconds of a collective of ``num_bytes`` a rank once all ``ranks`` have arrived; elementwise, 0 for nothing."""
     return group_collective(cluster, operation, ranks)(np.asarray(num_bytes, dtype=np.float64))
 
 
-def group_collective(cluster: Cluster, operation: str, ranks: tuple[int, ...]) -> Callable[[Array], Array]:
+def group_collective(cluster: Cluster, operation: str, ranks: RankIds) -> Callable[[Array], Array]:
     """Seconds of a collective of ``ranks`` by bytes a rank, once all have arrived; elementwise, 0 for nothing."""
     if len(ranks) < 2:
         return np.zeros_like
     tables = _tables(cluster, operation, ranks)
-    exact = [table for table in tables if table.num_ranks == len(ranks) and _fits(cluster, table, ranks)]
+    exact = _exact(cluster, tables, ranks)
     links = ring_links(cluster, ranks)
 
     def seconds(size: Array) -> Array:
@@ -67,13 +69,13 @@ MANY_DEVICES = 64
 
 
 def least_collective_s(cluster: Cluster, operation: str, num_bytes: ArrayLike) -> Array:
-    """``[n, sizes]``: no group of n ranks or more takes less for a collective of so many bytes, wherever they are.
+    """``[n, sizes]``: no group of n ranks or more takes less for a collective of that size, wherever they are.
 
     A group that no island or host can hold uses the links between them.  0 where links are stated pair by pair.
     """
     size = np.asarray(num_bytes, dtype=np.float64)
     most = len(cluster.devices)
-    by_count = np.full((most + 2, len(size)), np.inf)
+    by_count = np.full((most + 2, len(size)), inf)
     if cluster.pairs:
         return np.zeros_like(by_count)
     largest = _largest_groups(cluster)
@@ -81,7 +83,7 @@ def least_collective_s(cluster: Cluster, operation: str, num_bytes: ArrayLike) -
         tables = _tables_of(cluster, operation, link, is_spread)
         links = (cluster.links[link],)
         looked_at = set(_counts(tables, links[0], most))
-        seconds = np.full(len(size), np.inf)
+        seconds = np.full(len(size), inf)
         for count in range(2, largest.get(link, most) + 1):
             if count in looked_at:
                 by_ring = _ring_s(links, count, size) * _efficiency(tables, links, count, size)
@@ -109,7 +111,7 @@ def most_sum_bytes_per_s(cluster: Cluster, tier: str) -> float:
         part = 2 * (count - 1) / count
         slope = last_slope(points)
         rates += [part * size / seconds for size, seconds in points]
-        rates.append(part / slope if slope > 0 and not cluster.pairs else float("inf"))
+        rates.append(part / slope if slope > 0 and not cluster.pairs else inf)
         if count > 2:
             ends = [
                 *(float(size) for size, _ in points),
@@ -121,7 +123,7 @@ def most_sum_bytes_per_s(cluster: Cluster, tier: str) -> float:
             fastest = np.maximum.accumulate(sizes / 2 / transfer_s(link, sizes / 2))  # of a ring of any n
             inverse = np.maximum(ring_s[1:], ring_s[:-1]) / np.minimum(sum_s[1:], sum_s[:-1])
             rates.append(float(np.max(fastest[1:] * inverse)))
-            rates.append(rates[0] * part / link.bandwidth_bytes_per_s / slope if slope > 0 else float("inf"))
+            rates.append(rates[0] * part / link.bandwidth_bytes_per_s / slope if slope > 0 else inf)
     return max(rates)
 
 
@@ -153,7 +155,7 @@ def _counts(tables: Sequence[Collective], link: Link, most: int) -> Iterator[int
             yield count
 
 
-def norm_s(cluster: Cluster, ranks: tuple[int, ...], num_bytes: ArrayLike) -> Array:
+def norm_s(cluster: Cluster, ranks: RankIds, num_bytes: ArrayLike) -> Array:
     """Seconds in which ``ranks`` share the statistics of a normalisation: their sum, and what each computes around it.
 
     Beside what the layer takes alone; elementwise, 0 for nothing.
@@ -162,7 +164,7 @@ def norm_s(cluster: Cluster, ranks: tuple[int, ...], num_bytes: ArrayLike) -> Ar
     return summed_s + call_s(cluster, NORMALISATION, num_bytes) if len(ranks) > 1 else summed_s
 
 
-def partial_sum_s(cluster: Cluster, ranks: tuple[int, ...], num_bytes: ArrayLike) -> Array:
+def partial_sum_s(cluster: Cluster, ranks: RankIds, num_bytes: ArrayLike) -> Array:
     """Seconds in which ``ranks`` sum something small of which each has a part, and what each computes around it."""
     summed_s = collective_s(cluster, STATISTICS, ranks, num_bytes)
     return summed_s + call_s(cluster, PARTIAL_SUMS, num_bytes) if len(ranks) > 1 else summed_s
@@ -175,7 +177,7 @@ def call_s(cluster: Cluster, operation: str, num_bytes: ArrayLike) -> Array:
     return np.zeros_like(size) if table is None else np.where(size > 0, read_points(table.points, size), 0.0)
 
 
-def memory_factor(cluster: Cluster, ranks: tuple[int, ...]) -> float:
+def memory_factor(cluster: Cluster, ranks: RankIds) -> float:
     """How many times as long a rank's passes over memory take where all of ``ranks`` make theirs at once.
 
     Such as updates of parameters that all have, or putting gradients together.  Of the host that most of them are on;
@@ -191,24 +193,28 @@ def memory_factor(cluster: Cluster, ranks: tuple[int, ...]) -> float:
     return max(1.0, float(seconds) / points[0][1])
 
 
-def collective_evidence(cluster: Cluster, operation: str, ranks: tuple[int, ...], num_bytes: float) -> Evidence:
+def collective_evidence(cluster: Cluster, operation: str, ranks: RankIds, num_bytes: float) -> Evidence:
     """How well :func:`collective_s` knows."""
     if len(ranks) < 2:
         return MEASURED
-    tables = _tables(cluster, operation, ranks)
-    exact = [table for table in tables if table.num_ranks == len(ranks) and _fits(cluster, table, ranks)]
+    exact = _exact(cluster, _tables(cluster, operation, ranks), ranks)
     if exact:
         return weakest(table_evidence(MEASURED, exact[0].points, num_bytes))
     return weakest((INTERPOLATED, *(link.evidence for link in ring_links(cluster, ranks))))
 
 
-def ring_links(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Link, ...]:
+def _exact(cluster: Cluster, tables: Sequence[Collective], ranks: RankIds) -> list[Collective]:
+    """Those that were measured on as many ranks and hosts."""
+    return [table for table in tables if table.num_ranks == len(ranks) and _fits(cluster, table, ranks)]
+
+
+def ring_links(cluster: Cluster, ranks: RankIds) -> tuple[Link, ...]:
     """The links that a ring over ``ranks`` waits for: those between hosts if there are several, each once."""
     members = sorted(ranks)  # as torch.distributed puts the ranks of a group
     return _links(cluster, ranks, zip(members, (*members[1:], members[0]), strict=True))
 
 
-def group_links(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Link, ...]:
+def group_links(cluster: Cluster, ranks: RankIds) -> tuple[Link, ...]:
     """The links between any two of ``ranks``: those between hosts if there are several, each once."""
     return _links(cluster, ranks, permutations(ranks, 2))
 
@@ -218,7 +224,7 @@ def num_hosts(cluster: Cluster, ranks: Sequence[int]) -> int:
     return len({cluster.devices[rank].host for rank in ranks})
 
 
-def _links(cluster: Cluster, ranks: tuple[int, ...], pairs: Iterable[tuple[int, int]]) -> tuple[Link, ...]:
+def _links(cluster: Cluster, ranks: RankIds, pairs: Iterable[tuple[int, int]]) -> tuple[Link, ...]:
     name = cluster.group_link_class(ranks)
     if not cluster.pairs:
         return (cluster.links[name],)
@@ -250,7 +256,7 @@ def _against_ring(table: Collective, links: tuple[Link, ...], count: int, size: 
     return np.maximum(ratio, 1.0) if table.num_ranks == 2 < count else ratio
 
 
-def _tables(cluster: Cluster, operation: str, ranks: tuple[int, ...]) -> list[Collective]:
+def _tables(cluster: Cluster, operation: str, ranks: RankIds) -> list[Collective]:
     """Those of the operation on these links, of ranks spread alike if there are such."""
     return _tables_of(cluster, operation, cluster.group_link_class(ranks), num_hosts(cluster, ranks) == len(ranks))
 
@@ -263,7 +269,7 @@ def _tables_of(cluster: Cluster, operation: str, link: str, is_spread: bool) -> 
     return alike or tables
 
 
-def _fits(cluster: Cluster, table: Collective, ranks: tuple[int, ...]) -> bool:
+def _fits(cluster: Cluster, table: Collective, ranks: RankIds) -> bool:
     return table.num_hosts in (0, num_hosts(cluster, ranks))
 
 

@@ -40,7 +40,7 @@ from planner.costs.communication.collectives import (
 )
 from planner.costs.communication.tables import Array, read_delays, table_evidence, transfer_s
 from planner.costs.layers.confidence import weakest
-from planner.ir.cluster import ALL_REDUCE, SHARED_MEMORY, Cluster, Evidence, Link, transport_text
+from planner.ir.cluster import ALL_REDUCE, SHARED_MEMORY, Cluster, Evidence, Link, RankIds, transport_text
 from planner.ir.lazy import once, once_by
 
 
@@ -81,7 +81,7 @@ class NetworkPrices:
         return sender_s, receiver_s
 
     @once
-    def classes(self, ranks: tuple[int, ...]) -> tuple[tuple[Link, ...], NDArray[np.int64]]:
+    def classes(self, ranks: RankIds) -> tuple[tuple[Link, ...], NDArray[np.int64]]:
         """The links between ``ranks``, each once, and for each pair which of them it is (-1: a rank itself)."""
         by_name = {self._name(a, b): self.cluster.link(a, b) for a in ranks for b in ranks if a != b}
         names = sorted(by_name)
@@ -89,20 +89,20 @@ class NetworkPrices:
         return tuple(by_name[name] for name in names), numbers
 
     @once
-    def all_reduce_s(self, ranks: tuple[int, ...], num_bytes: int) -> float:
+    def all_reduce_s(self, ranks: RankIds, num_bytes: int) -> float:
         """Seconds of an all-reduce of ``num_bytes`` over ``ranks``, once all are there."""
         return float(collective_s(self.cluster, ALL_REDUCE, ranks, num_bytes))
 
-    def all_reduces_s(self, ranks: tuple[int, ...], num_bytes: Array) -> Array:
+    def all_reduces_s(self, ranks: RankIds, num_bytes: Array) -> Array:
         """The same of many sizes, elementwise."""
         return self._all_reduce_of(ranks)(num_bytes)
 
     @once
-    def _all_reduce_of(self, ranks: tuple[int, ...]) -> Callable[[Array], Array]:
+    def _all_reduce_of(self, ranks: RankIds) -> Callable[[Array], Array]:
         return group_collective(self.cluster, ALL_REDUCE, ranks)
 
     @once
-    def least_s_per_byte(self, ranks: tuple[int, ...], largest: float) -> float:
+    def least_s_per_byte(self, ranks: RankIds, largest: float) -> float:
         """The least that an all-reduce over ``ranks`` takes for a byte, of sizes from 1 KiB to ``largest``."""
         tables = [float(size) for table in self.cluster.collectives for size, _ in table.points if size <= largest]
         sizes = np.unique(np.concatenate((np.geomspace(1024.0, largest, 64), np.array(tables))))
@@ -118,7 +118,7 @@ class NetworkPrices:
         return float(call_s(self.cluster, operation, num_bytes))
 
     @once
-    def moving_s(self, ranks: tuple[int, ...], num_bytes: int) -> float:
+    def moving_s(self, ranks: RankIds, num_bytes: int) -> float:
         """What an all-reduce takes from the core of the rank that loses most, as a ring's messages do."""
         moved = round(2 * (len(ranks) - 1) / len(ranks) * num_bytes)
         return max(
@@ -128,7 +128,7 @@ class NetworkPrices:
         )
 
     @once
-    def _ring(self, ranks: tuple[int, ...]) -> Sequence[tuple[int, int, int]]:
+    def _ring(self, ranks: RankIds) -> Sequence[tuple[int, int, int]]:
         """(rank before, rank, rank after) in a ring, one of each that lose the same of their cores."""
         members = sorted(ranks)
         devices = self.cluster.devices
@@ -140,7 +140,7 @@ class NetworkPrices:
         """Whether both directions between two ranks run at once."""
         return self.cluster.link(src, dst).duplex
 
-    def in_background(self, ranks: tuple[int, ...]) -> bool:
+    def in_background(self, ranks: RankIds) -> bool:
         """Whether what ``ranks`` do together goes on while they compute."""
         return all(link.in_background for link in ring_links(self.cluster, ranks))
 
@@ -149,7 +149,7 @@ class NetworkPrices:
         link = self.cluster.link(src, dst)
         return weakest(table_evidence(link.evidence, link.points, num_bytes))
 
-    def all_reduce_evidence(self, ranks: tuple[int, ...], num_bytes: int) -> Evidence:
+    def all_reduce_evidence(self, ranks: RankIds, num_bytes: int) -> Evidence:
         """How well :meth:`all_reduce_s` knows."""
         return collective_evidence(self.cluster, ALL_REDUCE, ranks, num_bytes)
 

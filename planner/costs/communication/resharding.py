@@ -1,11 +1,10 @@
 """Seconds and bytes of what moves between two layers, for every pair of their options.
 
-Which messages hide behind compute: a convolution's halo travels while its local part is computed.
-
-The runtime starts the exchange, convolves what is there, and adds what the halo contributes; backward it computes the
-rim first, sends it, and computes the rest meanwhile.  So a halo costs what exceeds the layer's own compute on its
-slowest rank.  Everything else is waited for: other layers' halos, values that change their layout, partial sums.
-What the ranks compute to exchange a tensor (``collectives.call_s``) hides behind nothing.  Ignored: of partial sums.
+A convolution overlaps its halo with computing: the runtime starts the exchange, convolves what is there, and adds what
+the halo contributes; backward it computes the rim first, sends it, and computes the rest meanwhile.  So a halo costs
+what exceeds the layer's own compute on its slowest rank.  Everything else is waited for: other layers' halos, values
+that change their layout, partial sums.  What the ranks compute to exchange a tensor (``collectives.call_s``) overlaps
+with nothing.  Ignored: that of partial sums.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from planner.costs.communication.collectives import call_s
 from planner.costs.communication.links import NetworkPrices
 from planner.costs.communication.tables import Array, transfer_s
-from planner.ir.cluster import PIECES, STANDING_BYTES, Cluster
+from planner.ir.cluster import PIECES, STANDING_BYTES, Cluster, RankIds
 from planner.ir.graph import BYTES_PER_ELEMENT
 from planner.layers import is_convolution
 from planner.layers.backward_halo import halo_of_dy
@@ -55,7 +54,7 @@ class Resharding:
 
 
 def resharding_of(
-    maker: Shards, reader: Shards, values: tuple[tuple[int, int], ...], ranks: tuple[int, ...], network: NetworkPrices
+    maker: Shards, reader: Shards, values: tuple[tuple[int, int], ...], ranks: RankIds, network: NetworkPrices
 ) -> Resharding:
     """What moves for ``values``: pairs (output of the maker, input of the reader)."""
     total = _Total(maker, reader, ranks, network)
@@ -69,7 +68,7 @@ def resharding_of(
     return Resharding(forward_s, backward_s, total.received, standing, total.moved, is_halo, total.ways)
 
 
-def scattered_s(shards: Shards, ranks: tuple[int, ...], network: NetworkPrices) -> Array:
+def scattered_s(shards: Shards, ranks: RankIds, network: NetworkPrices) -> Array:
     """``[options]``: partial sums of a contraction whose input no layer of the group makes; 0 where none is shared."""
     nothing = np.zeros((len(ranks), len(ranks)))
     pairs = zip(shards.options, shards.contractions, strict=True)
@@ -77,7 +76,7 @@ def scattered_s(shards: Shards, ranks: tuple[int, ...], network: NetworkPrices) 
     return exchange_s(np.array(scattered) * BYTES_PER_ELEMENT[shards.sized.layer.outputs[0].dtype], ranks, network)
 
 
-def exchange_s(part: Array, ranks: tuple[int, ...], network: NetworkPrices) -> Array:
+def exchange_s(part: Array, ranks: RankIds, network: NetworkPrices) -> Array:
     """Seconds until all messages have arrived, ``[...]``.
 
     A rank's messages follow one another; it receives while it sends where the link is duplex.
@@ -116,7 +115,7 @@ class _Total:
         in_space: whether ranks lack rows of space alone.
     """
 
-    def __init__(self, maker: Shards, reader: Shards, ranks: tuple[int, ...], network: NetworkPrices) -> None:
+    def __init__(self, maker: Shards, reader: Shards, ranks: RankIds, network: NetworkPrices) -> None:
         shape = (len(maker.options), len(reader.options))
         self.maker = maker
         self.reader = reader

@@ -54,7 +54,7 @@ def pieces(
     destinations: tuple[int, ...],
     between: tuple[tuple[str, ...], ...],
 ) -> BoundaryMessages:
-    """The messages, given the samples of each member before and behind, their pools, and the tiers between these."""
+    """The messages, given the samples of each member before and after, their pools, and the tiers between these."""
     starts, ends = (np.round(np.cumsum([0, *shares]), 9) for shares in (source, destination))  # of whole samples exact
     borders = np.union1d(starts, ends)
     first = np.searchsorted(starts, borders[:-1], side="right") - 1
@@ -80,16 +80,16 @@ def across_hosts(
     destinations: tuple[int, ...],
     in_order: bool = True,
 ) -> tuple[Crossing, ...]:
-    """What passes network cards, given the samples of each member before and behind, and their hosts.
+    """What passes network cards, given the samples of each member before and after, and their hosts.
 
     Args:
         in_order: whether members share samples in this order; else what is certain of any order.
     """
     before = _by_host(source, sources)
-    behind = _by_host(destination, destinations)
+    after = _by_host(destination, destinations)
     stays = dict.fromkeys(sources, 0.0)
     if in_order:
-        for (host, begin, end), (other, first, last) in product(before, behind):
+        for (host, begin, end), (other, first, last) in product(before, after):
             if host == other:
                 stays[host] += max(0.0, min(end, last) - max(begin, first))
     else:
@@ -99,7 +99,7 @@ def across_hosts(
     crossings = []
     for host in dict.fromkeys((*sources, *destinations)):
         if in_order:
-            all_out, all_in = (sum(end - at for of, at, end in runs if of == host) for runs in (before, behind))
+            all_out, all_in = (sum(end - at for of, at, end in runs if of == host) for runs in (before, after))
         else:
             all_out = min(source) * sources.count(host)
             all_in = min(destination) * destinations.count(host)
@@ -131,7 +131,7 @@ def without_time(cluster: Cluster) -> Cluster:
 
 
 def least_link(link: Link) -> Link:
-    """The link with a table that never falls, below the measured one: what at least so many bytes take."""
+    """The link with a table that never falls, below the measured one: what as many bytes or more take."""
     if not link.points:
         return link
     seconds: Array = np.minimum.accumulate([s for _, s in link.points][::-1])[::-1]

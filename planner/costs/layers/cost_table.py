@@ -1,6 +1,6 @@
 """Costs of all layers at one size: running sums, so that any stretch is one subtraction, and what has no sum.
 
-How far off such costs may be where they were read between measured sizes: :class:`HeldBackRanges`.
+:class:`HeldBackRanges` says how far off such costs may be where they were read between measured sizes.
 """
 
 from __future__ import annotations

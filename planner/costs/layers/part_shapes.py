@@ -1,4 +1,4 @@
-"""Which parts of layers a planner would consider on up to so many ranks: what is worth measuring.
+"""Which parts of layers a planner would consider on up to a number of ranks: what is worth measuring.
 
 Every grid of equally fast ranks that :func:`planner.costs.shards.device_mesh.candidate_layouts` offers, for groups of
 2, 4, 8, ... and of divisors of the number of ranks.  Other shares (of unequal devices, with margins, of groups of 3 of

@@ -67,12 +67,12 @@ class MeasuredParts:
     def __init__(self, profile: Profile, families: Callable[[str], FamilyModels] | None = None) -> None:
         self.families = families
         self._modelled = dict[tuple[str, str, int, PartExtents], Array]()
-        self._parts, self._behind = (dict[tuple[str, str], list[Measurement]]() for _ in range(2))
+        self._parts, self._after_others = (dict[tuple[str, str], list[Measurement]]() for _ in range(2))
         self._whole = dict[tuple[str, str, int], Measurement]()
         self._index = {layer.name: number for number, layer in enumerate(profile.graph.layers)}
         for kind, measured in profile.parts.items():
             for one in sorted(measured, key=lambda each: each.samples):
-                (self._behind if one.before else self._parts).setdefault((kind, one.layer), []).append(one)
+                (self._after_others if one.before else self._parts).setdefault((kind, one.layer), []).append(one)
         for kind, measured in profile.measurements.items():
             whole = ((one.layer, one) for one in measured if (kind, one.layer) in self._parts)
             self._whole.update(((kind, layer, one.samples), one) for layer, one in whole)
@@ -136,9 +136,9 @@ class MeasuredParts:
             estimated[:4] = seconds
         return estimated
 
-    def behind(self, kind: str, layer: str, samples: int) -> tuple[Measurement, ...]:
-        """Parts of ``layer`` that were measured behind others, at the number of samples nearest in proportion."""
-        parts = self._behind.get((kind, layer), ())
+    def after_others(self, kind: str, layer: str, samples: int) -> tuple[Measurement, ...]:
+        """Parts of ``layer`` that were measured after others, at the number of samples nearest in proportion."""
+        parts = self._after_others.get((kind, layer), ())
         near = min(parts, key=lambda one: abs(log(max(1, one.samples) / max(1, samples))), default=None)
         return () if near is None else tuple(one for one in parts if one.samples == near.samples)
 
@@ -182,7 +182,7 @@ class MeasuredParts:
             return ()
         try:
             return (layer_cost(alike, samples),)
-        except MissingMeasurementError:  # they say nothing about so many samples
+        except MissingMeasurementError:  # they say nothing about that many samples
             return ()
 
     @once
@@ -213,7 +213,7 @@ def _over_sites(shards: Shards) -> bool:
 
 
 def _places(shards: Shards, members: list[int], whole: PartExtents) -> dict[_PartKey, tuple[list[int], list[int]]]:
-    """Where (options, members) so many samples of a part are done; whole ones and empty ones are left out."""
+    """Where (options, members) this number of samples of a part is done; whole ones and empty ones are left out."""
     work = shards.done[:, members]
     extents = work[..., 1] - work[..., 0]
     by_part: dict[_PartKey, tuple[list[int], list[int]]] = {}
@@ -240,7 +240,7 @@ def _cut(part: PartExtents, whole: PartExtents) -> tuple[bool, ...]:
 
 
 def _between(points: Sequence[_Point], elements: int) -> LayerCost:
-    """The cost of so many elements, read between ``points``, which ascend."""
+    """The cost of a number of elements, read between ``points``, which ascend."""
     low = next((point for point in reversed(points) if point.elements <= elements), points[0])
     high = next((point for point in points if point.elements >= elements), points[-1])
     if low.elements >= high.elements or low.key != high.key:

@@ -9,7 +9,7 @@ l and gradients of parameters of g(k) bytes:
     backward for inputs     most over k of  s(<=k) + i(k) + l(>k) + e(>=k), later ones with e(k) alone
     backward for weights    most over k of  l(<=k) + w(k) + (g - e)(>=k), later ones with (g - e)(k) alone
 
-and where sums of gradients run behind the last backward, in that one, when layer k has run that completes a bucket of
+and where sums of gradients overlap with the last backward, in that one, when layer k has run that completes a bucket of
 c(k) bytes, with u(k) of gradients under way then
 
     putting a bucket together          s(<k) + u(k) + g(>=k) + c(k)             of weights: l(<k) + (g - e)(>=k) + c(k)
@@ -197,7 +197,7 @@ class _Saved:
     in_forward: Array  # [layers] bytes below the layer while its forward runs
     in_backward: Array  # [layers] bytes of the layer and below it while its backward runs
     below_in_backward: Array  # [layers] bytes below the layer while its backward runs
-    second_forwards: Sequence[tuple[int, float]]  # the place behind a span, and the most bytes while it runs once more
+    second_forwards: Sequence[tuple[int, float]]  # the place after a span, and the most bytes while it runs once more
 
     @classmethod
     def of(cls, layers: RunningLayers) -> _Saved:
@@ -347,7 +347,7 @@ def _with_deferred(layers: RunningLayers, level: Array) -> Array:
 
 
 def _bucket_peak(held: Array, copies: Array | None) -> float:
-    """While buckets of gradients are put together behind the layers that complete them."""
+    """While buckets of gradients are put together after the layers that complete them."""
     if copies is None or not copies.any():
         return 0.0
     return float(np.where(copies > 0, held + copies, 0.0).max())

@@ -59,7 +59,7 @@ def activation_of(
     Args:
         sent_bytes: of its outputs for one of them, what is sent on its own.
         output_gradients: the gradients of its outputs that it receives for it.
-        buckets: in which its gradients are summed behind the last backward (:func:`buckets_behind`).
+        buckets: in which its gradients are summed during the last backward (:func:`overlapped_buckets`).
     """
     stage = _RankStage(costs, part)
     cost = stage.cost
@@ -86,7 +86,7 @@ class _RankStage:
     """A stage on one of its ranks, for micro-batches of one size.
 
     Attributes:
-        cost: where its layers have layouts of their own; None: all are cut alike, and the rank has so many ``samples``.
+        cost: where its layers have layouts of their own; None: all are cut alike, and the rank has ``samples``.
         made_bytes: of gradients of parameters; 0 where they lie beside the main memory.
         in_slices: whether a rank keeps its slices of them alone.
     """
@@ -111,7 +111,7 @@ class _RankStage:
             return self.held(output_gradients, senders, copies)
         slices = (placed.zero, len(placed.ranks), placed.tied) if self.costs.trains and placed.zero > 1 else ()
         of_stage = placed.runs, self.kind, self.samples, self.made_bytes, slices, placed.recomputed
-        key = (*of_stage, output_gradients.sizes, senders, placed.sums_behind and placed.tied)
+        key = (*of_stage, output_gradients.sizes, senders, placed.overlaps_sums and placed.tied)
         memo: dict[tuple[object, ...], HeldInStage] = self.levels.known
         return memo[key] if key in memo else memo.setdefault(key, self.held(output_gradients, senders, copies))
 
@@ -355,14 +355,14 @@ class _RankStage:
         return round(unsaved)
 
 
-def buckets_behind(costs: StageCosts, placed: StagePlacement, member: int) -> tuple[Bucket, ...]:
+def overlapped_buckets(costs: StageCosts, placed: StagePlacement, member: int) -> tuple[Bucket, ...]:
     """In which the gradients of a rank are summed while the last backward of the stage runs."""
-    if placed.sums_behind:
+    if placed.overlaps_sums:
         return costs.cost_model.buckets(placed.runs, placed.tied)
     if placed.once is None or len(placed.ranks) < 2 or not costs.trains:
         return ()
     own = placed.once.by_layer
-    return buckets_of_parts(costs.cost_model.profile.graph, own.layers, own.weights, member, placed.tied)
+    return buckets_of_parts(costs.cost_model.graph, own.layers, own.weights, member, placed.tied)
 
 
 def _copies(buckets: Sequence[Bucket]) -> dict[int, int]:

@@ -47,7 +47,7 @@ class LayerParts(NamedTuple):
     Attributes:
         layers: by index in the graph.
         saved: bytes of its part.
-        samples, share: of the part, and what it is of the work of so many whole samples.
+        samples, share: of the part, and what it is of the work of as many whole samples.
         read_share: what it reads of their inputs.
         received: bytes that come from other ranks of the stage; ``copied``: those that make it read a copy.
         needs: workspace of the part, where it was measured itself, beyond such a share of that of whole samples.
@@ -393,7 +393,7 @@ class Running:
     Attributes:
         order: by index in the graph.
         within: by place, whether the layer is in a span that is computed again.
-        bounds: of each span, its first place and the one behind its last.
+        bounds: of each span, its first place and the one after its last.
     """
 
     order: Indices

@@ -168,7 +168,7 @@ class _Row:
         self._most_frames: dict[Hashable, dict[int, int]] = {}
 
     def _read(self) -> int:
-        """Notes when which actions of the row start; gives the moment behind the last."""
+        """Notes when which actions of the row start; gives the moment after the last."""
         start = 0
         joins = {other for others in self.joined.values() for other in others}
         slot_at = {position: slot for position, slot, _ in self.compiled.holds[self.rank]}

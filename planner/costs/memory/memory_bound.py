@@ -1,7 +1,7 @@
 """What a member of a stage holds at least, for any two cuts, and how many micro-batches it can keep at most.
 
 The bound counts these lines of the table (:mod:`planner.costs.memory.table`) at the moment when a stage begins the
-first of its backwards with so many micro-batches in flight, and leaves out all others:
+first of its backwards with as many micro-batches in flight, and leaves out all others:
 
     resident     the rank's parameters, gradients, optimiser state (or a part of it, ``divided``), and buffers that no
                  other layer reads                                                              ``state_factor``

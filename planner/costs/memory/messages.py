@@ -95,7 +95,7 @@ class CoalescedMessage(NamedTuple):
 
 
 def buffer_bytes(payload: int, small: int, is_block: bool = False) -> int:
-    """What a message takes where it is received: behind a tensor on its own an eighth to spare, behind a frame all.
+    """What a message takes where it is received: after a tensor on its own an eighth to spare, after a frame all.
 
     Args:
         is_block: it is received where its sender put it, in memory that both share.

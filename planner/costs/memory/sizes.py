@@ -8,7 +8,7 @@ from functools import cached_property
 
 from planner.costs.communication.links import shares_memory
 from planner.costs.layers.cost_table import Run, layers_of
-from planner.costs.memory.activations import RankPart, activation_of, buckets_behind, kept_gradients
+from planner.costs.memory.activations import RankPart, activation_of, kept_gradients, overlapped_buckets
 from planner.costs.memory.messages import CoalescedMessage, Received, answers, buffer_bytes, joined, sums_standing
 from planner.costs.memory.table import SizeKey, What
 from planner.costs.simulator.program import CompiledProgram
@@ -41,7 +41,7 @@ class Sizes:
         self.compiled = compiled
         self.payloads = transfer_bytes
         self.joined = joined(compiled, transfer_bytes)
-        cluster = costs.cost_model.profile.cluster
+        cluster = costs.cost_model.cluster
         carried = carried or [CoalescedMessage(size if size < ALONE_BYTES else 0) for size in transfer_bytes]
         is_block = [cluster.link(slot.src, slot.dst).transport == SHARED_MEMORY for slot in compiled.transfers]
         self.framed = [0 if block else how.framed for how, block in zip(carried, is_block, strict=True)]
@@ -50,7 +50,7 @@ class Sizes:
         self.frames = [firsts.setdefault((slot.src, slot.dst, *of), place) for place, (slot, *of) in enumerate(alike)]
         self.varies = bool(costs.cost_model.preparations.inputs)
         self.buckets = {
-            (rank, number): buckets_behind(costs, stage, member)
+            (rank, number): overlapped_buckets(costs, stage, member)
             for number, stage in enumerate(costs.stages)
             for member, rank in enumerate(stage.ranks)
             if compiled.rows[rank]
@@ -185,7 +185,7 @@ class Sizes:
 
     @once
     def _buffer_bytes(self, stages: tuple[tuple[Run, ...], ...]) -> int:
-        graph = self.costs.cost_model.profile.graph
+        graph = self.costs.cost_model.graph
         return graph.buffer_bytes(index for runs in stages for index in layers_of(runs))
 
     def _sum_bytes(self, rank: int, number: int) -> int:
@@ -197,15 +197,15 @@ class Sizes:
         """
         costs = self.costs
         stage = self.costs.stages[number]
-        behind = self.buckets[rank, number]
+        buckets = self.buckets[rank, number]
         several = len(stage.ranks)
         member = stage.ranks.index(rank)
         if several < 2 or stage.zero > 1:
             return 0
         if not stage.zero:
-            return behind[0].copied_bytes if len(behind) == 1 else 0
+            return buckets[0].copied_bytes if len(buckets) == 1 else 0
         most = gone = 0
-        others = 0 if shares_memory(costs.cost_model.profile.cluster, stage.ranks) else several - 1
+        others = 0 if shares_memory(costs.cost_model.cluster, stage.ranks) else several - 1
         for bucket in costs.cost_model.buckets(stage.runs, stage.tied):
             piece = -(-bucket.num_bytes // several)
             most = max(most, max(bucket.copied_bytes, max(1, others + (member > 1)) * piece) - gone)
@@ -218,7 +218,7 @@ class Sizes:
         cost_model = self.costs.cost_model
         stage = self.costs.stages[number]
         optimizer = cost_model.profile.optimizer
-        graph = cost_model.profile.graph
+        graph = cost_model.graph
         copies = 2 if optimizer.state_bytes_per_parameter_byte >= 2 else bool(optimizer.arguments.get("weight_decay"))
         names = {name for index in layers_of(stage.runs) for name in graph.layers[index].parameters}
         sizes = [graph.parameters[name].num_bytes for name in (names & stage.tied if stage.zero else names)]
@@ -229,7 +229,7 @@ class Sizes:
 
 def _batch_bytes(costs: StageCosts) -> int:
     """Of the inputs and targets of a step that are not prepared."""
-    graph = costs.cost_model.profile.graph
+    graph = costs.cost_model.graph
     prepared = costs.cost_model.preparations.inputs
     whole = costs.num_samples / graph.samples
     specs = (spec for name, spec in graph.inputs.items() if name not in prepared)
@@ -242,7 +242,7 @@ def _standing_bytes(costs: StageCosts, stage: StagePlacement, rank: int) -> floa
     Those of parts of tensors are of every size of micro-batch; of gradients they are what comes from other ranks in
     sums that are exchanges, not rings.
     """
-    if shares_memory(costs.cost_model.profile.cluster, stage.ranks):
+    if shares_memory(costs.cost_model.cluster, stage.ranks):
         return 0.0
     member = stage.ranks.index(rank)
     several = len(stage.ranks)
@@ -252,6 +252,6 @@ def _standing_bytes(costs: StageCosts, stage: StagePlacement, rank: int) -> floa
         pieces = {-(-bucket.num_bytes // several) for bucket in costs.cost_model.buckets(stage.runs, stage.tied)}
         summed = [piece for piece in sorted(pieces) for _ in range(several - 1)]
     elif costs.trains:
-        behind = buckets_behind(costs, stage, member)
-        summed = [bucket.num_bytes for bucket in behind if (bucket.num_ranks or several) == 2]
+        buckets = overlapped_buckets(costs, stage, member)
+        summed = [bucket.num_bytes for bucket in buckets if (bucket.num_ranks or several) == 2]
     return sum(float(cost.standing_bytes[member]) for cost in stage.laid_out.values()) + sums_standing(summed)

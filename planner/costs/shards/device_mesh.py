@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from planner.ir.graph import SAMPLE, Graph
-from planner.ir.layout import Layout, cut_points
+from planner.ir.layout import Layout, Shares, cut_points
 from planner.layers.boxes import boxes_of
 from planner.layers.sized import AXES, REPLICA, SPACE, SizedLayer
 
@@ -46,7 +46,7 @@ def proportional(extent: int, speeds: Sequence[float]) -> tuple[int, ...]:
     return tuple(shares)
 
 
-def at_least_one(shares: tuple[int, ...]) -> tuple[int, ...]:
+def at_least_one(shares: Shares) -> tuple[int, ...]:
     """Shares with what the empty ones need taken from the largest; as they are if there is too little."""
     filled = list(shares)
     while 0 in filled and max(filled) > 1:

@@ -17,7 +17,7 @@ import numpy as np
 from planner.costs.communication.collectives import norm_s, partial_sum_s
 from planner.costs.communication.tables import Array
 from planner.costs.cost_model import CostModel
-from planner.ir.cluster import GRADIENT_SUMS, STANDING_BYTES, Cluster
+from planner.ir.cluster import GRADIENT_SUMS, STANDING_BYTES, Cluster, RankIds
 from planner.ir.graph import BYTES_PER_ELEMENT
 from planner.layers.boxes import equal_ranks, volumes
 from planner.layers.elementwise import CLASS, has_classes_apart
@@ -48,7 +48,7 @@ class Sums:
 def sums_of(
     shards: Shards,
     own: tuple[bool, ...],
-    ranks: tuple[int, ...],
+    ranks: RankIds,
     rate: Callable[[tuple[int, ...]], float],
     cluster: Cluster,
 ) -> Sums:
@@ -73,7 +73,7 @@ def sums_of(
     return Sums(held_bytes, reduction_s, exchanged_s, statistics_standing(shards))
 
 
-def reduction_rate(cost_model: CostModel, ranks: tuple[int, ...]) -> float:
+def reduction_rate(cost_model: CostModel, ranks: RankIds) -> float:
     """Seconds a byte of a sum over ``ranks`` as large as all parameters of the graph, and of putting them together."""
     total = int(cost_model.tables.graph.parameter_bytes[-1])
     if not total or len(ranks) < 2:
@@ -81,7 +81,7 @@ def reduction_rate(cost_model: CostModel, ranks: tuple[int, ...]) -> float:
     return (cost_model.network.all_reduce_s(ranks, total) + cost_model.network.around_s(GRADIENT_SUMS, total)) / total
 
 
-def statistics_s(shards: Shards, ranks: tuple[int, ...], cluster: Cluster) -> Array:
+def statistics_s(shards: Shards, ranks: RankIds, cluster: Cluster) -> Array:
     """``[2, options]``: what a normalisation exchanges, forward and backward; zeros for other layers."""
     seconds = np.zeros((2, len(shards.options)))
     for k, members, forward, backward in _statistics(shards):
@@ -125,7 +125,7 @@ def _statistics(shards: Shards) -> Iterator[tuple[int, list[int], int, int]]:
                 )
 
 
-def classes_s(shards: Shards, ranks: tuple[int, ...], cluster: Cluster) -> Array:
+def classes_s(shards: Shards, ranks: RankIds, cluster: Cluster) -> Array:
     """``[2, options]``: what ranks with parts of the classes of a place tell each other; zeros for other layers.
 
     As ``runtime.spatial.op_rules.elementwise``: forward four numbers a place from each rank to each, backward nothing.
@@ -147,7 +147,7 @@ def classes_s(shards: Shards, ranks: tuple[int, ...], cluster: Cluster) -> Array
     return seconds
 
 
-def pending_s(shards: Shards, ranks: tuple[int, ...], cluster: Cluster) -> Array:
+def pending_s(shards: Shards, ranks: RankIds, cluster: Cluster) -> Array:
     """``[2, options]``: sums over the ranks that share one output, copies included, forward and backward.
 
     Zeros for other layers, and for the loss: its parts are summed with the gradients.  Sums are of 4 bytes at least.

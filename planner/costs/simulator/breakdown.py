@@ -4,7 +4,7 @@ Every instant between a step's start and its end counts once, as one of
 
     compute          forward, backward, update, preparing on the rank itself (of the next step: what its waits did not
                      hide), and what the executor does about them
-    communication    sends, and what is not hidden behind computing: waiting for a message after its sender began to
+    communication    sends, and what does not overlap with computing: waiting for a message after its sender began to
                      send it, for a sum of gradients once all members are there, exchanges inside an action
     bubble           waiting for what another rank has not computed yet, while the rank has something left to do
     idle             after its last action
@@ -53,7 +53,7 @@ def breakdown(
     Args:
         exchanged_s: by span of the timeline, how much of it ranks exchange parts of tensors; empty: not known.
         beside: by rank, whether what is prepared is prepared beside it; empty: nowhere.
-        left_s: by rank, what it prepares of the next step behind its last action; empty: nothing.
+        left_s: by rank, what it prepares of the next step after its last action; empty: nothing.
     """
     sends: dict[str, list[float]] = defaultdict(list)
     joined: dict[str, list[float]] = defaultdict(list)

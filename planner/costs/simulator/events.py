@@ -3,7 +3,7 @@
 Resources: a compute stream for each rank; a channel for each ordered pair of ranks, on which messages travel one after
 another (one for both directions where the link is not duplex). A send keeps its rank, message by message, for the call
 that sends (``Link.sending``); a message starts with its call. A receive waits for the message, and keeps its rank for
-what the action behind it takes longer after a wait; a reduction starts when its last member has arrived, and the first
+what the next action takes longer after a wait; a reduction starts when its last member has arrived, and the first
 update of ranks that use parameters of other stages when all of these have come to theirs. A message that
 blocks holds its sender until it has left, and then its receiver for as long again (it is sent, then taken, by ranks
 that do nothing else meanwhile). What is prepared of a micro-batch occupies its rank or, beside an accelerator, a thread
@@ -89,7 +89,7 @@ def step_unless_longer(compiled: CompiledProgram, prices: SlotPrices, known_s: f
 def least_left_s(compiled: CompiledProgram, prices: SlotPrices) -> list[list[float]]:
     """By rank and position, what a program takes at least from the beginning of the step there to its end.
 
-    A step takes what it takes alone; behind it come the rest of its row, and behind a send what follows the receipt of
+    A step takes what it takes alone; after it come the rest of its row, and after a send what follows the receipt of
     its messages.  Waits are left out, so that this holds whatever is shared.  Rows are taken from their ends; one waits
     until it is known what follows the receipt of a message.
     """
@@ -97,7 +97,7 @@ def least_left_s(compiled: CompiledProgram, prices: SlotPrices) -> list[list[flo
     rows = compiled.rows
     left_s = [[0.0] * len(row) for row in rows]
     position = [len(row) for row in rows]
-    behind_receipt: dict[int, float] = {}
+    after_receipt: dict[int, float] = {}
     waiting: dict[int, int] = {}
     ready = list(range(len(rows)))
     while ready:
@@ -108,7 +108,7 @@ def least_left_s(compiled: CompiledProgram, prices: SlotPrices) -> list[list[flo
         while position[rank]:
             code, slot, numbers = row[position[rank] - 1]
             if code == SEND_STEP:
-                missing = next((message for message in numbers if message not in behind_receipt), NOBODY)
+                missing = next((message for message in numbers if message not in after_receipt), NOBODY)
                 if missing >= 0:
                     waiting[missing] = rank
                     break
@@ -116,13 +116,13 @@ def least_left_s(compiled: CompiledProgram, prices: SlotPrices) -> list[list[flo
                 arrives = 0.0
                 for message in numbers:
                     transfer = compiled.messages[message][0]
-                    arrives = max(arrives, called + prices.transfer_s[transfer] + behind_receipt[message])
+                    arrives = max(arrives, called + prices.transfer_s[transfer] + after_receipt[message])
                     called += prices.sending_s[transfer] if prices.sending_s and not compiled.blocking else 0.0
                 after = max(called + after, arrives)
             elif code == RECEIVE_STEP:
                 after += seconds[slot]
                 for message in numbers:
-                    behind_receipt[message] = after
+                    after_receipt[message] = after
                     if message in waiting:
                         ready.append(waiting.pop(message))
             elif code != PREPARE_STEP:
@@ -136,7 +136,7 @@ def execute(compiled: CompiledProgram, prices: SlotPrices) -> Trace:
     """Runs all rows to their end; messages share nothing but wires.
 
     Ranks are advanced as far as they get, in any order: with wires that only one rank feeds the result does not depend
-    on it.  Where a wire is shared, the rank that is furthest behind moves first, one step at a time (``TICK_DIGITS``).
+    on it.  Where a wire is shared, the rank whose clock is least moves first, one step at a time (``TICK_DIGITS``).
 
     Raises:
         IllegalProgramError: nobody can move and somebody is not done.
@@ -150,12 +150,12 @@ def timeline(
     compiled: CompiledProgram,
     trace: Trace,
     costs: StageCosts,
-    sizes: Sequence[int],
+    transfer_bytes: Sequence[int],
     carried: Sequence[CoalescedMessage] = (),
 ) -> Timeline:
     """The trace as a timeline, with memory beside it.
 
-    ``sizes`` and ``carried`` as of :func:`planner.costs.memory.lifetimes.usages`.
+    ``transfer_bytes`` and ``carried`` as of :func:`planner.costs.memory.lifetimes.usages`.
     """
     spans = tuple(
         Span(rank, str(action), start, stop)
@@ -163,7 +163,7 @@ def timeline(
         for action, start, stop in zip(row, trace.starts[rank], trace.stops[rank], strict=True)
     )
     memory = []
-    for rank, usage in enumerate(usages(costs, compiled, sizes, carried)):
+    for rank, usage in enumerate(usages(costs, compiled, transfer_bytes, carried)):
         memory.append(MemorySample(rank, 0.0, usage.always if usage else 0))
         for position, during, after in usage.samples() if usage else ():
             memory.append(MemorySample(rank, trace.starts[rank][position], during))

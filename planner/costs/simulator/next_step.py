@@ -5,8 +5,8 @@
                       ^ drains while the rank waits ^ what is left delays the end of the step
 
 A plan that prepares the next step (of graphs every plan) has the inputs of this one when it begins, so its ``PREP``
-actions take nothing.  Instead each rank has so many seconds of work beside its row.  On the rank's own core it is done
-while the rank waits for messages and for the members of a sum; what is left is done behind the row's last action, since
+actions take nothing.  Instead each rank has seconds of work beside its row.  On the rank's own core it is done
+while the rank waits for messages and for the members of a sum; what is left is done after the row's last action, since
 the next step waits for it.  On a core of the host that no rank has it goes on throughout; ranks that share such a core
 wait for all that they give it.  In either case the rank's own thread loses some time (``Preparations.turns_s``), as
 both take turns with the interpreter, caches and memory.  In steady state every step pays so much as this one does,
@@ -58,7 +58,7 @@ def next_steps(compiled: CompiledProgram, costs: StageCosts) -> tuple[NextStep, 
     """By rank; empty where the plan prepares each step in itself."""
     if not costs.is_prepared or not compiled.num_prepared:
         return ()
-    cores = spare_cores(costs.cost_model.profile.cluster, len(compiled.grid))
+    cores = spare_cores(costs.cost_model.cluster, len(compiled.grid))
     cost_model = costs.cost_model
     steps = list[NextStep]()
     for rank, row in enumerate(compiled.grid):
@@ -81,7 +81,7 @@ def next_steps(compiled: CompiledProgram, costs: StageCosts) -> tuple[NextStep, 
 
 
 def with_next_step(compiled: CompiledProgram, trace: Trace, next_step: Sequence[NextStep]) -> Trace:
-    """The trace, with what is left of ``next_step`` behind its rows."""
+    """The trace, with what is left of ``next_step`` after its rows."""
     if not next_step:
         return trace
     left_s = [

@@ -1,7 +1,7 @@
 """What the numbers of a compiled program cost: the simulator's input beside the program itself.
 
 What several sends of one action bring to one rank may travel as one message
-(:meth:`planner.ir.program.Program.joined`): what is behind the first then costs by how much it makes the message
+(:meth:`planner.ir.program.Program.joined`): what follows the first then costs by how much it makes the message
 dearer, one latency less than a message of its own.
 
 Where messages stream (:attr:`planner.ir.schedule.Action.streams`) between devices that can, a forward or backward lasts
@@ -25,7 +25,6 @@ from planner.costs.simulator.traffic import Neighbours, NetworkTraffic, is_share
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.input_pipeline import has_host_beside
 from planner.ir.plan import Size
-from planner.ir.program import Program
 from planner.ir.schedule import IN_PAIRS, Op
 
 
@@ -55,27 +54,29 @@ class SlotPrices:
 
 
 def prices_of(
-    compiled: CompiledProgram, costs: StageCosts, sizes: Sequence[int], wires: Sequence[int] | None = None
+    compiled: CompiledProgram, costs: StageCosts, transfer_bytes: Sequence[int], wires: Sequence[int]
 ) -> SlotPrices:
     """All prices of a program.
 
     Args:
-        sizes: bytes by transfer slot.
-        wires: if they are known.
+        transfer_bytes: by transfer slot.
+        wires: by channel (:func:`resources`).
     """
     network = costs.cost_model.network
-    devices = costs.cost_model.profile.cluster.devices
+    devices = costs.cost_model.cluster.devices
     action_s = [costs.action_s(slot.rank, slot.action, slot.accumulates) for slot in compiled.actions]
-    transfer_s = transfer_prices(compiled, sizes, network)
-    sending_s = sending_prices(compiled, sizes, network)
+    transfer_s = _by_slot(compiled, transfer_bytes, network.transfer_s)
+    sending_s = _by_slot(compiled, transfer_bytes, network.sending_s)
+    if not any(sending_s):
+        sending_s = []
     if compiled.streams:
         action_s, transfer_s, sending_s = streamed(compiled, costs, action_s, transfer_s, sending_s)
     neighbours = neighbours_of(compiled, costs, action_s)
-    traffic = traffic_of(compiled, costs, sizes, transfer_s)
+    traffic = traffic_of(compiled, costs, transfer_bytes, transfer_s)
     return SlotPrices(
         action_s,
         transfer_s,
-        resources(compiled, network) if wires is None else wires,
+        wires,
         sending_s,
         tuple(map(has_host_beside, devices[: len(compiled.rows)])) if compiled.num_prepared else (),
         traffic if neighbours is not None or is_shared(compiled, traffic) else None,
@@ -84,27 +85,13 @@ def prices_of(
     )
 
 
-def transfer_bytes(program: Program, compiled: CompiledProgram) -> list[int]:
-    """Bytes by transfer slot."""
-    return [sum(part.num_bytes for part in slot.parts(program)) for slot in compiled.transfers]
-
-
-def transfer_prices(compiled: CompiledProgram, sizes: Sequence[int], network: NetworkPrices) -> list[float]:
-    """Seconds by transfer slot."""
-    return _by_slot(compiled, sizes, network.transfer_s)
-
-
-def sending_prices(compiled: CompiledProgram, sizes: Sequence[int], network: NetworkPrices) -> list[float]:
-    """Seconds of the call that sends, by transfer slot; empty if none of them takes any."""
-    sending_s = _by_slot(compiled, sizes, network.sending_s)
-    return sending_s if any(sending_s) else []
-
-
-def _by_slot(compiled: CompiledProgram, sizes: Sequence[int], price: Callable[[int, int, int], float]) -> list[float]:
+def _by_slot(
+    compiled: CompiledProgram, transfer_bytes: Sequence[int], price: Callable[[int, int, int], float]
+) -> list[float]:
     """``price(src, dst, bytes)`` by transfer slot."""
     return [
-        joined_price(partial(price, slot.src, slot.dst), size, slot.bytes_ahead(size, sizes))
-        for slot, size in zip(compiled.transfers, sizes, strict=True)
+        joined_price(partial(price, slot.src, slot.dst), num_bytes, slot.bytes_ahead(num_bytes, transfer_bytes))
+        for slot, num_bytes in zip(compiled.transfers, transfer_bytes, strict=True)
     ]
 
 
@@ -122,7 +109,7 @@ def streamed(
     F at least SR F / (F + B), so that both together last at least SR (BaPipe, Zhao et al., arXiv 2012.12544, its
     schedules 1F1B-AS and FBP-AS).  Ignored: that what streams shares a network card.
     """
-    can = [device.streams for device in costs.cost_model.profile.cluster.devices]
+    can = [device.streams for device in costs.cost_model.cluster.devices]
     flows = [can[slot.src] and can[slot.dst] for slot in compiled.transfers]
     streaming_s = [seconds * streams for seconds, streams in zip(transfer_s, flows, strict=True)]
     channels = _longest_channels(compiled, costs, streaming_s)

@@ -10,9 +10,10 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from planner.ir.cluster import RankIds
 from planner.ir.errors import IllegalProgramError
 from planner.ir.plan import Size
-from planner.ir.program import Part, Program, Route, num_joined, sent_by
+from planner.ir.program import Program, Route, num_joined, sent_by
 from planner.ir.schedule import ADDS_GRADIENTS, COMPUTE, MESSAGE, SEND, Action, Op, format_grid
 from planner.passes.numbering import Numbering
 from planner.passes.versions import versions_kept
@@ -54,23 +55,17 @@ class TransferSlot:
     dst: int
     before: tuple[int, ...] = ()
 
-    def bytes_ahead(self, size: int, sizes: Sequence[int]) -> int | None:
-        """Bytes of the message that a transfer of ``size`` bytes joins; None: it begins one.
+    def bytes_ahead(self, num_bytes: int, transfer_bytes: Sequence[int]) -> int | None:
+        """Bytes of the message that a transfer of ``num_bytes`` joins; None: it begins one.
 
         Args:
-            sizes: by transfer slot.
+            transfer_bytes: by transfer slot.
         """
         if not self.before:
             return None
-        before = [sizes[each] for each in self.before]
-        count = num_joined([*before, size])
+        before = [transfer_bytes[each] for each in self.before]
+        count = num_joined([*before, num_bytes])
         return sum(before[-count:]) if count else None
-
-    def parts(self, program: Program) -> tuple[Part, ...]:
-        """What such a message carries."""
-        ends = (self.src, self.dst) if self.forward else (self.dst, self.src)
-        message = next(m for m in program.messages[self.route] if (m.src, m.dst) == ends)
-        return message.parts if self.forward else message.gradient_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +117,13 @@ class CompiledProgram:
     reduced_stages: tuple[int, ...] = ()
     streams: str = ""
     sent_before: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    ties: tuple[tuple[int, ...], ...] = ()
+    ties: tuple[RankIds, ...] = ()
     copies: int = 1
     memo: dict[Hashable, object] = field(init=False, default_factory=dict, compare=False, repr=False)
 
 
 def compile_program(
-    program: Program, micro_batches: Sequence[Size], ties: tuple[tuple[int, ...], ...] = (), copies: int = 1
+    program: Program, micro_batches: Sequence[Size], ties: tuple[RankIds, ...] = (), copies: int = 1
 ) -> CompiledProgram:
     """``program`` as integers.
 
@@ -200,9 +195,7 @@ class _Numbered(Generic[T]):
 class _Numbers:
     """Numbers for whatever the rows name, given out as they are met; lives while one program is compiled."""
 
-    def __init__(
-        self, numbering: Numbering, micro_batches: tuple[Size, ...], ties: tuple[tuple[int, ...], ...]
-    ) -> None:
+    def __init__(self, numbering: Numbering, micro_batches: tuple[Size, ...], ties: tuple[RankIds, ...]) -> None:
         self.numbering = numbering
         self.micro_batches = micro_batches
         self._ties_left = {rank: tuple(n for n, own in enumerate(ties) if rank in own) for own in ties for rank in own}

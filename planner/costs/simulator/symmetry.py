@@ -128,7 +128,7 @@ def symmetry_of(costs: StageCosts) -> Symmetry | None:
         return None
     groups = [stage.ranks for stage in costs.stages]
     samples = [tuple(stage.samples.values()) for stage in costs.stages]
-    return slices(costs.cost_model.profile.cluster, groups, samples) if all(samples) else None
+    return slices(costs.cost_model.cluster, groups, samples) if all(samples) else None
 
 
 def slices(
@@ -149,7 +149,7 @@ def slices(
 
 
 def _repeats(samples: Sequence[float], count: int) -> bool:
-    """Whether so many blocks have the same numbers of samples."""
+    """Whether as many blocks have the same numbers of samples."""
     length = len(samples) // count
     return tuple(samples) == tuple(samples[:length]) * count
 

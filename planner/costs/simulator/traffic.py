@@ -7,7 +7,7 @@ visits host after host does.  Where a card would carry more than it can, its flo
 and Gallager 1992, section 6.5.2), none faster than it is alone.  A card can carry what the host's links do, or the
 fastest of the flows on it, if that is more: alone, nothing is slowed (a burst).
 
-A message delays computing at its ends by ``NetworkPrices.core_s`` in all, evenly while it moves (at the sender: behind
+A message delays computing at its ends by ``NetworkPrices.core_s`` in all, evenly while it moves (at the sender: after
 its call), so that what a core loses goes with the message's speed; several add.  ``DeviceSpec.core_share`` says how
 much of that a device feels.
 
@@ -138,7 +138,7 @@ class Neighbours:
     copies: int = 1
 
     def rate(self, rank: int, slot: int, others: int) -> float:
-        """Of its own speed, where so many other ranks of this program compute on its host."""
+        """Of its own speed, by how many other ranks of this program compute on its host."""
         beside = self.copies * (others + 1) - 1
         return 1 / (1 + self.longer[slot] * min(1.0, beside / self.most[rank]))
 
@@ -251,12 +251,12 @@ class FlowSpeeds:
 
 
 def traffic_of(
-    compiled: CompiledProgram, costs: StageCosts, sizes: Sequence[int], transfer_s: Sequence[float]
+    compiled: CompiledProgram, costs: StageCosts, transfer_bytes: Sequence[int], transfer_s: Sequence[float]
 ) -> NetworkTraffic:
     """The flows of a program.
 
     Args:
-        sizes: bytes by transfer slot.
+        transfer_bytes: by transfer slot.
         transfer_s: seconds by transfer slot.
     """
     network = costs.cost_model.network
@@ -264,15 +264,15 @@ def traffic_of(
     hosts = {host: number for number, host in enumerate(dict.fromkeys(device.host for device in cluster.devices))}
     number_of = [hosts[device.host] for device in cluster.devices]
     flows = []
-    for slot, size, seconds in zip(compiled.transfers, sizes, transfer_s, strict=True):
+    for slot, num_bytes, seconds in zip(compiled.transfers, transfer_bytes, transfer_s, strict=True):
         src = number_of[slot.src]
         dst = number_of[slot.dst]
         cards = (2 * src, 2 * dst + 1) if src != dst else ()
         if seconds <= 0:
             flows.append(NetworkFlow(0.0))
             continue
-        losses = _losses(network, slot, (size, slot.bytes_ahead(size, sizes)), seconds)
-        flows.append(NetworkFlow(seconds, size / seconds, cards, losses, compiled.copies))
+        losses = _losses(network, slot, (num_bytes, slot.bytes_ahead(num_bytes, transfer_bytes)), seconds)
+        flows.append(NetworkFlow(seconds, num_bytes / seconds, cards, losses, compiled.copies))
     flows += _sums(compiled, costs, number_of)
     return NetworkTraffic(tuple(flows), network.card_bytes_per_s)
 
@@ -281,18 +281,18 @@ def _losses(
     network: NetworkPrices, slot: TransferSlot, moved: tuple[int, int | None], seconds: float
 ) -> tuple[tuple[int, float], ...]:
     """(rank, what it loses of its computing speed) at both ends of a message; ``moved`` as of :func:`joined_price`."""
-    size, ahead = moved
-    sender_s, receiver_s = network.core_s(slot.src, slot.dst, size + (ahead or 0))
+    num_bytes, ahead = moved
+    sender_s, receiver_s = network.core_s(slot.src, slot.dst, num_bytes + (ahead or 0))
     if ahead is not None:
         before_s = network.core_s(slot.src, slot.dst, ahead)
         sender_s = max(0.0, sender_s - before_s[0])
         receiver_s = max(0.0, receiver_s - before_s[1])
     if not sender_s and not receiver_s:
         return ()
-    behind_s = seconds - joined_price(partial(network.sending_s, slot.src, slot.dst), *moved)
+    after_call_s = seconds - joined_price(partial(network.sending_s, slot.src, slot.dst), *moved)
     devices = network.cluster.devices
     both = (
-        (slot.src, sender_s / (behind_s if behind_s > 0 else seconds) * devices[slot.src].core_share),
+        (slot.src, sender_s / (after_call_s if after_call_s > 0 else seconds) * devices[slot.src].core_share),
         (slot.dst, receiver_s / seconds * devices[slot.dst].core_share),
     )
     return tuple((rank, lost) for rank, lost in both if lost > 0)

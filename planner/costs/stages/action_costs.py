@@ -11,7 +11,7 @@ messages between layers included (``costs.stages.stage_cost``). Where ranks divi
 gradients is a reduce-scatter and the update is of one part, then an all-gather: each half of an all-reduce (a ring is
 made of the two; Patarasuk and Yuan 2009). Where they divide gradients (ZeRO-2) the first half is waited for in each
 backward instead, bucket by bucket, and where they divide parameters (ZeRO-3) the second one too: in each forward, and
-once more in each backward. Otherwise, on a stage cut along samples alone, sums run behind the last
+once more in each backward. Otherwise, on a stage cut along samples alone, sums overlap with the last
 backward (``costs.stages.gradient_overlap``). Gradients of parameters that several stages use are summed over all their
 ranks before the update, and priced with it. Where ranks of a host update at once, they share its memory
 (``collectives.memory_factor``), as when they put gradients together; what passes take longer beside those of other
@@ -82,7 +82,7 @@ class StageCosts:
             return self.prepare_s(rank, action) + others_s
         whole = stage.once
         if whole is not None and action.op in (Op.REDUCE_GRAD, Op.UPDATE):
-            beside = memory_factor(self.cost_model.profile.cluster, stage.ranks)
+            beside = memory_factor(self.cost_model.cluster, stage.ranks)
             return whole.reduction_s if action.op is Op.REDUCE_GRAD else whole.update_s * beside
         if action.op is Op.REDUCE_GRAD:
             return self.waited_s(action.stage)
@@ -114,7 +114,7 @@ class StageCosts:
     def _update_s(self, number: int, rank: int) -> float:
         """Of a rank of a stage cut along samples: sums over stages, then what it updates, then what others did."""
         stage = self.stages[number]
-        beside = memory_factor(self.cost_model.profile.cluster, stage.ranks)
+        beside = memory_factor(self.cost_model.cluster, stage.ranks)
         sums = self.cost_model.tables.parameters(self.kind(rank)).update_s
         update_s = span(sums, stage.runs)
         tied_s = 0.0
@@ -201,7 +201,7 @@ class StageCosts:
     def _reduce_s(self, number: int) -> float:
         """Of a stage's gradients: what is left of their sums when its slowest rank ends its backward."""
         stage = self.stages[number]
-        if not stage.sums_behind:
+        if not stage.overlaps_sums:
             return self.cost_model.network.all_reduce_s(stage.ranks, stage.own_bytes)
         last = samples_in(self.micro_batches[-1])
         backward_s = [
@@ -211,7 +211,7 @@ class StageCosts:
         slowest_s = max(backward_s, key=lambda sums: span(sums, stage.runs))
         exchanges_s = self.cost_model.exchanges_s(stage.ranks, last)[1]
         hides = self.cost_model.network.in_background(stage.ranks)
-        beside = memory_factor(self.cost_model.profile.cluster, stage.ranks)
+        beside = memory_factor(self.cost_model.cluster, stage.ranks)
         return exposed_s(
             self.cost_model.buckets(stage.runs, stage.tied),
             lambda layer: hides * sum(span(sums, before(stage.runs, layer)) for sums in (slowest_s, exchanges_s)),
@@ -258,7 +258,7 @@ class StageCosts:
         return self.cost_model.tables.at(self.kind(placed.ranks[member]), samples)
 
     def evidence(self) -> Evidence:
-        """The weakest evidence behind the prices of layers in this plan."""
+        """The weakest evidence for the prices of layers in this plan."""
         own = [cost.evidence for stage in self.stages for cost in stage.laid_out.values()]
         uses = {
             (stage.runs, self.kind(rank), samples[member])

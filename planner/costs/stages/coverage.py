@@ -99,7 +99,7 @@ def _missing_on(kind: str, missing: Sequence[_PartOnKind]) -> tuple[tuple[int, .
 
 def _processors(cost_model: CostModel, stages: Iterable[StagePlacement]) -> set[str]:
     """Kinds of the ranks' devices, but of accelerators: beside these nothing is measured of waits and calls."""
-    devices = (cost_model.profile.cluster.devices[rank] for stage in stages for rank in stage.ranks)
+    devices = (cost_model.cluster.devices[rank] for stage in stages for rank in stage.ranks)
     return {device.kind for device in devices if not has_host_beside(device)}
 
 
@@ -108,7 +108,7 @@ def _exchanges(cost_model: CostModel, decision: Decision, stage: StagePlacement)
     if len(stage.ranks) < 2:
         return set()
     own = layers_of(stage.runs)
-    graph = cost_model.profile.graph
+    graph = cost_model.graph
     kinds = {graph.layers[index].kind for index in own}
     exchanges = set()
     if any(takes_statistics(graph.layers[index], decision.trains) for index in own):
@@ -125,7 +125,7 @@ def _exchanges(cost_model: CostModel, decision: Decision, stage: StagePlacement)
 
 def _uses(cost_model: CostModel, decision: Decision, stage: StagePlacement) -> Iterable[_PartOnKind]:
     """What the ranks of a stage do."""
-    layers = cost_model.profile.graph.layers
+    layers = cost_model.graph.layers
     for samples in stage.samples.values():
         for rank, number in zip(stage.ranks, samples, strict=True):
             if number and number == int(number):

@@ -1,4 +1,4 @@
-"""What a stage waits for the sums of its gradients, which run behind the backward that makes them.
+"""What a stage waits for the sums of its gradients, which overlap with the backward that makes them.
 
     backward of the last micro-batch   | layer 9 ... layer 5 | layer 4 ... layer 1 |
     sums, bucket by bucket                                   [   9 ... 5   ] [ 4 ... 1 ]
@@ -7,8 +7,8 @@
 Buckets are the runtime's (``planner.ir.program``).  A bucket's sum starts when its gradients are complete and the one
 before it has ended.  What is waited for is the longest, over all buckets, of what they and those after them take, less
 the backward that is still to come when the first of these is complete; it begins when the slowest rank is there.  While
-sums run behind a backward, the thread that moves them takes its time from the core that computes.  Where only the ranks
-themselves move them (shared memory), nothing runs behind: a sum takes as long, whenever its parts are done.  Putting
+sums overlap with a backward, the thread that moves them takes its time from the core that computes.  Where only the
+ranks themselves move them (shared memory), nothing overlaps: a sum takes as long, whenever its parts are done.  Putting
 the gradients of a bucket together takes the core in any case (``planner.ir.cluster.GRADIENT_SUMS``).  Ignored: that two
 sums may share the link, and that gradients of the halves of a backward come later than those of a whole one.
 """
@@ -22,6 +22,7 @@ import numpy as np
 
 from planner.costs.communication.links import NetworkPrices
 from planner.costs.communication.tables import Array
+from planner.ir.cluster import RankIds
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph
 from planner.ir.profile import Profile
 from planner.ir.program import BUCKET_BYTES, in_buckets
@@ -120,7 +121,7 @@ def _named_buckets(parts: Iterable[tuple[str, int, int]]) -> list[tuple[Bucket, 
 
 def exposed_s(
     buckets: Sequence[Bucket],
-    behind_s: Callable[[int], float],
+    later_s: Callable[[int], float],
     sum_s: Callable[[int], float],
     core_s: Callable[[int], float],
     copied_s: Callable[[int], float],
@@ -128,10 +129,10 @@ def exposed_s(
     """Seconds that ranks wait for the sums of ``buckets`` after their backward.
 
     Args:
-        behind_s: of backward, that sums can run behind: those that come after the layer of that index.
-        sum_s: of a sum of so many bytes.
-        core_s: that moving so many bytes takes from the core that computes.
-        copied_s: of hearing of each gradient and putting so many bytes of them together.
+        later_s: of the backward that comes after that of the layer of an index: sums overlap with it.
+        sum_s: of a sum, by its bytes.
+        core_s: that moving bytes takes from the core that computes.
+        copied_s: of hearing of each gradient and putting their bytes together.
     """
     copying_s = sum(copied_s(bucket.copied_bytes) for bucket in buckets)
     if len(buckets) < 2:  # it is complete when backward ends
@@ -139,7 +140,7 @@ def exposed_s(
     left_s = waited_s = hidden_s = 0.0
     for bucket in reversed(buckets):
         left_s += sum_s(bucket.num_bytes)
-        hidden_s = behind_s(bucket.first_layer)
+        hidden_s = later_s(bucket.first_layer)
         waited_s = max(waited_s, left_s - hidden_s)
     moved_s = sum(core_s(bucket.num_bytes) for bucket in buckets)
     return copying_s + waited_s + moved_s * min(1.0, hidden_s / left_s if left_s > 0 else 0.0)
@@ -152,7 +153,7 @@ def least_sums_s(profile: Profile, sum_s: Callable[[Array], Array]) -> Array:
     Parameters that several layers use are left out.
 
     Args:
-        sum_s: seconds of sums of so many bytes each, ``[..., sizes]``.
+        sum_s: seconds of sums by their bytes, ``[..., sizes]``.
     """
     graph = profile.graph
     tied = graph.tied_layers()
@@ -170,9 +171,9 @@ def least_sums_s(profile: Profile, sum_s: Callable[[Array], Array]) -> Array:
 
 
 def least_reduction_s(
-    network: NetworkPrices, ranks: tuple[int, ...], num_bytes: Array, sums_s: Array, backward_s: Array, zero: int
+    network: NetworkPrices, ranks: RankIds, num_bytes: Array, sums_s: Array, backward_s: Array, zero: int
 ) -> Array:
-    """No stage on ``ranks`` takes less for the sum of so many bytes of gradients; elementwise.
+    """No stage on ``ranks`` takes less for the sum of its gradients' bytes; elementwise.
 
     Args:
         sums_s: its buckets take no less (:func:`least_sums_s`).
@@ -189,9 +190,7 @@ def least_reduction_s(
     return np.where(num_bytes <= BUCKET_BYTES, network.all_reduces_s(ranks, num_bytes), several)
 
 
-def least_bytes_on_cards(
-    network: NetworkPrices, ranks: tuple[int, ...], num_bytes: Array, least_s: Array, zero: int
-) -> Array:
+def least_bytes_on_cards(network: NetworkPrices, ranks: RankIds, num_bytes: Array, least_s: Array, zero: int) -> Array:
     """What the sum of a stage's gradients on several hosts puts on the network card of each at least; elementwise.
 
     It moves its bytes evenly in the time that a sum of all takes alone, as long as its ranks wait for it

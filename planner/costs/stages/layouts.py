@@ -29,6 +29,7 @@ from planner.costs.layers.shards import MeasuredParts
 from planner.costs.shards.device_mesh import axes_of, candidate_layouts, factorisations, most_margin
 from planner.costs.shards.partial_sums import Sums, reduction_rate, sums_of
 from planner.costs.shards.sharding_spec import ShardingSpec
+from planner.ir.cluster import RankIds
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec, output_of, producer
 from planner.ir.lazy import once, once_by
 from planner.ir.problem import SAMPLE_DIMS
@@ -78,7 +79,7 @@ class LayoutPrices:
     """
 
     cost_model: CostModel
-    ranks: tuple[int, ...]
+    ranks: RankIds
     samples: int
     allow: tuple[str, ...] = (SAMPLE_DIMS,)
     halo_depth: int = 0
@@ -91,7 +92,7 @@ class LayoutPrices:
     _own: dict[str, tuple[bool, ...]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        graph = self.cost_model.profile.graph
+        graph = self.cost_model.graph
         self.parts = self.cost_model.tables.parts
         self._values = graph.values()
         self._mixing = frozenset(check_samples_apart(graph))
@@ -106,7 +107,7 @@ class LayoutPrices:
     @property
     def layers(self) -> tuple[Layer, ...]:
         """The layers of the graph."""
-        return self.cost_model.profile.graph.layers
+        return self.cost_model.graph.layers
 
     def speeds(self) -> tuple[float, ...]:
         """Of each rank: whole samples a second, at the most that all kinds in the group were measured at."""
@@ -123,7 +124,7 @@ class LayoutPrices:
     @once
     def sized(self, index: int) -> SizedLayer:
         """Layer number ``index`` of the graph at this number of samples."""
-        graph = self.cost_model.profile.graph
+        graph = self.cost_model.graph
         layer = self.layers[index]
         return SizedLayer.of(graph, layer, self._values, self.samples, layer.name in self._mixing)
 
@@ -187,9 +188,9 @@ class LayoutPrices:
         return resharding_of(source, destination, values, self.ranks, self.cost_model.network)
 
     def exposed_s(self, reader: int, crossing: Resharding, table: LayerTable) -> tuple[Array, Array]:
-        """What of a crossing into layer ``reader`` is waited for, forward and backward; halos hide behind compute."""
+        """What of a crossing into layer ``reader`` is waited for, forward and backward; halos overlap with compute."""
         seconds = table.seconds[FORWARD], table.seconds[BACKWARD]
-        return exposed(crossing, self.layers[reader].kind, *seconds, self.cost_model.profile.cluster)
+        return exposed(crossing, self.layers[reader].kind, *seconds, self.cost_model.cluster)
 
     def apart_s(self, index: int, shards: Shards, within: Collection[int]) -> Array:
         """``[options]``: partial sums of a layer whose first input no layer ``within`` the stage makes."""
@@ -223,7 +224,7 @@ class LayoutPrices:
 
     @once_by(lambda self, shards, own, takes: (shards.sized.signature, shards.options, own, takes))
     def _sums(self, shards: Shards, own: tuple[bool, ...], takes: bool) -> Sums:
-        layer_sums = sums_of(shards, own, self.ranks, self._rate, self.cost_model.profile.cluster)
+        layer_sums = sums_of(shards, own, self.ranks, self._rate, self.cost_model.cluster)
         if takes or shards.sized.relation.REDUCTION != "statistics":
             return layer_sums
         return replace(
@@ -247,7 +248,7 @@ class LayoutPrices:
         return costs
 
     @once
-    def _rate(self, ranks: tuple[int, ...]) -> float:
+    def _rate(self, ranks: RankIds) -> float:
         """Seconds a byte of a sum over ``ranks``, where all parameters of the graph are summed at once."""
         return reduction_rate(self.cost_model, ranks)
 

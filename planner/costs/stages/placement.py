@@ -11,6 +11,7 @@ from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.stage_cost import StageCost, stage_cost
 from planner.costs.stages.stage_sums import RecomputeMask
+from planner.ir.cluster import RankIds
 from planner.ir.extras import extras, required
 from planner.ir.lazy import once_by
 from planner.ir.plan import Block, Size
@@ -29,7 +30,7 @@ class TiedWeights:
             of these it is; layers of this stage, and of others.
     """
 
-    ranks: tuple[int, ...]
+    ranks: RankIds
     num_bytes: int
     held_below: frozenset[int]
     inside: tuple[tuple[int, float], ...] = ()
@@ -55,7 +56,7 @@ class StagePlacement:
     """
 
     runs: tuple[Run, ...]
-    ranks: tuple[int, ...]
+    ranks: RankIds
     samples: Mapping[int, tuple[float, ...]]
     parameter_bytes: int
     recompute: bool = False
@@ -65,9 +66,9 @@ class StagePlacement:
     laid_out: Mapping[Size, StageCost] = field(default_factory=dict)
     recomputed: tuple[tuple[int, ...], ...] = ()
 
-    def samples_of(self, member: int, rows: int) -> float:
-        """Samples that a member has of a micro-batch of ``rows``; where layers have layouts of their own all."""
-        return self.samples[rows][member] if self.samples else rows
+    def samples_of(self, member: int, size: int) -> float:
+        """Samples that a member has of a micro-batch of ``size``; where layers have layouts of their own all."""
+        return self.samples[size][member] if self.samples else size
 
     @property
     def recompute_mask(self) -> RecomputeMask:
@@ -85,7 +86,7 @@ class StagePlacement:
         return self.parameter_bytes - sum(tie.num_bytes for tie in self.ties)
 
     @property
-    def sums_behind(self) -> bool:
+    def overlaps_sums(self) -> bool:
         """Whether gradients are summed while backward runs, bucket by bucket."""
         return len(self.ranks) > 1 and not self.laid_out and not self.sharded
 
@@ -154,7 +155,7 @@ class LayoutCosts:
     evaluates: bool = False
     _prices: dict[tuple[tuple[int, ...], int], LayoutPrices] = field(init=False, default_factory=dict, repr=False)
 
-    def prices(self, ranks: tuple[int, ...], samples: int) -> LayoutPrices:
+    def prices(self, ranks: RankIds, samples: int) -> LayoutPrices:
         """The prices of layers on ``ranks``."""
         of_group = self._prices.get((ranks, samples))
         if of_group is None:
@@ -168,7 +169,7 @@ class LayoutCosts:
 
     def costs(
         self,
-        ranks: tuple[int, ...],
+        ranks: RankIds,
         options: Mapping[int, ShardingSpec],
         sizes: Collection[int],
         blocks: tuple[Block, ...] = (),
@@ -178,17 +179,17 @@ class LayoutCosts:
         Args:
             blocks: of them, those that are run in blocks.
         """
-        return {rows: self._cost(ranks, tuple(sorted(options.items())), rows, blocks) for rows in sorted(sizes)}
+        return {size: self._cost(ranks, tuple(sorted(options.items())), size, blocks) for size in sorted(sizes)}
 
-    @once_by(lambda self, ranks, options, rows, blocks: (ranks, options, rows, str(blocks)))
+    @once_by(lambda self, ranks, options, size, blocks: (ranks, options, size, str(blocks)))
     def _cost(
         self,
-        ranks: tuple[int, ...],
+        ranks: RankIds,
         options: tuple[tuple[int, ShardingSpec], ...],
-        rows: int,
+        size: int,
         blocks: tuple[Block, ...],
     ) -> StageCost:
-        prices = self.prices(ranks, rows)
+        prices = self.prices(ranks, size)
         chosen = dict(options)
         if not blocks:
             return stage_cost(prices, chosen)

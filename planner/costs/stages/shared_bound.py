@@ -1,7 +1,7 @@
 """What a stage costs at least on a group of devices, whatever the shares of its members are, and the best shares.
 
 For stages between any two cuts, as arrays that broadcast.  Times never fall as samples are added: where measured ones
-do, the least of at least so many samples stands for them, so that all here are lower bounds.
+do, the least of as many samples or more stands for them, so that all here are lower bounds.
 
 The least largest time (``GroupTimes.levels``): every kind of member may have up to k samples, while these are enough
 for the micro-batch; the kind whose members take longest is lowered by one, until they are no longer enough.  What its
@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import inf
 
 import numpy as np
 
@@ -55,18 +56,18 @@ class MemberTimes:
     """Of a member that shares a stage, on one kind of device.
 
     Attributes:
-        forward, back: an F, and a B (or I).
+        forward, backward: an F, and a B (or I).
         work: of all micro-batches, from the first F to the last B (or I); all_work: with the W that may come later.
-        whole_back: a B of the most samples, at each cut.
-        back_part: the most that a whole B is of the least that an F and a backward take.
+        whole_backward_s: a B of the most samples, at each cut.
+        backward_part: the most that a whole B is of the least that an F and a backward take.
     """
 
     forward: Times
-    back: Times
+    backward: Times
     work: Times
     all_work: Times
-    whole_back: Array
-    back_part: float
+    whole_backward_s: Array
+    backward_part: float
 
 
 def member_times(
@@ -100,12 +101,79 @@ def member_times(
     work, all_work = (Times.of(work_s, cuts) for work_s in passes.works_s(full, smaller))
     return MemberTimes(
         forward=Times.of(passes.forward_s, cuts),
-        back=Times.of(passes.back_s, cuts),
+        backward=Times.of(passes.back_s, cuts),
         work=work,
         all_work=all_work,
-        back_part=float((wholes / np.maximum(passes.forward_s + passes.whole_s, 1e-300)).max(initial=0.0)),
-        whole_back=cuts.sums(wholes[-1]),
+        backward_part=float((wholes / np.maximum(passes.forward_s + passes.whole_s, 1e-300)).max(initial=0.0)),
+        whole_backward_s=cuts.sums(wholes[-1]),
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _LevelTimes:
+    """What members of each sort take at a level, their number of samples, in stages between given cuts."""
+
+    sums: list[Array]  # [sorts][samples - 1, cuts] seconds
+    tops: Numbers  # [sorts, stages] the most samples of a member
+    counts: Numbers  # [sorts] members
+    size: int  # samples of a micro-batch
+    first: Numbers  # [stages]
+    last: Numbers  # [stages]
+
+    def seconds(self, level: Numbers, at: Numbers) -> Array:
+        """By sort, in the stages ``at``: what a member takes at its level, infinite above the top."""
+        begin = self.first[at]
+        end = self.last[at]
+        member_s = np.full(level.shape, inf)
+        for sort, own in enumerate(self.sums):
+            row = np.minimum(level[sort], len(own)) - 1
+            own_s = own[row, end] - own[row, begin]
+            member_s[sort] = np.where(level[sort] > self.tops[sort, at], inf, own_s)
+        return member_s
+
+    def by_speed(self) -> Numbers:
+        """Levels in proportion to how many samples each does in a second, where it does the most."""
+        speeds = np.array(
+            [len(own) / np.maximum(own[-1, self.last] - own[-1, self.first], 1e-300) for own in self.sums]
+        )
+        wanted: Numbers = np.ceil(self.size * speeds / (self.counts @ speeds) - 1e-9).astype(np.int64)
+        return np.asarray(np.clip(wanted, 1, self.tops))
+
+    def enough(self, level: Numbers) -> Numbers:
+        """Levels at which members have all samples, as far as they may: one more for who is the fastest with it."""
+        at = np.flatnonzero(self.counts @ level < self.size)
+        while len(at):
+            after = self.seconds(level[:, at] + 1, at)
+            sort = after.argmin(axis=0)
+            possible = np.isfinite(after.min(axis=0))
+            at = at[possible]
+            level[sort[possible], at] += 1
+            at = at[self.counts @ level[:, at] < self.size]
+        return level
+
+    def raise_to(self, longest: Array, level: Numbers) -> None:
+        """Gives those more who do it in no more than the time ``longest``."""
+        for sort in range(len(self.sums)):
+            at = np.arange(len(longest))
+            while len(at):
+                more = level[:, at].copy()
+                more[sort] += 1
+                at = at[self.seconds(more, at)[sort] <= longest[at]]
+                level[sort, at] += 1
+
+    def lowered(self, longest: Array, level: Numbers) -> Array:
+        """Takes from who takes longest, while all together have enough: the least largest time."""
+        is_enough = self.counts @ level >= self.size
+        at = np.flatnonzero(is_enough)
+        longest[~is_enough] = inf
+        while len(at):
+            now = self.seconds(level[:, at], at)
+            sort = now.argmax(axis=0)
+            longest[at] = now.max(axis=0)
+            gives = (self.counts @ level[:, at] - self.counts[sort] >= self.size) & (level[sort, at] > 1)
+            at = at[gives]
+            level[sort[gives], at] -= 1
+        return longest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,58 +212,19 @@ class GroupTimes:
             Seconds, infinite where memory is too short for all samples; samples by (sort, stage).
         """
         sums = [of(member).sums for member in self.members]
-        counts = np.array(self.counts)
         tops = np.array([np.full(first.shape, len(rows)) for rows in sums])
         for top, most in zip(tops, self.most, strict=True):
             if most is not None:
                 np.minimum(top, most[first, last], out=top)
-
-        def seconds(level: Numbers, at: Numbers) -> Array:
-            """By sort: what a member takes at its level, infinite above the top."""
-            begin = first[at]
-            end = last[at]
-            member_s = np.full(level.shape, np.inf)
-            for sort, own in enumerate(sums):
-                row = np.minimum(level[sort], len(own)) - 1
-                own_s = own[row, end] - own[row, begin]
-                member_s[sort] = np.where(level[sort] > tops[sort, at], np.inf, own_s)
-            return member_s
-
-        speeds = np.array([len(own) / np.maximum(own[-1, last] - own[-1, first], 1e-300) for own in sums])
-        level = np.clip(np.ceil(self.size * speeds / (counts @ speeds) - 1e-9).astype(np.int64), 1, tops)
-        at = np.flatnonzero(counts @ level < self.size)
-        while len(at):  # not enough yet: one more for who is the fastest with it
-            after = seconds(level[:, at] + 1, at)
-            sort = after.argmin(axis=0)
-            at = at[np.isfinite(after.min(axis=0))]
-            sort = sort[np.isfinite(after.min(axis=0))]
-            level[sort, at] += 1
-            at = at[counts @ level[:, at] < self.size]
-        every = np.arange(len(first))
-        longest = seconds(level, every).max(axis=0)
-        for sort in range(len(sums)):  # who may have more in that time
-            at = every
-            while len(at):
-                more = level[:, at].copy()
-                more[sort] += 1
-                at = at[seconds(more, at)[sort] <= longest[at]]
-                level[sort, at] += 1
-        at = every[counts @ level >= self.size]
-        longest[counts @ level < self.size] = np.inf
-        while len(at):  # who takes longest gets less, while all together get enough
-            now = seconds(level[:, at], at)
-            sort = now.argmax(axis=0)
-            longest[at] = now.max(axis=0)
-            enough = counts @ level[:, at] - counts[sort] >= self.size
-            gives = enough & (level[sort, at] > 1)
-            at = at[gives]
-            sort = sort[gives]
-            level[sort, at] -= 1
-        return longest, level
+        times = _LevelTimes(sums, tops, np.array(self.counts), self.size, first, last)
+        level = times.enough(times.by_speed())
+        longest = times.seconds(level, np.arange(len(first))).max(axis=0)
+        times.raise_to(longest, level)
+        return times.lowered(longest, level), level
 
     def by_member(self, of: Callable[[MemberTimes], Times], first: int, last: int) -> tuple[Array, Numbers]:
         """What each member takes by samples, (member, samples - 1), and the most samples that it may have."""
-        seconds = np.full((len(self.counts), self.size), np.inf)
+        seconds = np.full((len(self.counts), self.size), inf)
         tops = np.zeros(len(self.counts), dtype=np.int64)
         for sort, (member, most) in enumerate(zip(self.members, self.most, strict=True)):
             sums = of(member).sums
@@ -221,7 +250,7 @@ class GroupTimes:
 
 
 _MANY_STAGES = 40_000
-"""Of so many the least largest time is not worked out; the mean is a bound of it."""
+"""Stages of which the least largest time is not worked out; the mean is a bound of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,18 +272,25 @@ class SharedBound:
 
     def stage(self, first: Numbers, last: Numbers, num_microbatches: int) -> BoundedStages:
         """As :meth:`StageBound.stage`."""
-        there, back = self._exchanges_s(first, last)
-        head = self.times.mean(lambda member: member.forward, first, last) + there
-        back_s = self.times.mean(lambda member: member.back, first, last) + back
-        always = num_microbatches * (there + back)
-        work = self.times.mean(lambda member: member.work, first, last) + always
-        all_work = self.times.mean(lambda member: member.all_work, first, last) + always
-        window = np.full(head.shape, num_microbatches, dtype=np.int64)
+        exchange_forward_s, exchange_backward_s = self._exchanges_s(first, last)
+        forward_s = self.times.mean(lambda member: member.forward, first, last) + exchange_forward_s
+        backward_s = self.times.mean(lambda member: member.backward, first, last) + exchange_backward_s
+        exchanges_s = num_microbatches * (exchange_forward_s + exchange_backward_s)
+        window = np.full(forward_s.shape, num_microbatches, dtype=np.int64)
         if self.single.memory is not None:
             window = self.single.memory.window(first, last, num_microbatches)
-        tail = self._tail_s(first, last)
+        nothing = np.zeros_like(forward_s)
         return BoundedStages(
-            head, back_s, head, back_s, np.zeros_like(head), work, all_work, tail, np.zeros_like(head), window
+            forward_s=forward_s,
+            backward_s=backward_s,
+            slow_forward_s=forward_s,
+            slow_backward_s=backward_s,
+            accumulate_s=nothing,
+            work_s=self.times.mean(lambda member: member.work, first, last) + exchanges_s,
+            all_work_s=self.times.mean(lambda member: member.all_work, first, last) + exchanges_s,
+            tail_s=self._tail_s(first, last),
+            card_s=nothing,
+            window=window,
         )
 
     def largest_work_s(self, first: Numbers, last: Numbers) -> Array:
@@ -280,7 +316,7 @@ class SharedBound:
         """Of each member, by samples: an F, a B (or I), all that it does; (member, samples - 1). The most samples."""
         exchange_forward_s, exchange_backward_s = self._exchanges_s(np.array(first), np.array(last))
         forward_s, most = self.times.by_member(lambda member: member.forward, first, last)
-        backward_s, _ = self.times.by_member(lambda member: member.back, first, last)
+        backward_s, _ = self.times.by_member(lambda member: member.backward, first, last)
         work_s, _ = self.all_times.by_member(lambda member: member.all_work, first, last)
         columns = (
             forward_s + exchange_forward_s,
@@ -300,8 +336,8 @@ class SharedBound:
         return forward_s[last] - forward_s[first], backward_s[last] - backward_s[first]
 
     def _tail_s(self, first: Numbers, last: Numbers) -> Array:
-        longest = np.maximum.reduce([m.whole_back[last] - m.whole_back[first] for m in self.times.members])
-        in_time_s = max(member.back_part for member in self.times.members) * self.upper_s / self.num_full
+        longest = np.maximum.reduce([m.whole_backward_s[last] - m.whole_backward_s[first] for m in self.times.members])
+        in_time_s = max(member.backward_part for member in self.times.members) * self.upper_s / self.num_full
         _, exchange_backward_s = self._exchanges_s(first, last)
         update_s, sum_s = self.single.after_s(
             first, last, self.single.updates.least(first, last), np.minimum(longest, in_time_s) + exchange_backward_s

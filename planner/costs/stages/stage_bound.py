@@ -7,18 +7,24 @@ least and a rank's own work the most.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import lru_cache, reduce
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array, TiedParameter
 from planner.costs.memory.memory_bound import Cuts, Holders, LeastMemory, Numbers, may_bind
 from planner.costs.stages.gradient_overlap import least_bytes_on_cards, least_reduction_s
 from planner.costs.stages.stage_sums import RecomputeMask
+from planner.ir.cluster import RankIds
 from planner.ir.lazy import once
+
+Table = TypeVar("Table")
+"""A dataclass of arrays."""
 
 _MANY_SAMPLES = 256
 """More are not held against memory one by one."""
@@ -28,6 +34,23 @@ _MANY_CUTS = 512
 
 Member = tuple[str, int, tuple[float, float]]
 """What tells members of a group apart: kind of device, memory limit, samples of a full micro-batch and of the last."""
+
+
+def columnwise(function: Callable[..., Any], *tables: Table) -> Table:
+    """The table whose arrays are what ``function`` makes of those of the same name in ``tables``."""
+    first: Any = tables[0]
+    made: Table = type(first)(*(function(*(getattr(one, each.name) for one in tables)) for each in fields(first)))
+    return made
+
+
+def only(table: Table, which: NDArray[Any] | slice | int) -> Table:
+    """Some of its entries."""
+    return columnwise(lambda column: column[which], table)
+
+
+def concatenated(*tables: Table) -> Table:
+    """One after another, by the last index."""
+    return columnwise(lambda *columns: np.concatenate(columns, axis=-1), *tables)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,15 +72,15 @@ class Spread:
 class BoundedStages:
     """What stages between given cuts take on a group: arrays of the shape of the cuts broadcast."""
 
-    head: Array  # seconds of the shortest F
-    back: Array  # seconds of the shortest B (or I)
-    slow_head: Array  # seconds of the F of the slowest member; of the longest where members wait for the slowest
-    slow_back: Array  # seconds of the B (or I) of that same member; of the longest likewise
-    adds: Array  # seconds that a B takes longer that finds gradients to add to
-    work: Array  # seconds of the slowest member from its first F to its last B (or I)
-    all_work: Array  # seconds of `work` and the W that may come later
-    tail: Array  # seconds of reduction and update
-    card: Array  # seconds of its sum of gradients on the fullest network card of each of its hosts; 0 on one host
+    forward_s: Array  # seconds of the shortest F
+    backward_s: Array  # seconds of the shortest B (or I)
+    slow_forward_s: Array  # seconds of the F of the slowest member; of the longest where members wait for the slowest
+    slow_backward_s: Array  # seconds of the B (or I) of that same member; of the longest likewise
+    accumulate_s: Array  # seconds that a B takes longer that finds gradients to add to
+    work_s: Array  # seconds of the slowest member from its first F to its last B (or I)
+    all_work_s: Array  # seconds of `work_s` and the W that may come later
+    tail_s: Array  # seconds of reduction and update
+    card_s: Array  # seconds of its sum of gradients on the fullest network card of each of its hosts; 0 on one host
     window: Numbers  # the most micro-batches that memory lets it keep; 0 where it does not fit
 
 
@@ -77,17 +100,17 @@ class StageBound:
     """
 
     cost_model: CostModel
-    ranks: tuple[int, ...]
+    ranks: RankIds
     forward_s: Spread  # a micro-batch's F
     backward_s: Spread  # its B, or its I where backwards may be split
     whole_backward_s: Spread  # its B, whether it may be split or not
     passes_s: tuple[tuple[Array, Array], ...]  # [members][F, B (or I)][cuts] seconds
-    adds: Spread  # what a B takes longer that finds gradients to add to
+    accumulate_s: Spread  # what a B takes longer that finds gradients to add to
     works: Spread  # all F and B (or I) of a step
     all_works: Spread  # all F, B, I and W of a step
     exchange_forward_s: Array  # [cuts] statistics and halos inside the stage, once a micro-batch
     exchange_backward_s: Array  # [cuts] their adjoints
-    updates: Spread  # the optimiser, behind the last backward
+    updates: Spread  # the optimiser, after the last backward
     overhead_s: float  # of an action
     actions: int  # compute actions of a micro-batch
     is_even: bool  # whether all micro-batches are of one size
@@ -122,15 +145,15 @@ class StageBound:
             last_backward_s = self.whole_backward_s.most(first, last) + exchange_backward_s
         update_s, sum_s = self.after_s(first, last, self.updates.most(first, last), last_backward_s)
         return BoundedStages(
-            head=forward_s + exchange_forward_s,
-            back=backward_s + exchange_backward_s,
-            slow_head=slow_forward_s + exchange_forward_s,
-            slow_back=slow_backward_s + exchange_backward_s,
-            adds=self.adds.least(first, last),
-            work=work_s,
-            all_work=all_work_s,
-            tail=update_s + sum_s,
-            card=self._card_s(first, last, sum_s),
+            forward_s=forward_s + exchange_forward_s,
+            backward_s=backward_s + exchange_backward_s,
+            slow_forward_s=slow_forward_s + exchange_forward_s,
+            slow_backward_s=slow_backward_s + exchange_backward_s,
+            accumulate_s=self.accumulate_s.least(first, last),
+            work_s=work_s,
+            all_work_s=all_work_s,
+            tail_s=update_s + sum_s,
+            card_s=self._card_s(first, last, sum_s),
             window=self._window(first, last, num_microbatches, slow_forward_s.shape),
         )
 
@@ -161,7 +184,7 @@ class StageBound:
 
     def _card_s(self, first: Numbers, last: Numbers, sum_s: Array) -> Array:
         network = self.cost_model.network
-        devices = self.cost_model.profile.cluster.devices
+        devices = self.cost_model.cluster.devices
         if not self.sums_gradients or len({devices[rank].host for rank in self.ranks}) == 1:
             return np.zeros_like(sum_s)
         moved = least_bytes_on_cards(network, self.ranks, self._summed_bytes(first, last), sum_s, self.zero)
@@ -197,7 +220,7 @@ class _PartedSums:
 
 @lru_cache(maxsize=2)  # one search asks with the same cuts for every size of its micro-batches
 def _parted_sums(cost_model: CostModel, cuts: Cuts) -> _PartedSums:
-    layers = np.arange(len(cost_model.profile.graph.layers))
+    layers = np.arange(len(cost_model.graph.layers))
     kinds = sorted(cost_model.profile.measurements)
     groups: dict[tuple[int, ...], list[TiedParameter]] = {}
     for parameter in cost_model.tables.graph.tied:
@@ -242,7 +265,7 @@ class StageBounds:
     received: Array | None = None
     _workspaces: dict[tuple[str, float, RecomputeMask], Array] = field(init=False, default_factory=dict, repr=False)
 
-    def of(self, ranks: tuple[int, ...], members: Sequence[Member], recompute: RecomputeMask, zero: int) -> StageBound:
+    def of(self, ranks: RankIds, members: Sequence[Member], recompute: RecomputeMask, zero: int) -> StageBound:
         """Of stages on ``ranks`` that recompute activations of ``recompute``; members that are alike once are enough.
 
         Raises:
@@ -272,7 +295,7 @@ class StageBounds:
             backward_s=self._spread([passes.back_s for passes in least.values()]),
             passes_s=tuple((self._sums(passes.forward_s), self._sums(passes.back_s)) for passes in least.values()),
             whole_backward_s=self._spread([self.cost_model.at(kind, n, shared).backward_s for kind, n in least]),
-            adds=self._spread([self.trains * self.cost_model.accumulate_s(kind, shared) for kind in kinds]),
+            accumulate_s=self._spread([self.trains * self.cost_model.accumulate_s(kind, shared) for kind in kinds]),
             works=works,
             all_works=all_works if self.splits else works,
             exchange_forward_s=self._sums(forward_s),
@@ -297,7 +320,7 @@ class StageBounds:
         One micro-batch is kept.  Where cuts or samples are many nobody looks.
         """
         kind, limit = member
-        count = len(self.cuts.sums(np.zeros(len(self.cost_model.profile.graph.layers))))
+        count = len(self.cuts.sums(np.zeros(len(self.cost_model.graph.layers))))
         if most > _MANY_SAMPLES or count > _MANY_CUTS:
             return None
         if not may_bind(self.cost_model, [(kind, most, limit)], len(self.micro_batches)):
@@ -319,11 +342,11 @@ class StageBounds:
     def memory_of(
         self, member: tuple[str, int], samples: int, recompute: RecomputeMask, parts: int, zero: int
     ) -> LeastMemory | None:
-        """What a member (kind, memory limit) holds at least with so many samples; None: it always fits."""
+        """What a member (kind, memory limit) holds at least with ``samples`` samples; None: it always fits."""
         return self._memory([(*member, (samples, samples))], recompute, parts, zero)
 
     def _parted(self, num_ranks: int, kinds: Sequence[str], parts: int) -> Parted:
-        """Of stages on so many ranks of some kinds, which divide the optimiser's state in ``parts``."""
+        """Of stages on ``num_ranks`` ranks of some kinds, which divide the optimiser's state in ``parts``."""
         sums = _parted_sums(self.cost_model, self.cuts)
         updates = [sums.updates[kind] - sums.inside_updates[kind] / parts for kind in kinds]
         sums_s = sums.num_bytes * self._least_s_per_byte(num_ranks + 1)
@@ -334,7 +357,7 @@ class StageBounds:
         each = [float(parameter.num_bytes) for parameter in self.cost_model.tables.graph.tied]
         least = max(1.0, min(each))
         most = max(1.0, sum(each))
-        points = [float(at) for table in self.cost_model.profile.cluster.collectives for at, _ in table.points]
+        points = [float(at) for table in self.cost_model.cluster.collectives for at, _ in table.points]
         inside = [at for at in points if least < at < most]
         sizes = np.unique([least, most, *inside, *np.geomspace(least, most, 64 if len(each) > 1 else 1)])
         least_s = self.cost_model.network.least_sums_s(tuple(sizes.tolist()))[num_ranks]

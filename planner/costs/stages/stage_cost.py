@@ -38,8 +38,8 @@ class LayerBytes:
         saved, workspace, parameters: bytes of the rank's part.
         received: what it gets of other ranks.
         copied: of that, what is put together with what is there in a copy; a halo that a convolution adds up is not.
-        samples, share: of the part, and what it is of the work of so many whole samples.
-        read_share: what it reads of the inputs of so many whole samples.
+        samples, share: of the part, and what it is of the work of as many whole samples.
+        read_share: what it reads of the inputs of as many whole samples.
         weights: of each of the layer's parameters what every rank has, ``[ranks, dims, 2]``; empty of parts of one.
         puts_off: whether the runtime makes its weight gradients where ranks of the stage next wait for statistics
             (:mod:`runtime.spatial.deferred`); empty: of no layer.

@@ -14,14 +14,14 @@ mini-batch is cut into M micro-batches, for one of which a stage s takes F_s and
               FBP-AS      0                                their sum, at least SR min(M, 2 (N - i) + 1)
 
     such that 2 P_s + kept_s A_s <= memory                       parameters, gradients, activations of micro-batches
-              cuts lie behind whole layers                       unless ``intra_layer``
+              cuts lie after whole layers                        unless ``intra_layer``
 
 1F1B-SO hides transfers while SR <= (F + B) / 2 of the slowest stage; longer ones slow the pipeline down to that, or, if
 that is quicker, it is 1F1B-SNO.  SNO and SO are for devices that compute or send (no overlap, or overlap by twice the
 warm-up), AS for those that stream while they compute (FPGAs; FBP runs forward and backward at once on parts of the
 device).  Balancing by compute, and the *coarse-grained* partition (only cuts that links can bear), are one exact
 programme here: for every threshold of SR the smallest slowest stage over cuts not above it, ``_balance``.  The
-*intra-layer* partition moves a cut into a layer, so that stages take exactly their share; the device behind it then
+*intra-layer* partition moves a cut into a layer, so that stages take exactly their share; the next device then
 needs the layer's inputs beside the part of its outputs.  Data parallelism is BaPipe's fall-back:
 M (F + B) / sum of v + 2 (N - 1) / N P / bandwidth.
 
@@ -57,7 +57,14 @@ from planner.extras.baselines.common.answer import (
     slowest_kind,
     whole_network_s,
 )
-from planner.extras.baselines.common.problem import ChainCosts, chain_of, network, require_positive, sums
+from planner.extras.baselines.common.problem import (
+    ChainCosts,
+    PricedNetwork,
+    chain_of,
+    network,
+    require_positive,
+    sums,
+)
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.schedules import names as schedule_names
@@ -169,8 +176,8 @@ def minibatch_s(chain: ChainCosts, devices: DeviceRow, pipeline: BapipePipeline)
 
 def kept(schedule: str, number: int, stages: int, micro_batches: int) -> int:
     """Micro-batches whose activations stage ``number`` (from 1) keeps."""
-    behind = stages - number
-    return min(micro_batches, 2 * behind + 1 if schedule in (SO, FBP) else behind + 1)
+    later = stages - number
+    return min(micro_batches, 2 * later + 1 if schedule in (SO, FBP) else later + 1)
 
 
 def _total_s(schedule: str, count: int, stages: int, costs: Sequence[tuple[float, float]], link_s: float) -> float:
@@ -187,7 +194,7 @@ def _total_s(schedule: str, count: int, stages: int, costs: Sequence[tuple[float
 def _whole_layers(
     sums_of: _Sums, devices: DeviceRow, schedule: str, count: int, best_s: float
 ) -> list[tuple[float, BapipePipeline]]:
-    """The best pipelines for every threshold of what crosses, the lowest first; cuts behind whole layers.
+    """The best pipelines for every threshold of what crosses, the lowest first; cuts after whole layers.
 
     Unless transfers lengthen stages (AS), the best cuts for a threshold are the best for all lower ones that they keep,
     and the slowest stage grows as the threshold falls: once it alone takes longer than the best pipeline, so do all.
@@ -242,34 +249,49 @@ def _balance(
     windows = _windows(running[0] + running[1], devices.speeds, limits.stage_s)
     best = np.array([0.0 if windows[0].start == 0 else inf])
     splits: list[NDArray[np.intp]] = []
-    for number, (speed, before, behind) in enumerate(zip(devices.speeds, windows, windows[1:], strict=False), start=1):
+    for number, (speed, before, after) in enumerate(zip(devices.speeds, windows, windows[1:], strict=False), start=1):
         check_time()
-        forward_s, backward_s, saved_bytes, parameter_bytes = (
-            column[None, behind] - column[before, None] for column in running
-        )
-        seconds = np.maximum(forward_s / speed, link_s) + np.maximum(backward_s / speed, link_s)
-        if devices.memory_bytes < inf:
-            kept_bytes = kept(schedule, number, stages, count) / count * saved_bytes
-            seconds = np.where(2 * parameter_bytes + kept_bytes <= devices.memory_bytes, seconds, inf)
-        possible = places[before, None] < places[None, behind]
+        spans = [column[None, after] - column[before, None] for column in running]
+        share = kept(schedule, number, stages, count) / count
+        seconds = _stages_s(spans, speed, link_s, share, devices.memory_bytes)
+        possible = places[before, None] < places[None, after]
         cost = np.where(possible, np.maximum(best[:, None], seconds), inf)
         splits.append(cost.argmin(axis=0) + before.start)
         best = cost.min(axis=0)
-    cuts = [len(places) - 1]
+    return float(best[-1]), tuple(float(places[cut]) for cut in _walked(splits, windows, len(places) - 1))
+
+
+def _walked(splits: Sequence[NDArray[np.intp]], windows: Sequence[slice], last: int) -> list[int]:
+    """The inner cuts of the best pipeline, by its choices of each stage's first cut, up to the ``last`` one."""
+    cuts = [last]
     for back, window in zip(reversed(splits), reversed(windows), strict=False):
         cuts.append(int(back[cuts[-1] - window.start]))
-    return float(best[-1]), tuple(float(places[cut]) for cut in reversed(cuts[1:-1]))
+    return cuts[-2:0:-1]
+
+
+def _stages_s(
+    spans: Sequence[NDArray[np.float64]], speed: float, link_s: float, share: float, memory_bytes: float
+) -> NDArray[np.float64]:
+    """What stages take on a device; infinite where memory is too small.
+
+    Args:
+        spans: seconds of F and B, bytes saved and of parameters, by first and last cut.
+        share: of what is saved that is kept at a time.
+    """
+    forward_s, backward_s, saved_bytes, parameter_bytes = spans
+    seconds = np.maximum(forward_s / speed, link_s) + np.maximum(backward_s / speed, link_s)
+    return np.where(2 * parameter_bytes + share * saved_bytes <= memory_bytes, seconds, inf)
 
 
 def _windows(work_s: NDArray[np.float64], speeds: Sequence[float], stage_s: float) -> list[slice]:
-    """The cuts (an interval) that may lie before the first device, behind it, and so on, if no stage takes longer."""
+    """The cuts (an interval) that may lie before the first device, after it, and so on, if no stage takes longer."""
     last = len(work_s) - 1
     highest = [0]
     lowest = [last]
-    for speed, speed_behind in zip(speeds, reversed(speeds), strict=True):
+    for speed, last_speed in zip(speeds, reversed(speeds), strict=True):
         reach_s = work_s[highest[-1]] + speed * stage_s * (1 + _ROUNDING)
         highest.append(int(np.searchsorted(work_s, reach_s, side="right")) - 1)
-        reach_s = work_s[lowest[-1]] - speed_behind * stage_s * (1 + _ROUNDING)
+        reach_s = work_s[lowest[-1]] - last_speed * stage_s * (1 + _ROUNDING)
         lowest.append(int(np.searchsorted(work_s, reach_s, side="left")))
     return [slice(low, max(low, high) + 1) for low, high in zip(reversed(lowest), highest, strict=True)]
 
@@ -325,11 +347,11 @@ def _between(values: Sequence[float], first: float, last: float) -> float:
 
 
 def _crossing(chain: ChainCosts, cut: float) -> float:
-    """What crosses: behind a whole layer its outputs; inside one what it reads, and the part of its outputs."""
+    """What crosses: after a whole layer its outputs; inside one what it reads, and the part of its outputs."""
     layer = int(cut)
     part = cut - int(cut)
-    behind = chain.crossing_bytes[layer - 1] if layer else 0.0
-    return behind + part * chain.crossing_bytes[layer] if part else behind
+    whole_bytes = chain.crossing_bytes[layer - 1] if layer else 0.0
+    return whole_bytes + part * chain.crossing_bytes[layer] if part else whole_bytes
 
 
 _SCHEDULES = {SNO: "1f1b", SO: "1f1b-so", AS: "1f1b-as", FBP: "fbp-as", DATA_PARALLEL: "1f1b"}
@@ -350,8 +372,8 @@ def pipelines(problem: Problem, cost_model: CostModel, trial: Trial) -> Iterator
     ranks = problem.ranks
     bandwidth = bandwidth_bytes_per_s(problem, ranks)
     memory_bytes = float(min(problem.memory_limit_bytes(rank) for rank in ranks))
-    replicas = not mixing_layers(problem.profile.graph)
-    devices = problem.profile.cluster.devices
+    replicas = not mixing_layers(problem.graph)
+    devices = problem.cluster.devices
     schedules = ASYNCHRONOUS if all(devices[rank].streams for rank in ranks) else SYNCHRONOUS
     for size in micro_batch_sizes(problem, cost_model):
         slowest = slowest_kind(problem, cost_model, size)
@@ -371,10 +393,15 @@ def pipelines(problem: Problem, cost_model: CostModel, trial: Trial) -> Iterator
         name = answer.plan.get("schedule")
         if not isinstance(cuts, list) or not isinstance(name, str):
             continue
-        stages: list[Placed] = [(tuple(range(len(problem.profile.graph.layers))), ranks)]
+        stages: list[Placed] = [(tuple(range(len(problem.graph.layers))), ranks)]
         if name != DATA_PARALLEL:
-            bounds = [0, *(int(cut) for cut in cuts if isinstance(cut, float)), chain.num_layers]
-            parts = [net.layers(chain.names[first:last]) for first, last in pairwise(bounds)]
-            stages = [(layers, (rank,)) for layers, rank in zip(parts, ranks, strict=True)]
+            stages = list(_placed(net, chain.names, cuts, ranks))
         wanted = _SCHEDULES[name] if _SCHEDULES[name] in schedule_names() else "1f1b"
         yield from candidates(problem, cost_model, stages, size, trial, (wanted,))
+
+
+def _placed(net: PricedNetwork, names: Sequence[str], cuts: Sequence[object], ranks: Sequence[int]) -> Iterator[Placed]:
+    """A stage of the layers between two cuts on each rank."""
+    bounds = [0, *(int(cut) for cut in cuts if isinstance(cut, float)), len(names)]
+    for (first, last), rank in zip(pairwise(bounds), ranks, strict=True):
+        yield net.layers(names[first:last]), (rank,)

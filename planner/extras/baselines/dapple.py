@@ -9,7 +9,7 @@ B are its transfers, so that stages 0 ... S - 1 alternate.
               Tw = sum_{s <= Q} F_s                                              warm-up, up to the pivot stage Q
               Ts = (M - 1) (F_Q + B_Q)                                           steady phase
               Te = max_s (AR_s + sum_{s <= a <= Q} B_a)  for s <= Q              ending, with the all-reduces
-                         (AR_s - sum_{Q < a < s} B_a)    for s > Q               (those behind Q end before it)
+                         (AR_s - sum_{Q < a < s} B_a)    for s > Q               (those after Q end before it)
     with      F_s, B_s = the layers' / r_s                                       r_s replicas share a micro-batch
               F = B    = bytes / (b min(r, r'))                                  of a boundary, b of its link
               AR_s     = 2 (r_s - 1) / r_s P_s / b                               a ring; b of the group's slowest link
@@ -99,7 +99,7 @@ class Assignment:
 
     Attributes:
         before: what is taken before it.
-        after: what is taken behind it, hosts in the order of ``before``.
+        after: what is taken after it, hosts in the order of ``before``.
         policy: how it was found.
     """
 
@@ -123,9 +123,9 @@ class Assignment:
         used = [host for host, count in enumerate(self.devices) if count]
         return used[0] if len(used) == 1 else -1
 
-    def near(self, behind: Assignment) -> bool:
-        """Whether this stage and the one behind it may be, and so are, on one and the same host."""
-        return self.host >= 0 and behind.host >= 0 and self.after[self.host] == behind.before[behind.host]
+    def shares_host(self, following: Assignment) -> bool:
+        """Whether this stage and the next one may be, and so are, on one and the same host."""
+        return self.host >= 0 and following.host >= 0 and self.after[self.host] == following.before[following.host]
 
 
 def most_first(used: UsedByHost) -> UsedByHost:
@@ -143,7 +143,7 @@ def real_hosts(stages: Sequence[Assignment]) -> list[tuple[int, ...]]:
             row[names[position]] = count
         rows.append(tuple(row))
         order = sorted(range(len(names)), key=lambda position: -stage.after[position])
-        if index + 1 < len(stages) and stage.near(stages[index + 1]):
+        if index + 1 < len(stages) and stage.shares_host(stages[index + 1]):
             wanted = stages[index + 1].host  # hosts of equal counts change places, so that the two meet
             mine = order.index(stage.host)
             order[wanted], order[mine] = order[mine], order[wanted]
@@ -262,16 +262,16 @@ def best_pipeline(
     return RivalAnswer(best.c2, best.c2, OPTIMAL, plan)
 
 
-Numbers = tuple[float, float, float, float]
+PhaseTimes = tuple[float, float, float, float]
 """c1, c2, c3, c4 of a suffix."""
 
-Key = tuple[int, UsedByHost, int, int]
+SuffixKey = tuple[int, UsedByHost, int, int]
 """What of a suffix matters to stages before it: first layer, devices taken before, of these on its host (-1: it is on
 several), its replicas."""
 
 
 class _SuffixSearch:
-    """The programme over suffixes: Pareto-best suffixes by :data:`Key`, by growing number of stages."""
+    """The programme over suffixes: Pareto-best suffixes by :data:`SuffixKey`, by growing number of stages."""
 
     def __init__(self, chain: ChainCosts, hosts: Hosts, micro_batches: int, max_stages: int, budget: Budget) -> None:
         self._chain = chain
@@ -308,7 +308,7 @@ class _SuffixSearch:
         """A better pipeline than ``best``, else ``best``; ``width``: most suffixes kept of those alike, 0: all."""
         self._upper = best.c2 if best else inf
         full = (self._hosts.per_host,) * self._hosts.hosts
-        level: dict[Key, list[Suffix]] = {}
+        level: dict[SuffixKey, list[Suffix]] = {}
         for assignment in self._into[full]:
             check_time()
             self._prepend(level, assignment, None, width)
@@ -329,13 +329,15 @@ class _SuffixSearch:
                     self._prepend(level, assignment, suffix, width)
         return best
 
-    def _prepend(self, level: dict[Key, list[Suffix]], assignment: Assignment, rest: Suffix | None, width: int) -> None:
+    def _prepend(
+        self, level: dict[SuffixKey, list[Suffix]], assignment: Assignment, rest: Suffix | None, width: int
+    ) -> None:
         """Adds the suffixes with one more stage in front of ``rest``, for every layer it may start at."""
         last = rest.first if rest else self._chain.num_layers
         replicas = assignment.replicas
         before = sum(assignment.before)
         met = assignment.before[assignment.host] if assignment.host >= 0 else -1
-        numbers: Numbers | None = None
+        numbers: PhaseTimes | None = None
         if rest is not None:
             link_s = self._link_s(last, assignment, rest.assignment)
             numbers = prepended((rest.c1, rest.c2, rest.c3, rest.c4), link_s, link_s, 0.0, self._count)
@@ -372,11 +374,11 @@ class _SuffixSearch:
         bandwidth = hosts.within_bytes_per_s if assignment.host >= 0 else hosts.across_bytes_per_s
         return 2 * (replicas - 1) / replicas / bandwidth
 
-    def _link_s(self, cut: int, before: Assignment, behind: Assignment) -> float:
+    def _link_s(self, cut: int, before: Assignment, following: Assignment) -> float:
         hosts = self._hosts
-        bandwidth = hosts.within_bytes_per_s if before.near(behind) else hosts.across_bytes_per_s
+        bandwidth = hosts.within_bytes_per_s if before.shares_host(following) else hosts.across_bytes_per_s
         size = self._chain.crossing_bytes[cut - 1] / self._count
-        return size / (bandwidth * min(before.replicas, behind.replicas))
+        return size / (bandwidth * min(before.replicas, following.replicas))
 
 
 def _keep(alike: list[Suffix], suffix: Suffix, width: int) -> None:
@@ -389,7 +391,7 @@ def _keep(alike: list[Suffix], suffix: Suffix, width: int) -> None:
         alike.remove(max(alike, key=lambda other: other.c2))
 
 
-def prepended(rest: Numbers | None, f: float, b: float, reduction: float, count: int) -> Numbers:
+def prepended(rest: PhaseTimes | None, f: float, b: float, reduction: float, count: int) -> PhaseTimes:
     """The four numbers of a suffix with one more stage in front of ``rest``."""
     steady = (count - 1) * (f + b)
     if rest is None:
@@ -420,7 +422,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         InfeasibleError: they do not fit, or the model mixes samples.
     """
     if len(problem.ranks) > 1:
-        require_divisible(problem.profile.graph)
+        require_divisible(problem.graph)
     return rival_plan(problem, pipelines, "dapple", "DAPPLE's released search, then the shortest latency by its paper")
 
 

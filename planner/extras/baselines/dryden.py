@@ -3,9 +3,9 @@
 One stage over all devices; every layer has its own distribution over samples and space (its grid uses all ranks; what
 cannot be cut so far is held by several), found by shortest paths through (layer, distribution), the most expensive path
 of the network first, branches after it (section V-C).  Their performance model, on our measurements: a layer's compute
-on the slowest rank, halos hidden behind it as far as it lasts, a redistribution wherever distributions differ, an
+on the slowest rank, halos overlapped with it as far as it lasts, a redistribution wherever distributions differ, an
 all-reduce of every weight's gradient.  As in their runs the batch is taken at once, or in the largest micro-batches
-that fit.  Ignored: that all-reduces hide behind the backward of earlier layers; limits of memory while searching.
+that fit.  Ignored: that all-reduces overlap with the backward of earlier layers; limits of memory while searching.
 
 If samples alone may be cut (``Problem.allow``), or layers are over sites, this is sample parallelism on all ranks.
 """
@@ -49,7 +49,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         MissingMeasurementError: the profile says nothing about any size that may be used.
     """
     evaluator = Evaluator(problem, CostModel(problem.profile))
-    if len(problem.ranks) == 1 or SPATIAL_DIMS not in problem.allow or over_sites(problem.profile.graph):
+    if len(problem.ranks) == 1 or SPATIAL_DIMS not in problem.allow or over_sites(problem.graph):
         return replicated_plan(evaluator, NAME, METHOD)
     if not schedule_names(problem):
         raise no_schedule(problem)
@@ -88,7 +88,7 @@ def distributions(problem: Problem, cost_model: CostModel, size: int) -> Mapping
     """The distribution of each layer, by index, for micro-batches of ``size``.
 
     Raises:
-        OutOfTimeError: there is no time to price them on so many ranks.
+        OutOfTimeError: there is no time to price them on that many ranks.
     """
     allow = tuple(family for family in problem.allow if family in (SAMPLE_DIMS, SPATIAL_DIMS))
     prices = LayoutPrices(cost_model, problem.ranks, size, allow)
@@ -169,7 +169,7 @@ def _candidate(problem: Problem, layouts: LayoutCosts, chosen: Mapping[int, Shar
     batches = micro_batches(problem, size)
     shares = equal_shares(max(batches), len(problem.ranks))
     schedule = schedule_names(problem)[0]
-    last = len(problem.profile.graph.layers)
+    last = len(problem.graph.layers)
     plain = Candidate.chain((0, last), (problem.ranks,), (shares,), batches, schedule)
     return with_options(layouts, as_asked(problem, plain), chosen)
 

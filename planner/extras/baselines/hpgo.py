@@ -23,7 +23,7 @@ stages are looked at too, and lose: their U is never below that of one stage.
 C is bytes over the rate of messages between hosts, for the share of the senders that are on another host; over the rate
 of sums between hosts where the receivers are on several; and over the rate inside a host where all are on one.  AR is a
 ring, inside a host over g rp / 2 links at once.  AR of a stage counts its own parameters and, as released, those of the
-first state behind it.
+first state after it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class HpgoPipeline:
     Attributes:
         family: where it is from.
         copies: pipelines side by side (rp); a stage's devices are those of all of them.
-        ends: by stage, the state of the network that is done behind it.
+        ends: by stage, the state of the network that is done after it.
         devices: by stage, by host.
         estimate_s: of a mini-batch, by HPGO.
     """
@@ -156,7 +156,7 @@ class Planner:
         """L of the module, elementwise.
 
         Args:
-            ends: by stage, states that are done behind it.
+            ends: by stage, states that are done after it.
             devices: by stage, by host.
             longest_s: U.
         """
@@ -266,7 +266,7 @@ class _OneByOne:
         return cls(np.full(num_states, inf), np.zeros(num_states, dtype=np.intp))
 
     def improve(self, seconds: Floats, used: Counts, host: int) -> None:
-        """Takes what is better of ``seconds``, by the states before and behind the last stage."""
+        """Takes what is better of ``seconds``, by the states before and after the last stage."""
         origin = seconds.argmin(axis=0)
         least = seconds.min(axis=0)
         for state in np.flatnonzero(least < self.longest_s).tolist():

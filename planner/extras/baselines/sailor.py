@@ -4,7 +4,7 @@
 
 Layer 0 is the embedding, the last one the head, those between are blocks; equal neighbours share a row.  A profile of
 unlike GPUs is made of it, so that clusters that mix them are planned exactly: each kind has its own seconds at the
-micro-batches that it was measured at.  With a tensor degree above 1 a device of ours is a group of so many GPUs.
+micro-batches that it was measured at.  With a tensor degree above 1 a device of ours is a group of as many GPUs.
 
 What the file does not say is filled in: shapes and parameters of the networks (:data:`NETWORKS`); what a block saves,
 by Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1) for float32, in which the times are; half of a backward is
@@ -14,7 +14,7 @@ for the inputs, half for the weights.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_type_hints
@@ -132,15 +132,7 @@ def profile_of(rows: Iterable[SailorRow], model: str, cluster: Cluster, tensor_p
     graphs = {kind: _graph(model, network, by_size[largest], largest) for kind, by_size in by_kind.items()}
     profile = as_profile(graphs, cluster, largest)
     layers = [layer.name for layer in profile.graph.layers]
-    measurements = {
-        kind: tuple(
-            _measurement(layers[index], size, row, network, is_block=0 < index < len(of_size) - 1)
-            for size, of_size in sorted(by_size.items())
-            for index, row in enumerate(of_size)
-        )
-        + tuple(Measurement(layers[-1], size, 0.0, 0.0, 0.0, 0.0, 0, 0, 1) for size in sorted(by_size))
-        for kind, by_size in by_kind.items()
-    }
+    measurements = {kind: tuple(_measured(layers, by_size, network)) for kind, by_size in by_kind.items()}
     updates = {
         kind: {name: ParameterCost(0.0, row.update_s) for name, row in zip(layers, by_size[largest], strict=False)}
         for kind, by_size in by_kind.items()
@@ -152,6 +144,17 @@ def profile_of(rows: Iterable[SailorRow], model: str, cluster: Cluster, tensor_p
         measurements=measurements,
         parameters=updates,
     )
+
+
+def _measured(
+    layers: Sequence[str], by_size: Mapping[int, Sequence[SailorRow]], network: SailorNetwork
+) -> Iterator[Measurement]:
+    """Of each layer at each micro-batch; the loss, the last one, takes nothing."""
+    for size, of_size in sorted(by_size.items()):
+        for index, row in enumerate(of_size):
+            yield _measurement(layers[index], size, row, network, is_block=0 < index < len(of_size) - 1)
+    for size in sorted(by_size):
+        yield Measurement(layers[-1], size, 0.0, 0.0, 0.0, 0.0, 0, 0, 1)
 
 
 def layer_times(

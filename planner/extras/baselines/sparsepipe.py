@@ -6,7 +6,7 @@ optimizer/optimizer_graph_hierarchical_hybrid.py).  The network was measured on 
     find      states 0 = i_0 < i_1 < ... < i_S = last, and groups g_1 ... g_S of devices, disjoint and not empty
     minimise  max(max_s stage_s, max_{s < S} 2 a(i_s) / B)        a: bytes that cross, B: bytes a second of a link
     with      stage_s = (max_{type in g_s} T_s(type) + 2 (m_s - 1) P_s / (B m_s)) / m_s       m_s = |g_s|
-    such that ceil(behind_s / m_s) (A_s + P_s) <= memory          behind_s: devices in later stages; A_s: activations
+    such that ceil(later_s / m_s) (A_s + P_s) <= memory           later_s: devices in later stages; A_s: activations
 
 ``best_pipeline`` is exact: devices in any order, groups of several types, devices that stay unused.  Its states are
 (what is still to do, devices of each type that do it), since devices of one type are alike.
@@ -132,14 +132,14 @@ class _TypedStagePrices:
         self._bandwidth = bandwidth
         self._memory = memory
 
-    def stage_s(self, group: Counts, behind: int) -> Floats:
-        """Stages of a group of devices, ``behind`` of which come later, and the links that they end at."""
+    def stage_s(self, group: Counts, downstream: int) -> Floats:
+        """Stages of a group of devices, ``downstream`` devices come later, and the links that they end at."""
         used = frozenset(index for index, count in enumerate(group) if count)
         total = sum(group)
         priced = self._priced(used, total)
         if self._memory == inf:
             return priced
-        return np.where(stashes(behind, total) * self._stash <= self._memory, priced, inf)
+        return np.where(stashes(downstream, total) * self._stash <= self._memory, priced, inf)
 
     @once
     def _priced(self, used: frozenset[int], total: int) -> Floats:
@@ -251,7 +251,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         InfeasibleError: they do not fit, or the model mixes samples.
     """
     if len(problem.ranks) > 1:
-        require_divisible(problem.profile.graph)
+        require_divisible(problem.graph)
     return rival_plan(problem, pipelines, "sparsepipe", "shortest slowest stage, devices in a fixed order")
 
 

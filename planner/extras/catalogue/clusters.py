@@ -18,7 +18,7 @@
         - {from: n0, to: n1, bandwidth: 125MB/s, latency: 50us}
 
 Links are stated by tier (:mod:`planner.ir.cluster`).  Where machines are more than hosts, the file says which tiers
-there are, innermost first, and which groups hosts and devices are in: by name, or so many to a group.
+there are, innermost first, and which groups hosts and devices are in: by name, or by their number.
 
     tiers:
       - {name: nvlink, within: island}
@@ -167,7 +167,7 @@ class _Machines:
     def _groups(
         self, value: Any, path: str, levels: list[str], count: int, numbers: Counter[str]
     ) -> list[dict[str, str]]:
-        """The groups of each of ``count`` hosts or devices: of one name, or numbered, so many to a group.
+        """The groups of each of ``count`` hosts or devices: of one name, or numbered, by the size of a group.
 
         Args:
             numbers: of groups by level that were numbered before.

@@ -1,7 +1,4 @@
-"""The catalogue's entries by name, read once.
-
-What the catalogue says of a device or a link: figures, each with its source and date.
-"""
+"""The catalogue's entries by name, read once: figures of a device or a link, each with its source and date."""
 
 from __future__ import annotations
 

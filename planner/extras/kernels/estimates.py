@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import exp
+from math import exp, inf
 
 import numpy as np
 
@@ -18,7 +18,7 @@ class Estimate:
 
     Attributes:
         low, high: the 10th and the 90th percentile.
-        evidence: ``measured table``, ``fitted, held-back error 3 %`` or ``datasheet``, each with more behind it.
+        evidence: ``measured table``, ``fitted, held-back error 3 %`` or ``datasheet``, each with more after it.
     """
 
     seconds: float
@@ -109,7 +109,7 @@ class MeasuredNeighbours:
     def at(self, place: np.ndarray) -> tuple[float, float]:
         """The correction at ``place``, and the distance of the nearest shape (a sum of logarithms)."""
         if not len(self.places):
-            return 0.0, float("inf")
+            return 0.0, inf
         far = np.abs(self.places - place).sum(axis=1)
         count = min(NEIGHBOURS, len(far))
         nearest = np.argpartition(far, count - 1)[:count] if count < len(far) else np.arange(count)

@@ -19,7 +19,17 @@ from typing import Any
 import numpy as np
 
 from planner.extras.catalogue.listing import devices, names_of
-from planner.extras.kernels.curves import AttentionCurve, BytesCurve, Curve, Device, GemmCurve, curve_of, fitted, logs
+from planner.extras.kernels.curves import (
+    AttentionCurve,
+    BytesCurve,
+    Curve,
+    Device,
+    Extents,
+    GemmCurve,
+    curve_of,
+    fitted,
+    logs,
+)
 from planner.extras.kernels.estimates import NO_NEIGHBOURS, HeldBackErrors, MeasuredNeighbours
 from planner.extras.kernels.tables import ATTENTION, ATTENTION_BACKWARD, DATA, GEMM, KernelRow, shipped
 
@@ -102,11 +112,9 @@ def _fit(device: Device, dtype: str, kind: str, rows: Sequence[KernelRow]) -> Fi
     extents, seconds, groups = arrays(rows)
     curve_kind = _CURVES.get(kind, BytesCurve)
     width = WIDTHS[dtype]
+    if len(set(groups)) < _LEAST_GROUPS:  # one network
+        groups = _every_other(extents)
     names = sorted(set(groups))
-    if len(names) < _LEAST_GROUPS:  # one network: every other of its shapes, by size
-        order = np.argsort(np.argsort(extents.prod(axis=1), kind="stable"), kind="stable")
-        groups = np.array([str(place % 2) for place in order])
-        names = sorted(set(groups))
     parts = [set(names[start::_FOLDS]) for start in range(min(_FOLDS, len(names)))]
     plain: list[float] = []
     measured: list[float] = []
@@ -115,10 +123,9 @@ def _fit(device: Device, dtype: str, kind: str, rows: Sequence[KernelRow]) -> Fi
         out = np.array([group in part for group in groups])
         curve = fitted(curve_kind, extents[~out], seconds[~out], device, width)
         errors = np.log(curve.seconds(extents, device, width) / seconds)
-        near = MeasuredNeighbours(logs(extents[~out]), errors[~out])
         plain += errors[out].tolist()
         measured += seconds[out].tolist()
-        helped += [error - near.at(place)[0] for error, place in zip(errors[out], logs(extents[out]), strict=True)]
+        helped += _with_neighbours(extents, errors, out)
     of_curve = HeldBackErrors.of(plain)
     of_both = HeldBackErrors.of(helped)
     curve = fitted(curve_kind, extents, seconds, device, width)
@@ -126,6 +133,18 @@ def _fit(device: Device, dtype: str, kind: str, rows: Sequence[KernelRow]) -> Fi
     uses = of_both.median <= of_curve.median
     checked = np.array([measured, helped if uses else plain]).T
     return Fit(device.name, dtype, kind, curve, of_both if uses else of_curve, uses, of_curve.median, near, checked)
+
+
+def _every_other(extents: Extents) -> np.ndarray:
+    """Two groups of shapes, one and the next by size."""
+    order = np.argsort(np.argsort(extents.prod(axis=1), kind="stable"), kind="stable")
+    return np.array([str(place % 2) for place in order])
+
+
+def _with_neighbours(extents: Extents, errors: np.ndarray, out: np.ndarray) -> list[float]:
+    """What is left of errors of rows ``out`` once those of the others near them are taken off."""
+    near = MeasuredNeighbours(logs(extents[~out]), errors[~out])
+    return [error - near.at(place)[0] for error, place in zip(errors[out], logs(extents[out]), strict=True)]
 
 
 def as_json(fits: Iterable[Fit]) -> list[dict[str, Any]]:

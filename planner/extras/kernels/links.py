@@ -44,7 +44,7 @@ _DERIVED_LOW = 0.75
 _DERIVED_HIGH = 1.35
 
 Points = tuple[tuple[float, float], ...]
-Key = tuple[str, int, int]
+TableKey = tuple[str, int, int]
 
 
 def bus_factor(name: str, members: int) -> float:
@@ -72,7 +72,7 @@ class SystemLinks:
     """
 
     system: str
-    tables: Mapping[Key, Points]
+    tables: Mapping[TableKey, Points]
     within: AlphaBeta | None = None
     across: AlphaBeta | None = None
 
@@ -87,7 +87,7 @@ class SystemLinks:
 
         Raises:
             UnknownNameError: there is no such collective.
-            ValueError: so many members are on no whole number of hosts.
+            ValueError: the members are on no whole number of hosts.
         """
         if name not in COLLECTIVES:
             raise UnknownNameError(f"no collective {name!r}", [f"known: {', '.join(COLLECTIVES)}"])
@@ -154,12 +154,12 @@ def systems() -> tuple[str, ...]:
 
 
 @functools.cache
-def _tables() -> Mapping[str, Mapping[Key, Points]]:
+def _tables() -> Mapping[str, Mapping[TableKey, Points]]:
     header, lines = read_csv(DATA / "collectives.csv.xz")
     wanted = {"system", "collective", "workers", "workers_per_host", "bytes", "median_ms"}
     if not wanted <= set(header):
         raise CorruptFileError("collectives.csv.xz is no table of collectives", [f"its columns: {', '.join(header)}"])
-    tables: dict[str, dict[Key, list[tuple[float, float]]]] = {}
+    tables: dict[str, dict[TableKey, list[tuple[float, float]]]] = {}
     for _, line in lines:
         name = _TABLE_NAMES.get(line["collective"], line["collective"])
         members = int(line["workers"])

@@ -42,7 +42,7 @@ def on_chip_bytes(costs: StageCosts, rank: int) -> int:
 
     Layers with layouts of their own have theirs in the larger memory.
     """
-    room = costs.cost_model.profile.cluster.devices[rank].on_chip_bytes
+    room = costs.cost_model.cluster.devices[rank].on_chip_bytes
     mine = [stage for stage in costs.stages if rank in stage.ranks] if room else []
     if not mine or any(stage.laid_out for stage in mine):
         return 0

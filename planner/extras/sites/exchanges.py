@@ -1,6 +1,6 @@
 """What ranks that share sites exchange inside a stage: rows beside their own, and what is known of whole samples.
 
-    sparse_conv, sparse_pool      forward: the halo, so many rows of x from each other rank alike, one after another;
+    sparse_conv, sparse_pool      forward: the halo, as many rows of x from each other rank, one after another;
                                   backward: its gradient, back again, where x has one
     segment, segment_expand       forward and backward: a sum over the ranks of [samples, channels]
 
@@ -23,7 +23,7 @@ import numpy as np
 
 from planner.costs.communication.collectives import call_s, group_links, partial_sum_s
 from planner.costs.communication.tables import Array, transfer_s
-from planner.ir.cluster import PARTIAL_SUMS, SITES, Cluster
+from planner.ir.cluster import PARTIAL_SUMS, SITES, Cluster, RankIds
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph
 from planner.ir.profile import Profile, SiteHalo
 from planner.layers import has_halo, over_sites, throughout_sites
@@ -50,7 +50,7 @@ class SiteExchanges:
 
     profile: Profile
 
-    def seconds(self, ranks: tuple[int, ...], samples: int) -> tuple[Array, Array]:
+    def seconds(self, ranks: RankIds, samples: int) -> tuple[Array, Array]:
         """(forward, backward) seconds by layer, of a micro-batch of ``samples`` whose sites ``ranks`` share."""
         graph = self.profile.graph
         cluster = self.profile.cluster
@@ -106,7 +106,7 @@ def halo_rows(measured: Sequence[SiteHalo], graph: Graph, rows: int, parts: int,
     return rows_of_others if rows_of_others >= _LEAST_ROWS else 0.0
 
 
-def _apart_s(cluster: Cluster, ranks: tuple[int, ...], size: float) -> float:
+def _apart_s(cluster: Cluster, ranks: RankIds, size: float) -> float:
     """Seconds of receiving ``size`` bytes, as much from each other rank."""
     others = len(ranks) - 1
     links = group_links(cluster, ranks)

@@ -40,7 +40,7 @@ def stage_cost_in_blocks(
     Raises:
         MissingMeasurementError: the profile says nothing about a number of samples that an option uses.
     """
-    graph = prices.cost_model.profile.graph
+    graph = prices.cost_model.graph
     placed = {prices.layers[index].name: chosen[index].placement(0) for index in sorted(chosen)}
     plain = Division.placed(graph, placed, len(prices.ranks), prices.samples)
     division = in_blocks(graph, plain, blocks)
@@ -86,7 +86,7 @@ def _fetching_s(prices: LayoutPrices, division: Division, block: BlockDivision) 
         for move in division.moves_to(value, wanted):
             part[move.src, move.dst] += volume(move.box) * BYTES_PER_ELEMENT[_dtype(division, value)]
         if part.any():
-            around = float(call_s(prices.cost_model.profile.cluster, PIECES, part.sum(axis=0).max()))
+            around = float(call_s(prices.cost_model.cluster, PIECES, part.sum(axis=0).max()))
             seconds += float(exchange_s(part, prices.ranks, prices.cost_model.network)) + around
     return seconds
 
@@ -135,7 +135,7 @@ def _made_by(layer: LayerDivision) -> tuple[str, ...]:
 def _last_readers(prices: LayoutPrices, division: Division) -> dict[str, set[str]]:
     """By value, the layers of the stage after which nobody reads it; a name of no layer: it stays to the end."""
     readers: dict[str, set[str]] = {value: set() for layer in division.layers.values() for value in _made_by(layer)}
-    loss = producer(prices.cost_model.profile.graph.loss)
+    loss = producer(prices.cost_model.graph.loss)
     for layer in prices.layers:
         for value in layer.inputs:
             if value in readers:

@@ -7,10 +7,10 @@ tile by tile from what the block fetched at its begin.  For each group and grid
     T(j) = min over i < j and grids of tiles of  T(i) + c(i, j, tiles)        subject to  m(i, j, tiles) <= memory
 
     c    tiles x (the layers' seconds x the share of their work that a tile in the middle does, overlap included)
-         + the exchange before the block, which on one layer alone hides behind what it computes
+         + the exchange before the block, which on one layer alone overlaps with what it computes
     m    what earlier blocks handed on and is still read + what this one hands on + the most inside a tile
 
-by dynamic programming over block ends, which are before or behind a layer that reads more than one place: all else
+by dynamic programming over block ends, which are before or after a layer that reads more than one place: all else
 stays with the layer before.  Of the tiles of a block the fewest that fit are looked at, and the next finer ones, since
 overlap only grows.  The best parting is simulated exactly; where the simulator finds it too large (tiles at the edges
 are priced by the one in the middle), the search is repeated with less memory.  Nothing here is proven: the bound is all
@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
+from math import inf, prod
 
 import numpy as np
 
@@ -48,7 +48,7 @@ from planner.layers import kind, over_sites
 from planner.layers.division import Division, LayerDivision
 from planner.layers.sized import REPLICA, SPACE
 from planner.schedules import traits
-from planner.solvers.best_first.bound import least_work_s
+from planner.solvers.best_first.capacity import least_work_s
 from planner.solvers.best_first.continued import HALO_ROWS, ContinuedSearch
 from planner.solvers.best_first.search import Outcome
 from planner.solvers.budget import Budget
@@ -68,16 +68,16 @@ _ATTEMPTS = 5
 _STAY = ("pointwise", "batch_norm")
 """Kinds that read the same place: no block begins at one of them."""
 
-Grid = dict[str, int]
+TileCounts = dict[str, int]
 """Parts by dim of space."""
 
-Stretch = tuple[int, int, Grid]
-"""First layer, the one behind the last, tiles."""
+BlockRange = tuple[int, int, TileCounts]
+"""First layer, the one after the last, tiles."""
 
 
 def runs_in_blocks(problem: Problem) -> bool:
     """Whether blocks may be used: in forward plans whose layers may be cut along space."""
-    if SPATIAL_DIMS not in problem.allow or over_sites(problem.profile.graph):
+    if SPATIAL_DIMS not in problem.allow or over_sites(problem.graph):
         return False
     return not any(traits(name).trains for name in schedule_names(problem))
 
@@ -117,13 +117,13 @@ def _groups(problem: Problem) -> list[tuple[int, ...]]:
     return list(dict.fromkeys((*groups, problem.ranks)))
 
 
-def _grids(count: int, dims: Sequence[str]) -> Iterator[Grid]:
+def _grids(count: int, dims: Sequence[str]) -> Iterator[TileCounts]:
     """How many parts along each of ``dims``, ``count`` in all; none where there are no dims."""
     return (dict(zip(dims, parts, strict=True)) for parts in (factorisations(count, len(dims)) if dims else ()))
 
 
 def _space_of(problem: Problem) -> list[str]:
-    dims = {dim for layer in problem.profile.graph.layers for spec in layer.outputs for dim in spec.dims}
+    dims = {dim for layer in problem.graph.layers for spec in layer.outputs for dim in spec.dims}
     return [dim for dim in SPACE if dim in dims]
 
 
@@ -132,7 +132,7 @@ class _BlockPart:
     """A block from layer ``first`` on, in ``tiles``; what it takes and holds."""
 
     first: int
-    tiles: Grid
+    tiles: TileCounts
     seconds: float
 
 
@@ -142,7 +142,7 @@ class _Parting:
 
     evaluator: Evaluator
     ranks: tuple[int, ...]
-    cuts: Grid
+    cuts: TileCounts
     size: int
 
     @once
@@ -179,7 +179,7 @@ class _Parting:
     @cached_property
     def graph(self) -> Graph:
         """Of all layers."""
-        return self.evaluator.problem.profile.graph
+        return self.evaluator.problem.graph
 
     @cached_property
     def prices(self) -> LayoutPrices:
@@ -223,12 +223,12 @@ class _Parting:
     def faults(self) -> dict[str, set[str]]:
         """By dim, layers that no tile along it may have; under "" those of no block at all."""
         names = [layer.name for layer in self.graph.layers]
-        tiles: dict[str, Grid] = {"": {}, **{dim: {dim: 2} for dim in _space_of(self.evaluator.problem)}}
+        tiles: dict[str, TileCounts] = {"": {}, **{dim: {dim: 2} for dim in _space_of(self.evaluator.problem)}}
         return {
             dim: {name for name in names if any(block_faults(self.graph, [name], grid))} for dim, grid in tiles.items()
         }
 
-    def _parts(self, free: float) -> list[Stretch] | None:
+    def _parts(self, free: float) -> list[BlockRange] | None:
         """The blocks of least time within ``free`` bytes of values; None if nothing fits."""
         ends = self._ends
         least: dict[int, float] = {0: 0.0}
@@ -241,7 +241,7 @@ class _Parting:
                 if part is None:
                     continue
                 total = least[first] + part.seconds
-                if total < least.get(stop, float("inf")) * (1 - 1e-9):
+                if total < least.get(stop, inf) * (1 - 1e-9):
                     least[stop] = total
                     last_part[stop] = part
         if ends[-1] not in last_part:
@@ -267,7 +267,7 @@ class _Parting:
         all_of_it = part_of(sized, sized.work.shape)
         return float(self.prices.parts.estimate(device, name, (self.size, part), all_of_it, share)[0])
 
-    def _evaluated(self, parts: list[Stretch]) -> Evaluation | None:
+    def _evaluated(self, parts: list[BlockRange]) -> Evaluation | None:
         problem = self.evaluator.problem
         names = [layer.name for layer in self.graph.layers]
         chosen = [part for part in parts if self.stretch(*part[:2]).is_block(part[2])]
@@ -317,7 +317,7 @@ class _Stretch:
         if not levels or self._kept_bytes + self._all_ends > free:
             return None
 
-        def fitting(level: int) -> list[tuple[float, Grid]]:
+        def fitting(level: int) -> list[tuple[float, TileCounts]]:
             costs = [(*self._cost(tuple(grid.items())), grid) for grid in levels[level]]
             return [(seconds, grid) for seconds, size, grid in costs if size <= free]
 
@@ -337,7 +337,7 @@ class _Stretch:
         """Whether its layers may be in a block."""
         return self._is_open and not self._is_alone
 
-    def is_block(self, grid: Grid) -> bool:
+    def is_block(self, grid: TileCounts) -> bool:
         """Whether something is computed twice, or in tiles: other layers run as they are, and hide their halos."""
         if prod(grid.values()) > 1:
             return True
@@ -358,7 +358,7 @@ class _Stretch:
         return self._reader.done(self._member, {}, {})
 
     @cached_property
-    def _untiled(self) -> Grid:
+    def _untiled(self) -> TileCounts:
         return dict.fromkeys(self._dims, 1)
 
     @cached_property
@@ -366,10 +366,10 @@ class _Stretch:
         return [dim for dim in _space_of(self._parting.evaluator.problem) if dim not in self._uncut]
 
     @cached_property
-    def _levels(self) -> list[list[Grid]]:
+    def _levels(self) -> list[list[TileCounts]]:
         """Grids of 2, 4, 8, ... tiles: strips along the first dim, and what is nearest to squares."""
         most = {dim: self._most(dim) for dim in self._dims}
-        levels: list[list[Grid]] = []
+        levels: list[list[TileCounts]] = []
         count = 2
         while not self._is_alone and count <= min(MOST_TILES, prod(most.values()) if most else 1):
             grids = [grid for grid in _grids(count, self._dims) if all(grid[dim] <= most[dim] for dim in grid)]

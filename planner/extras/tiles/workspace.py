@@ -61,25 +61,32 @@ def transient_bytes(sized: SizedLayer, read: Sequence[Box], done: Box, there: Se
         return copied if kind in _COPIES else 0
     if kind == "transposed_conv":
         return copied + 2 * output
+    return copied + _convolution_bytes(sized, sizes[0], (read[0], done, there[0]), output)
+
+
+def _convolution_bytes(sized: SizedLayer, input_bytes: int, boxes: tuple[Box, Box, Box], output_bytes: int) -> int:
+    """What a convolution spreads out, or puts into blocks; ``boxes``: what it reads, its work, the tensor it reads."""
+    read, done, there = boxes
+    layer = sized.layer
     window = _integers(layer.attributes.get("kernel"))
     kernel = prod(window)
     channel = len(done) - len(window) - 1
     channels = sized.inputs[0].shape[channel]
     filters = len(done[channel])
-    spread = kernel * channels * (output // filters) if kernel > 1 else 0
+    spread = kernel * channels * (output_bytes // filters) if kernel > 1 else 0
     if layer.outputs[0].dtype == "float64":
-        return copied + spread
+        return spread
     if kernel == 1 and channels <= _BLOCK:
-        return copied
-    made = output // filters * _blocks(filters)
-    blocked_input = sizes[0] // channels * _blocks(channels) if channels > _BLOCK else 0
-    blocks = max(made, blocked_input + made - output)
+        return 0
+    made = output_bytes // filters * _blocks(filters)
+    blocked_input = input_bytes // channels * _blocks(channels) if channels > _BLOCK else 0
+    blocks = max(made, blocked_input + made - output_bytes)
     # Held rows may be convolved on their own, or all that is read, with zeros around it.
-    held = intersect(read[0], there[0])
-    rows = (tuple(map(len, box[-len(window) - 1 :])) for box in (held, read[0]) if box is not None)
-    samples = len(read[0][0]) if channel else 1
+    held = intersect(read, there)
+    rows = (tuple(map(len, box[-len(window) - 1 :])) for box in (held, read) if box is not None)
+    samples = len(read[0]) if channel else 1
     spreads = {spreads_windows((samples, *shape), filters, layer.attributes) for shape in rows}
-    return copied + max(spread if is_spread else blocks for is_spread in spreads)
+    return max(spread if is_spread else blocks for is_spread in spreads)
 
 
 def spreads_windows(shape: Sequence[int], filters: int, attributes: Mapping[str, object]) -> bool:

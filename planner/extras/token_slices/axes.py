@@ -2,7 +2,7 @@
 
 A stage that is sliced is divided as one over several ranks is (``division``): slice k does a part of each layer's work
 and reads what the access relation says.  The slices run on the same rank one after another, so what slice k reads of
-the parts of slices before it is still there, and what it would read of those behind it is not: a layer that asks for
+the parts of slices before it is still there, and what it would read of those after it is not: a layer that asks for
 that is refused, whatever it is.  Gradients go back the other way, from the last slice to the first (Li et al.,
 "TeraPipe: Token-level pipeline parallelism for training large-scale language models", ICML 2021, section 3.2).
 
@@ -132,7 +132,7 @@ class TokenAxes:
         return cls(graph, num_tokens, values, works, frozenset(free))
 
     def division(self, decision: Decision, stage: int, samples: int) -> SlicedDivision:
-        """How the slices of ``decision`` divide the layers of a stage of one rank, for so many samples."""
+        """How the slices of ``decision`` divide the layers of a stage of one rank, by samples of the micro-batch."""
         return self.divided(decision.layers_of(stage), decision.token_slices, samples)
 
     def divided(self, layers: Iterable[str], slices: tuple[int, ...], samples: int) -> SlicedDivision:
@@ -143,7 +143,7 @@ class TokenAxes:
         return SlicedDivision(self, divisions, slices, samples)
 
     def box(self, value: str, spec: TensorSpec, samples: int, start: int, stop: int) -> Box:
-        """The part of a value that belongs to tokens ``start`` to ``stop``, of ``spec`` for so many samples."""
+        """The part of a value that belongs to tokens ``start`` to ``stop``, of ``spec`` at its number of samples."""
         at = self.values.get(value)
         box = list(whole(spec.shape))
         if at is not None:

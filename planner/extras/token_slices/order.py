@@ -33,7 +33,7 @@ def in_slices(name: str, order: Order, pipeline: Pipeline) -> Schedule:
 
 
 def _turned(row: tuple[Action, ...], slices: int) -> tuple[Action, ...]:
-    """One row; a backward for the weights stays behind the same forwards and backwards as before."""
+    """One row; a backward for the weights stays after the same forwards and backwards as before."""
     forwards = [action for action in row if action.op is Op.FORWARD]
     turned_row: list[Action] = []
     num_before = num_made = 0

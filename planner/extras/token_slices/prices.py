@@ -6,7 +6,7 @@
     rows of samples and tokens           their share of the whole
     what every slice does                the whole
 
-The coefficients are least squares over what was measured behind other tokens, none below 0 (Li et al., "TeraPipe", ICML
+The coefficients are least squares over what was measured after other tokens, none below 0 (Li et al., "TeraPipe", ICML
 2021, section 3.3, "cost model", fit the same form).  Without such measurements a slice takes as many times t(l) as it
 reads pairs of a query and a key: 1 + 2 c / l.  Kept for the backward, and counted as received: what a slice reads of
 the tokens before it, and its own that later ones read.
@@ -39,7 +39,7 @@ from planner.layers.sized import SizedLayer
 
 SAVED = 4
 WORKSPACE = 5
-"""Places in the costs of a layer, behind the seconds of F, B, I and W."""
+"""Places in the costs of a layer, after the seconds of F, B, I and W."""
 
 _COEFFICIENTS = 4
 
@@ -81,7 +81,7 @@ class SlicePrices:
         """A stage of one rank with the layers of these indices, for one slice of every micro-batch, by slice.
 
         Raises:
-            MissingMeasurementError: the profile says nothing about so many samples.
+            MissingMeasurementError: the profile says nothing about that many samples.
         """
         slices = [size for size in dict.fromkeys(sizes) if isinstance(size, AxisPart)]
         return {size: self._stage(kind, list(layers), size, recompute) for size in slices}
@@ -128,7 +128,7 @@ class SlicePrices:
         """All layers on a device of ``kind``.
 
         Raises:
-            MissingMeasurementError: the profile says nothing about so many samples.
+            MissingMeasurementError: the profile says nothing about that many samples.
         """
         tokens = self.axes.num_tokens
         length = size.stop - size.start
@@ -186,14 +186,14 @@ class SlicePrices:
 
     @once
     def _fit(self, kind: str, index: int, samples: int) -> Array | None:
-        """``[4, 4]``: a0 to a3 of F, B, I and W; None where too few slices were measured behind other tokens."""
+        """``[4, 4]``: a0 to a3 of F, B, I and W; None where too few slices were measured after other tokens."""
         layer = self.tables.profile.graph.layers[index]
         work = self.axes.works[layer.name]
         spec = layer.outputs[0]
         at = work.dim - (spec.dims.index("sample") < work.dim if "sample" in spec.dims else 0)
         rows = []
         rises = []
-        for one in self.tables.parts.behind(kind, layer.name, samples):
+        for one in self.tables.parts.after_others(kind, layer.name, samples):
             length = one.part[at]
             own = self._of_first(kind, index, one.samples, length)
             rows.append([1.0, length, one.before, length * one.before])
@@ -223,8 +223,8 @@ def _slices(axes: TokenAxes, sized: SizedLayer) -> Iterator[tuple[tuple[int, ...
     for length in dict.fromkeys(lengths):
         extents = [length if dim == work.dim else extent for dim, extent in enumerate(sized.work.shape)]
         rest = axes.num_tokens - length
-        behind = {rest, rest // 3} if name in axes.reads_earlier else set[int]()
-        yield from ((part_of(sized, extents), before) for before in sorted({0, *behind}))
+        befores = {rest, rest // 3} if name in axes.reads_earlier else set[int]()
+        yield from ((part_of(sized, extents), before) for before in sorted({0, *befores}))
 
 
 def _read_bytes(division: SlicedDivision, name: str, position: int) -> tuple[float, float]:

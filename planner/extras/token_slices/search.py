@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
+from math import inf
 
 import numpy as np
 
@@ -72,7 +73,7 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
     problem = evaluator.problem
     prices = evaluator.cost_model.beside(SlicePrices)
     best: Candidate | None = None
-    step_s = float("inf") if problem.token_slices else plan.prediction.step_s
+    step_s = inf if problem.token_slices else plan.prediction.step_s
     num_simulated = 0
     for formula_s, candidate in sorted(_candidates(evaluator, prices), key=lambda each: each[0]):
         if evaluator.budget.is_over:
@@ -95,7 +96,7 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
             [f"{tried}: none fits and keeps to what was asked for"],
             ["without --token-slices", "--schedule gpipe"],
         )
-    graph = problem.profile.graph
+    graph = problem.graph
     rejected = (
         *plan.search.rejected,
         *uncut(graph.tied_layers(), graph, "where sequences are cut into token slices: they share parameters"),
@@ -146,9 +147,9 @@ def best_slices(times: SliceTimes, num_stages: int, num_micro_batches: int) -> t
     """(tokens of each slice, ``M sum t + (p - 1) max t``) where that is least."""
     last = len(times.points) - 1
     limits = np.unique(times.seconds[np.isfinite(times.seconds)])
-    least_s = float("inf")
+    least_s = inf
     slices: tuple[int, ...] = ()
-    unlimited = _shortest(times.seconds, float("inf"))[0][last]
+    unlimited = _shortest(times.seconds, inf)[0][last]
     for limit in limits:
         if num_micro_batches * unlimited + (num_stages - 1) * limit >= least_s:
             break
@@ -166,11 +167,11 @@ def best_slices(times: SliceTimes, num_stages: int, num_micro_batches: int) -> t
 def _shortest(seconds: Array, limit: float) -> tuple[Array, Array]:
     """By point, the least sum of slices up to it of which none is longer than ``limit``, and the point before."""
     count = len(seconds)
-    sums = np.full(count, np.inf)
+    sums = np.full(count, inf)
     before = np.zeros(count)
     sums[0] = 0.0
     for stop in range(1, count):
-        ways = np.where(seconds[:stop, stop] <= limit, sums[:stop] + seconds[:stop, stop], np.inf)
+        ways = np.where(seconds[:stop, stop] <= limit, sums[:stop] + seconds[:stop, stop], inf)
         before[stop] = np.argmin(ways)
         sums[stop] = ways[int(before[stop])]
     return sums, before
@@ -185,12 +186,12 @@ def balanced(seconds: Sequence[Array], positions: Sequence[int], crossing_s: Arr
     """
     count = len(positions)
     places = np.array(positions)
-    worst = np.full((len(seconds) + 1, count), np.inf)
+    worst = np.full((len(seconds) + 1, count), inf)
     chosen = np.zeros((len(seconds) + 1, count), dtype=np.int64)
     worst[0, 0] = 0.0
     for stage, sums in enumerate(seconds):
         own = sums[places][None, :] - sums[places][:, None] + crossing_s[:, None] + crossing_s[None, :]
-        own[np.tril_indices(count)] = np.inf
+        own[np.tril_indices(count)] = inf
         ways = np.maximum(worst[stage][:, None], own)
         chosen[stage + 1] = ways.argmin(axis=0)
         worst[stage + 1] = ways.min(axis=0)
@@ -203,7 +204,7 @@ def balanced(seconds: Sequence[Array], positions: Sequence[int], crossing_s: Arr
 def _candidates(evaluator: Evaluator, prices: SlicePrices) -> Iterator[tuple[float, Candidate]]:
     """Plans with slices, each with what the formula says of it."""
     problem = evaluator.problem
-    graph = evaluator.cost_model.profile.graph
+    graph = evaluator.cost_model.graph
     names = [name for name in evaluator.schedules if can_slice(name) and schedules.traits(name).trains]
     names = [name for name in names if not schedules.traits(name).windowed]
     positions = cut_positions(graph, parts_ties=False)
@@ -217,7 +218,7 @@ def _candidates(evaluator: Evaluator, prices: SlicePrices) -> Iterator[tuple[flo
             try:
                 bounds = _stages(evaluator, prices, ranks, positions, samples)
                 times = _times(evaluator, prices, ranks, bounds, samples)
-            except HalopipeError:  # nothing is known of so many samples
+            except HalopipeError:  # nothing is known of that many samples
                 continue
             tokens = prices.axes.num_tokens
             ways = {best_slices(times, num_stages, len(batches))[0]}
@@ -236,7 +237,7 @@ def _stages(
 ) -> tuple[int, ...]:
     """Bounds of stages; a step's work is about that of eight equal slices."""
     cost_model = evaluator.cost_model
-    graph = evaluator.cost_model.profile.graph
+    graph = evaluator.cost_model.graph
     slices = equal_shares(prices.axes.num_tokens, min(8, prices.axes.num_tokens))
     ends = running(np.array(slices, dtype=np.float64)).astype(int).tolist()
     sums = []
@@ -250,7 +251,7 @@ def _stages(
 
 
 def _crossing_bytes(graph: Graph, positions: Sequence[int]) -> Array:
-    """By position, bytes of values that are made before it and read behind it."""
+    """By position, bytes of values that are made before it and read after it."""
     index = {layer.name: at for at, layer in enumerate(graph.layers)}
     specs = graph.values()
     last: dict[str, int] = {}
@@ -271,13 +272,13 @@ def _times(
     tokens = prices.axes.num_tokens
     count = min(_GRID, tokens)
     points = tuple(dict.fromkeys(tokens * k // count for k in range(count + 1)))
-    seconds = np.full((len(points), len(points)), np.inf)
+    seconds = np.full((len(points), len(points)), inf)
     for a, start in enumerate(points):
         for b in range(a + 1, len(points)):
             size = AxisPart(samples, start, points[b])
             stages = []
-            for rank, (first, behind) in zip(ranks, pairwise(bounds), strict=True):
-                costs = prices.table(cost_model.kind(rank), size).costs[:2, first:behind]
+            for rank, (first, stop) in zip(ranks, pairwise(bounds), strict=True):
+                costs = prices.table(cost_model.kind(rank), size).costs[:2, first:stop]
                 stages.append(float(costs.sum()) + 2 * cost_model.tables.overhead_s(cost_model.kind(rank)))
             seconds[a, b] = max(stages)
     return SliceTimes(points, seconds)

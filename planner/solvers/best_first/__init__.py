@@ -10,7 +10,7 @@ pipelines, and ``leaf_bound`` over complete ones. ``first_answers`` (of ``like_s
 
 Besides:
 
-    capacity            What devices of unlike kinds can do together: no step is shorter
+    capacity            The device time of all layers, and what unlike devices can do of it: no step is shorter
     chunked             Pipelines of several stages a position beside those of one, where no schedule is named
     continued           Searches that go on where this one ended, among plans that are not in its space; extras add them
     followers           Layers that cost nothing and stay with another one, so that there are fewer places to cut

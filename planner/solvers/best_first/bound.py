@@ -2,41 +2,41 @@
 
 The program it solves is in :mod:`planner.solvers.best_first.solver`.  For each first group of the suffix there is a
 label of each sort (:class:`Labels`), the least over all continuations; (min, max, +) algebra on matrices of first and
-last cut. With an upper bound on the step, only cuts are looked at before and behind which the work fits into the
+last cut.  With an upper bound on the step, only cuts are looked at before and after which the work fits into the
 devices used and left.
-
-The device time that a step takes at least, however layers are cut: what work over capacity is made of.
 """
 
 from __future__ import annotations
 
-import math
-from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 
 import numpy as np
 
 from planner.costs.layers.cost_table import Array
-from planner.costs.layers.shards import MeasuredParts, part_of
-from planner.costs.stages.stage_bound import BoundedStages
-from planner.costs.stages.stage_sums import least_backward_s
-from planner.ir.errors import MissingMeasurementError
+from planner.costs.stages.stage_bound import BoundedStages, columnwise, only
 from planner.ir.lazy import once, once_by
-from planner.ir.profile import Profile
 from planner.solvers.best_first.device_groups import Counts, DeviceStates, GroupOption
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
-from planner.solvers.best_first.message_bound import HandoverBound, HandoverBounds
+from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup, Version
-from planner.solvers.best_first.recurrence import Labels, across, alone, prepend, rounds_of
+from planner.solvers.best_first.recurrence import (
+    END,
+    SORTS,
+    STEP,
+    Labels,
+    across,
+    alone,
+    labels_of,
+    prepend,
+    rounds_of,
+    stacked,
+)
 from planner.solvers.budget import NUMBER_S, Budget
-from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.layouts.stage import NONE, WHOLE
 
 _NUMBERS_OF_A_STAGE = 40
 """That are looked at for the labels of one stage, about."""
-
-SORTS = ("trip", "end", "total", "free", "sums")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,20 +62,17 @@ class Suffixes:
     prices: GroupPrices
     devices: DeviceStates
     links: HandoverBounds
-    upper_s: float = float("inf")
+    upper_s: float = inf
     budget: Budget | None = None
 
     @cached_property
     def _weight_and_speed(self) -> tuple[Array, Array]:
-        """What layers weigh before each cut: what they take on the first kind of device.  What devices do in a second.
-
-        That is at most so much, by pool.
-        """
+        """By cut, the work before it as seconds of the first kind of device; by pool, a device's most a second."""
         kinds = list(self.prices.devices_by_kind())
         least = self.prices.capacity_s()
         usable = np.isfinite(least).all(axis=1)
         reference = least[usable.argmax()] if usable.any() else np.zeros(least.shape[1])
-        speeds = dict.fromkeys(kinds, np.inf)
+        speeds = dict.fromkeys(kinds, inf)
         for kind, seconds in zip(np.array(kinds)[usable].tolist(), least[usable], strict=True):
             ratio = np.divide(reference, seconds, out=np.zeros_like(reference), where=reference > 0)
             speeds[kind] = float(ratio.max(initial=1e-12))
@@ -94,7 +91,7 @@ class Suffixes:
         return np.flatnonzero(may_start)
 
     def _fits_after(self, state: Counts) -> Flags:
-        """By cut, whether the devices ``state`` can do all layers behind it in time."""
+        """By cut, whether the devices ``state`` can do all layers after it in time."""
         weight, _ = self._weight_and_speed
         if not np.isfinite(self.upper_s):
             return np.ones(len(weight), dtype=bool)
@@ -123,7 +120,7 @@ class Suffixes:
         """The choices with the devices ``state``, and their labels by (sort of label, choice, first slot)."""
         choices = self.choices(state)
         firsts = self._starts(state)
-        labels = np.full((len(self.sorts), len(choices), 1 + int(self.prices.cuts.slots.max())), np.inf)
+        labels = np.full((len(self.sorts), len(choices), 1 + int(self.prices.cuts.slots.max())), inf)
         for number, choice in enumerate(choices):
             if self.budget is not None:
                 self.budget.require()
@@ -135,7 +132,7 @@ class Suffixes:
         """What every pipeline takes at least."""
         _, labels = self.of(self.devices.all_unused)
         slots = self.prices.cuts.slots[0]
-        return float(labels[2:4, :, slots[slots >= 0]].max(axis=0).min(initial=np.inf))
+        return float(labels[[END, STEP]][..., slots[slots >= 0]].max(axis=0).min(initial=inf))
 
     def stages(self, choice: GroupChoice, first: Numbers, last: Numbers) -> tuple[BoundedStages, Labels]:
         """Stages of ``choice`` between the cuts ``first`` and ``last``, elementwise, with the best that may follow.
@@ -144,7 +141,7 @@ class Suffixes:
         """
         group = choice.group
         cuts = self.prices.cuts
-        count = len(self.prices.micro_batches)
+        count = self.prices.num_microbatches
         stage = group.stage(first, last)
         is_end = last == cuts.last
         may_follow = any(choice.option.left)
@@ -154,49 +151,39 @@ class Suffixes:
         fits &= is_end if not may_follow else True
         rounds = rounds_of(self.prices.num_counted, window)
         card_s = self.card_s(choice, stage)
-        labels = self._stacked(alone(stage, rounds, card_s))
+        labels = stacked(alone(stage, rounds, card_s), self.sorts)
         if may_follow and not is_end.all():
-            behind = self._best_after(choice)
-            by_sort = [
-                self._followed(choice, stage, rounds, behind, cuts.column[sort, first, last])
-                for sort in range(len(cuts.column))
+            after = self._best_after(choice)
+            by_reader = [
+                self._followed(choice, stage, rounds, after, cuts.crossing_of[reader, first, last])
+                for reader in range(len(cuts.crossing_of))
             ]
-            followed = np.minimum.reduce(by_sort)
-            fits &= is_end | np.isfinite(followed[2])
+            followed = np.minimum.reduce(by_reader)
+            fits &= is_end | np.isfinite(followed[END])
             labels = np.where(is_end, labels, followed)
         if group.any_shares is not None:
-            labels[3] = np.maximum(labels[3], group.any_shares.alone_s(first, last))
-        return stage, self._labels(np.where(fits, labels, np.inf))
-
-    def _stacked(self, labels: Labels) -> Array:
-        """By sort of label, of those that differ."""
-        return np.stack(np.broadcast_arrays(*(getattr(labels, sort) for sort in self.sorts)))
-
-    def _labels(self, stacked: Array) -> Labels:
-        """The same the other way round."""
-        trip, end, total, free, *sums = stacked
-        return Labels(trip, end, total, free, *(sums or [end]))
+            labels[STEP] = np.maximum(labels[STEP], group.any_shares.alone_s(first, last))
+        return stage, labels_of(np.where(fits, labels, inf))
 
     def card_s(self, choice: GroupChoice, stage: BoundedStages) -> Array:
         """How long sums of gradients keep network cards busy, in the mean of all hosts."""
         hosts = self.links.hosts
         own = {hosts[pool] for pool, count in enumerate(choice.option.group) if count}
-        return stage.card * (len(own) / len(set(hosts)))
+        return stage.card_s * (len(own) / len(set(hosts)))
 
     def _followed(
-        self, choice: GroupChoice, stage: BoundedStages, rounds: Array, behind: Labels, column: Numbers
+        self, choice: GroupChoice, stage: BoundedStages, rounds: Array, after: Labels, crossing: Numbers
     ) -> Array:
-        """The labels of stages with the best of one sort of stage behind: (sort of label, first, last)."""
-        columns = self.prices.cuts.columns
+        """The labels of stages with the best of one sort of next stage: (sort of label, first, last)."""
         prices = self.prices
-        reads = columns.linked[column]
-        returns = columns.has_gradient[column] & prices.freedom.trains
-        overhead_s = len(prices.micro_batches) * choice.group.prices.overhead_s * returns
-        waiting = replace(stage, work=stage.work + overhead_s)
-        best = Labels(*(getattr(behind, sort)[column] for sort in SORTS))
-        labels = self._stacked(prepend(waiting, best, rounds, self.card_s(choice, stage), reads, returns))
-        possible = (column >= 0) & np.isfinite(best.total)
-        return np.where(possible, labels, np.inf)
+        reads = prices.cuts.crossings.linked[crossing]
+        returns = prices.returns()[crossing]
+        overhead_s = prices.num_microbatches * choice.group.prices.overhead_s * returns
+        waiting = replace(stage, work_s=stage.work_s + overhead_s)
+        best = only(after, crossing)
+        labels = stacked(prepend(waiting, best, rounds, self.card_s(choice, stage), reads, returns), self.sorts)
+        possible = (crossing >= 0) & np.isfinite(best.end_s)
+        return np.where(possible, labels, inf)
 
     def pairs(self, choice: GroupChoice, firsts: Numbers) -> tuple[Numbers, Numbers]:
         """The stages that the choice may have in time: first cuts, each of ``firsts``, in order, and last cuts."""
@@ -222,41 +209,39 @@ class Suffixes:
         if self.budget is not None:
             self.budget.spend(_NUMBERS_OF_A_STAGE * NUMBER_S * len(first))
         _, own_labels = self.stages(choice, first, last)
-        possible = own_labels.free <= self.upper_s
+        possible = own_labels.step_s <= self.upper_s
         first = first[possible]
         last = last[possible]
         if not len(first):
             return
         slots = cuts.slots[first, cuts.content[first, last]]
-        stacked = np.stack([getattr(own_labels, sort)[possible] for sort in self.sorts])
+        own = stacked(only(own_labels, possible), self.sorts)
         if cuts.slots.shape[1] > 1:
             order = np.argsort(slots, kind="stable")
             slots = slots[order]
-            stacked = stacked[:, order]
+            own = own[:, order]
         starts = np.flatnonzero(np.concatenate(([True], slots[1:] != slots[:-1])))
-        labels[:, slots[starts]] = np.minimum.reduceat(stacked, starts, axis=1)
+        labels[:, slots[starts]] = np.minimum.reduceat(own, starts, axis=1)
 
     @once_by(lambda self, choice: (choice.option.left, choice.option.renamed, choice.group.shares))
     def _best_after(self, choice: GroupChoice) -> Labels:
-        """The best that may follow, by row of the columns.
+        """The best that may follow, by crossing.
 
-        From the end of the F before it to the start of the B before it; ``total`` to the end of the step.
+        From the end of the F before it to the start of the B before it; ``end_s`` to the end of the step.
         """
-        slots = self.prices.cuts.columns.slot
+        slots = self.prices.cuts.crossings.slot
         others, labels = self.of(choice.option.left)
-        best = np.full((len(self.sorts), len(slots)), np.inf)
+        best = np.full((len(self.sorts), len(slots)), inf)
         source = self.renamed(choice)
-        possible = np.flatnonzero(np.isfinite(labels[2]).any(axis=1))
+        possible = np.flatnonzero(np.isfinite(labels[END]).any(axis=1))
         some = max(1, _NUMBERS_AT_ONCE // max(1, len(slots)))
         for numbers in (possible[start : start + some] for start in range(0, len(possible), some)):
-            firsts = self._labels(labels[:, numbers].take(slots, axis=2))
+            firsts = labels_of(labels[:, numbers].take(slots, axis=2))
             links = [self.links.between(source, others[number].group) for number in numbers]
-            link = HandoverBound(
-                *(np.array([getattr(each, one.name) for each in links]) for one in fields(HandoverBound))
-            )
-            least = self._stacked(across(firsts, link)).min(axis=1)
+            link = columnwise(lambda *columns: np.array(columns), *links)
+            least = stacked(across(firsts, link), self.sorts).min(axis=1)
             np.minimum(best, least, out=best)
-        return self._labels(best)
+        return labels_of(best)
 
     def renamed(self, choice: GroupChoice) -> PricedGroup:
         """The group with its hosts called as in what is left."""
@@ -265,61 +250,3 @@ class Suffixes:
     def version(self, counts: Counts, version: Version) -> PricedGroup:
         """The devices ``counts`` as a stage that is run in one way."""
         return next(group for group in self.prices.versions(counts) if group.version == version)
-
-
-def least_work_s(evaluator: Evaluator, size: int, backward: str) -> Array:
-    """By layer: the least device time of a step, however it is cut: no fewer samples at once cost less a sample.
-
-    Between measured sizes, and beyond, the cost of a sample rises or falls, so that its least is at one of them.  So it
-    is with measured parts of a layer, by the share of its work.
-    """
-    problem = evaluator.problem
-    cost_model = evaluator.cost_model
-    layers = len(problem.profile.graph.layers)
-    least = np.full(layers, np.inf)
-    for kind in {cost_model.kind(rank) for rank in problem.ranks}:
-        measured = {m.samples for m in problem.profile.measurements.get(kind, ()) if m.samples < size}
-        for samples in sorted({1, size} | measured):
-            with suppress(MissingMeasurementError):
-                table = cost_model.tables.at(kind, samples)
-                sums = (table.forward_s, table.backward_s, table.backward_input_s, table.backward_weight_s)
-                seconds = _there_and_back_s(np.diff(np.stack(sums)), backward)
-                least = np.minimum(least, np.maximum(seconds, 0.0) / samples)
-        least = np.minimum(least, _least_of_parts(evaluator, size, backward, kind))
-    return least * problem.global_batch if np.isfinite(least).all() else np.zeros(layers)
-
-
-def _there_and_back_s(passes: Array, backward: str) -> Array:
-    """The least of F and ``backward``, where F, B, I and W take so long."""
-    forward_s, whole_s, input_s, weight_s = passes
-    back_s = 0.0 if backward == NONE else least_backward_s(whole_s, input_s, weight_s, backward != WHOLE)
-    return np.asarray(forward_s + back_s)
-
-
-def _least_of_parts(evaluator: Evaluator, size: int, backward: str, kind: str) -> Array:
-    """By layer: the least device time of a whole sample done in measured parts; infinity where none was measured."""
-    profile = evaluator.cost_model.profile
-    least = np.full(len(profile.graph.layers), np.inf)
-    parts = MeasuredParts(profile)
-    if not parts:
-        return least
-    prices = evaluator.layouts.prices(evaluator.problem.ranks, size)
-    index = {layer.name: k for k, layer in enumerate(profile.graph.layers)}
-    for (name, part), sizes in _measured_parts(profile, kind, size).items():
-        sized = prices.sized(index[name])
-        whole = part_of(sized, sized.work.shape)
-        share = math.prod(part) / max(1, math.prod(whole))
-        for samples in sizes:
-            for estimate in parts.cost(kind, name, samples, part, whole):
-                seconds = float(_there_and_back_s(np.array(estimate.values[:4]), backward))
-                least[index[name]] = min(least[index[name]], seconds / (samples * share))
-    return least
-
-
-def _measured_parts(profile: Profile, kind: str, size: int) -> dict[tuple[str, tuple[int, ...]], set[int]]:
-    """By layer and part, numbers of samples to look at: those that were measured, one, and ``size``, the most."""
-    sizes: dict[tuple[str, tuple[int, ...]], set[int]] = {}
-    for one in profile.parts.get(kind, ()):
-        if not one.before:
-            sizes.setdefault((one.layer, one.part), {1, size}).update({one.samples} if one.samples <= size else ())
-    return sizes

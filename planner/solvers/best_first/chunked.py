@@ -58,7 +58,7 @@ def _searched(evaluator: Evaluator, outcome: Outcome, start: SearchStart) -> Out
     """What is known of several stages a position after a part of the work; ``time limit`` where that is not all."""
     before_s = evaluator.budget.work_s
     within = evaluator.budget.part(max(_LEAST_S, policy.SEVERAL_STAGES * before_s))
-    within.spend(start.chunked_takes_s())
+    within.spend(start.chunked_work_s())
     nothing = replace(outcome, status=TIME_LIMIT, bound_s=start.capacity_s, num_candidates=0, by_num_stages={})
     if within.is_over or start.cuts is None:
         return nothing
@@ -72,10 +72,10 @@ def _searched(evaluator: Evaluator, outcome: Outcome, start: SearchStart) -> Out
     whole = within
     if good.best is not outcome.best:  # worth a proof
         whole = evaluator.budget.part(max(_LEAST_OF_BETTER_S, policy.FASTER_SEVERAL_STAGES * before_s))
-    takes_s = _MEMBER_S * len(WAYS) * sum(len(families.sequences) for families in every)
-    if not whole.allows(takes_s):
+    work_s = _MEMBER_S * len(WAYS) * sum(len(families.sequences) for families in every)
+    if not whole.allows(work_s):
         return replace(good, status=TIME_LIMIT, bound_s=start.capacity_s)
-    whole.spend(takes_s)
+    whole.spend(work_s)
     with _spending(evaluator, whole):
         search = BestFirstSearch(evaluator, None)
         search.best = good.best

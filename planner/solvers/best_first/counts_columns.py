@@ -1,7 +1,7 @@
 """Stages by what their devices are worth, whichever these are and wherever: the columns of ``counts_table``.
 
-A column is a stage on devices of a kind whose fullest member has so many samples of a micro-batch (where all share
-alike also whose leanest has so many).  What it takes is what it takes at least: on any hosts, and of any further
+A column is a stage on devices of a kind, by the samples of a micro-batch that its fullest member has (where all share
+alike also by those of its leanest).  What it takes is what it takes at least: on any hosts, and of any further
 ranks; memory counts where all devices of the kind have as much, and divide nothing.
 """
 
@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from planner.costs.layers.cost_table import Array
 from planner.costs.stages.gradient_overlap import least_sums_s
+from planner.costs.stages.stage_bound import concatenated, only
 from planner.costs.stages.stage_sums import LeastPasses
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.lazy import once
@@ -42,7 +42,7 @@ class CutPlaces:
 
     Attributes:
         cuts: all of them, or some of a chain.
-        first, last: the cuts between which a stage surely has all layers that begins and ends at two places or behind.
+        first, last: the cuts between which a stage that begins and ends at two places, or later, surely has all layers.
         outer: the cut that no stage goes beyond that ends there.
     """
 
@@ -70,8 +70,8 @@ class CutPlaces:
         weight = cuts.sums(np.where(np.isfinite(least_s), least_s, 0.0))
         wanted = np.searchsorted(weight, np.linspace(0.0, weight[-1], MOST_CUTS))
         places = np.unique(np.concatenate(([0], np.minimum(wanted, count - 1), [count - 1])))
-        behind = np.append(places[1:], count - 1)
-        return cls(places, behind, places, behind)
+        following = np.append(places[1:], count - 1)
+        return cls(places, following, places, following)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,35 +81,25 @@ class ColumnStages:
     Attributes:
         first, last: numbers of places.
         worth: of its devices, at least.
-        alone_s: the step, whatever is before and behind.
+        alone_s: the step, whatever is before and after.
     """
 
     first: Numbers
     last: Numbers
     worth: Numbers
-    head: Array
-    back: Array
-    work: Array
-    all_work: Array
-    tail: Array
+    forward_s: Array
+    backward_s: Array
+    work_s: Array
+    all_work_s: Array
+    tail_s: Array
     window: Numbers
     alone_s: Array
 
     @classmethod
     def joined(cls, parts: Sequence[ColumnStages]) -> ColumnStages:
         """All of them."""
-        columns: list[Any] = [np.zeros(0, dtype=np.int64 if one.name in _NUMBERS else float) for one in fields(cls)]
-        for number, one in enumerate(fields(cls)):
-            columns[number] = np.concatenate([columns[number], *(getattr(part, one.name) for part in parts)])
-        return cls(*columns)
-
-    def only(self, which: Numbers) -> ColumnStages:
-        """Some of them."""
-        return ColumnStages(*(getattr(self, one.name)[which] for one in fields(self)))
-
-    def by_way(self) -> ColumnStages:
-        """With a second index, for what is left behind each."""
-        return ColumnStages(*(getattr(self, one.name)[:, None] for one in fields(self)))
+        nothing = cls(*(np.zeros(0, dtype=np.int64 if one.name in _NUMBERS else float) for one in fields(cls)))
+        return concatenated(nothing, *parts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,10 +108,6 @@ class _Ends:
 
     first: Numbers
     last: Numbers
-
-    def only(self, which: Numbers) -> _Ends:
-        """Some of them."""
-        return _Ends(self.first[which], self.last[which])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,8 +128,8 @@ class _Share:
 
     Attributes:
         leanest: no member has fewer.
-        fullest, most: the fullest has so many, and no more than these.
-        ranks: there are so many members or more.
+        fullest, most: samples of the fullest, at least and at most.
+        ranks: the least number of members.
     """
 
     leanest: int
@@ -158,7 +144,7 @@ class Columns:
 
     Attributes:
         worth: of a device of each kind.
-        grain: shares of samples less than so many times one another are one column.
+        grain: shares of samples less than this times one another are one column.
         is_open: whether members of a kind may have unlike shares of the samples, as their memory differs.
     """
 
@@ -168,8 +154,8 @@ class Columns:
     grain: float = 1.0
     kinds: tuple[str, ...] = field(init=False)
     is_open: bool = field(init=False)
-    _known_s: float = field(init=False, default=0.0, repr=False)
-    _known: ColumnStages = field(init=False, repr=False)  # that end in less than this
+    _priced_below_s: float = field(init=False, default=0.0, repr=False)
+    _priced: ColumnStages = field(init=False, repr=False)  # that end in less than this
 
     def __post_init__(self) -> None:
         self.kinds = tuple(self.prices.devices_by_kind())
@@ -195,13 +181,13 @@ class Columns:
 
     def stages(self, upper_s: float) -> ColumnStages:
         """Those that end in less than this, by their first places."""
-        if upper_s > self._known_s:
-            self._known_s = _FURTHER * upper_s
+        if upper_s > self._priced_below_s:
+            self._priced_below_s = _FURTHER * upper_s
             columns = ((kind, share) for kind in self.kinds for share in self._shares(kind))
-            parts = (self._of_column(kind, share, self._known_s) for kind, share in columns)
+            parts = (self._of_column(kind, share, self._priced_below_s) for kind, share in columns)
             every = ColumnStages.joined([part for part in parts if part is not None])
-            self._known = every.only(np.argsort(every.first, kind="stable"))
-        return self._known.only(np.flatnonzero(self._known.alone_s <= upper_s))
+            self._priced = only(every, np.argsort(every.first, kind="stable"))
+        return only(self._priced, np.flatnonzero(self._priced.alone_s <= upper_s))
 
     @property
     def num_shares(self) -> int:
@@ -237,8 +223,8 @@ class Columns:
             return
         every = range(1, size + 1) if size <= _FEW_SAMPLES else {-(-size // count) for count in counts}
         samples = sorted(every)
-        for fullest, behind in zip(samples, [*samples[1:], size + 1], strict=True):
-            most = behind - 1
+        for fullest, following in zip(samples, [*samples[1:], size + 1], strict=True):
+            most = following - 1
             if -(-size // most) <= num_ranks:
                 yield _Share(1, fullest, most, -(-size // most))
 
@@ -250,30 +236,31 @@ class Columns:
         if passes is None or shortest is None:
             return None
         work, all_work = (self._sums(by_layer) for by_layer in passes.works_s(self._num_full))
-        head = self._sums(shortest.forward_s)
-        back = self._sums(shortest.back_s)
-        before, behind = self._around
+        forward = self._sums(shortest.forward_s)
+        backward = self._sums(shortest.back_s)
+        before_s, after_s = self._around_s
         pairs = self._pairs
-        alone_s = before[pairs.first] + np.maximum(work.between(pairs) + behind[pairs.first], all_work.between(pairs))
-        pairs = pairs.only(np.flatnonzero(alone_s <= upper_s))
+        done_s = np.maximum(work.between(pairs) + after_s[pairs.first], all_work.between(pairs))
+        alone_s = before_s[pairs.first] + done_s
+        pairs = only(pairs, np.flatnonzero(alone_s <= upper_s))
         tail_s = self._tail_s(kind, share, pairs)
         window = self._window(kind, share, pairs)
         work_s = work.between(pairs)
         all_work_s = all_work.between(pairs)
-        alone_s = before[pairs.first] + np.maximum(work_s + behind[pairs.first], all_work_s + tail_s)
+        alone_s = before_s[pairs.first] + np.maximum(work_s + after_s[pairs.first], all_work_s + tail_s)
         every = ColumnStages(
             first=pairs.first,
             last=pairs.last,
             worth=np.full(len(work_s), share.ranks * self.worth[self.kinds.index(kind)]),
-            head=head.between(pairs),
-            back=back.between(pairs),
-            work=work_s,
-            all_work=all_work_s,
-            tail=tail_s,
+            forward_s=forward.between(pairs),
+            backward_s=backward.between(pairs),
+            work_s=work_s,
+            all_work_s=all_work_s,
+            tail_s=tail_s,
             window=window,
             alone_s=alone_s,
         )
-        return every.only(np.flatnonzero((window > 0) & (alone_s <= upper_s)))
+        return only(every, np.flatnonzero((window > 0) & (alone_s <= upper_s)))
 
     @cached_property
     def _pairs(self) -> _Ends:
@@ -329,18 +316,18 @@ class Columns:
 
     @cached_property
     def _sums_s(self) -> Array | None:
-        """By number of ranks and layer, what so many or more take at least to sum its gradients; None: not known."""
+        """By number of ranks and layer, what as many or more take at least to sum its gradients; None: not known."""
         cost_model = self.prices.cost_model
         ranks = self.prices.problem.ranks
         exchanges = any(sums.any() for sums in cost_model.exchanges_s(ranks[:2], self.size))
-        if self.prices.problem.shard != NEVER or exchanges:  # sums may take less, or hide behind more
+        if self.prices.problem.shard != NEVER or exchanges:  # sums may take less, or overlap with more
             return None
         network = cost_model.network
         return least_sums_s(cost_model.profile, lambda sizes: network.least_sums_s(tuple(sizes.tolist())))
 
     def _longest_back_s(self, most: int) -> Array:
-        """By layer, the longest B of so many samples at most, on any kind."""
-        longest = np.zeros(len(self.prices.problem.profile.graph.layers))
+        """By layer, the longest B of a number of samples at most, on any kind."""
+        longest = np.zeros(len(self.prices.problem.graph.layers))
         for kind in self.kinds:
             for samples in self._sizes(kind, 1, most):
                 for shared in (False, True):
@@ -355,7 +342,7 @@ class Columns:
         All of them where members divide what they hold, or the last micro-batch is smaller.
         """
         prices = self.prices
-        count = len(self.prices.micro_batches)
+        count = self.prices.num_microbatches
         first = self.places.first[pairs.first]
         last = np.maximum(self.places.last[pairs.last], first)
         window = np.full(first.shape, count)
@@ -369,13 +356,13 @@ class Columns:
         return np.where(mixes & (share.ranks > 1), 0, window)
 
     @cached_property
-    def _around(self) -> tuple[Array, Array]:
-        """F before a stage that begins at each place or up to the next, and B behind it, at least.
+    def _around_s(self) -> tuple[Array, Array]:
+        """F before a stage that begins at each place or up to the next, and B after it, at least.
 
         On the longest path through the layers to what it reads, each in its shortest time.
         """
         cuts = self.prices.cuts
-        count = len(self.prices.problem.profile.graph.layers)
+        count = len(self.prices.problem.graph.layers)
         fewest = 1 if self.is_open else max(1, min(self.prices.micro_batches) // len(self.prices.problem.ranks))
         sized = [self._passes(kind, fewest, self.size) for kind in self.kinds]
         priced = [(passes.forward_s, passes.back_s) for passes in sized if passes is not None]

@@ -28,14 +28,14 @@ Counts = tuple[int, ...]
 """Devices by pool: of a group, or unused ones."""
 
 MANY_OPTIONS = 12_000
-"""So many (state, option) pairs at most, before groups become coarser."""
+"""(State, option) pairs at most, before groups become coarser."""
 
 FEW_COMPOSITIONS = 100
-"""Groups of several pools may be of any composition while there are no more than so many."""
+"""Groups of several pools up to which they may be of any composition."""
 
 
 FEW_ORDERS = 6
-"""Up to so many orders of a group's hosts are told apart."""
+"""Orders of a group's hosts that are told apart, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class DeviceStates:
     Attributes:
         groups_allowed: whether a stage may have several devices.
         most_options: (state, option) pairs, about, before groups become coarser.
-        unit: groups take multiples of so many devices of a pool (or all that remain).
+        unit: groups take multiples of this many devices of a pool (or all that remain).
         mixes_kinds: whether a group may have devices of several kinds.
     """
 
@@ -175,7 +175,7 @@ class DeviceStates:
         """About how many (state, option) pairs there are."""
         steps = [-(-len(pool.ranks) // self.unit) for pool in self.pools]
         states = [count + 1 for count in steps]
-        for alike in self._like_groups:  # so many multisets of the states of one
+        for alike in self._like_groups:  # as many multisets of the states of one
             of_one = prod(states[number] for number in alike[0])
             for number in chain.from_iterable(alike):
                 states[number] = 1

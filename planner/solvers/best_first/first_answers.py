@@ -5,8 +5,8 @@ Choose      cuts, a schedule with its windows, and recomputation as it is left o
 
 Three looks, each at fewer of them:
 
-    cut         by a DP, least largest all_work + tail of a stage that memory allows, alone or with F before and B
-                behind it                                                                       ``balanced_places``
+    cut         by a DP, least largest work and tail of a stage that memory allows, alone or with F before and B
+                after it                                                                        ``balanced_places``
                 then moved one by one while the recurrence says less, for all moves at once              ``_steps_s``
                 first with some micro-batches in flight, not the most; the best of these under every schedule
     replayed    as ``leaf_bound`` does (exactly, where replicas are alike)                               ``_replayed``
@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import islice, pairwise
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,8 @@ import numpy as np
 from planner.costs.candidate import Candidate
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import kept_by
-from planner.costs.stages.stage_bound import BoundedStages
-from planner.ir.schedule import Pipeline, StageGraph
+from planner.costs.stages.stage_bound import BoundedStages, only
+from planner.ir.schedule import Pipeline, StageGraph, Windows
 from planner.schedules import max_in_flight, traits
 from planner.solvers.best_first import policy
 from planner.solvers.best_first.device_groups import Counts
@@ -89,7 +90,7 @@ class CutPipeline:
     groups: tuple[PricedGroup, ...]
     cuts: tuple[int, ...]
     schedule: str
-    windows: tuple[int, ...] = ()
+    windows: Windows = ()
 
     @property
     def counts(self) -> tuple[Counts, ...]:
@@ -118,7 +119,7 @@ class FirstAnswers:
         evaluator = self.evaluator
         budget = self.evaluator.budget
         most_s = policy.WRITTEN * budget.left_s
-        soon_said = [space for space in self.spaces if evaluator.rows_s(len(space.prices.micro_batches)) <= most_s]
+        soon_said = [space for space in self.spaces if evaluator.rows_work_s(space.prices.num_microbatches) <= most_s]
         stages_of = _most_alike(soon_said or self.spaces[-1:])
         within = budget.part(policy.FIRST_ANSWERS * budget.left_s)
         rest = budget.part(reserve_s=within.left_s)
@@ -129,7 +130,7 @@ class FirstAnswers:
             if candidate is not None and evaluator.has_time_for(candidate, rest):
                 first.append(stages)
             elif candidate is not None:
-                late.append((evaluator.answer_s(candidate), stages))
+                late.append((evaluator.answer_work_s(candidate), stages))
             if len(first) == _FIRST:
                 break
         if not first:
@@ -137,19 +138,19 @@ class FirstAnswers:
         self._looked_at |= {(id(space), counts) for space, counts in first}
         return self._simulated(first, _FIRST_SCHEDULED, within)
 
-    def others(self, best_s: float = float("inf")) -> Iterator[Evaluation]:
+    def others(self, best_s: float = inf) -> Iterator[Evaluation]:
         """The most promising of all others that fit, simulated if they may take no longer than ``best_s``."""
         every = [] if self.evaluator.budget.is_over else _most_alike(self.spaces)
         others = [(space, counts) for space, counts in every if (id(space), counts) not in self._looked_at]
         return self._simulated(others[: MOST_PIPELINES - _FIRST], MOST_SCHEDULED, self.evaluator.budget, best_s)
 
     def _simulated(
-        self, stages: Iterable[Stages], most: int, within: Budget, best_s: float = float("inf")
+        self, stages: Iterable[Stages], most: int, within: Budget, best_s: float = inf
     ) -> Iterator[Evaluation]:
         """Those of shortest step under every schedule, as far as there is time for that."""
         closest = _closest(stages, within)
         in_time = (pipeline for pipeline in closest if self.evaluator.has_time_for(pipeline.candidate()))
-        scheduled = list(islice(in_time, most)) or closest[: int(best_s == np.inf)]
+        scheduled = list(islice(in_time, most)) or closest[: int(best_s == inf)]
         for one in [*scheduled]:
             if not within.takes(_cut_s(one.space, len(one.groups))):
                 break
@@ -162,7 +163,7 @@ class FirstAnswers:
         actions = 0
         longer_s: dict[object, float] = {}  # by plan, what the simulator adds: about the same under any schedule
         for pipeline in promising:
-            if evaluator.budget.ends(_RANK_S * len(evaluator.problem.ranks)) and best_s < np.inf:
+            if evaluator.budget.ends(_RANK_S * len(evaluator.problem.ranks)) and best_s < inf:
                 return
             if pipeline.step_s + longer_s.get((id(pipeline.groups), pipeline.cuts), 0.0) >= best_s:
                 continue
@@ -172,7 +173,7 @@ class FirstAnswers:
             count = evaluator.num_actions(candidate)
             if actions and actions + count > MOST_ACTIONS:
                 continue
-            if best_s < np.inf and not evaluator.has_time_for(candidate):
+            if best_s < inf and not evaluator.has_time_for(candidate):
                 continue
             actions += count
             evaluation = evaluator.tried(candidate, best_s)
@@ -234,7 +235,7 @@ def most_promising(pipelines: Sequence[CutPipeline], budget: Budget) -> list[Cut
         pipeline = pipelines[number]
         plan = (id(pipeline.groups), pipeline.cuts)
         stages = len(pipeline.groups)
-        count = 2 * stages * len(pipeline.space.prices.micro_batches)
+        count = 2 * stages * pipeline.space.prices.num_microbatches
         if longer_s.get(plan, 0.0) > added_s:
             added_s = longer_s[plan]
             heappush(waiting, (pipeline.step_s + added_s, added_s, number))
@@ -267,7 +268,7 @@ def pipelines_on(space: LikeStages, stages: Sequence[Counts]) -> Iterator[CutPip
 class _Handed:
     """What each stage but the last hands to the next one, of many pipelines."""
 
-    column: Numbers  # [boundaries, pipelines] rows of ``HandoverColumns``
+    crossing: Numbers  # [boundaries, pipelines] rows of ``Crossings``
     is_handed: Flags  # [boundaries, pipelines] whether the next stage reads from it
     returns: Flags  # [boundaries, pipelines] and a gradient comes back
 
@@ -282,7 +283,7 @@ class _Cutting:
     def pipelines(self) -> Iterator[CutPipeline]:
         """Under every schedule: the best cuts where some are kept, where least is, and where most is."""
         num_stages = len(self.groups)
-        count = len(self.space.prices.micro_batches)
+        count = self.space.prices.num_microbatches
         chain = Pipeline(StageGraph.chain(num_stages, count))
         kept = {
             windows or max_in_flight(schedule, chain) or kept_by(schedule, num_stages, count): (schedule, windows)
@@ -293,10 +294,10 @@ class _Cutting:
         for order in (by_kept[(len(by_kept) - 1) // 2 :: -1], by_kept, by_kept[::-1]):
             places = self._places(order[0])
             for windows in order:
-                step_s = self._steps_s(places, windows)[0] if places is not None else np.inf
+                step_s = self._steps_s(places, windows)[0] if places is not None else inf
                 if not np.isfinite(step_s):
                     places = self._places(windows)
-                    step_s = self._steps_s(places, windows)[0] if places is not None else np.inf
+                    step_s = self._steps_s(places, windows)[0] if places is not None else inf
                 if places is None or not np.isfinite(step_s):
                     continue
                 cuts = tuple(self.space.cuts[places[0]].tolist())
@@ -306,7 +307,7 @@ class _Cutting:
 
     def _windows(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """The schedules that are open, those without windows first."""
-        most = (len(self.space.prices.micro_batches),) * len(self.groups)
+        most = (self.space.prices.num_microbatches,) * len(self.groups)
         for name in sorted(self.space.prices.freedom.schedules, key=lambda name: traits(name).windowed):
             for cap in CAPS if traits(name).windowed else (0,):
                 yield name, windows_of(cap, most)
@@ -314,13 +315,15 @@ class _Cutting:
     def _places(self, kept: tuple[int, ...]) -> Numbers | None:
         """Those of the cuts, as one row; None if it does not fit."""
         stages = self._stages
-        even = [s.all_work + s.tail for s in stages]  # or as they end, if what is before and behind takes its time
-        ending = [s.head[0][:, None] + s.all_work + np.maximum(s.tail, s.back[0][:, None]) for s in stages]
+        even = [s.all_work_s + s.tail_s for s in stages]  # or as they end, if what is before and after takes its time
+        ending = [
+            s.forward_s[0][:, None] + s.all_work_s + np.maximum(s.tail_s, s.backward_s[0][:, None]) for s in stages
+        ]
         fits = [s.window >= least for s, least in zip(stages, kept, strict=True)]
         starts = [
             places
             for costs in (even, ending)
-            if (places := balanced_places([np.where(*each, np.inf) for each in zip(fits, costs, strict=True)]))
+            if (places := balanced_places([np.where(*each, inf) for each in zip(fits, costs, strict=True)]))
         ]
         if not starts:
             return None
@@ -342,43 +345,44 @@ class _Cutting:
         handed = self._handed(places)
         every = BoundedStages(*_gathered(self._stages, (places[:, :-1].T, places[:, 1:].T)))
         labels = self._labels(every, handed, kept)
-        rest = len(self.space.prices.micro_batches) - 1
-        step_s = np.maximum(labels.free, labels.trip + rest * self._on_fullest_card_s(handed))
-        return np.where((every.window >= np.array(kept)[:, None]).all(axis=0), step_s, np.inf)
+        rest = self.space.prices.num_microbatches - 1
+        step_s = np.maximum(labels.step_s, labels.round_trip_s + rest * self._on_fullest_card_s(handed))
+        return np.where((every.window >= np.array(kept)[:, None]).all(axis=0), step_s, inf)
 
     def _handed(self, places: Numbers) -> _Handed:
         """What stages between these places hand to the next ones."""
         prices = self.space.prices
         at = self.space.cuts[places].T
-        column = prices.cuts.column[prices.cuts.content[at[1:-1], at[2:]], at[:-2], at[1:-1]]
-        is_handed = column >= 0
-        return _Handed(column, is_handed, is_handed & prices.cuts.columns.has_gradient[column] & prices.freedom.trains)
+        crossing = prices.cuts.crossing_of[prices.cuts.content[at[1:-1], at[2:]], at[:-2], at[1:-1]]
+        is_handed = crossing >= 0
+        return _Handed(crossing, is_handed, is_handed & prices.returns()[crossing])
 
     def _labels(self, every: BoundedStages, handed: _Handed, kept: tuple[int, ...]) -> Labels:
-        """Those of whole pipelines, whose stages keep so many micro-batches."""
-        count = len(self.space.prices.micro_batches)
-        messages = _gathered(self._messages, (handed.column,))
-        stages = [BoundedStages(*own) for own in zip(*(getattr(every, one.name) for one in fields(every)), strict=True)]
-        rounds = [rounds_of(count, np.full(len(stages[0].head), own or count)) for own in kept]
-        cards_s = [stage.card * part for stage, part in zip(stages, self._part_of_hosts, strict=True)]
-        on_last_s = ((kept[-1] or 1) - 1) * np.maximum.accumulate(every.head[::-1])[::-1]  # its F before its first B
+        """Those of whole pipelines, given the micro-batches that stages keep."""
+        count = self.space.prices.num_microbatches
+        messages = _gathered(self._messages, (handed.crossing,))
+        stages = [only(every, stage) for stage in range(len(kept))]
+        rounds = [rounds_of(count, np.full(len(stages[0].forward_s), own or count)) for own in kept]
+        cards_s = [stage.card_s * part for stage, part in zip(stages, self._part_of_hosts, strict=True)]
+        slowest_after_s = np.maximum.accumulate(every.forward_s[::-1])[::-1]
+        on_last_s = ((kept[-1] or 1) - 1) * slowest_after_s  # its F before its first B
         labels = alone(stages[-1], rounds[-1], cards_s[-1])
         for s in reversed(range(len(stages) - 1)):
             reads = handed.is_handed[s]
             returns = handed.returns[s]
-            behind = across(labels, HandoverBound(*(np.where(reads, one[s], 0.0) for one in messages)))
-            waits_s = _waits_s(stages[s], behind.trip, on_last_s[s], (kept[s] or count) - 1)
+            after = across(labels, HandoverBound(*(np.where(reads, one[s], 0.0) for one in messages)))
+            waits_s = _waits_s(stages[s], after.round_trip_s, on_last_s[s], (kept[s] or count) - 1)
             waits_s = np.where(returns, waits_s, 0.0)
-            stage = replace(stages[s], work=stages[s].work + waits_s, all_work=stages[s].all_work + waits_s)
-            labels = prepend(stage, behind, rounds[s], cards_s[s], reads, returns)
+            stage = replace(stages[s], work_s=stages[s].work_s + waits_s, all_work_s=stages[s].all_work_s + waits_s)
+            labels = prepend(stage, after, rounds[s], cards_s[s], reads, returns)
         return labels
 
     def _on_fullest_card_s(self, handed: _Handed) -> Array:
         """What a micro-batch keeps the network card busy that has most of it."""
-        columns = self.space.prices.cuts.columns
+        crossings = self.space.prices.cuts.crossings
         outputs, gradients = self._on_cards
-        on_cards_s = outputs.T @ np.where(handed.is_handed, columns.forward_bytes[handed.column], 0.0)
-        on_cards_s += gradients.T @ np.where(handed.returns, columns.backward_bytes[handed.column], 0.0)
+        on_cards_s = outputs.T @ np.where(handed.is_handed, crossings.forward_bytes[handed.crossing], 0.0)
+        on_cards_s += gradients.T @ np.where(handed.returns, crossings.backward_bytes[handed.crossing], 0.0)
         fullest_s: Array = on_cards_s.max(axis=0, initial=0.0)
         return fullest_s
 
@@ -422,15 +426,15 @@ def _gathered(tables: Sequence[Any], at: tuple[Numbers, ...]) -> list[Any]:
 
 
 def _waits_s(stage: BoundedStages, trip_s: Array, on_last_s: Array, ahead: int) -> Array:
-    """How long it waits for its first gradient, and for the last one behind its last F.
+    """How long it waits for its first gradient, and for the last one after its last F.
 
     Args:
         trip_s: of a micro-batch, from the end of its F to the start of its B.
         on_last_s: of more F, for which the last stage has that of its first B wait.
         ahead: micro-batches that it keeps beside one.
     """
-    first_s = np.maximum(0.0, trip_s + on_last_s - ahead * stage.head)
-    last_s = np.maximum(0.0, trip_s - ahead * stage.back)
+    first_s = np.maximum(0.0, trip_s + on_last_s - ahead * stage.forward_s)
+    last_s = np.maximum(0.0, trip_s - ahead * stage.backward_s)
     return np.asarray(first_s + last_s)
 
 
@@ -442,7 +446,7 @@ def _replayed(pipeline: CutPipeline) -> CutPipeline:
     handed = prices.cuts.handed(pipeline.cuts)
     edges = edges_of(handed, prices.freedom.trains)
     stages = stages_of([whole])
-    cards = cards_of(links, [[(group, slice(None))] for group in pipeline.groups], handed, stages.card)
+    cards = cards_of(links, [[(group, slice(None))] for group in pipeline.groups], handed, stages.card_s)
     leaves = Leaves(
         edges,
         (),
@@ -452,5 +456,5 @@ def _replayed(pipeline: CutPipeline) -> CutPipeline:
         messages_of(links, [whole], [handed], edges),
         None if cards is None else np.unique(cards, axis=1),
     )
-    bound_s = leaves.bounds(pipeline.schedule, pipeline.windows, len(prices.micro_batches), np.arange(1))
+    bound_s = leaves.bounds(pipeline.schedule, pipeline.windows, prices.num_microbatches, np.arange(1))
     return replace(pipeline, step_s=float(bound_s[0]))

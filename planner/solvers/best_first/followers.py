@@ -17,10 +17,10 @@ def followers(cost_model: CostModel) -> dict[int, int]:
     """(the one that stays, with which).
 
     A layer stays with the one it reads from if it reads only what that makes for it alone, and hands on no more bytes;
-    and with its only reader, or its first one that all others come behind, if it reads no more bytes than it hands on;
+    and with its only reader, or its first one that all others depend on, if it reads no more bytes than it hands on;
     of gradients likewise.  Cutting between the two moves no work and sends no less.
     """
-    graph = cost_model.profile.graph
+    graph = cost_model.graph
     flow = _ValueFlow.of(graph)
     free = _free_layers(cost_model)
     followed = ((layer, flow.followed_by(layer)) for layer in range(len(graph.layers) - 1) if free[layer])
@@ -34,13 +34,13 @@ class _ValueFlow:
     Attributes:
         makers: of the values of other layers that it reads.
         readers: of its values, once for each of them.
-        behind: all that depend on it, as a bit set.
+        dependants: all that depend on it, as a bit set.
         read_bytes, handed_bytes: of these values, and of their gradients.
     """
 
     makers: list[list[int]]
     readers: list[list[int]]
-    behind: list[int]
+    dependants: list[int]
     read_bytes: list[Array]  # [layers][there and back]
     handed_bytes: list[Array]  # [layers][there and back]
 
@@ -62,7 +62,7 @@ class _ValueFlow:
         return cls(
             [[index[producer(value)] for value in values] for values in sources],
             readers,
-            _behind(readers),
+            _dependants(readers),
             *([sum((both_ways[v] for v in own), np.zeros(2)) for own in values] for values in (sources, outputs)),
         )
 
@@ -74,22 +74,22 @@ class _ValueFlow:
         if len(makers) == 1 and self.readers[makers[0]] == [layer] and (handed <= read).all():
             return makers[0]
         readers = dict.fromkeys(self.readers[layer])
-        first = next((r for r in readers if all(o == r or self.behind[r] >> o & 1 for o in readers)), None)
+        first = next((r for r in readers if all(o == r or self.dependants[r] >> o & 1 for o in readers)), None)
         is_cheap = not makers or (len(readers) == 1 and bool((read <= handed).all()))
         return first if is_cheap else None
 
 
-def _behind(readers: Sequence[Sequence[int]]) -> list[int]:
+def _dependants(readers: Sequence[Sequence[int]]) -> list[int]:
     """By layer, all that depend on it, as a bit set."""
-    behind = [0] * len(readers)
+    dependants = [0] * len(readers)
     for layer in range(len(readers) - 1, -1, -1):
         for reader in readers[layer]:
-            behind[layer] |= behind[reader] | 1 << reader
-    return behind
+            dependants[layer] |= dependants[reader] | 1 << reader
+    return dependants
 
 
 def _free_layers(cost_model: CostModel) -> list[bool]:
-    measured: dict[str, bool] = {layer.name: not layer.parameters for layer in cost_model.profile.graph.layers}
+    measured: dict[str, bool] = {layer.name: not layer.parameters for layer in cost_model.graph.layers}
     for measurements in cost_model.profile.measurements.values():
         for m in measurements:
             costs = (m.forward_s, m.backward_s, m.backward_input_s, m.backward_weight_s, m.saved_bytes)

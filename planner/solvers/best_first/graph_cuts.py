@@ -30,20 +30,20 @@ Numbers = NDArray[np.int64]
 MANY_IDEALS = 640
 
 FEW_LAYERS = 24
-"""Networks of so many layers are also cut next to layers that cost nothing: another stage lets those before it keep
+"""Layers up to which networks are also cut next to layers that cost nothing: another stage lets those before it keep
 more micro-batches, and under some schedules there have to be as many stages as layers."""
 
 MANY_CONTENTS = 16
 MANY_PAIRS = 400_000
-"""So many sorts of stages that start at a cut are told apart, by what they read; fewer where there are many cuts."""
+"""Sorts of stages that start at a cut that are told apart, by what they read; fewer where there are many cuts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HandoverColumns:
+class Crossings:
     """What a stage certainly hands to the one that starts at its end; a row for each different way to get there.
 
     Attributes:
-        slot: the sort of the stage behind, see ``GraphCuts.slots``.
+        slot: the sort of the next stage, see ``GraphCuts.slots``.
         linked: it certainly reads from the stage before; has_gradient: and a gradient comes back.
         forward_bytes, backward_bytes: per sample, at least.
     """
@@ -86,7 +86,7 @@ class GraphCuts:
         inside: whether an ideal (first) is a part of another (second), and smaller.
         content: the sort of the stage between two cuts.
         slots: a number for each cut and sort of stage that starts there; -1 where there are fewer sorts.
-        columns, column: what crosses, and the row of ``columns`` for the sort of the stage behind (first index) and the
+        crossings, crossing_of: what crosses, and the row of that for the sort of the next stage (first index) and the
             cuts of the stage before; -1 where there is none.
         values: what is read by other layers than its maker.
         depth: of the deepest layer between two cuts: layers on the longest path to it.
@@ -102,8 +102,8 @@ class GraphCuts:
     inside: Flags
     content: Numbers
     slots: Numbers
-    columns: HandoverColumns
-    column: Numbers
+    crossings: Crossings
+    crossing_of: Numbers
     values: tuple[LayerValue, ...]
     depth: Array
     edges: Array
@@ -148,7 +148,7 @@ class GraphCuts:
         Stages that do not depend on one another may come in any order.  Prefixes and complete pipelines are bounded in
         one, that of their depth, which stands for all: whatever bounds read of a pipeline is a fact of its stages as a
         DAG.  That is what a stage takes, what one certainly hands to another, how many stages depend on one another
-        behind it, and that a stage keeps no more micro-batches than one whose outputs it takes gradients of.  None
+        after it, and that a stage keeps no more micro-batches than one whose outputs it takes gradients of.  None
         of these changes where two neighbours that do not depend on one another change places; and as such an exchange
         brings the less deep one forward, exchanges lead from every order to one without disorder.  The step does
         depend on the order, in which ranks send and take messages of several stages: complete pipelines are simulated
@@ -205,7 +205,7 @@ def cuts_of(
         parts_free: also next to layers that cost nothing (``FEW_LAYERS``), unless the places are too many then.
         merges_orders: whether nothing but the order of messages depends on the numbers of stages.
     """
-    graph = cost_model.profile.graph
+    graph = cost_model.graph
     reads = _reads(graph)
     blocks = _blocks(len(graph.layers), {})
     if not parts_free or _all_ideals(reads, blocks, most) is None:
@@ -222,7 +222,7 @@ def cuts_of(
 
 def may_part_free(problem: Problem) -> bool:
     """Whether to cut next to layers that cost nothing: where that is cheap, and where rules may ask for it."""
-    return bool(problem.fix or problem.forbid) or len(problem.profile.graph.layers) <= FEW_LAYERS
+    return bool(problem.fix or problem.forbid) or len(problem.graph.layers) <= FEW_LAYERS
 
 
 def _packed(member: Array) -> int:
@@ -246,11 +246,11 @@ def _cuts(
     read = _read_bytes(graph)
     content, slots, held = _contents(members, inside, read, reads)
     values = _values(graph, read)
-    columns, column = _columns(values, members, slots, held, read)
+    crossings, crossing_of = _crossings(values, members, slots, held, read)
     depth = _largest_between(members, _depths(reads))
     edges = _edges(members, reads) if complete else np.zeros((0, 0))
     cuts = GraphCuts(
-        *(members, inside, content, slots, columns, column, tuple(values.values()), depth, edges),
+        *(members, inside, content, slots, crossings, crossing_of, tuple(values.values()), depth, edges),
         num_left_out=num_left_out,
         complete=complete,
         merges_orders=complete and merges_orders,
@@ -341,8 +341,8 @@ def _contents(
     for cut in range(count - 1):
         ends = np.flatnonzero(inside[cut])
         ideal = _packed(members[cut])
-        behind = [layer for layer in np.flatnonzero(members[cut] == 0).tolist() if reads[layer] & ideal]
-        readers = sorted(behind, key=lambda layer: -sizes[layer])
+        outside = [layer for layer in np.flatnonzero(members[cut] == 0).tolist() if reads[layer] & ideal]
+        readers = sorted(outside, key=lambda layer: -sizes[layer])
         content[cut, ends], sorts = _sorts(members[ends[:, None], readers] > 0, readers, most)
         slots[cut, : len(sorts)] = 0
         held |= {(cut, sort): own for sort, own in enumerate(sorts)}
@@ -352,7 +352,7 @@ def _contents(
 
 
 def _sorts(holds: Flags, readers: list[int], most: int) -> tuple[Numbers, list[list[int]]]:
-    """The sort of each stage, by the readers that it holds, at most so many sorts; by sort, those that it is known by.
+    """The sort of each stage, by the readers that it holds, at most ``most`` sorts; by sort, those that it is known by.
 
     Args:
         holds: ``[stages, readers]``.
@@ -370,14 +370,14 @@ def _sorts(holds: Flags, readers: list[int], most: int) -> tuple[Numbers, list[l
 
 
 def _forbid_disorder(cuts: GraphCuts) -> None:
-    """Takes those sorts of stages out of ``column`` that should all come before the stage before; see ``disorder``."""
+    """Takes those sorts of stages out of ``crossing_of`` that should come before the stage before; see ``disorder``."""
     for cut in range(1, cuts.last):
         lasts = np.flatnonzero(cuts.inside[cut])
         sort_of = cuts.content[cut, lasts]
         firsts = np.flatnonzero(cuts.inside[:, cut])
         wrong = cuts.disorder(firsts[:, None], cut, lasts)
         for sort in np.unique(sort_of):
-            cuts.column[sort, firsts[wrong[:, sort_of == sort].all(axis=1)], cut] = -1
+            cuts.crossing_of[sort, firsts[wrong[:, sort_of == sort].all(axis=1)], cut] = -1
 
 
 def _depths(reads: list[int]) -> Array:
@@ -394,25 +394,25 @@ def _edges(members: Array, reads: list[int]) -> Array:
     return np.asarray(members @ adjacent @ members.T)
 
 
-def _columns(
+def _crossings(
     values: Mapping[str, LayerValue],
     members: Array,
     slots: Numbers,
     held: Mapping[tuple[int, int], list[int]],
     read: list[dict[str, float]],
-) -> tuple[HandoverColumns, Numbers]:
-    column = np.full((slots.shape[1], len(members), len(members)), -1, dtype=np.int64)
+) -> tuple[Crossings, Numbers]:
+    crossing_of = np.full((slots.shape[1], len(members), len(members)), -1, dtype=np.int64)
     rows: list[Array] = []
     for (cut, sort), readers in held.items():
         if cut:
             which, facts = _handed_over(values, members[: cut + 1], [read[layer] for layer in readers])
-            column[sort, :cut, cut] = len(rows) + which
+            crossing_of[sort, :cut, cut] = len(rows) + which
             rows += [np.concatenate(([slots[cut, sort]], own)) for own in facts]
     table = np.array(rows) if rows else np.zeros((1, 5))
-    columns = HandoverColumns(
+    crossings = Crossings(
         table[:, 0].astype(np.int64), table[:, 1] > 0, table[:, 2] > 0, table[:, 3].copy(), table[:, 4].copy()
     )
-    return columns, column
+    return crossings, crossing_of
 
 
 def _handed_over(

@@ -17,8 +17,10 @@ from planner.costs.candidate import Candidate
 from planner.costs.cost_model import CostModel
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import StagePlacement
+from planner.ir.cluster import RankIds
 from planner.ir.errors import InfeasibleError, MissingMeasurementError
-from planner.ir.layout import samples_of
+from planner.ir.layout import Shares, samples_of
+from planner.ir.plan import BatchSizes
 from planner.ir.problem import Problem
 from planner.ir.schedule import Action, Op
 from planner.solvers import everyday
@@ -40,9 +42,9 @@ class Replicas:
     """One stage on several pools, in the queue beside the pipelines under construction."""
 
     bound_s: float
-    ranks: tuple[int, ...]
-    shares: tuple[int, ...]
-    micro_batches: tuple[int, ...]
+    ranks: RankIds
+    shares: Shares
+    micro_batches: BatchSizes
 
 
 def strategies(evaluator: Evaluator, has_plan: Callable[[], bool]) -> Iterator[tuple[str, Selection]]:
@@ -59,7 +61,7 @@ def strategies(evaluator: Evaluator, has_plan: Callable[[], bool]) -> Iterator[t
         return choose(evaluator, cheapest_first(evaluator, candidates, within), within=within, has_plan=has_plan())
 
     yield "one-device", best(everyday.one_device(problem, cost_model))
-    if len(problem.ranks) > 1 and not mixing_layers(problem.profile.graph):
+    if len(problem.ranks) > 1 and not mixing_layers(problem.graph):
         with suppress(InfeasibleError):  # fewer samples than ranks: there is no such plan to compare with
             replicas = everyday.replicas(problem, cost_model)
             yield "data-parallel", choose(evaluator, replicas, first_that_fits=True)
@@ -75,7 +77,7 @@ def mixed_replicas(
     Raises:
         OutOfTimeError: the budget that this runs under is over.
     """
-    if mixing_layers(problem.profile.graph) or len({pool.kind for pool in pools}) == 1:
+    if mixing_layers(problem.graph) or len({pool.kind for pool in pools}) == 1:
         return
     ends = np.cumsum([len(pool.ranks) for pool in pools]).tolist()
     counts = range(2, len(problem.ranks) + 1) if len(problem.ranks) <= MANY_RANKS else ends
@@ -96,15 +98,15 @@ def mixed_replicas(
 
 def replica_candidate(problem: Problem, replicas: Replicas, schedule: str) -> Candidate:
     """The replicas as a candidate."""
-    last = len(problem.profile.graph.layers)
+    last = len(problem.graph.layers)
     plain = Candidate.chain((0, last), (replicas.ranks,), (replicas.shares,), replicas.micro_batches, schedule)
     return as_asked(problem, plain)
 
 
-def _bound_s(cost_model: CostModel, ranks: tuple[int, ...], shares: tuple[int, ...], batches: tuple[int, ...]) -> float:
+def _bound_s(cost_model: CostModel, ranks: RankIds, shares: Shares, batches: BatchSizes) -> float:
     """Every F, B, the reduction and the update, one after another, on the slowest rank."""
-    graph = cost_model.profile.graph
-    samples = {rows: samples_of(shares, rows) for rows in set(batches)}
+    graph = cost_model.graph
+    samples = {size: samples_of(shares, size) for size in set(batches)}
     placed = StagePlacement(((0, len(graph.layers)),), ranks, samples, graph.parameter_bytes())
     costs = StageCosts(cost_model, (placed,), batches)
     after = Action(0, Op.REDUCE_GRAD), Action(0, Op.UPDATE)

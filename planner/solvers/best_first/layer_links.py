@@ -1,8 +1,8 @@
 """What is known of messages at each place between two layers, whatever the layouts of these.
 
 Who waits for a stage that ends before layer i is the stage with the first reader of layer i - 1
-(``LayerLinks.reader``); what that one does before this layer counts for nothing. Where nobody reads it, nothing is
-behind.
+(``LayerLinks.reader``); what that one does before this layer counts for nothing. Where nobody reads it, nothing
+follows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LayerLinks:
     """What is known of messages at each place to cut.
 
     Attributes:
-        reader: the first layer behind that reads from the layer just before, and answers with gradients; -1: none.
+        reader: the first later layer that reads from the layer just before, and answers with gradients; -1: none.
         num_bytes: what F brings there, at least.
         ways: 2 where B comes back, else 1.
         samples: of a micro-batch.
@@ -53,7 +53,7 @@ class LayerLinks:
     ranks_of_host: int
 
     def message_s(self, maker: int, reader: int, on_one_host: bool) -> tuple[Array, Array]:
-        """F's way between groups of so many ranks, by place; and how long all of it is on a network card."""
+        """F's way between groups of two sizes, by place; and how long all of it is on a network card."""
         link = self.within if on_one_host else self.across
         is_even = {self.samples % count for count in (maker, reader)} <= {0, self.samples}
         each_s = transfer_s(link, self.num_bytes / (maker * reader)) if link else np.zeros_like(self.num_bytes)
@@ -64,12 +64,12 @@ class LayerLinks:
 def links_of(problem: Problem, samples: int, backward: str) -> LayerLinks:
     """For micro-batches of ``samples``.
 
-    Nothing where gradients do not come back: then the stage before need not wait for the end of the stage behind.
+    Nothing where gradients do not come back: then the stage before need not wait for the end of the next stage.
 
     Args:
         backward: ``Question.backward``.
     """
-    reader, num_bytes = _first_readers(problem.profile.graph, samples, backward)
+    reader, num_bytes = _first_readers(problem.graph, samples, backward)
     if may_stream(problem):
         num_bytes[:] = 0.0
     cluster = without_pairs(corrected_cluster(problem.profile))

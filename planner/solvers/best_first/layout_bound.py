@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
 import numpy as np
 
@@ -23,12 +24,13 @@ from planner.costs.shards.device_mesh import layout_on
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.gradient_overlap import least_reduction_s
 from planner.costs.stages.layouts import LayoutPrices
+from planner.ir.cluster import RankIds
 from planner.ir.constraints import CutDegrees
 from planner.ir.errors import MissingMeasurementError
-from planner.ir.layout import samples_of
+from planner.ir.layout import Shares, samples_of
 from planner.ir.problem import ALWAYS, CHANNEL_DIMS, NEVER, SAMPLE_DIMS, Problem
 from planner.layers.sized import REPLICA
-from planner.solvers.best_first.bound import least_work_s
+from planner.solvers.best_first.capacity import least_work_s
 from planner.solvers.budget import NUMBER_S, Budget
 from planner.solvers.candidates.candidate import group_shares, micro_batches
 from planner.solvers.candidates.constraints import Constraints, Flags
@@ -65,8 +67,8 @@ class GroupTable:
         is_rough: whether options were not priced (``TableMaker.rough``).
     """
 
-    ranks: tuple[int, ...]
-    shares: tuple[int, ...]
+    ranks: RankIds
+    shares: Shares
     by_samples_s: Array
     laid_out_s: Array
     options: tuple[LayerOptions, ...]
@@ -131,7 +133,7 @@ class TableMaker:
         """Samples of a last, smaller micro-batch; 0: there is none."""
         return self.problem.global_batch % self.size
 
-    def table(self, ranks: tuple[int, ...], of_stretches: bool = True) -> GroupTable | None:
+    def table(self, ranks: RankIds, of_stretches: bool = True) -> GroupTable | None:
         """The table of a group; None if nothing can be priced on it.
 
         Args:
@@ -140,9 +142,9 @@ class TableMaker:
         Raises:
             OutOfTimeError: the budget is over.
         """
-        count = len(self.problem.profile.graph.layers)
+        count = len(self.problem.graph.layers)
         by_samples_s = self._by_samples_if_allowed(ranks)
-        laid_out_s = np.full(by_samples_s.shape, np.inf)
+        laid_out_s = np.full(by_samples_s.shape, inf)
         options: tuple[LayerOptions, ...] = ()
         graph = None
         is_restricted = False
@@ -165,22 +167,22 @@ class TableMaker:
                     if order.is_narrow:  # of all layers the bound is exact
                         self.budget.require(NUMBER_S * order.all_tables)
                         laid_out_s[0, 0, count] = eliminate(graph, order).cost
-                    laid_out_s = np.where(self._allowed(ranks, None), laid_out_s, np.inf)
+                    laid_out_s = np.where(self._allowed(ranks, None), laid_out_s, inf)
             except MissingMeasurementError:
                 graph = None
-                laid_out_s = np.full(by_samples_s.shape, np.inf)
+                laid_out_s = np.full(by_samples_s.shape, inf)
         shares = group_shares(self.problem, self.evaluator.cost_model, ranks, self.size)
         table = GroupTable(ranks, shares, by_samples_s, laid_out_s, options, graph, is_restricted)
         is_empty = not np.isfinite(table.step_s[0, 1:]).any() and not np.isfinite(np.diagonal(table.step_s, 1)).any()
         return None if is_empty else table
 
-    def rough(self, ranks: tuple[int, ...]) -> GroupTable:
+    def rough(self, ranks: RankIds) -> GroupTable:
         """The table of a group with options of layers not priced: their work is even, normalisations exchange.
 
         What it says is no more than :meth:`table` does of the same stages.
         """
         by_samples_s = self._by_samples_if_allowed(ranks)
-        laid_out_s = np.full(by_samples_s.shape, np.inf)
+        laid_out_s = np.full(by_samples_s.shape, inf)
         if len(ranks) > 1:
             step_s, once_s = self._least_work_s
             exchanged_s = self._laid_out_statistics_s(ranks)
@@ -197,7 +199,7 @@ class TableMaker:
         both_s = least_work_s(self.evaluator, self.size, NONE) if self.backward == LEAST else step_s
         return step_s, both_s * (self.size / self.problem.global_batch)
 
-    def _laid_out_statistics_s(self, ranks: tuple[int, ...]) -> Array:
+    def _laid_out_statistics_s(self, ranks: RankIds) -> Array:
         """By layer: what a micro-batch exchanges for a normalisation at least, with layouts of their own.
 
         Ranks with equal channels exchange statistics, copies too (``partial_sums.statistics_s``).  So all ranks do,
@@ -215,30 +217,30 @@ class TableMaker:
                 least_s[index] = by_option[: 1 if self.backward == NONE else 2].sum()
         return least_s
 
-    def least_statistics_s(self, ranks: tuple[int, ...]) -> float:
+    def least_statistics_s(self, ranks: RankIds) -> float:
         """What the full micro-batches of one stage of all layers on ``ranks`` exchange at least for normalisations."""
         if CHANNEL_DIMS in self.problem.allow or len(ranks) < 2:
             return 0.0
         laid_out_s = float(self._laid_out_statistics_s(ranks).sum())
-        by_samples_s = float(np.max(self._exchanged(ranks)[0])) if SAMPLE_DIMS in self.problem.allow else np.inf
+        by_samples_s = float(np.max(self._exchanged(ranks)[0])) if SAMPLE_DIMS in self.problem.allow else inf
         return self.num_full * min(laid_out_s, by_samples_s)
 
-    def _by_samples_if_allowed(self, ranks: tuple[int, ...]) -> Array:
+    def _by_samples_if_allowed(self, ranks: RankIds) -> Array:
         """``GroupTable.by_samples_s``."""
-        count = len(self.problem.profile.graph.layers)
+        count = len(self.problem.graph.layers)
         try:
             by_samples_s = self._by_samples(ranks)
         except MissingMeasurementError:
-            by_samples_s = np.full((4, count + 1, count + 1), np.inf)
-        return np.where(self._allowed(ranks, CutDegrees(sample=len(ranks))), by_samples_s, np.inf)
+            by_samples_s = np.full((4, count + 1, count + 1), inf)
+        return np.where(self._allowed(ranks, CutDegrees(sample=len(ranks))), by_samples_s, inf)
 
-    def _allowed(self, ranks: tuple[int, ...], ways: CutDegrees | None) -> Flags:
+    def _allowed(self, ranks: RankIds, ways: CutDegrees | None) -> Flags:
         """``[first, last]``: the stages on a group like ``ranks`` that side constraints allow.
 
         Args:
             ways: of all layers of the stage; None: each has its own, of ``options``.
         """
-        count = len(self.problem.profile.graph.layers)
+        count = len(self.problem.graph.layers)
         if not self.constraints.rules:
             return np.ones((count + 1, count + 1), dtype=bool)
         return self.constraints.mask(np.arange(count + 1), ranks, None, ways)
@@ -257,7 +259,7 @@ class TableMaker:
         for index, each in enumerate(options):
             table = smaller.layer(index, each)
             more = 0.0 if self.backward == NONE else table.accumulate_s.max(axis=-1)
-            nodes.append(np.where((table.shards.share > 0).all(axis=-1), rest.node_cost[index] + more, np.inf))
+            nodes.append(np.where((table.shards.share > 0).all(axis=-1), rest.node_cost[index] + more, inf))
         return LabelledGraph(
             tuple(a + b for a, b in zip(full.node_cost, nodes, strict=True)),
             {edge: cost + rest.edge_cost[edge] for edge, cost in full.edge_cost.items()},
@@ -267,17 +269,17 @@ class TableMaker:
         """One F and what ``backward`` says."""
         return priced.graph(Question(priced.layers, 1, backward=backward, once_a_step=False))
 
-    def _by_samples(self, ranks: tuple[int, ...]) -> Array:
+    def _by_samples(self, ranks: RankIds) -> Array:
         """Step, there and back, its parts, of stages cut along samples alone; infinity where there are none."""
         problem = self.problem
         cost_model = self.evaluator.cost_model
-        count = len(problem.profile.graph.layers)
+        count = len(problem.graph.layers)
         shares = group_shares(problem, cost_model, ranks, self.size)
         batches = micro_batches(problem, self.size)
         if (len(ranks) > 1 and SAMPLE_DIMS not in problem.allow) or not usable(
             problem, cost_model, ranks, shares, batches
         ):
-            return np.full((4, count + 1, count + 1), np.inf)
+            return np.full((4, count + 1, count + 1), inf)
         exchanged = self._exchanged(ranks)
         least = samples_of(shares, self.rest) if self.rest else (0,) * len(ranks)
         slowest: Array = np.max(
@@ -290,12 +292,12 @@ class TableMaker:
         if len(ranks) > 1:
             if self.backward != NONE:
                 slowest[0] += self._reduction_s(ranks, shares, least)
-            mixing = mixing_layers(problem.profile.graph)
-            mixes = _between(running(np.array([layer.name in mixing for layer in problem.profile.graph.layers], float)))
-            slowest[:, mixes > 0] = np.inf
+            mixing = mixing_layers(problem.graph)
+            mixes = _between(running(np.array([layer.name in mixing for layer in problem.graph.layers], float)))
+            slowest[:, mixes > 0] = inf
         return slowest
 
-    def _reduction_s(self, ranks: tuple[int, ...], shares: tuple[int, ...], rest: tuple[int, ...]) -> Array:
+    def _reduction_s(self, ranks: RankIds, shares: Shares, rest: tuple[int, ...]) -> Array:
         """The least that stages cut along samples alone wait for the sum of their gradients."""
         cost_model = self.evaluator.cost_model
         size = np.maximum(_between(cost_model.tables.graph.parameter_bytes), 0.0)
@@ -307,7 +309,7 @@ class TableMaker:
         zero = self.problem.zero_over(len(ranks))
         return least_reduction_s(cost_model.network, ranks, size, sums_s, backward_s, zero)
 
-    def _exchanged(self, ranks: tuple[int, ...]) -> tuple[Array, Array]:
+    def _exchanged(self, ranks: RankIds) -> tuple[Array, Array]:
         """Exchanges of statistics of one F and B, and of F alone."""
         if len(ranks) < 2:
             return np.zeros((1, 1)), np.zeros((1, 1))
@@ -318,15 +320,15 @@ class TableMaker:
         return _between(forward) + (_between(backward) if trains else 0.0), _between(of_forward)
 
     def _member(self, kind: str, samples: int, rest: int, exchanged: tuple[Array, Array], shared: bool) -> Array:
-        """Step, there and back, its parts, of a rank with so many samples, and so many of the last micro-batch."""
+        """Step, there and back, its parts, of a rank with ``samples`` samples, and ``rest`` of the last micro-batch."""
         cost_model = self.evaluator.cost_model
         both, of_forward = exchanged
         trains = self.backward != NONE
         passes, smaller = (
-            cost_model.sums(kind, rows, shared, self.problem.recompute == ALWAYS).least(trains, self.backward == LEAST)
-            if rows
+            cost_model.sums(kind, own, shared, self.problem.recompute == ALWAYS).least(trains, self.backward == LEAST)
+            if own
             else None
-            for rows in (samples, rest)
+            for own in (samples, rest)
         )
         assert passes is not None, "each rank has a sample"
         _, work_s = passes.works_s(self.num_full, smaller)
@@ -363,7 +365,7 @@ def _less(graph: LabelledGraph, part: LabelledGraph) -> LabelledGraph:
     """What ``graph`` costs beside ``part`` of it."""
 
     def rest(whole: Array, of_it: Array) -> Array:
-        return np.where(np.isfinite(whole), np.maximum(whole - np.where(np.isfinite(of_it), of_it, 0.0), 0.0), np.inf)
+        return np.where(np.isfinite(whole), np.maximum(whole - np.where(np.isfinite(of_it), of_it, 0.0), 0.0), inf)
 
     return LabelledGraph(
         tuple(map(rest, graph.node_cost, part.node_cost)),

@@ -1,9 +1,9 @@
 """Pipelines of stretches of layers on groups of ranks, whatever their layouts: by their bounds, the least first.
 
 Stretches are those of ``layout_bound``, each on a group of one pool; the bound holds whatever their layouts.  It is
-``recurrence``, whose numbers are the least of all layouts: of stages s = 0, 1, ... W_s a step, o_s there and back, f_s
-and b_s its parts, each by itself (so w_s = M o_s, and o_s is more than f_s + b_s), c_s a message one way, and k_s its
-bytes on a network card, of which M - 1 follow the first.
+``recurrence``, whose numbers are the least of all layouts, each by itself: of a stage its step, its round trip, and F
+and B of that (so all its work is that of M round trips, and a round trip is more than F and B); of a message the way,
+and its bytes on a network card, of which M - 1 follow the first.
 
 Who waits for a stage, and how long messages take at least, is in ``layer_links``.  The least labels over all ways to go
 on, by the ranks of the stage that reads, are a DP from the back; pipelines are then built from the front, the one of
@@ -11,9 +11,9 @@ least bound first.
 
 Stages that follow one another on one host are no larger than it together: beside the ranks of the stage that reads the
 DP tells apart how many ranks there are on its host from it on, without a stage elsewhere between.  One that is before
-it is on that host, and adds to these, or on another one, and all that passes between them is on a card of either: c_s
-is not less than k_s then (``LayerLinks.message_s``).  Samples that are shared unequally arrive unequally: the last
-byte need not be the slowest rank's, and nothing is known of cards.
+it is on that host, and adds to these, or on another one, and all that passes between them is on a card of either: a
+message takes no less than its bytes on a card then (``LayerLinks.message_s``).  Samples that are shared unequally
+arrive unequally: the last byte need not be the slowest rank's, and nothing is known of cards.
 
 Like pools are folded: only how many of their devices are free counts, and a group has as many as one pool at most.  The
 bounds hold for all pipelines, and for some that fit into no pools: these are passed over when they are unfolded.
@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,16 @@ from planner.ir.lazy import once
 from planner.solvers.best_first.layer_links import LayerLinks
 from planner.solvers.best_first.layout_bound import GroupTable
 from planner.solvers.best_first.message_bound import HandoverBound
-from planner.solvers.best_first.recurrence import Labels, LaidOutStages, across, others_of, prepend
+from planner.solvers.best_first.recurrence import (
+    STEP,
+    Labels,
+    LaidOutStages,
+    across,
+    labels_of,
+    others_of,
+    prepend,
+    stacked,
+)
 from planner.solvers.budget import NUMBER_S, Budget, OutOfTimeError
 from planner.solvers.candidates.candidate import DevicePool
 
@@ -43,7 +53,7 @@ MOST_WAITING = 5_000
 """Stages whose rivals wait at a time, 40 KB each where there are 170 places to cut and 8 ranks in a pool."""
 
 _EVERY = np.array(True)
-"""Who is behind reads, and answers: where nobody does, labels are 0."""
+"""The next stage reads, and answers: where none does, labels are 0."""
 _ONE_ROUND = np.array(1)
 """No window is known: memory is ignored."""
 
@@ -119,7 +129,7 @@ FreeGroup = tuple[int, int, GroupTable, Free]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Following:
-    """Stages that may come behind a prefix: rows are groups of ranks, each with its sorts of stages one after another.
+    """Stages that may come after a prefix: rows are groups of ranks, each with its sorts of stages one after another.
 
     Attributes:
         num_sorts: 2 where stages along samples alone are told from others, else 1.
@@ -264,7 +274,7 @@ class Chains:
         )
 
     def _following(self, prefix: _Prefix, groups: list[FreeGroup]) -> _Following:
-        """The stages that may come behind ``prefix`` on these groups."""
+        """The stages that may come after ``prefix`` on these groups."""
         stops = np.array(self.positions[self.positions.index(prefix.at) + 1 :])
         self.budget.spend(_ENTRY_S * len(groups) * len(stops))
         tables_s = [
@@ -275,21 +285,21 @@ class Chains:
         num_sorts = len(tables_s) // len(groups)
         least = np.stack([table_s[:, prefix.at, stops] for table_s in tables_s], axis=1)
         onward = [list(self._onward(rest, count, stops).values()) for _, count, _, rest in groups]
-        behind = np.repeat(np.stack([np.min(each, axis=0) for each in onward], axis=1), num_sorts, axis=1)
+        after = np.repeat(np.stack([np.min(each, axis=0) for each in onward], axis=1), num_sorts, axis=1)
         counts = np.repeat([count for _, count, _, _ in groups], num_sorts)
-        bound_s, before_s, lead_s = self._arrived(prefix, counts, stops, _labels(self._with_stage(least, behind)))
+        bound_s, before_s, lead_s = self._arrived(prefix, counts, stops, labels_of(self._with_stage(least, after)))
         return _Following(num_sorts, stops, bound_s, before_s + least[1], lead_s + least[2])
 
     def _arrived(
         self, prefix: _Prefix, counts: NDArray[np.intp], stops: NDArray[np.intp], labels: Labels
     ) -> tuple[Array, Array, Array]:
-        """``[rows, stops]``: what pipelines take at least; of it, before the last F and behind its B; before that F.
+        """``[rows, stops]``: what pipelines take at least; of it, before the last F and after its B; before that F.
 
         Args:
-            counts: of ranks of the stage behind ``prefix``, by row.
-            labels: of it and of what is behind it.
+            counts: of ranks of the stage after ``prefix``, by row.
+            labels: of it and of what is after it.
         """
-        bound_s = np.maximum(labels.free, prefix.bound_s)
+        bound_s = np.maximum(labels.step_s, prefix.bound_s)
         before_s = np.zeros(bound_s.shape)
         lead_s = np.zeros(bound_s.shape)
         for arrival in prefix.arrivals:
@@ -298,8 +308,9 @@ class Chains:
             back_s = np.where(reads, arrival.back_s + self.links.ways * message_s, 0.0)
             before_s = np.maximum(before_s, back_s)
             lead_s = np.maximum(lead_s, np.where(reads, arrival.lead_s + message_s, 0.0))
-            bound_s = np.maximum(bound_s, np.where(reads, back_s + (self.num_full - 1) * card_s + labels.trip, 0.0))
-        bound_s = np.maximum(bound_s, np.maximum(before_s + labels.end, lead_s + labels.total))
+            others_s = (self.num_full - 1) * card_s
+            bound_s = np.maximum(bound_s, np.where(reads, back_s + others_s + labels.round_trip_s, 0.0))
+        bound_s = np.maximum(bound_s, np.maximum(before_s + labels.last_backward_s, lead_s + labels.end_s))
         return bound_s, before_s, lead_s
 
     def _groups(self, free: Free) -> Iterator[FreeGroup]:
@@ -341,48 +352,48 @@ class Chains:
             self._ahead[free] = self._solved(free)
 
     def _solved(self, free: Free) -> Array:
-        """``[4, hosts, layer]``: labels (:func:`_stacked`), those of fewer free devices being known; 0: nobody waits.
+        """``[4, hosts, layer]``: labels (:func:`stacked`), those of fewer free devices being known; 0: nobody waits.
 
-        G, V and E are those of the stage with the layer's reader, by ``_hosts``; the last is of any stage behind.
+        All but the last are those of the stage with the layer's reader, by ``_hosts``; that is of any stage after it.
         """
         last = self.positions[-1]
         layers = np.arange(last)
         stops = np.array(self.positions)
-        behind = stops[None, :] > layers[:, None]
-        ahead = np.full((4, len(self._hosts), last + 1), np.inf)
+        is_after = stops[None, :] > layers[:, None]
+        ahead = np.full((4, len(self._hosts), last + 1), inf)
         for _, count, table, rest in self._groups(free):
             least = table.least_s[:, :last, stops]
             for on_host, after in self._onward(rest, count, stops).items():
-                each_s = np.where(behind, self._with_stage(least, after[:, None, :]), np.inf).min(axis=-1)
+                each_s = np.where(is_after, self._with_stage(least, after[:, None, :]), inf).min(axis=-1)
                 own = self._hosts.index((count, on_host))
                 ahead[:, own, :last] = np.minimum(ahead[:, own, :last], each_s)
         ahead[..., last] = 0.0
         is_next = self.links.reader[:last] == layers  # else what is on the host between is not known
-        elsewhere = np.full(ahead.shape, np.inf)
+        elsewhere = np.full(ahead.shape, inf)
         for count in self._counts:
             like = [host for host, (ranks, _) in enumerate(self._hosts) if ranks == count]
             elsewhere[:, like[0]] = ahead[:, like].min(axis=1)
-        by_reader = np.where(self.links.reader >= 0, elsewhere[:3, :, self.links.reader], 0.0)
-        ahead[:3, :, last] = by_reader[..., last]
-        ahead[:3, :, :last] = np.where(is_next, ahead[:3, :, :last], by_reader[..., :last])
-        ahead[3] = ahead.min(axis=1).max(axis=0)
+        by_reader = np.where(self.links.reader >= 0, elsewhere[:STEP, :, self.links.reader], 0.0)
+        ahead[:STEP, :, last] = by_reader[..., last]
+        ahead[:STEP, :, :last] = np.where(is_next, ahead[:STEP, :, :last], by_reader[..., :last])
+        ahead[STEP] = ahead.min(axis=1).max(axis=0)
         return ahead
 
     def _onward(self, free: Free, maker: int, stops: NDArray[np.intp]) -> dict[int, Array]:
-        """``[4, stops]``: what is behind a stage of ``maker`` ranks that ends there, as that one sees it, at least.
+        """``[4, stops]``: what follows a stage of ``maker`` ranks that ends there, as that one sees it, at least.
 
         Whoever reads; by the ranks on its host from it on.
         """
         onward: dict[int, Array] = {}
         for on_host, hosts, on_one_host in self._joins(maker):
-            behind = _labels(self._ahead[free][:, hosts][:, :, stops])
+            after = labels_of(self._ahead[free][:, hosts][:, :, stops])
             readers = [self._hosts[host][0] - 1 for host in hosts]
             message_s, card_s = (
-                np.where(behind.trip > 0, each[readers][:, stops], 0.0)  # where nobody waits nothing is sent
+                np.where(after.round_trip_s > 0, each[readers][:, stops], 0.0)  # where nobody waits nothing is sent
                 for each in self._messages(maker, on_one_host)
             )
-            least_s = _stacked(across(behind, self._handover(message_s, card_s))).min(axis=1)
-            onward[on_host] = np.minimum(onward.get(on_host, np.inf), least_s)
+            least_s = stacked(across(after, self._handover(message_s, card_s))).min(axis=1)
+            onward[on_host] = np.minimum(onward.get(on_host, inf), least_s)
         return onward
 
     def _handover(self, message_s: Array, card_s: Array) -> HandoverBound:
@@ -391,13 +402,13 @@ class Chains:
         returns = self.links.ways == 2
         back_s = message_s * returns
         return HandoverBound(
-            there=message_s,
-            path=message_s,
-            back=back_s,
-            back_all=back_s,
-            load_there=load_s,
-            load_back=load_s * returns,
-            load_both=np.zeros_like(message_s),
+            forward_s=message_s,
+            least_forward_s=message_s,
+            least_backward_s=back_s,
+            backward_s=back_s,
+            load_forward_s=load_s,
+            load_backward_s=load_s * returns,
+            load_both_s=np.zeros_like(message_s),
         )
 
     @once
@@ -412,21 +423,10 @@ class Chains:
                 joined.setdefault(maker + on_host, []).append(host)
         return (maker, every, False), *((on_host, hosts, True) for on_host, hosts in joined.items())
 
-    def _with_stage(self, least: Array, behind: Array) -> Array:
+    def _with_stage(self, least: Array, after: Array) -> Array:
         """``[4, ...]``: pipelines that begin with a stage of ``least`` times (``GroupTable.least_s``)."""
         step_s, once_s, forward_s, _ = least  # infinite where there is no such stage
         _, _, finite_forward_s, finite_back_s = np.where(np.isfinite(least), least, 0.0)
         stage = LaidOutStages(forward_s, once_s - finite_forward_s, self.num_full * once_s, step_s)
         others_s = others_of(self.num_full, finite_forward_s, finite_back_s)
-        return _stacked(prepend(stage, _labels(behind), _ONE_ROUND, 0.0, _EVERY, _EVERY, others_s))
-
-
-def _labels(stacked: Array) -> Labels:
-    """Of ``[4, ...]``, as the DP holds them: G, V, E, and the step as a whole."""
-    end, total, trip, free = stacked
-    return Labels(trip, end, total, free, sums=end)
-
-
-def _stacked(labels: Labels) -> Array:
-    """The other way round."""
-    return np.stack([labels.end, labels.total, labels.trip, labels.free])
+        return stacked(prepend(stage, labels_of(after), _ONE_ROUND, 0.0, _EVERY, _EVERY, others_s))

@@ -110,16 +110,16 @@ class LayoutPlans:
     def _is_allowed(self, candidate: Candidate) -> bool:
         if self.evaluator.unmet(candidate):
             return False
-        graph = self.evaluator.problem.profile.graph
+        graph = self.evaluator.problem.graph
         sizes = set(candidate.micro_batches)
         mixing = mixing_layers(graph)
         for stage, group in enumerate(candidate.groups):
-            layers = [index for index, number in enumerate(candidate.stage_of) if number == stage]
-            own = {index: option for index in layers if (option := candidate.option_of(index)) is not None}
+            layers = candidate.layers_of(stage)
+            own = candidate.options_of(layers)
             if own and not gives_all_work(self.evaluator.layouts, group, own, sizes):
                 return False
             if not own and len(group) > 1:
-                shares = [self.evaluator.pricing.samples(candidate.shares[stage], rows) for rows in sizes]
+                shares = [self.evaluator.pricing.samples(candidate.shares[stage], size) for size in sizes]
                 if min(map(min, shares)) < 1 or any(graph.layers[index].name in mixing for index in layers):
                     return False
         return not candidate.options or joins_all_ranks(graph, candidate)
@@ -156,9 +156,9 @@ class LayoutPlans:
         problem = self.evaluator.problem
         group = candidate.groups[stage]
         prices = self.evaluator.layouts.prices(group, max(candidate.micro_batches))
-        layers = tuple(index for index, number in enumerate(candidate.stage_of) if number == stage)
-        rows = program_of(problem.profile.graph, candidate).rows
-        cores = chain.from_iterable(cores_by_index(problem.profile.graph))
+        layers = tuple(candidate.layers_of(stage))
+        rows = program_of(problem.graph, candidate).rows
+        cores = chain.from_iterable(cores_by_index(problem.graph))
         question = Question(
             layers,
             problem.global_batch / max(candidate.micro_batches),

@@ -29,12 +29,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from math import inf
 
+from planner.ir.cluster import RankIds
 from planner.ir.lazy import once_by
 from planner.ir.plan import ANY_SETS_LAID_OUT, PROVEN, STOPPED, TIME_LIMIT, Rejected, status_of
 from planner.ir.problem import CHANNEL_DIMS, SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.layers import over_sites
-from planner.solvers.best_first.bound import least_work_s
+from planner.solvers.best_first.capacity import least_work_s
 from planner.solvers.best_first.continued import HALO_ROWS, continued_searches
 from planner.solvers.best_first.graph_cuts import GraphCuts
 from planner.solvers.best_first.layer_links import links_of
@@ -61,19 +63,19 @@ _SHARE_OF_ONE_STAGE = 0.4
 """Of what is left where there are several pools."""
 
 MOST_COUNTS = 16
-"""Of so many devices every smaller number is looked at, so that more are not worse."""
+"""Devices up to which every smaller number is looked at, so that more are not worse."""
 
 MOST_CHAINS = 60
 MOST_OF_FEWER = 4
 """Pipelines that are simulated for one size of the micro-batch; and where they may use a part of the hosts alone."""
 
-_FAR = float("inf")
+_FAR = inf
 
 
 def beyond_samples(problem: Problem) -> bool:
     """Whether layers may be cut along more than samples; those of a network over sites are not."""
     asked = len(problem.ranks) > 1 and any(family != SAMPLE_DIMS for family in problem.allow)
-    return asked and not over_sites(problem.profile.graph)
+    return asked and not over_sites(problem.graph)
 
 
 def with_layouts(evaluator: Evaluator, outcome: Outcome, within: Budget) -> Outcome:
@@ -98,7 +100,7 @@ def left_out(problem: Problem, cuts: GraphCuts | None = None) -> tuple[Rejected,
     is_covered = any(HALO_ROWS in search.covers for search in continued_searches(problem))
     if SPATIAL_DIMS in problem.allow and not problem.halo_depth and not is_covered:
         rejected.append(Rejected(HALO_ROWS, "not asked for (--halo-depth)"))
-    graph = problem.profile.graph
+    graph = problem.graph
     rejected += uncut(graph.tied_layers(), graph, "where layers are cut along more than samples: they share parameters")
     if len(pools(problem)) > 1:
         why = "all ranks together are looked at, else groups within a host and kind"
@@ -175,7 +177,7 @@ class _LayoutSearch:
 
     @property
     def _wanted_s(self) -> float:
-        return float("inf") if self.best is None else self.best.step_s / (1 + self.evaluator.problem.gap)
+        return inf if self.best is None else self.best.step_s / (1 + self.evaluator.problem.gap)
 
     @property
     def _asks_for_samples(self) -> bool:
@@ -248,7 +250,7 @@ class _LayoutSearch:
             self.evaluator, self.plans.constraints, size, self.plans.backward, within, self.plans.options_work_s
         )
 
-    def _look_at_one_stage(self, ranks: tuple[int, ...], works: Mapping[int, float]) -> dict[int, float]:
+    def _look_at_one_stage(self, ranks: RankIds, works: Mapping[int, float]) -> dict[int, float]:
         """One stage on all of ``ranks``, by size of the micro-batch: what it takes at least."""
         within = self.budget.part(_SHARE_OF_ONE_STAGE * self.budget.left_s)
         bounds = {}
@@ -261,13 +263,13 @@ class _LayoutSearch:
                 self.evaluator.layouts.forget_options()
         return bounds
 
-    def _one_stage(self, maker: TableMaker, ranks: tuple[int, ...]) -> float:
+    def _one_stage(self, maker: TableMaker, ranks: RankIds) -> float:
         """Looks at one stage on all of ``ranks``: the least that it takes.
 
         Raises:
             OutOfTimeError: time is up before it is known.
         """
-        last = len(self.evaluator.problem.profile.graph.layers)
+        last = len(self.evaluator.problem.graph.layers)
         table = maker.table(ranks, of_stretches=False)
         if table is None:
             return _FAR
@@ -340,7 +342,7 @@ class _LayoutSearch:
 
     @property
     def _positions(self) -> tuple[int, ...]:
-        return cut_positions(self.evaluator.problem.profile.graph, parts_ties=False)
+        return cut_positions(self.evaluator.problem.graph, parts_ties=False)
 
     def _look_at(self, maker: TableMaker, free: tuple[int, ...] = (), most: int = MOST_CHAINS) -> float:
         """Simulates chains by their bounds: what those that are open or could have been better take at least.

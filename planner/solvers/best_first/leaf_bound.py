@@ -13,15 +13,14 @@ import functools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice, pairwise
-from math import comb
+from math import comb, inf
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.costs.layers.cost_table import Array
-from planner.costs.stages.stage_bound import BoundedStages
-from planner.ir.schedule import Edge, Op, Pipeline, StageGraph
+from planner.costs.stages.stage_bound import BoundedStages, columnwise, concatenated, only
+from planner.ir.schedule import Edge, Op, Pipeline, StageGraph, Windows
 from planner.passes.events import in_order
 from planner.schedules import max_in_flight, traits
 from planner.schedules import schedule as schedule_named
@@ -32,11 +31,11 @@ from planner.solvers.best_first.priced_groups import PricedGroup
 from planner.solvers.budget import note
 
 CAPS = (1, 2, 3, 4, 6)
-"""Windows that a windowed schedule tries: so many times the stages downstream and one, as far as memory allows."""
+"""Windows that a windowed schedule tries: multiples of the stages downstream and one, as far as memory allows."""
 
 FEW_WINDOWS = 40
 MANY_WINDOWS = 500
-"""Where a chain of so many stages has no more windows, all are tried; of other pipelines up to the second number."""
+"""Where a chain of as many stages has no more windows, all are tried; of other pipelines up to the second number."""
 
 _TURN_S = 3e-6  # of an F or B that is gone through
 _PIPELINE_S = 4e-8  # for each pipeline
@@ -49,8 +48,8 @@ def windows_of(cap: int, most: Sequence[int], downstream: Sequence[int] = ()) ->
     Args:
         downstream: stages on the longest path from each; empty: of a chain.
     """
-    behind = downstream or range(len(most) - 1, -1, -1)
-    return tuple(min(window, cap * count + 1) for window, count in zip(most, behind, strict=True)) if cap else ()
+    depths = downstream or range(len(most) - 1, -1, -1)
+    return tuple(min(window, cap * count + 1) for window, count in zip(most, depths, strict=True)) if cap else ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +60,7 @@ class Leaf:
     leaves: Leaves
     number: int
     schedule: str
-    windows: tuple[int, ...]
+    windows: Windows
 
     @property
     def prefix(self) -> PipelinePrefix:
@@ -112,7 +111,7 @@ class Leaves:
     @property
     def num_stages(self) -> int:
         """Of each pipeline."""
-        return len(self.stages.head)
+        return len(self.stages.forward_s)
 
     def prefix(self, number: int) -> PipelinePrefix:
         """The pipeline number ``number``."""
@@ -152,10 +151,10 @@ class Leaves:
     def bounds(
         self,
         schedule: str,
-        windows: tuple[int, ...],
+        windows: Windows,
         num_microbatches: int,
         numbers: Numbers,
-        upper_s: float = np.inf,
+        upper_s: float = inf,
     ) -> Array:
         """Of the pipelines ``numbers``, under a schedule with these windows; of those from ``upper_s`` on no more."""
         order = schedule_order(schedule, self.num_stages, num_microbatches, self.edges, windows)
@@ -163,10 +162,10 @@ class Leaves:
             return np.asarray(self.bound[numbers])
         note(len(order) * (_TURN_S + _PIPELINE_S * len(numbers)))
         busy = None if self.cards is None else CardLoads(self.cards[..., numbers])
-        adds = [own if bool(own.any()) else None for own in self.stages.adds[:, numbers]]
+        adds = [own if bool(own.any()) else None for own in self.stages.accumulate_s[:, numbers]]
         clock = [np.zeros((2, len(numbers)))] * self.num_stages
         done = np.array(replay(order, self._passes(numbers, busy), clock, adds, self.num_counted)).max(axis=1)
-        end = (done + self.stages.tail[:, numbers]).max(axis=0)
+        end = (done + self.stages.tail_s[:, numbers]).max(axis=0)
         if busy is not None:
             for stage, now in enumerate(done):
                 busy.take(stage, now)
@@ -179,7 +178,10 @@ class Leaves:
         stages = self.stages
         heads, backs = (
             list(np.stack([fastest[:, numbers], slowest[:, numbers]], axis=1))
-            for fastest, slowest in ((stages.head, stages.slow_head), (stages.back, stages.slow_back))
+            for fastest, slowest in (
+                (stages.forward_s, stages.slow_forward_s),
+                (stages.backward_s, stages.slow_backward_s),
+            )
         )
         there, back = map(list, self.messages_s[..., numbers])
         of_forwards, of_backwards = channels_of(self.edges, self.num_stages)
@@ -309,9 +311,9 @@ class CardLoads:
             self._begins[flow].append(begins)
 
     def until(self, numbers: Numbers) -> Array:
-        """When the last one may be done in some pipelines: behind the first of each sort all that begin no sooner."""
+        """When the last one may be done in some pipelines: after the first of each sort all that begin no sooner."""
         flows = {n: np.array(begins)[:, numbers] for n, begins in self._begins.items() if begins}
-        every = np.full((len(flows), max(map(len, flows.values()), default=0), len(numbers)), -np.inf)
+        every = np.full((len(flows), max(map(len, flows.values()), default=0), len(numbers)), -inf)
         for own, begins in zip(every, flows.values(), strict=True):
             own[: len(begins)] = begins
         seconds = self.seconds[list(flows)][..., numbers]
@@ -329,7 +331,7 @@ def windows_to_try(
 ) -> tuple[tuple[int, ...], ...]:
     """Windows of stages, none above ``most``.
 
-    All there are, if a chain of so many stages has few; else some multiples of the stages downstream, as far as
+    All there are, if a chain of as many stages has few; else some multiples of the stages downstream, as far as
     ``most`` allows.
 
     Args:
@@ -348,7 +350,7 @@ def windows_to_try(
 
 
 def _windows_within(
-    most: tuple[int, ...], falling: tuple[tuple[int, int], ...], windows: tuple[int, ...] = ()
+    most: tuple[int, ...], falling: tuple[tuple[int, int], ...], windows: Windows = ()
 ) -> Iterator[tuple[int, ...]]:
     """All that begin with ``windows``; of each pair of stages the first has no smaller one than the second."""
     stage = len(windows)
@@ -362,7 +364,7 @@ def _windows_within(
 
 @functools.lru_cache(maxsize=4096)
 def schedule_order(
-    schedule: str, num_stages: int, num_microbatches: int, edges: StageEdges, windows: tuple[int, ...]
+    schedule: str, num_stages: int, num_microbatches: int, edges: StageEdges, windows: Windows
 ) -> ActionOrder | None:
     """An order in which all can run; None if backwards are split."""
     graph = StageGraph(num_stages, num_microbatches, tuple(Edge(s, t, (), gradient) for s, t, gradient in edges))
@@ -392,37 +394,44 @@ def _leaves(frontier: Frontier, expansion: Expansion, positions: Numbers) -> Lea
     parent = expansion.parent
     table = expansion.table
     rows = expansion.row[positions]
-
-    def by_stage(name: str) -> NDArray[Any]:
-        before = [np.full(len(rows), getattr(t.stage, name)[row]) for t, row in parent.rows]
-        return np.array([*before, getattr(table.stage, name)[rows]])
-
-    stages = BoundedStages(*(by_stage(column.name) for column in fields(BoundedStages)))
+    before = (only(own.stage, np.full(len(rows), row)) for own, row in parent.rows)
+    stages = columnwise(lambda *columns: np.array(columns), *before, only(table.stage, rows))
     choice = table.choice[rows]
     ends = frontier.next_groups(parent, table)
     groups: list[GroupsOfStage] = [[(group, slice(None))] for group in frontier.stage_groups(parent)]
     groups.append([(ends[number], choice == number) for number in np.unique(choice)])
     handed = prices.cuts.handed((*parent.cuts, prices.cuts.last))
-    messages_s = np.zeros((2, len(handed), len(rows)))
+    return Leaves(
+        edges_of(handed, prices.freedom.trains),
+        ((expansion, positions),),
+        prices.num_counted,
+        expansion.bound_s[positions],
+        stages,
+        _messages_of_groups(suffixes.links, groups, handed, len(rows)),
+        cards_of(suffixes.links, groups, handed, stages.card_s),
+    )
+
+
+def _messages_of_groups(
+    links: HandoverBounds, groups: Sequence[GroupsOfStage], handed: Sequence[Handed], count: int
+) -> Array:
+    """``[there and back, edges, pipelines]`` of pipelines that differ in their last stage alone."""
+    messages_s = np.zeros((2, len(handed), count))
     for number, one in enumerate(handed):
         ((source, _),) = groups[one.source]
         for group, mine in groups[one.destination]:
-            messages_s[:, number, mine] = np.array(suffixes.links.handed(source, group, one))[:, None]
-    edges = edges_of(handed, prices.freedom.trains)
-    cards = cards_of(suffixes.links, groups, handed, stages.card)
-    bound = expansion.bound_s[positions]
-    return Leaves(edges, ((expansion, positions),), prices.num_counted, bound, stages, messages_s, cards)
+            messages_s[:, number, mine] = np.array(links.handed(source, group, one))[:, None]
+    return messages_s
 
 
 def _joined(alike: Sequence[Leaves]) -> Leaves:
     """All of them together."""
-    columns = ([getattr(own.stages, column.name) for own in alike] for column in fields(BoundedStages))
     cards = [own.cards for own in alike if own.cards is not None]
     return replace(
         alike[0],
         expansions=tuple(members for own in alike for members in own.expansions),
         bound=np.concatenate([own.bound for own in alike]),
-        stages=BoundedStages(*(np.concatenate(column, axis=-1) for column in columns)),
+        stages=concatenated(*(own.stages for own in alike)),
         messages_s=np.concatenate([own.messages_s for own in alike], axis=-1),
         cards=np.concatenate(cards, axis=-1) if cards else None,
     )

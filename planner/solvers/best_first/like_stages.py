@@ -4,7 +4,7 @@ Given       a chain of cuts; devices of each kind, told apart by number alone; M
                 a stage on d devices of a kind, or on a part of every kind                                ``Column``
                 a block of 2, 4, 8 stages that share hosts, each with a part of every host: activations stay on hosts,
                 and sums of gradients cross
-            t   of a column between two cuts: a micro-batch there and back, and over the boundary behind it
+            t   of a column between two cuts: a micro-batch there and back, and over the boundary after it
             p   what a micro-batch keeps its busiest stage, or a network card, busy
             u   the sum of gradients, and the update
 Try         each column as often as there are devices for, alone; and of several kinds one column each, in any order
@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice, pairwise, permutations, product
+from math import inf
 
 import numpy as np
 
@@ -57,7 +58,7 @@ _NUMBERS_OF_A_PAIR = 0.25  # of places, where stages are balanced: for each of t
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class ColumnDevices:
     """The devices of a column.
 
     Attributes:
@@ -74,10 +75,10 @@ class LikePipeline:
     """Columns one after another, and about what their step takes."""
 
     step_s: float
-    columns: tuple[Places, ...]
+    columns: tuple[ColumnDevices, ...]
 
 
-def placed(columns: Sequence[Places], pools: Sequence[DevicePool]) -> tuple[Counts, ...] | None:
+def placed(columns: Sequence[ColumnDevices], pools: Sequence[DevicePool]) -> tuple[Counts, ...] | None:
     """The devices of each stage by pool, hosts whole where a column is as large as one; None if there are too few."""
     left = [len(pool.ranks) for pool in pools]
     members: dict[str, list[int]] = {}
@@ -105,7 +106,7 @@ class _Choice:
     """Devices of a column, and the group of its first stage; see ``LikeStages._alike_s``."""
 
     alike_s: float
-    places: Places
+    places: ColumnDevices
     version: tuple[Recomputes, bool]
     group: PricedGroup
 
@@ -116,12 +117,12 @@ class Column:
 
     Attributes:
         places: their devices; the stages.
-        trip_s: [places, places] a micro-batch there and back, and over the boundary behind.
+        trip_s: [places, places] a micro-batch there and back, and over the next boundary.
         pace_s: [places, places] what a micro-batch keeps the busiest stage or card busy; infinite where there is none.
-        tail_s: [places, places] sums of gradients and updates behind the last backward.
+        tail_s: [places, places] sums of gradients and updates after the last backward.
     """
 
-    places: Places
+    places: ColumnDevices
     trip_s: Array
     pace_s: Array
     tail_s: Array
@@ -194,7 +195,7 @@ class LikeStages:
             trip_s = sum(float(column.trip_s[ends]) for column, ends in own)
             pace_s = max(float(column.pace_s[ends]) for column, ends in own)
             tail_s = max(float(column.tail_s[ends]) for column, ends in own)
-            step_s = trip_s + (len(self.prices.micro_batches) - 1) * pace_s + tail_s
+            step_s = trip_s + (self.prices.num_microbatches - 1) * pace_s + tail_s
             yield LikePipeline(step_s, tuple(column.places for column in row))
 
     @cached_property
@@ -216,13 +217,13 @@ class LikeStages:
                 if choice.alike_s <= _FURTHEST * choices[0].alike_s:
                     yield choice
 
-    def _alike_s(self, places: Places, group: PricedGroup) -> float:
+    def _alike_s(self, places: ColumnDevices, group: PricedGroup) -> float:
         """The step of a pipeline of such columns alone, were all of its stages alike."""
         whole = group.stage(np.array([0]), np.array([self.prices.cuts.last]))
         depth = min(self._most(places) * places.stages, self.prices.cuts.last)
-        work_s = float(whole.all_work[0])
-        count = len(self.prices.micro_batches)
-        return work_s / depth * (1 + (depth - 1) / count) + float(whole.tail[0]) / depth
+        work_s = float(whole.all_work_s[0])
+        count = self.prices.num_microbatches
+        return work_s / depth * (1 + (depth - 1) / count) + float(whole.tail_s[0]) / depth
 
     @property
     def _host(self) -> int:
@@ -232,11 +233,11 @@ class LikeStages:
     def _counts(self) -> tuple[int, ...]:
         return tuple(self.prices.devices_by_kind().values())
 
-    def _most(self, places: Places) -> int:
+    def _most(self, places: ColumnDevices) -> int:
         """Columns that there are devices for."""
         return min(count // size for count, size in zip(self._counts, places.devices, strict=True) if size)
 
-    def _places(self) -> Iterator[Places]:
+    def _places(self) -> Iterator[ColumnDevices]:
         """Parts of a host, whole hosts, and parts of all kinds; none so small that most devices could not be used."""
         counts = self._counts
         host = self._host
@@ -247,21 +248,21 @@ class LikeStages:
             for size in sorted({*parts, *whole}):
                 devices = tuple(size * (other == kind) for other in range(len(counts)))
                 if size <= count < 2 * size * len(self.chain) or not may_replicate:
-                    yield Places(devices)
-                    yield from (Places(devices, b) for b in BLOCKS if size > host and host % b == 0)
+                    yield ColumnDevices(devices)
+                    yield from (ColumnDevices(devices, b) for b in BLOCKS if size > host and host % b == 0)
         for part in _numbers(min(counts)) if len(counts) > 1 and may_replicate else ():
             if part < len(self.chain):
-                yield Places(tuple(count // part for count in counts))
+                yield ColumnDevices(tuple(count // part for count in counts))
 
-    def _groups(self, places: Places) -> Mapping[tuple[Recomputes, bool], PricedGroup]:
+    def _groups(self, places: ColumnDevices) -> Mapping[tuple[Recomputes, bool], PricedGroup]:
         """A column's stage, by version; none where it cannot be priced."""
         if sum(places.devices) > places.stages * self.prices.micro_batches[0] and not self.prices.throughout.any():
             return {}
         stages = placed((places,), self.prices.pools)
         return self.prices.quickest(stages[0]) if stages else {}
 
-    def _behind(self, choice: _Choice) -> PricedGroup | None:
-        """A stage behind a column: one like its own, else the first device that is left; None: there is none."""
+    def _stage_after(self, choice: _Choice) -> PricedGroup | None:
+        """A stage after a column: one like its own, else the first device that is left; None: there is none."""
         pools = self.prices.pools
         stages = placed((choice.places, choice.places), pools)
         if stages is None:
@@ -277,10 +278,10 @@ class LikeStages:
     def message(self, source: PricedGroup, destination: PricedGroup) -> HandoverBound:
         """Between two stages on such groups: as ``links`` say, or as long as its part of their loads."""
         link = self.links.between(source, destination)
-        count = len(self.prices.micro_batches)
-        there = np.maximum(link.there, link.load_there / count)
-        back = np.maximum(link.back_all, link.load_back / count)
-        return replace(link, there=there, path=there, back=back)
+        count = self.prices.num_microbatches
+        forward_s = np.maximum(link.forward_s, link.load_forward_s / count)
+        backward_s = np.maximum(link.backward_s, link.load_backward_s / count)
+        return replace(link, forward_s=forward_s, least_forward_s=forward_s, least_backward_s=backward_s)
 
     @once_by(lambda _, source, destination: (source.counts, source.shares, destination.counts, destination.shares))
     def on_cards(self, source: PricedGroup, destination: PricedGroup) -> tuple[Array, Array]:
@@ -298,20 +299,20 @@ class LikeStages:
         """The column of stages on a group and others like it."""
         places = choice.places
         group = choice.group
-        count = len(self.prices.micro_batches)
+        count = self.prices.num_microbatches
         stages = group.stage(self.chain[:, None], self.chain[None, :])
-        trip_s, there_s, back_s = self._across(group, self._behind(choice))
+        trip_s, there_s, back_s = self._across(group, self._stage_after(choice))
         inside_s = self._across(group, group)[0] if places.stages > 1 else trip_s
         part = self._parts[places.stages]
         here = np.arange(len(self.chain))[:, None]
         window = stages.window[here, part]
         is_stage = self.prices.cuts.inside[np.ix_(self.chain, self.chain)] & (window > 0)
-        busy_s = np.maximum(stages.all_work / places.stages, stages.all_work[here, part]) / count
+        busy_s = np.maximum(stages.all_work_s / places.stages, stages.all_work_s[here, part]) / count
         return Column(
             places=places,
-            trip_s=stages.head + stages.back + (places.stages - 1) * inside_s.mean() + trip_s,
-            pace_s=np.where(is_stage, np.maximum(busy_s, there_s[None, :] + back_s[:, None]), np.inf),
-            tail_s=stages.tail,
+            trip_s=stages.forward_s + stages.backward_s + (places.stages - 1) * inside_s.mean() + trip_s,
+            pace_s=np.where(is_stage, np.maximum(busy_s, there_s[None, :] + back_s[:, None]), inf),
+            tail_s=stages.tail_s,
         )
 
     @cached_property
@@ -332,15 +333,16 @@ class LikeStages:
             nothing = np.zeros(len(self.chain))
             return nothing, nothing, nothing
         cuts = self.prices.cuts
-        count = len(self.prices.micro_batches)
-        row = cuts.column[cuts.content[self.chain, cuts.last], 0, self.chain]
-        is_handed = row >= 0
-        returns = is_handed & cuts.columns.has_gradient[row] & self.prices.freedom.trains
+        count = self.prices.num_microbatches
+        crossing = cuts.crossing_of[cuts.content[self.chain, cuts.last], 0, self.chain]
+        is_handed = crossing >= 0
+        returns = is_handed & self.prices.returns()[crossing]
         message = self.message(source, destination)
-        trip_s = np.where(is_handed, message.there[row], 0.0) + np.where(returns, message.back[row], 0.0)
-        there_s = np.where(is_handed, message.load_there[row], 0.0) / count
-        back_s = np.where(returns, message.load_back[row], 0.0) / count
-        return trip_s, there_s, back_s
+        forward_s = np.where(is_handed, message.forward_s[crossing], 0.0)
+        backward_s = np.where(returns, message.least_backward_s[crossing], 0.0)
+        load_forward_s = np.where(is_handed, message.load_forward_s[crossing], 0.0) / count
+        load_backward_s = np.where(returns, message.load_backward_s[crossing], 0.0) / count
+        return forward_s + backward_s, load_forward_s, load_backward_s
 
 
 def _numbers(most: int) -> list[int]:
@@ -355,10 +357,10 @@ def balanced_places(costs: Sequence[Array]) -> list[int] | None:
         costs: by stage, of first and last place.
     """
     above = np.triu(np.ones(costs[0].shape, dtype=bool), 1)
-    best = np.where(above, costs[-1], np.inf)[:, -1]
+    best = np.where(above, costs[-1], inf)[:, -1]
     chosen = []
     for cost in reversed(costs[:-1]):
-        both = np.maximum(np.where(above, cost, np.inf), best[None, :])
+        both = np.maximum(np.where(above, cost, inf), best[None, :])
         chosen.append(both.argmin(axis=1))
         best = both.min(axis=1)
     places = [0]

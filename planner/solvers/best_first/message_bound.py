@@ -1,9 +1,9 @@
-"""What messages between two groups take at least: for each row of ``HandoverColumns``, in seconds."""
+"""What messages between two groups take at least: for each row of ``Crossings``, in seconds."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
 
@@ -22,6 +22,7 @@ from planner.costs.communication.stage_transfers import (
 )
 from planner.costs.communication.tables import transfer_s
 from planner.costs.layers.cost_table import Array
+from planner.costs.stages.stage_bound import columnwise
 from planner.ir.cluster import Link
 from planner.ir.lazy import once, once_by
 from planner.solvers.best_first.graph_cuts import Handed
@@ -41,30 +42,29 @@ OnCards = frozenset[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HandoverBound:
-    """Messages between a stage and the next one, by row of ``HandoverColumns``; one way with what its receive costs.
+    """Messages between a stage and the next one, by row of ``Crossings``; one way with what its receive costs.
 
-    Attributes:
-        there: from the end of an F to the start of the F behind, which waits for all pieces of its rank.
-        path: the same for a given rank of the stage, whose piece may be the smallest.
-        back: from a B to a B before.
-        back_all: from the last B behind to a B before that waits for all pieces of its rank.
-        load_there, load_back: all messages of a step one after another, on the channel with the largest pieces, or
-            all their bytes on the network card with the most, if that takes longer.
-        load_both: both directions, where they share a wire or a card; else 0.
+    Loads are all messages of a step one after another, on the channel with the largest pieces, or all their bytes on
+    the network card with the most, if that takes longer.
     """
 
-    there: Array
-    path: Array
-    back: Array
-    back_all: Array
-    load_there: Array
-    load_back: Array
-    load_both: Array
+    forward_s: Array  # [crossings] from the end of an F to the start of the next, which waits for all of its rank
+    least_forward_s: Array  # [crossings] the same for a given rank of the stage, whose piece may be the smallest
+    least_backward_s: Array  # [crossings] from a B to a B before
+    backward_s: Array  # [crossings] from the last B of the next stage to a B before that waits for all of its rank
+    load_forward_s: Array  # [crossings]
+    load_backward_s: Array  # [crossings]
+    load_both_s: Array  # [crossings] in both directions, where they share a wire or a card; else 0
+
+    @property
+    def one_way_s(self) -> Array:
+        """All messages one way, and one the other way."""
+        return np.maximum(self.load_forward_s + self.least_backward_s, self.forward_s + self.load_backward_s)
 
 
 def least_links_of(prices: GroupPrices) -> dict[str, Link]:
     """By tier, a link that is never slower than one between two devices (``least_links``); no time where it streams."""
-    cluster = prices.cost_model.profile.cluster
+    cluster = prices.cost_model.cluster
     return least_links(without_time(cluster) if may_stream(prices.freedom.problem) else cluster)
 
 
@@ -85,7 +85,7 @@ class HandoverBounds:
     _card_bytes_per_s: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        cluster = self.prices.cost_model.profile.cluster
+        cluster = self.prices.cost_model.cluster
         self._links = least_links_of(self.prices)
         *inner, outermost = (tier.name for tier in cluster.nested_tiers)
         groups = np.array([pool.groups for pool in self.prices.pools], dtype=object)
@@ -106,9 +106,7 @@ class HandoverBounds:
         handovers = [self._in_order(source, a, destination, b) for a in source.orders for b in destination.orders]
         if len(handovers) == 1:
             return handovers[0]
-        return HandoverBound(
-            *(np.minimum.reduce([getattr(one, name.name) for one in handovers]) for name in fields(HandoverBound))
-        )
+        return columnwise(lambda *columns: np.minimum.reduce(columns), *handovers)
 
     @once_by(
         lambda _, source, destination, handed: (
@@ -117,7 +115,7 @@ class HandoverBounds:
         )
     )
     def handed(self, source: PricedGroup, destination: PricedGroup, handed: Handed) -> tuple[float, float]:
-        """As ``there`` and ``back_all`` of :class:`HandoverBound`, for given bytes and without overhead."""
+        """As ``forward_s`` and ``backward_s`` of :class:`HandoverBound`, for given bytes and without overhead."""
         patterns = [
             pattern
             for first in source.orders
@@ -148,8 +146,8 @@ class HandoverBounds:
         hosts = [tuple(self.hosts[number] for number in group.orders[0]) for group in (source, destination)]
         sizes = list(set(self.prices.micro_batches))
         passing = np.zeros((len(sizes), len(self.prices.pools), 2))
-        for number, rows in enumerate(sizes):
-            for host, *both in across_hosts(source.samples[rows], destination.samples[rows], *hosts):
+        for number, size in enumerate(sizes):
+            for host, *both in across_hosts(source.samples[size], destination.samples[size], *hosts):
                 passing[number, host] = both
         return np.asarray(passing.min(axis=0))
 
@@ -173,8 +171,8 @@ class HandoverBounds:
         sources = tuple(map(mine.index, first))
         destinations = tuple(map(theirs.index, second))
         return {
-            rows: pieces(source.samples[rows], destination.samples[rows], sources, destinations, between)
-            for rows in set(self.prices.micro_batches)
+            size: pieces(source.samples[size], destination.samples[size], sources, destinations, between)
+            for size in set(self.prices.micro_batches)
         }
 
     def least_link(self, source: int, destination: int) -> Link:
@@ -209,8 +207,8 @@ class HandoverBounds:
             return frozenset()
         in_order = source.orders_known and destination.orders_known
         passed: dict[int, Array] = {}
-        for rows, times in Counter(self.prices.micro_batches).items():
-            for host, *both in across_hosts(source.samples[rows], destination.samples[rows], *hosts, in_order):
+        for size, times in Counter(self.prices.micro_batches).items():
+            for host, *both in across_hosts(source.samples[size], destination.samples[size], *hosts, in_order):
                 passed[host] = passed.get(host, np.zeros(2)) + times * np.array(both)
         ends = (tuple(each.tolist()) for each in passed.values() if each.any())
         return frozenset(side for there, back in ends for side in ((there, back), (back, there)))
@@ -226,26 +224,26 @@ class HandoverBounds:
         receivers, senders, full = pieces_of
         batches = self.prices.micro_batches
         every: PiecesOfOne = frozenset().union(*receivers)
-        load_there = self._most(full, forward=True) * batches.count(batches[0])
-        load_back = self._most(full, forward=False) * batches.count(batches[0])
-        load_both = np.zeros_like(load_there)
+        load_forward_s = self._most(full, forward=True) * batches.count(batches[0])
+        load_backward_s = self._most(full, forward=False) * batches.count(batches[0])
+        load_both_s = np.zeros_like(load_forward_s)
         if not all(self._links[name].duplex for name, _ in every):
-            load_both = load_there + load_back
-        columns = self.prices.cuts.columns
-        card_s = [each / self._card_bytes_per_s for each in (columns.forward_bytes, columns.backward_bytes)]
+            load_both_s = load_forward_s + load_backward_s
+        crossings = self.prices.cuts.crossings
+        card_s = [each / self._card_bytes_per_s for each in (crossings.forward_bytes, crossings.backward_bytes)]
         for there, back in on_cards:
-            load_there = np.maximum(load_there, there * card_s[0])
-            load_back = np.maximum(load_back, back * card_s[1])
+            load_forward_s = np.maximum(load_forward_s, there * card_s[0])
+            load_backward_s = np.maximum(load_backward_s, back * card_s[1])
             if there and back:
-                load_both = np.maximum(load_both, there * card_s[0] + back * card_s[1])
+                load_both_s = np.maximum(load_both_s, there * card_s[0] + back * card_s[1])
         return HandoverBound(
-            there=self._least_of_most(receivers, forward=True) + overhead_s,
-            path=self._least(every, forward=True) + overhead_s,
-            back=self._least(every, forward=False) + overhead_s,
-            back_all=self._least_of_most(senders, forward=False) + overhead_s,
-            load_there=load_there,
-            load_back=load_back,
-            load_both=load_both,
+            forward_s=self._least_of_most(receivers, forward=True) + overhead_s,
+            least_forward_s=self._least(every, forward=True) + overhead_s,
+            least_backward_s=self._least(every, forward=False) + overhead_s,
+            backward_s=self._least_of_most(senders, forward=False) + overhead_s,
+            load_forward_s=load_forward_s,
+            load_backward_s=load_backward_s,
+            load_both_s=load_both_s,
         )
 
     def _least_of_most(self, ranks: frozenset[PiecesOfOne], forward: bool) -> Array:
@@ -260,8 +258,8 @@ class HandoverBounds:
 
     @once
     def _seconds(self, link: str, samples: float, forward: bool) -> Array:
-        columns = self.prices.cuts.columns
-        per_sample = columns.forward_bytes if forward else columns.backward_bytes
+        crossings = self.prices.cuts.crossings
+        per_sample = crossings.forward_bytes if forward else crossings.backward_bytes
         return transfer_s(self._links[link], per_sample * samples)
 
 

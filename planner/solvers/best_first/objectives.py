@@ -63,7 +63,7 @@ def no_plan_fits(evaluator: Evaluator) -> HalopipeError:
     if closest is None and not evaluator.schedules and (why := why_no_families(evaluator)):
         return InfeasibleError("no pipeline of several stages a device", why, _SIMPLER)
     if closest is None:
-        cluster = evaluator.problem.profile.cluster
+        cluster = evaluator.problem.cluster
         within = evaluator.budget.part(_QUICKLY_S)
         devices = tuple(replace(device, memory_bytes=_MORE_THAN_ENOUGH) for device in cluster.devices)
         profile = replace(evaluator.problem.profile, cluster=replace(cluster, devices=devices))
@@ -138,7 +138,7 @@ def why_no_families(evaluator: Evaluator) -> list[str]:
         most = min(cuts.last, problem.max_stages or cuts.last)
         ways = own_traits.stages_per_position or 1
         fewest = min((len(positions(name, len(groups), ways)) for groups in each.sequences), default=0)
-        mixing = mixing_text(problem.profile.graph) if own_traits.bidirectional else ""
+        mixing = mixing_text(problem.graph) if own_traits.bidirectional else ""
         if mixing:
             reasons[f"{name}: every stage is on two devices, which share its samples, and {mixing}"] = None
         elif not each.sequences:
@@ -185,11 +185,11 @@ class Leanest:
         """By first cut: the fullest rank's share of its limit, number of the first choice, where its stage ends."""
         prices = self.frontier.suffixes.prices
         count = len(prices.cuts.members)
-        batches = len(prices.micro_batches)
+        batches = prices.num_microbatches
         kept = 1 if traits(self.schedule).windowed else kept_by(self.schedule, downstream, batches)[0]
         first = np.arange(count)[:, None]
         last = np.arange(count)[None, :]
-        best = np.full(count, np.inf)
+        best = np.full(count, inf)
         choice = np.zeros(count, dtype=np.int64)
         cut = np.zeros(count, dtype=np.int64)
         for number, option in enumerate(self.frontier.suffixes.choices(state)):
@@ -197,7 +197,7 @@ class Leanest:
             if downstream > 1:
                 fullness = np.maximum(fullness, self._suffix(option.option.left, downstream - 1)[0][None, :])
             else:
-                fullness = np.where(last == prices.cuts.last, fullness, np.inf)
+                fullness = np.where(last == prices.cuts.last, fullness, inf)
             ends = fullness.argmin(axis=1)
             values = fullness.min(axis=1)
             choice = np.where(values < best, number, choice)
@@ -280,7 +280,7 @@ def _would_fit(evaluator: Evaluator) -> Iterator[str]:
     if len(restrictions) > 1:
         free = replace(problem, batch_statistics=MICRO, micro_batch_sizes=(), schedules=(), num_ranks=0, max_stages=0)
         restrictions["without all these restrictions"] = free
-    may_divide = not why_gradients_stay_whole(problem.profile.graph)
+    may_divide = not why_gradients_stay_whole(problem.graph)
     means = {
         "--recompute auto": replace(problem, recompute=AUTO) if problem.recompute in (NEVER, SELECTIVE) else None,
         "--shard auto": replace(problem, shard=ALWAYS) if problem.shard == NEVER else None,

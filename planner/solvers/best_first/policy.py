@@ -11,7 +11,7 @@ FIRST_ANSWERS = 0.25
 these are a few of them."""
 
 WRITTEN = 0.25
-"""Of the whole, at most, to write down the rows of a first answer: so many micro-batches are not looked at first."""
+"""Of the whole, at most, to write down the rows of a first answer: more micro-batches are not looked at first."""
 
 BOUNDS = 0.25
 """Of what is left, for bounds of all pipelines: ends with the bounds that were made until then."""

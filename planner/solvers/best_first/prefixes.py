@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from itertools import starmap
+from typing import Any
 
 import numpy as np
 
 from planner.costs.candidate import Candidate
 from planner.costs.layers.cost_table import Array
-from planner.costs.stages.stage_bound import BoundedStages
+from planner.costs.stages.stage_bound import BoundedStages, concatenated, only
 from planner.ir.lazy import once
 from planner.solvers.best_first.bound import GroupChoice, Suffixes
 from planner.solvers.best_first.device_groups import Counts, at_pools
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
 from planner.solvers.best_first.message_bound import HandoverBound
 from planner.solvers.best_first.priced_groups import PricedGroup
-from planner.solvers.best_first.recurrence import Before, Labels, joined, rounds_of
+from planner.solvers.best_first.recurrence import SORTS, Before, Labels, joined, rounds_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,10 +31,10 @@ class PipelinePrefix:
         state: unused devices.
         started_s: the end of the last stage's first F.
         returns_s: what follows once the last gradient has come back to the last stage: its last B, and all upstream.
-        max_in_flight: the least of the stages, which those behind cannot exceed.
+        max_in_flight: the least of the stages, which later ones cannot exceed.
         bound_s: what the stages so far take together.
         sums_s: how long network cards are busy with its sums of gradients, in the mean of all hosts, as far as these
-            have to wait for the stages behind.
+            have to wait for later stages.
     """
 
     choices: tuple[GroupChoice, ...]
@@ -118,63 +119,68 @@ class Frontier:
 
     def root(self) -> PipelinePrefix:
         """No stage yet."""
-        count = len(self.suffixes.prices.micro_batches)
+        count = self.suffixes.prices.num_microbatches
         return PipelinePrefix((), (), (0,), self.suffixes.devices.all_unused, 0.0, 0.0, count, 0.0)
 
     def expand(self, prefix: PipelinePrefix, upper_s: float) -> Expansion:
         """What may follow ``prefix`` in less than ``upper_s``."""
         table = self._table(prefix.state, prefix.cuts[-1])
-        prices = self.suffixes.prices
         stage = table.stage
-        labels = table.labels
-        nothing = np.zeros(len(table.choice))
-        before = Before(*(nothing,) * len(fields(Before)))
-        most = np.full(len(nothing), len(prices.micro_batches))
-        if prefix.choices and len(nothing):
-            *_, ahead, begin = prefix.cuts
-            columns = prices.cuts.columns
-            column = prices.cuts.column[prices.cuts.content[begin, table.last], ahead, begin]
-            reads = columns.linked[column]
-            returns = columns.has_gradient[column] & prices.freedom.trains
-            before = self._before(prefix, self._handovers(prefix, table, column), reads, returns)
-            most = np.where(returns, prefix.max_in_flight, most)
+        before, most = self._before(prefix, table)
         max_in_flight = np.minimum(stage.window, most)
-        rounds = rounds_of(prices.num_counted, max_in_flight)
-        bound = np.maximum(prefix.bound_s, joined(before, stage, labels, rounds))
-        cuts = prices.cuts
-        limit = prices.freedom.max_stages
-        if prefix.choices and cuts.merges_orders:
-            bound = np.where(cuts.disorder(prefix.cuts[-2], prefix.cuts[-1], table.last), np.inf, bound)
-        if limit and len(prefix.choices) + 1 >= limit:
-            bound = np.where(table.last == cuts.last, bound, np.inf)
-        rows = np.flatnonzero(bound < upper_s)
-        rows = rows[np.argsort(bound[rows], kind="stable")]
-        tail = np.maximum(stage.tail, before.back)
-        own = np.maximum(prefix.bound_s, before.start + np.maximum(stage.work + tail, stage.all_work + stage.tail))
+        rounds = rounds_of(self.suffixes.prices.num_counted, max_in_flight)
+        bound_s = np.maximum(prefix.bound_s, joined(before, stage, table.labels, rounds))
+        bound_s = np.where(self._may_follow(prefix, table), bound_s, np.inf)
+        rows = np.flatnonzero(bound_s < upper_s)
+        rows = rows[np.argsort(bound_s[rows], kind="stable")]
+        tail_s = np.maximum(stage.tail_s, before.after_last_s)
+        done_s = np.maximum(stage.work_s + tail_s, stage.all_work_s + stage.tail_s)
+        own_s = np.maximum(prefix.bound_s, before.start_s + done_s)
         return Expansion(
             prefix,
             table,
-            bound[rows],
+            bound_s[rows],
             rows,
-            (before.start + stage.head)[rows],
-            (stage.back + tail)[rows],
-            own[rows],
+            (before.start_s + stage.forward_s)[rows],
+            (stage.backward_s + tail_s)[rows],
+            own_s[rows],
             max_in_flight[rows],
-            (before.sums + table.card_s)[rows],
+            (before.sums_s + table.card_s)[rows],
         )
 
-    def _before(self, prefix: PipelinePrefix, link: HandoverBound, reads: Flags, returns: Flags) -> Before:
-        """``prefix`` as the stage behind sees it, by row of a table."""
+    def _may_follow(self, prefix: PipelinePrefix, table: StageTable) -> Flags:
+        """By row of the table, whether the order of stages and their number allow it."""
+        cuts = self.suffixes.prices.cuts
+        limit = self.suffixes.prices.freedom.max_stages
+        allowed = np.ones(len(table.last), dtype=bool)
+        if prefix.choices and cuts.merges_orders:
+            allowed = ~cuts.disorder(prefix.cuts[-2], prefix.cuts[-1], table.last)
+        if limit and len(prefix.choices) + 1 >= limit:
+            allowed = allowed & (table.last == cuts.last)
+        return allowed
+
+    def _before(self, prefix: PipelinePrefix, table: StageTable) -> tuple[Before, Numbers]:
+        """``prefix`` as the next stage sees it, by row of a table, and the most micro-batches that it leaves that."""
+        prices = self.suffixes.prices
+        most = np.full(len(table.last), prices.num_microbatches)
+        if not prefix.choices or not len(most):
+            return Before(*(np.zeros(len(most)),) * len(fields(Before))), most
+        *_, ahead, begin = prefix.cuts
+        crossing = prices.cuts.crossing_of[prices.cuts.content[begin, table.last], ahead, begin]
+        reads = prices.cuts.crossings.linked[crossing]
+        returns = prices.returns()[crossing]
+        link = self._handovers(prefix, table, crossing)
         started_s = prefix.started_s
         returns_s = prefix.returns_s
-        return Before(
-            start=np.where(reads, started_s + link.there, 0.0),
-            all_there=np.where(reads, started_s + link.load_there, 0.0),
-            back=np.where(returns, link.back + returns_s, 0.0),
-            all_back=np.where(returns, link.load_back + returns_s, 0.0),
-            both=np.where(returns, started_s + link.load_both + returns_s, 0.0),
-            sums=np.where(returns, prefix.sums_s, 0.0),
+        before = Before(
+            start_s=np.where(reads, started_s + link.forward_s, 0.0),
+            last_input_s=np.where(reads, started_s + link.load_forward_s, 0.0),
+            after_last_s=np.where(returns, link.least_backward_s + returns_s, 0.0),
+            after_first_s=np.where(returns, link.load_backward_s + returns_s, 0.0),
+            both_ways_s=np.where(returns, started_s + link.load_both_s + returns_s, 0.0),
+            sums_s=np.where(returns, prefix.sums_s, 0.0),
         )
+        return before, np.where(returns, prefix.max_in_flight, most)
 
     def candidate(self, prefix: PipelinePrefix, schedule: str) -> Candidate:
         """The complete pipeline with its ranks."""
@@ -189,13 +195,13 @@ class Frontier:
         ]
 
     def next_groups(self, prefix: PipelinePrefix, table: StageTable) -> list[PricedGroup]:
-        """The same of each choice of a stage behind ``prefix``."""
+        """The same of each choice of a stage after ``prefix``."""
         names = self._names(prefix)
         groups = ((at_pools(c.option.group, names, len(names)), c.group.version) for c in table.choices)
         return list(starmap(self.suffixes.version, groups))
 
     def _names(self, prefix: PipelinePrefix, stages: int | None = None) -> Counts:
-        """What the pools of the state behind the first ``stages`` stages are called."""
+        """What the pools of the state after the first ``stages`` stages are called."""
         devices = self.suffixes.devices
         _, names = devices.canonical(tuple(len(pool.ranks) for pool in devices.pools))
         for choice in prefix.choices[:stages]:
@@ -213,37 +219,39 @@ class Frontier:
             if not len(lasts):
                 continue
             stage, labels = suffixes.stages(choice, begin, lasts)
-            kept = np.flatnonzero(np.isfinite(labels.total) & (labels.free <= suffixes.upper_s))
+            kept = np.flatnonzero(np.isfinite(labels.end_s) & (labels.step_s <= suffixes.upper_s))
             parts.append(
                 (
                     np.full(len(kept), number),
                     lasts[kept],
-                    [getattr(stage, f.name)[kept] for f in fields(BoundedStages)],
-                    [getattr(labels, f.name)[kept] for f in fields(Labels)],
+                    only(stage, kept),
+                    only(labels, kept),
                     suffixes.card_s(choice, stage)[kept],
                 )
             )
         numbers = np.zeros(0, dtype=np.int64)
-        nothing = [np.zeros(0)]
-        empty = (numbers, numbers, [*9 * nothing, numbers], len(fields(Labels)) * nothing, *nothing)
+        nothing = np.zeros(0)
+        columns: list[Any] = [nothing] * (len(fields(BoundedStages)) - 1)
+        no_stages = BoundedStages(*[*columns, numbers])  # windows are whole numbers
+        empty = (numbers, numbers, no_stages, Labels(*[nothing] * len(SORTS)), nothing)
         number, last, stages, labels_of, cards = zip(empty, *parts, strict=True)
         return StageTable(
             choices,
             np.concatenate(number),
             np.concatenate(last),
-            BoundedStages(*(np.concatenate(column) for column in zip(*stages, strict=True))),
-            Labels(*(np.concatenate(column) for column in zip(*labels_of, strict=True))),
+            concatenated(*stages),
+            concatenated(*labels_of),
             np.concatenate(cards),
         )
 
-    def _handovers(self, prefix: PipelinePrefix, table: StageTable, column: Numbers) -> HandoverBound:
-        """Messages from the last stage of ``prefix`` to each row of ``table``, given its row of ``HandoverColumns``."""
+    def _handovers(self, prefix: PipelinePrefix, table: StageTable, crossing: Numbers) -> HandoverBound:
+        """Messages from the last stage of ``prefix`` to each row of ``table``, by which crossing it is."""
         source = self.suffixes.renamed(prefix.choices[-1])
         names = [one.name for one in fields(HandoverBound)]
-        seconds = {name: np.zeros(len(column)) for name in names}
+        seconds = {name: np.zeros(len(crossing)) for name in names}
         for number in np.unique(table.choice):
             link = self.suffixes.links.between(source, table.choices[number].group)
             mine = table.choice == number
             for name in names:
-                seconds[name][mine] = getattr(link, name)[column[mine]]
+                seconds[name][mine] = getattr(link, name)[crossing[mine]]
         return HandoverBound(**seconds)

@@ -1,6 +1,6 @@
 """Groups of devices as stages, each priced once for one way to cut the batch (``planner.costs.stages.stage_bound``).
 
-Which schedules, recomputation and side constraints a problem leaves open beside cuts and devices: ``Freedom``.
+``Freedom`` is what a problem leaves open beside cuts and devices: schedules, recomputation, side constraints.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from planner.costs.memory.memory_bound import LeastMemory, kept_by
 from planner.costs.stages.shared_bound import GroupTimes, MemberTimes, SharedBound, member_times
 from planner.costs.stages.stage_bound import BoundedStages, StageBound, StageBounds
 from planner.costs.stages.stage_sums import LeastPasses, RecomputeMask
+from planner.ir.cluster import RankIds
 from planner.ir.constraints import CutDegrees
 from planner.ir.errors import MissingMeasurementError
-from planner.ir.layout import parts_of, samples_of
+from planner.ir.layout import Shares, parts_of, samples_of
 from planner.ir.lazy import once
+from planner.ir.plan import BatchSizes
 from planner.ir.problem import SAMPLE_DIMS, Problem
 from planner.layers import throughout_sites
 from planner.layers.recomputed import cores_by_index
@@ -93,7 +95,7 @@ class Freedom:
             all(each.trains for each in own_traits),
             any(each.splits_backward for each in own_traits),
             recompute_choices(problem),
-            mixing_layers(problem.profile.graph),
+            mixing_layers(problem.graph),
             Constraints.of(problem),
             problem.max_stages,
         )
@@ -109,7 +111,7 @@ class Freedom:
         kept = [kept_by(name, d, num_microbatches)[0] for name in self.schedules for d in {1, depth}]
         return min(kept), max(kept)
 
-    def allowed(self, cuts: GraphCuts, ranks: tuple[int, ...], recompute: Recomputes) -> Flags | None:
+    def allowed(self, cuts: GraphCuts, ranks: RankIds, recompute: Recomputes) -> Flags | None:
         """Which stages side constraints allow on ``ranks``, by first and last cut; None: all."""
         if not self.constraints.rules:
             return None
@@ -133,7 +135,7 @@ class PricedGroup:
     """
 
     counts: Counts
-    ranks: tuple[int, ...]
+    ranks: RankIds
     orders: tuple[tuple[int, ...], ...]
     orders_known: bool
     samples: Mapping[int, tuple[float, ...]]
@@ -217,7 +219,7 @@ class GroupPrices:
     cost_model: CostModel
     pools: tuple[DevicePool, ...]
     cuts: GraphCuts
-    micro_batches: tuple[int, ...]
+    micro_batches: BatchSizes
     freedom: Freedom
     received: Array | None = None
     mixing: Array = field(init=False)
@@ -234,9 +236,19 @@ class GroupPrices:
         self.mixing, self.throughout, self._cores = _between_cuts(self.cost_model, self.cuts, self.freedom.mixing)
 
     @property
+    def num_microbatches(self) -> int:
+        """M: all of them."""
+        return len(self.micro_batches)
+
+    @property
     def num_counted(self) -> int:
         """How many micro-batches bounds count, the first ones."""
-        return len(self.micro_batches)
+        return self.num_microbatches
+
+    @once
+    def returns(self) -> Flags:
+        """By crossing, whether a gradient comes back."""
+        return self.cuts.crossings.has_gradient & self.freedom.trains
 
     @once
     def versions(self, counts: Counts) -> tuple[PricedGroup, ...]:
@@ -311,7 +323,7 @@ class GroupPrices:
         """Whether some of these ways are in no version."""
         return self.is_open(counts) and not all_shares(self.problem, self.first_ranks(counts), self.micro_batches[0])
 
-    def times(self, ranks: tuple[int, ...], recompute: Recomputes, num_microbatches: int | None = None) -> GroupTimes:
+    def times(self, ranks: RankIds, recompute: Recomputes, num_microbatches: int | None = None) -> GroupTimes:
         """What members of a group take for any number of samples.
 
         Args:
@@ -335,14 +347,12 @@ class GroupPrices:
         return GroupTimes(tuple(members), tuple(sorts.values()), size, tuple(most))
 
     @once
-    def _member_times(
-        self, kind: str, most: int, recompute: RecomputeMask, micro_batches: tuple[int, ...]
-    ) -> MemberTimes:
+    def _member_times(self, kind: str, most: int, recompute: RecomputeMask, micro_batches: BatchSizes) -> MemberTimes:
         schedules = self.freedom.trains, self.freedom.splits
         return member_times(self.cost_model, self.cuts, micro_batches, (kind, most, recompute), schedules)
 
     def least_memories(self, member: tuple[str, int], samples: int) -> list[LeastMemory | None]:
-        """What a member (kind, memory limit) that divides nothing holds with so many samples, by way to recompute.
+        """What a member (kind, memory limit) that divides nothing holds with ``samples`` samples, by way to recompute.
 
         None where it always fits.
         """
@@ -360,7 +370,7 @@ class GroupPrices:
     def capacity_s(self) -> Array:
         """The least device time of all micro-batches, by kind of device (in the order of pools) and layer."""
         kinds = list(dict.fromkeys(pool.kind for pool in self.pools))
-        per_sample = np.full((len(kinds), len(self.problem.profile.graph.layers)), np.inf)
+        per_sample = np.full((len(kinds), len(self.problem.graph.layers)), np.inf)
         sizes = self._share_sizes()
         note(_SIZE_S * len(kinds) * len(sizes))
         for number, kind in enumerate(kinds):
@@ -370,7 +380,7 @@ class GroupPrices:
         return per_sample * sum(self.micro_batches)
 
     def layer_passes(self, kind: str, samples: float) -> Iterator[LeastPasses]:
-        """What passes of so many samples take at least, by layer, shared by ranks and not; as far as measured."""
+        """What passes of ``samples`` samples take at least, by layer, shared by ranks and not; as far as measured."""
         for shared in (False, True):
             with suppress(MissingMeasurementError):
                 sums = self.cost_model.sums(kind, samples, shared, recompute=False)
@@ -383,8 +393,8 @@ class GroupPrices:
             return [1e-3, *range(1, largest + 1)]  # between, costs per sample lie between
         if len({pool.sort for pool in self.pools}) > 1:
             return list(range(1, largest + 1))
-        sizes = range(1, len(self.problem.ranks) + 1)
-        return sorted({n for rows in set(self.micro_batches) for m in sizes for n in (rows // m, -(-rows // m)) if n})
+        counts = range(1, len(self.problem.ranks) + 1)
+        return sorted({n for size in set(self.micro_batches) for m in counts for n in (size // m, -(-size // m)) if n})
 
     def _made(self, counts: Counts, version: Version) -> PricedGroup | None:
         recompute, _, shares = version
@@ -393,17 +403,17 @@ class GroupPrices:
         if not usable(self.problem, self.cost_model, ranks, shares, self.micro_batches):
             return None
         kinds = tuple((self.pools[k].kind, self.pools[k].room_bytes) for k in members)
-        alike = (kinds, self.cost_model.profile.cluster.group_alike(ranks), version)
+        alike = (kinds, self.cost_model.cluster.group_alike(ranks), version)
         if alike not in self._prices:
             sizes = (self.micro_batches[0], self.micro_batches[self.num_counted - 1])
-            full, last = (self._samples_of(shares, rows) for rows in sizes)
+            full, last = (self._samples_of(shares, size) for size in sizes)
             alike_members = [
                 (*kind, samples) for kind, samples in zip(kinds, zip(full, last, strict=True), strict=True)
             ]
             recomputed = recompute_mask(recompute, self._cores)
             zero = self.problem.zero_over(len(ranks))
             self._prices[alike] = self._bounds.of(ranks, alike_members, recomputed, zero)
-        samples = {rows: self._samples_of(shares, rows) for rows in set(self.micro_batches)}
+        samples = {size: self._samples_of(shares, size) for size in set(self.micro_batches)}
         return self._group(counts, version, samples, self._prices[alike])
 
     def _group(
@@ -442,13 +452,13 @@ class GroupPrices:
         first = np.arange(count)[:, None]
         last = np.arange(count)[None, :]
         period_s = sum(self.micro_batches) / self.problem.rate_per_s
-        work = prices.stage(first, last, len(self.micro_batches)).work
-        in_time: Flags = work <= period_s * (1 + _ROUNDING)
+        work_s = prices.stage(first, last, self.num_microbatches).work_s
+        in_time: Flags = work_s <= period_s * (1 + _ROUNDING)
         return in_time
 
-    def _samples_of(self, shares: tuple[int, ...], rows: int) -> tuple[float, ...]:
+    def _samples_of(self, shares: Shares, size: int) -> tuple[float, ...]:
         """Of each member: whole samples, or its part of the sites."""
-        return samples_of(shares, rows) if sum(shares) == self.micro_batches[0] else parts_of(shares, rows)
+        return samples_of(shares, size) if sum(shares) == self.micro_batches[0] else parts_of(shares, size)
 
 
 @lru_cache(maxsize=2)  # one search asks with the same cuts for every size of its micro-batches
@@ -456,7 +466,7 @@ def _between_cuts(
     cost_model: CostModel, cuts: GraphCuts, mixing: frozenset[str]
 ) -> tuple[Array, Flags, tuple[int, ...]]:
     """At each cut, layers of ``mixing``; whether stages lie along sites alone; the layers of attention's cores."""
-    graph = cost_model.profile.graph
+    graph = cost_model.graph
     along = throughout_sites(graph)
     names = [layer.name for layer in graph.layers]
     rest = cuts.sums(np.array([float(name not in along) for name in names]))

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, pairwise, permutations
+from math import inf
 
 import numpy as np
 
@@ -36,7 +37,7 @@ from planner.ir.problem import Problem
 from planner.solvers.best_first.device_groups import Counts
 from planner.solvers.best_first.graph_cuts import Flags, Handed, Numbers
 from planner.solvers.best_first.leaf_bound import Leaves, edges_of, messages_of, stages_of, windows_of
-from planner.solvers.best_first.like_stages import Places, balanced_places, placed
+from planner.solvers.best_first.like_stages import ColumnDevices, balanced_places, placed
 from planner.solvers.best_first.message_bound import handovers_of
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import CALL_S, NUMBER_S, Budget
@@ -89,11 +90,11 @@ class SolvedPipeline:
 
     def work_s(self) -> Array:
         """Of each stage."""
-        return np.array([float(stage.all_work) for stage in self.stages()])
+        return np.array([float(stage.all_work_s) for stage in self.stages()])
 
     def most_kept(self) -> list[int]:
         """Micro-batches that memory lets each stage keep."""
-        return [min(int(stage.window), len(self.prices.micro_batches)) for stage in self.stages()]
+        return [min(int(stage.window), self.prices.num_microbatches) for stage in self.stages()]
 
     def kept_again(self) -> SolvedPipeline:
         """With windows of the same sort for its stages."""
@@ -173,7 +174,7 @@ class Repair:
             groups += [] if group is None else [group]
         if min(cuts) < 0 or len(groups) < candidate.num_stages:
             return []
-        return [SolvedPipeline(np.inf, prices, tuple(groups), tuple(cuts), candidate.schedule, candidate.windows)]
+        return [SolvedPipeline(inf, prices, tuple(groups), tuple(cuts), candidate.schedule, candidate.windows)]
 
     def _near(self, now: SolvedPipeline, within: Budget) -> Iterator[list[SolvedPipeline]]:
         """Pipelines that differ in one of the ways above, from few to many."""
@@ -218,7 +219,7 @@ class Repair:
             is_chain = edges.issuperset((stage, stage + 1, trains) for stage in range(len(one.groups) - 1))
             sort = len(one.groups) if is_chain else frozenset(edges)
             alike.setdefault((id(one.prices), sort, one.schedule, one.windows), []).append(number)
-        steps_s = [np.inf] * len(solutions)
+        steps_s = [inf] * len(solutions)
         for numbers in alike.values():
             together = [solutions[number] for number in numbers], [handed[number] for number in numbers]
             for number, step_s in zip(numbers, _together_s(*together, within).tolist(), strict=True):
@@ -230,17 +231,17 @@ def _together_s(alike: list[SolvedPipeline], handed: list[tuple[Handed, ...]], w
     """The steps of pipelines of as many stages under one schedule, of which one order is that of all."""
     first = alike[0]
     prices = first.prices
-    count = len(prices.micro_batches)
+    count = prices.num_microbatches
     within.spend(2 * (_TURN_S + _TURN_OF_ROW_S * len(alike)) * len(first.groups) * count + _ROW_S * len(alike))
     edges = tuple(sorted(set(edges_of(chain.from_iterable(handed), prices.freedom.trains))))
     pipelines = [(solution.groups, solution.cuts) for solution in alike]
     stages = stages_of(pipelines)
-    ended = replace(stages, tail=np.maximum(stages.tail, _sums_s(alike, stages.card)))
+    ended = replace(stages, tail_s=np.maximum(stages.tail_s, _sums_s(alike, stages.card_s)))
     messages_s = messages_of(handovers_of(prices), pipelines, handed, edges)
     leaves = Leaves(edges, (), prices.num_counted, np.zeros(len(alike)), ended, messages_s)
     steps_s = leaves.bounds(first.schedule, first.windows, count, np.arange(len(alike)))
     least = np.array(first.windows or (1,))[:, None]
-    return np.where((stages.window >= least).all(axis=0), steps_s, np.inf)
+    return np.where((stages.window >= least).all(axis=0), steps_s, inf)
 
 
 def _sums_s(alike: list[SolvedPipeline], card_s: Array) -> Array:
@@ -267,7 +268,7 @@ def _versions(now: SolvedPipeline) -> Iterator[SolvedPipeline]:
 
 
 def _windows(now: SolvedPipeline) -> list[tuple[int, int]]:
-    """First stages and those behind the last, the most promising first."""
+    """First stages and those after the last, the most promising first."""
     work_s = now.work_s()
     count = len(now.groups)
     spans = [(a, b) for a in range(count) for b in range(a + 1, min(a + _WIDEST, count) + 1)]
@@ -316,7 +317,7 @@ class _Window:
         ends = self._places[:, None], self._places[None, :]
         stage = group.stage(*ends)
         possible = self.now.prices.cuts.inside[ends] & (stage.window > 0)
-        return np.where(possible, stage.all_work + stage.tail, np.inf)
+        return np.where(possible, stage.all_work_s + stage.tail_s, inf)
 
     def _groups(self, division: tuple[Counts, ...]) -> tuple[PricedGroup, ...]:
         """Stages on these devices, which recompute what those before them did; empty if one cannot be priced."""
@@ -335,7 +336,7 @@ class _Window:
         if len(divisions) < most:
             pools = self._open_pools
             for division in self._regrouped(pools, most):
-                by_pool = placed([Places(tuple(devices)) for devices in division], pools)
+                by_pool = placed([ColumnDevices(tuple(devices)) for devices in division], pools)
                 divisions |= {} if by_pool is None else {by_pool: None}
         return list(divisions)[:most]
 
@@ -403,7 +404,7 @@ def _moved(now: SolvedPipeline) -> Iterator[SolvedPipeline]:
                     yield replace(now, cuts=other)
 
 
-def _evaluated(evaluator: Evaluator, candidate: Candidate, known_s: float = float("inf")) -> Evaluation | None:
+def _evaluated(evaluator: Evaluator, candidate: Candidate, known_s: float = inf) -> Evaluation | None:
     """None where some share cannot be used, or the candidate not priced."""
     is_usable = stages_usable(evaluator.problem, evaluator.cost_model, candidate)
     return evaluator.tried(candidate, known_s) if is_usable else None
@@ -418,7 +419,7 @@ def made_to_fit(evaluator: Evaluator, candidate: Candidate, evaluation: Evaluati
     Members of one kind and memory size get no more than so much of what is too much as fits in proportion; the others
     of the stage share the rest in proportion to what they have.
     """
-    devices = evaluator.problem.profile.cluster.devices
+    devices = evaluator.problem.cluster.devices
     full = set[int]()
     for _ in range(_MOST_TURNS):
         rank = evaluation.excess_rank
@@ -454,7 +455,7 @@ def _is_open(problem: Problem, candidate: Candidate, stage: int) -> bool:
     size = max(candidate.micro_batches)
     if sum(candidate.shares[stage]) != size or candidate.has_own_options(stage):
         return False
-    devices = (problem.profile.cluster.devices[rank] for rank in candidate.groups[stage])
+    devices = (problem.cluster.devices[rank] for rank in candidate.groups[stage])
     return len({(device.kind, device.memories) for device in devices}) > 1
 
 

@@ -104,7 +104,7 @@ class BatchSpace:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Siblings:
-    """An expansion that stands for its child at the queue's position, and those behind."""
+    """An expansion that stands for its child at the queue's position, and those after it."""
 
     frontier: Frontier
     expansion: Expansion
@@ -136,7 +136,7 @@ class BestFirstSearch:
     Attributes:
         any_fit: stop at the first plan that fits.
         within: a part of the evaluator's budget; by default all of it.
-        known_s: no plan is faster, as is known while the start is made.
+        start_bound_s: no plan is faster, as is known while the start is made.
         improved: the best plan near one, within a budget; asked once, when a part of the work is done and the best plan
             is not known yet.
     """
@@ -146,7 +146,7 @@ class BestFirstSearch:
     any_fit: bool = False
     within: Budget | None = None
     improved: Callable[[Evaluation, Budget], Evaluation] | None = None
-    known_s: Callable[[], float] = lambda: 0.0
+    start_bound_s: Callable[[], float] = lambda: 0.0
     best: Evaluation | None = field(init=False, default=None)
     root_s: float = field(init=False, default=inf)
     num_candidates: int = field(init=False, default=0)
@@ -178,7 +178,7 @@ class BestFirstSearch:
             for item in start:
                 if isinstance(item, Evaluation):
                     self.take(item)
-                    self._report(self.known_s())
+                    self._report(self.start_bound_s())
                     self._look_near_in_time()
                 else:
                     self._push(item.bound_s, item)
@@ -208,20 +208,20 @@ class BestFirstSearch:
         return self.best.step_s / (1 + self.evaluator.problem.gap) * (1 - ROUNDING)
 
     @property
-    def answer_s(self) -> float:
+    def answer_work_s(self) -> float:
         """Work that is left for what is said of the plan at last."""
         if self.best is None:
             return 0.0
         candidate = self.best.candidate
         most_s = policy.TIES * self.evaluator.problem.time_limit_s
-        ties_s = _DRAWN * self.evaluator.drawn_s(candidate) if self.evaluator.problem.confidence else 0.0
-        return self.evaluator.answer_s(candidate) + (ties_s if ties_s <= most_s else 0.0)
+        ties_work_s = _DRAWN * self.evaluator.drawing_work_s(candidate) if self.evaluator.problem.confidence else 0.0
+        return self.evaluator.answer_work_s(candidate) + (ties_work_s if ties_work_s <= most_s else 0.0)
 
     def take(self, evaluation: Evaluation | None) -> None:
         """Remembers a plan."""
         if evaluation is not None and evaluation.fits and not self.evaluator.unmet(evaluation.candidate):
             self.best = better(self.best, evaluation)
-            self._budget.reserve(self.answer_s)
+            self._budget.reserve(self.answer_work_s)
             stages = evaluation.candidate.num_stages
             self.by_num_stages[stages] = better(self.by_num_stages.get(stages), evaluation)
             if _is_unreplicated(evaluation.candidate):
@@ -255,12 +255,12 @@ class BestFirstSearch:
         improved = self.improved
         self.improved = None
         if improved is not None and self.best is not None:
-            left_s = self._budget.left_s - self.answer_s
-            self.take(improved(self.best, self._budget.part(policy.NEAR * left_s, self.answer_s)))
+            left_s = self._budget.left_s - self.answer_work_s
+            self.take(improved(self.best, self._budget.part(policy.NEAR * left_s, self.answer_work_s)))
 
     def _until_s(self, share: float) -> float:
         """Work that is left until this share of the budget is done."""
-        return self._begun_s + share * (self._budget.limit_s - self.answer_s) - self._budget.work_s
+        return self._begun_s + share * (self._budget.limit_s - self.answer_work_s) - self._budget.work_s
 
     def _advance(self) -> None:
         """Takes what has the least bound one step further."""
@@ -269,7 +269,7 @@ class BestFirstSearch:
         self._budget.spend(CALL_S)
         if isinstance(item, BatchSpace):
             until_near_s = inf if self.improved is None else self._until_s(policy.NEAR_AFTER)
-            suffixes = item.suffixes(self.upper_s, self._budget.part(until_near_s, self.answer_s))
+            suffixes = item.suffixes(self.upper_s, self._budget.part(until_near_s, self.answer_work_s))
             try:
                 with under(self._budget):
                     root_s = max(bound_s, suffixes.root_s())
@@ -327,7 +327,7 @@ class BestFirstSearch:
 
     def _evaluate_in_every_order(self, candidate: Candidate, bound_s: float) -> None:
         """The same of all that the candidate stands for: it and those with its stages in other orders."""
-        for one in in_every_order(self.evaluator.problem.profile.graph, candidate):
+        for one in in_every_order(self.evaluator.problem.graph, candidate):
             self._evaluate(one, bound_s)
             if min(self.upper_s, self._passed_over_s) <= bound_s:
                 return
@@ -344,8 +344,8 @@ class BestFirstSearch:
         rivals = [self.by_num_stages.get(candidate.num_stages)]
         if _is_unreplicated(candidate):
             rivals.append(self.unreplicated)
-        known_s = max(inf if rival is None else rival.step_s for rival in rivals)
-        self.take(made_to_fit(self.evaluator, candidate, self.evaluator.evaluate(candidate, known_s)))
+        rivals_s = max(inf if rival is None else rival.step_s for rival in rivals)
+        self.take(made_to_fit(self.evaluator, candidate, self.evaluator.evaluate(candidate, rivals_s)))
 
     def _open(self, frontier: Frontier, prefix: PipelinePrefix) -> None:
         """Puts what may follow ``prefix`` into the queue, complete pipelines to the leaves."""
@@ -412,7 +412,7 @@ class BestFirstSearch:
             leaf
             for alike in together
             for schedule in prices.freedom.schedules
-            for leaf in alike.under(schedule, len(prices.micro_batches), self.upper_s, prices.freedom.schedules)
+            for leaf in alike.under(schedule, prices.num_microbatches, self.upper_s, prices.freedom.schedules)
         ]
         return sorted(leaves, key=lambda leaf: leaf.bound_s)
 
@@ -428,10 +428,10 @@ class BestFirstSearch:
 
     def _bound_s(self) -> float:
         """No plan is faster than what is known, or than what waits can still become."""
-        known_s = self.best.step_s if self.best is not None else inf
+        best_s = self.best.step_s if self.best is not None else inf
         if self.evaluator.problem.gap:
-            known_s /= 1 + self.evaluator.problem.gap  # what was this close was not looked at
-        return min(known_s, self._heap[0][0] if self._heap else inf, self._least_leaf_s, self._passed_over_s)
+            best_s /= 1 + self.evaluator.problem.gap  # what was this close was not looked at
+        return min(best_s, self._heap[0][0] if self._heap else inf, self._least_leaf_s, self._passed_over_s)
 
     def _report(self, bound_s: float) -> None:
         """Tells how far it is: when there is a plan for the first time, and every now and then."""

@@ -75,7 +75,7 @@ class AnyShares(GroupPrices):
         return tuple(groups)
 
     def most_samples(self, group: PricedGroup, cuts: tuple[int, int], kept: int) -> Numbers:
-        """The most samples of each member of a stage between two cuts that keeps so many micro-batches."""
+        """The most samples of each member of a stage between two cuts that keeps ``kept`` micro-batches."""
         first, last = map(np.array, cuts)
         zero = self.problem.zero_over(group.size)
         mask = recompute_mask(group.recompute, self._cores)
@@ -140,19 +140,24 @@ class MeanHandovers(HandoverBounds):
 
     @once
     def _mean(self, num_pieces: int, name: str, overhead_s: float) -> HandoverBound:
-        columns = self.prices.cuts.columns
+        crossings = self.prices.cuts.crossings
         samples = self.prices.micro_batches[0] / num_pieces
         times = self.prices.num_counted
-        there, back = (
-            self._least_mean_s(name, samples, per_sample)
-            for per_sample in (columns.forward_bytes, columns.backward_bytes)
+        forward_s = self._least_mean_s(name, samples, crossings.forward_bytes)
+        backward_s = self._least_mean_s(name, samples, crossings.backward_bytes)
+        both_s = np.zeros_like(forward_s) if self._links[name].duplex else forward_s + backward_s
+        return HandoverBound(
+            forward_s=forward_s + overhead_s,
+            least_forward_s=forward_s + overhead_s,
+            least_backward_s=backward_s + overhead_s,
+            backward_s=backward_s + overhead_s,
+            load_forward_s=times * forward_s,
+            load_backward_s=times * backward_s,
+            load_both_s=times * both_s,
         )
-        both = np.zeros_like(there) if self._links[name].duplex else there + back
-        one_way = there + overhead_s, back + overhead_s
-        return HandoverBound(one_way[0], one_way[0], one_way[1], one_way[1], times * there, times * back, times * both)
 
     def _least_mean_s(self, name: str, samples: float, per_sample: Array) -> Array:
-        """The mean, over samples, of a message that has so many samples in the mean, and one at least."""
+        """The mean, over samples, of a message that has ``samples`` in the mean, and one at least."""
         link = self._links[name]
         sizes = range(1, self.prices.micro_batches[0] + 1)
         each = np.minimum.reduce([transfer_s(link, per_sample * size) / size for size in sizes])

@@ -8,7 +8,7 @@ their box are simulated.
 
 What a box takes at least.  Each member of each stage has a clock of its own, which follows the order of the schedule;
 its F and B take what the least of its samples take.  A stage's members have the samples one after another, so that the
-first and the last sample of each lie between the sums of the boxes before and behind: what two members of different
+first and the last sample of each lie between the sums of the boxes before and after: what two members of different
 stages surely have in common is a message that the receiver waits for, and there is one from some member that may have
 samples in common.  For shares alone in their box the clocks are what the simulator says, but for what only adds to it.
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import inf
 
 import numpy as np
 
@@ -45,7 +46,7 @@ from planner.solvers.candidates.feasibility import stages_usable
 _MANY_BOXES = 512
 _MANY_NUMBERS = 10_000_000
 _MOST_BOXES = 20_000
-"""So many are bounded at a time, or fewer of long pipelines; and so many of a pipeline may wait."""
+"""Bounded at a time, or fewer of long pipelines; and most of a pipeline that may wait."""
 
 _ROUNDS = 3
 """Of making the box of all shares smaller."""
@@ -73,7 +74,7 @@ class OpenShares:
     @property
     def bound_s(self) -> float:
         """No shares among them take less; infinity if there are none."""
-        return float(self.bounds.min(initial=np.inf))
+        return float(self.bounds.min(initial=inf))
 
     @classmethod
     def of(cls, frontier: Frontier, leaf: Leaf, candidate: Candidate, upper_s: float) -> OpenShares:
@@ -127,8 +128,7 @@ class _Members:
         own: their places among those of all stages.
         pools: of each.
         least, most: samples that a member may have.
-        heads, backs, works: (member, samples - 1): an F, a B (or I), and all that a member does in a step.
-        adds, tail: of the stage, as of ``BoundedStages``.
+        accumulate_s, tail_s: of the stage, as of ``BoundedStages``.
         in_step: whether members wait for one another in each action.
     """
 
@@ -136,11 +136,11 @@ class _Members:
     pools: tuple[int, ...]
     least: Numbers
     most: Numbers
-    heads: Array
-    backs: Array
-    works: Array
-    adds: float
-    tail: float
+    forward_s: Array  # [members, samples - 1] an F
+    backward_s: Array  # [members, samples - 1] a B (or I)
+    work_s: Array  # [members, samples - 1] all that a member does in a step
+    accumulate_s: float
+    tail_s: float
     in_step: bool
 
     @classmethod
@@ -156,21 +156,22 @@ class _Members:
         bound = group.any_shares
         size = group.owner.micro_batches[0]
         own = slice(begin, begin + group.size)
-        adds = float(group.prices.adds.least(*at))
-        tail = float(stage.tail)
+        accumulate_s = float(group.prices.accumulate_s.least(*at))
+        tail_s = float(stage.tail_s)
         in_step = bool(group.prices.exchange_forward_s[last] > group.prices.exchange_forward_s[first])
         if bound is None:
             samples = np.array(group.samples[size], dtype=np.int64)
-            heads, backs, works = (np.full((group.size, size), s) for s in (stage.head, stage.back, stage.all_work))
-            return cls(own, pools, samples, samples, heads, backs, works, adds, tail, in_step)
+            takes_s = (stage.forward_s, stage.backward_s, stage.all_work_s)
+            forward_s, backward_s, work_s = (np.full((group.size, size), seconds) for seconds in takes_s)
+            return cls(own, pools, samples, samples, forward_s, backward_s, work_s, accumulate_s, tail_s, in_step)
         rows, most = bound.by_member(first, last)
         if not group.is_open:
             most = np.array(bound.balanced(first, last))
-            return cls(own, pools, most, most, *rows, adds, tail, in_step)
+            return cls(own, pools, most, most, *rows, accumulate_s, tail_s, in_step)
         if isinstance(group.owner, AnyShares):
             most = np.minimum(most, group.owner.most_samples(group, cuts, kept))
         least = np.ones_like(most)
-        return cls(own, pools, least, most, *rows, adds, tail, in_step)
+        return cls(own, pools, least, most, *rows, accumulate_s, tail_s, in_step)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -215,8 +216,8 @@ class _Wires:
 
     @classmethod
     def of(cls, link: Numbers, table: Array, surely: Numbers, possible: Flags, least: Numbers) -> _Wires:
-        """Where ``surely`` so many samples, and at least so many (``least``) of each receiver, are sent."""
-        seconds = np.where(surely > 0, table[link[:, :, None], surely], -np.inf)
+        """Where ``surely`` these samples, and at least ``least`` of each receiver, are sent."""
+        seconds = np.where(surely > 0, table[link[:, :, None], surely], -inf)
         if bool((possible == (surely > 0)).all()):
             return cls(seconds, None, np.zeros(least.shape))
         each = -(-least // np.maximum(possible.sum(axis=0), 1))
@@ -227,7 +228,7 @@ class _Wires:
         sent = np.maximum(free, clock[:, None]) + self.seconds
         arrived = sent.max(axis=0)
         if self.possible is not None:
-            soonest = np.where(self.possible, clock[:, None], np.inf).min(axis=0)
+            soonest = np.where(self.possible, clock[:, None], inf).min(axis=0)
             arrived = np.maximum(arrived, soonest + self.some_s)
         return sent, arrived
 
@@ -279,7 +280,7 @@ class MemberClocks:
         pool_of = {rank: number for number, pool in enumerate(prices.pools) for rank in pool.ranks}
         size = prices.micro_batches[0]
         edges = leaf.leaves.edges
-        order = schedule_order(leaf.schedule, len(candidate.groups), len(prices.micro_batches), edges, leaf.windows)
+        order = schedule_order(leaf.schedule, len(candidate.groups), prices.num_microbatches, edges, leaf.windows)
         if order is not None:
             order = tuple(action for action in order if action[2] < prices.num_counted)
         kept = _kept(order, len(candidate.groups))
@@ -305,7 +306,7 @@ class MemberClocks:
         for _ in range(_ROUNDS if boxes[0].shape[1] else 0):
             most = boxes[1].copy()
             for stage, (before_s, after_s) in zip(self.stages, self._around_s(boxes[0][:, 0]), strict=True):
-                in_time = (stage.works <= upper_s - before_s - after_s).sum(axis=1)
+                in_time = (stage.work_s <= upper_s - before_s - after_s).sum(axis=1)
                 most[stage.own, 0] = np.minimum(most[stage.own, 0], in_time)
             boxes = self._tightened(boxes[0], most)
             if not boxes[0].shape[1]:
@@ -315,7 +316,7 @@ class MemberClocks:
     def _around_s(self, least: Numbers) -> list[tuple[float, float]]:
         """By stage, what passes before its first F and after its last backward."""
         before = [0.0 for _ in self.stages]
-        after = [stage.tail for stage in self.stages]
+        after = [stage.tail_s for stage in self.stages]
         seconds = [self._taken(stage, least[stage.own, None]) for stage in self.stages]
         fastest = [(float(heads.min()), float(backs.min())) for heads, backs, _ in seconds]
         for (source, destination, returns), messages in sorted(
@@ -359,11 +360,11 @@ class MemberClocks:
     def bounds(self, least: Numbers, most: Numbers) -> Array:
         """By box, what the pipeline takes at least."""
         seconds = [self._taken(stage, least[stage.own]) for stage in self.stages]
-        alone = [works.max(axis=0) + stage.tail for stage, (_, _, works) in zip(self.stages, seconds, strict=True)]
+        alone = [works.max(axis=0) + stage.tail_s for stage, (_, _, works) in zip(self.stages, seconds, strict=True)]
         bounds: Array = np.maximum.reduce(alone)
         if self.order is not None:
             clock = self._replayed(self.order, seconds, self._wires(least, most))
-            ends = [now.max(axis=0) + stage.tail for now, stage in zip(clock, self.stages, strict=True)]
+            ends = [now.max(axis=0) + stage.tail_s for now, stage in zip(clock, self.stages, strict=True)]
             np.maximum(bounds, np.maximum.reduce(ends), out=bounds)
         return bounds
 
@@ -376,13 +377,13 @@ class MemberClocks:
         forwards = _WirePasses([own for own, _, _ in seconds], *of_forwards, [*free_s], [there for there, _ in wires])
         backwards = _WirePasses([own for _, own, _ in seconds], *of_backwards, free_s, [back for _, back in wires])
         clock = [np.zeros(heads.shape) for heads, _, _ in seconds]
-        adds = [stage.adds or None for stage in self.stages]
+        adds = [stage.accumulate_s or None for stage in self.stages]
         return replay(order, (forwards, backwards), clock, adds, num_counted=len(order))  # it has no others
 
     def _taken(self, stage: _Members, least: Numbers) -> tuple[Array, Array, Array]:
         """By member and box: its F, B and all that it does."""
         rows = np.arange(len(least))[:, None]
-        heads, backs, works = (table[rows, least - 1] for table in (stage.heads, stage.backs, stage.works))
+        heads, backs, works = (table[rows, least - 1] for table in (stage.forward_s, stage.backward_s, stage.work_s))
         if stage.in_step:
             heads = np.broadcast_to(heads.max(axis=0), heads.shape)
         return heads, backs, works
@@ -393,11 +394,11 @@ class MemberClocks:
         wires = []
         for (source, destination, _), messages in zip(self.edges, self.messages, strict=True):
             low, high = borders[source]
-            low_behind, high_behind = borders[destination]
-            ends = np.minimum(low[1:, None], low_behind[None, 1:])
-            surely = np.maximum(ends - np.maximum(high[:-1, None], high_behind[None, :-1]), 0)
-            farthest = np.minimum(high[1:, None], high_behind[None, 1:])
-            possible = farthest > np.maximum(low[:-1, None], low_behind[None, :-1])
+            next_low, next_high = borders[destination]
+            ends = np.minimum(low[1:, None], next_low[None, 1:])
+            surely = np.maximum(ends - np.maximum(high[:-1, None], next_high[None, :-1]), 0)
+            farthest = np.minimum(high[1:, None], next_high[None, 1:])
+            possible = farthest > np.maximum(low[:-1, None], next_low[None, :-1])
             there = _Wires.of(messages.link, messages.there, surely, possible, least[self.stages[destination].own])
             turned = messages.link.T, messages.back, surely.swapaxes(0, 1), possible.swapaxes(0, 1)
             wires.append((there, _Wires.of(*turned, least[self.stages[source].own])))

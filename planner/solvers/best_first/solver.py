@@ -14,24 +14,13 @@ Subject to  memory on every rank, with the micro-batches in flight              
             a sample of every micro-batch on every rank of a stage                      ``feasibility.usable``
             side constraints                                                      ``candidates.constraints``
 
-The bound.  What a pipeline takes at least is a fold over its stages, from the last to the first: E, G, S and V of
+The bound.  What a pipeline takes at least, on network cards too, is a fold over its stages, from the last to the first:
                                                                                               ``recurrence``
-
-Network cards.  No card ever carries more than r bytes a second, the most of what cards can and of what any message or
-sum does alone (``NetworkPrices.most_card_bytes_per_s``), however flows share it (``costs.simulator.traffic``).  So what
-begins at t or later is on a card until t + its bytes / r at least:
-    C_s is also the bytes of all M messages on the fullest card / r.  The first begins after an F of s, and behind the
-        last of them, whichever it is, come an F of s + 1, its B and the gradient         ``HandoverBounds._on_cards``
-    x_s is what s, on n_s of n hosts, puts on a card of each in its sum / r, times n_s / n.  Where gradients come back
-        the last B of stage k precedes those of all stages before it, and their sums: behind it come the bytes of
-        these on each host, and so their mean over hosts                                                ``Suffixes``
-    of a complete pipeline the hosts are known: behind each flow come all on a card that begin no sooner than it
-                                                                                        ``leaf_bound.CardLoads``
 
 The least values over all continuations, for each cut, devices left and first group, are a
 DP over suffixes                                                                                   ``bound``
 and for each cut and worth of devices left, whichever they are, a table over counts                ``counts_table``
-Where stage s + 1 need not read from s, only the step as a whole is bounded                  ``Labels.free``
+Where stage s + 1 need not read from s, only the step as a whole is bounded                  ``Labels.step_s``
 Stages that do not depend on one another are bounded in one order and simulated in each   ``GraphCuts.disorder``
 
 Prefixes of pipelines wait in a queue by the bound of their best continuation                   ``prefixes``
@@ -144,11 +133,13 @@ def _searched(start: SearchStart, progress: Progress | None) -> Outcome:
     whole = start.evaluator.budget
     until_s = whole.elapsed_s + policy.SEARCH * whole.clock_s
     within = whole.part(policy.SEARCH * whole.left_s, until_s=until_s)
-    search = BestFirstSearch(start.evaluator, progress, within=within, improved=start.improved, known_s=start.known_s)
+    search = BestFirstSearch(
+        start.evaluator, progress, within=within, improved=start.improved, start_bound_s=start.bound_s
+    )
     outcome = search.run(start.items())
     if outcome.best is None or outcome.status != TIME_LIMIT:
         return outcome
-    return replace(outcome, best=start.improved(outcome.best, whole.part(reserve_s=search.answer_s)))
+    return replace(outcome, best=start.improved(outcome.best, whole.part(reserve_s=search.answer_work_s)))
 
 
 def _written(
@@ -166,17 +157,17 @@ def _written(
     evaluator = start.evaluator
     if outcome.best is None:
         raise _nothing_found(evaluator, outcome)
-    evaluator.budget.reserve(evaluator.answer_s(outcome.best.candidate))
+    evaluator.budget.reserve(evaluator.answer_work_s(outcome.best.candidate))
     chosen, tie = without_ties(evaluator, outcome.best, _incumbents(start, over_samples, outcome))
     decision, predicted = written(problem, evaluator.pricing, chosen.candidate)
-    evaluator.budget.spend(evaluator.forecast_s(chosen.candidate))
-    evaluator.budget.reserve(evaluator.writing_s)
+    evaluator.budget.spend(evaluator.forecast_work_s(chosen.candidate))
+    evaluator.budget.reserve(evaluator.writing_work_s)
     fastest_s = tie.step_s if tie is not None else predicted.prediction.step_s
     limits = certainty + binding(decision.stages, predicted)
-    proof = replace(_proof(start, outcome, fastest_s), binding=limits, tie=tie)
+    searched = replace(_search_of(start, outcome, fastest_s), binding=limits, tie=tie)
     fastest = outcome.best if tie is not None else None
     others = alternatives(evaluator, chosen, start.choices, outcome.by_num_stages, fastest)
-    return plan_of(problem, decision, predicted.prediction, proof, others)
+    return plan_of(problem, decision, predicted.prediction, searched, others)
 
 
 def _incumbents(start: SearchStart, over_samples: Outcome, outcome: Outcome) -> Iterator[Evaluation]:
@@ -186,7 +177,7 @@ def _incumbents(start: SearchStart, over_samples: Outcome, outcome: Outcome) -> 
     yield from (evaluation for evaluation in plans if evaluation is not None)
 
 
-def _proof(start: SearchStart, outcome: Outcome, step_s: float) -> Search:
+def _search_of(start: SearchStart, outcome: Outcome, step_s: float) -> Search:
     """What is known of how far a plan of ``step_s`` can be from the best."""
     problem = start.evaluator.problem
     bound_s = min(outcome.bound_s, start.least_work_s, step_s)

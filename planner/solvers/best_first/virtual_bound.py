@@ -23,6 +23,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,7 @@ Occurrences = Array
 """How often each of these counts: (stage, of ``F`` to ``RETURN``)."""
 
 Seconds = Array
-"""What each of these takes: (stage, of ``F`` to ``RETURN``), and one for each of many pipelines behind."""
+"""What each of these takes: (stage, of ``F`` to ``RETURN``), and last one for each of many pipelines."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +81,7 @@ class FixedOrder:
 
     Attributes:
         actions: of each what it lasts (numbers of its stage that are added), its stage, the action before it on its
-            position, that which it waits for, and the message between: 2 s behind stage s, 2 s + 1 back.  -1: none.
+            position, that which it waits for, and the message between: 2 s after stage s, 2 s + 1 back.  -1: none.
         last: the last action of each position and of each stage; ``closings``: what follows it, the updates of its
             position or the tail of its stage, (action, stage, number).
     """
@@ -167,12 +168,12 @@ class Tables:
 
     Attributes:
         where: the position of each stage.
-        spans: by stage; ``messages``: behind each, (stage, there and back, cut).
+        spans: by stage; ``messages``: after each, (stage, there and back, cut).
         limits: bytes of each member, by position.
         order: of the schedule, where that is known.
         always: sums that hold under any order, (sum, stage, number).
         bound_s: none of them is faster.
-        sums: those that prefixes are bounded by; ``behind``: the least of each from a stage on, by the cut where it
+        sums: those that prefixes are bounded by; ``rest``: the least of each from a stage on, by the cut where it
             begins, (sum, stage, cut); last, 0 at the end.
         num_numbers: of all tables that were made.
     """
@@ -185,7 +186,7 @@ class Tables:
     always: Array
     bound_s: float = field(init=False, default=0.0)
     sums: Array = field(init=False)
-    behind: Array = field(init=False)
+    rest: Array = field(init=False)
     num_numbers: int = field(init=False, default=0)
 
     @classmethod
@@ -196,7 +197,7 @@ class Tables:
             where: the position of each stage.
         """
         spans = tuple(prices.spans(groups[r]) for r in where)
-        count = len(prices.prices.micro_batches)
+        count = prices.prices.num_microbatches
         messages = np.zeros((len(where), 2, len(spans[0].possible)))
         for stage, (a, b) in enumerate(pairwise(where)):
             messages[stage] = prices.messages(groups[a], groups[b])
@@ -205,7 +206,7 @@ class Tables:
         return cls(tuple(where), spans, messages, limits, order, _always(where, prices.is_linked))
 
     @property
-    def takes_s(self) -> float:
+    def work_s(self) -> float:
         """The work that was done."""
         return NUMBER_S * self.num_numbers
 
@@ -213,14 +214,14 @@ class Tables:
         """What the balanced pipeline takes by its order, about; infinite if there is none."""
         cuts = balanced_places([spans.whole for spans in self.spans])
         seconds = np.zeros(()) if cuts is None else self.seconds(np.array([cuts]))[..., 0]
-        return np.inf if cuts is None else float((self._longest(seconds) * seconds).sum())
+        return inf if cuts is None else float((self._longest(seconds) * seconds).sum())
 
     @property
     def many(self) -> int:
-        """So many prefixes are looked at together: :meth:`grown` works on a few tables that fit into a cache."""
+        """Prefixes that are looked at together: :meth:`grown` works on a few tables that fit into a cache."""
         return max(16, _NUMBERS_AT_ONCE // len(self.spans[0].possible))
 
-    def bounded(self, upper_s: float, in_full: bool = True, most_s: float = np.inf) -> Tables:
+    def bounded(self, upper_s: float, in_full: bool = True, most_s: float = inf) -> Tables:
         """The same with the bound of the best mean: sums play against cuts.
 
         Args:
@@ -230,28 +231,28 @@ class Tables:
         """
         cuts = balanced_places([spans.whole for spans in self.spans])
         if cuts is None:
-            self.bound_s = np.inf
+            self.bound_s = inf
             return self
         visited = [self.seconds(np.array([cuts]))[..., 0]]
         sums = [self._longest(visited[0])]
         means: list[tuple[float, Occurrences]] = []
         players = _Players()
         best_s = 0.0
-        least_s = np.inf  # no mean has a larger bound
+        least_s = inf  # no mean has a larger bound
         for _ in range(_ROUNDS):
             self.num_numbers += int(_ROUND_S / NUMBER_S)
             costs = np.tensordot(np.array(sums), np.array(visited), ((1, 2), (1, 2)))
             of_sums, of_cuts = players.mixtures(costs)
             mean = np.tensordot(of_sums, np.array(sums), 1)
-            behind = self._behind(mean)
-            means.append((float(behind[0][0]), mean))
+            rest = self._rest(mean)
+            means.append((float(rest[0][0]), mean))
             best_s = max(best_s, means[-1][0])
             mixed = np.tensordot(of_cuts, np.array(visited), 1)
             answer = self._longest(mixed)
-            path = self.seconds(self._shortest(mean, behind)[None, :])[..., 0]
+            path = self.seconds(self._shortest(mean, rest)[None, :])[..., 0]
             least_s = min(least_s, float((answer * mixed).sum()))
             is_over = best_s >= upper_s or least_s <= best_s * (1 + _NEAR)
-            if is_over or (least_s < upper_s and not in_full) or self.takes_s > most_s:
+            if is_over or (least_s < upper_s and not in_full) or self.work_s > most_s:
                 break
             visited.append(path)
             sums += [answer, self._longest(path)]
@@ -259,7 +260,7 @@ class Tables:
         distinct = {times.tobytes(): times for times in [*(mean for _, mean in means[:_MEANS]), *sums]}
         self.bound_s = best_s
         self.sums = np.array(list(distinct.values()))
-        self.behind = np.array([self._behind(times) for times in self.sums])
+        self.rest = np.array([self._rest(times) for times in self.sums])
         return self
 
     def _longest(self, seconds: Seconds) -> Occurrences:
@@ -275,22 +276,22 @@ class Tables:
         """What a sum counts of a stage, by first and last cut."""
         spans = self.spans[stage]
         cost = np.tensordot(times[stage, :THERE], spans.seconds, 1) + times[stage, THERE:] @ self.messages[stage]
-        return np.where(spans.possible, cost, np.inf)
+        return np.where(spans.possible, cost, inf)
 
-    def _behind(self, times: Occurrences) -> Array:
+    def _rest(self, times: Occurrences) -> Array:
         """The least of a sum from each stage on, by the cut where it begins."""
         self.num_numbers += 4 * len(self.spans) * self.spans[0].possible.size
-        behind = np.full((len(self.spans) + 1, len(self.spans[0].possible)), np.inf)
-        behind[-1, -1] = 0.0
+        rest = np.full((len(self.spans) + 1, len(self.spans[0].possible)), inf)
+        rest[-1, -1] = 0.0
         for stage in reversed(range(len(self.spans))):
-            behind[stage] = (self._cost(times, stage) + behind[stage + 1]).min(axis=1)
-        return behind
+            rest[stage] = (self._cost(times, stage) + rest[stage + 1]).min(axis=1)
+        return rest
 
-    def _shortest(self, times: Occurrences, behind: Array) -> Numbers:
+    def _shortest(self, times: Occurrences, rest: Array) -> Numbers:
         """The cuts of the pipeline of which a sum is least."""
         cuts = [0]
         for stage in range(len(self.spans)):
-            cuts.append(int((self._cost(times, stage)[cuts[-1]] + behind[stage + 1]).argmin()))
+            cuts.append(int((self._cost(times, stage)[cuts[-1]] + rest[stage + 1]).argmin()))
         return np.array(cuts)
 
     def seconds(self, cuts: Numbers) -> Seconds:
@@ -313,7 +314,7 @@ class Tables:
         stage = cuts.shape[1] - 1
         count = len(self.sums)
         spans = self.spans[stage]
-        behind = self.behind[:, stage + 1]
+        rest = self.rest[:, stage + 1]
         done = np.tensordot(self.sums[:, :stage], self.seconds(cuts), 2)
         longer = [np.zeros((0, stage + 2), dtype=cuts.dtype)]
         bounds = [np.zeros(0)]
@@ -321,7 +322,7 @@ class Tables:
             own = np.flatnonzero(cuts[:, -1] == first)
             lasts = np.flatnonzero(spans.possible[first])
             cost = self.sums[:, stage, :THERE] @ spans.seconds[:, first, lasts]
-            cost += self.sums[:, stage, THERE:] @ self.messages[stage][:, lasts] + behind[:, lasts]
+            cost += self.sums[:, stage, THERE:] @ self.messages[stage][:, lasts] + rest[:, lasts]
             bound = functools.reduce(np.maximum, (done[n, own, None] + cost[n] for n in range(count)))
             rows, columns = np.nonzero((bound < upper_s) & self._holds(cuts[own], stage, lasts))
             longer.append(np.column_stack([cuts[own[rows]], lasts[columns]]).astype(cuts.dtype))
@@ -352,7 +353,7 @@ class Tables:
     def _moved(self, cuts: Numbers) -> tuple[float, Numbers]:
         """What a pipeline takes by its order, and its cuts, after the best moves."""
         moves = np.array([move for width in (1, 2) for move in _moves(len(cuts), width)]).reshape(-1, len(cuts))
-        best_s = np.inf
+        best_s = inf
         for _ in range(_ROUNDS):
             around = np.concatenate([cuts[None, :], cuts + moves])
             around = around[((around >= 0) & (around <= cuts[-1])).all(axis=1)]
@@ -388,7 +389,7 @@ class Tables:
 
 
 def _moves(count: int, width: int) -> Iterator[Numbers]:
-    """So many neighbouring cuts, none at an end, one or two places on or back."""
+    """``width`` neighbouring cuts, none at an end, one or two places on or back."""
     for place in range(1, count - width):
         for by in (-2, -1, 1, 2):
             yield by * ((np.arange(count) >= place) & (np.arange(count) < place + width))
@@ -450,4 +451,4 @@ def _limits(group: PricedGroup, num_microbatches: int, num_stages: int) -> Array
     """What each member of a group may hold."""
     memory = group.prices.memory
     rounding = (num_microbatches + 6) * num_stages  # the simulator rounds bytes slot by slot
-    return np.array([holder.limit_bytes + rounding for holder in memory.holders] if memory is not None else [np.inf])
+    return np.array([holder.limit_bytes + rounding for holder in memory.holders] if memory is not None else [inf])

@@ -44,10 +44,10 @@ WAYS = (1, 2, 3, 4)
 """Stages a position that are tried where the schedule leaves it open."""
 
 MANY_SEQUENCES = 500
-"""So many sequences of groups at most are all looked at."""
+"""Sequences of groups up to which all are looked at."""
 
 MANY_SHARES = 64
-"""So many ways to share samples in the groups of a sequence at most are all looked at."""
+"""Ways to share samples in the groups of a sequence up to which all are looked at."""
 
 _FEW_KINDS = 3
 _COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)  # positions, where groups are of one size
@@ -116,7 +116,7 @@ class PipelineFamilies:
                 others.append(family)
                 continue
             tables = family.tables(upper_s, in_full=False, most_s=within.left_s)
-            budget.spend(tables.takes_s)
+            budget.spend(tables.work_s)
             if tables.bound_s < upper_s:
                 weighed.append(replace(family, bound_s=max(family.bound_s, tables.bound_s)))
         return [*sorted(weighed, key=lambda family: family.bound_s), *others]
@@ -189,7 +189,7 @@ class Family:
             if best is not None:
                 yield best
             yield Branch(self, tables, np.zeros((1, 1), dtype=np.int64), np.array([tables.bound_s]))
-        evaluator.budget.spend(tables.takes_s)
+        evaluator.budget.spend(tables.work_s)
 
     def candidate(self, cuts: Sequence[int]) -> Candidate:
         """The pipeline with these cuts, on the first free ranks of each pool."""
@@ -222,7 +222,7 @@ class Family:
         """What a simple one takes, about."""
         tables = Tables.of(self.stage_prices, self.groups, self.where, self.schedule)
         guess_s = tables.balanced_s()
-        evaluator.budget.spend(_GUESS_S + tables.takes_s)
+        evaluator.budget.spend(_GUESS_S + tables.work_s)
         return guess_s
 
     def simple(self, evaluator: Evaluator) -> Evaluation | None:
@@ -277,9 +277,9 @@ class Branch:
             if not evaluator.unmet(candidate):
                 yield candidate
             return
-        before_s = self.tables.takes_s
+        before_s = self.tables.work_s
         cuts, bounds = self.tables.grown(self.cuts[:count], upper_s)
-        evaluator.budget.spend(self.tables.takes_s - before_s)
+        evaluator.budget.spend(self.tables.work_s - before_s)
         if len(bounds):
             yield replace(self, cuts=cuts, bounds=bounds)
 
@@ -323,7 +323,7 @@ class Sequences:
 def families(every: Iterable[GroupPrices], devices: DeviceStates, names: Sequence[str]) -> Iterator[PipelineFamilies]:
     """All that are searched of schedules for several stages a position, for each way to cut the batch."""
     formed: dict[bool, Sequences] = {}
-    for prices in sorted(every, key=lambda prices: len(prices.micro_batches)):  # short programs first
+    for prices in sorted(every, key=lambda prices: prices.num_microbatches):  # short programs first
         for mirrored in sorted({traits(name).bidirectional for name in names}.difference(formed)):
             formed[mirrored] = sequences(devices, mirrored, prices.freedom.max_stages)
         work_s = float(prices.capacity_s().min(axis=0).sum())
@@ -378,8 +378,8 @@ def _every(devices: DeviceStates, mirrored: bool, state: Counts, names: Counts) 
             continue
         group = at_pools(option.group, names, len(names))
         yield (group,)
-        behind = tuple(names[place] for place in option.order)
-        for others in _every(devices, mirrored, option.left, behind):
+        renamed = tuple(names[place] for place in option.order)
+        for others in _every(devices, mirrored, option.left, renamed):
             yield (group, *others)
 
 

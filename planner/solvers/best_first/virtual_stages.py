@@ -19,7 +19,7 @@ _ROUNDING = 1e-9
 F, B, F_LAST, B_LAST, ADDS, W, WHOLE, PATH, UPDATE, TAIL, THERE, RETURN = range(12)
 """What a stage takes: its shortest F and B (or I), and those of the last micro-batch, which may be smaller; what a B
 or W takes longer that finds gradients; its shortest W; all that a rank does of it in a step, and the same without W;
-its update, and reduction and update; the message behind it, there and back."""
+its update, and reduction and update; the message after it, there and back."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,9 +60,9 @@ class StagePrices:
 
     def __post_init__(self) -> None:
         cuts = self.prices.cuts
-        every = [np.unique(cuts.column[:, :cut, cut]) for cut in range(1, cuts.last)]
+        every = [np.unique(cuts.crossing_of[:, :cut, cut]) for cut in range(1, cuts.last)]
         self._rows = [rows[rows >= 0] for rows in every]
-        linked = cuts.columns.linked & cuts.columns.has_gradient
+        linked = cuts.crossings.linked & cuts.crossings.has_gradient
         self.is_linked = all(bool(len(rows) and linked[rows].all()) for rows in self._rows)
 
     def spans(self, group: PricedGroup) -> GroupSpans:
@@ -76,15 +76,15 @@ class StagePrices:
     def _worked_out(self, group: PricedGroup) -> GroupSpans:
         cuts = self.prices.cuts
         prices = group.prices
-        count = len(self.prices.micro_batches)
+        count = self.prices.num_microbatches
         every = np.arange(cuts.last + 1)
         first = every[:, None]
         last = every[None, :]
         stage = group.stage(first, last)
         possible = cuts.inside & (stage.window > 0)
-        whole = stage.all_work
-        paths = stage.work
-        late = (whole - paths - (count - 1) * stage.adds) / count
+        whole = stage.all_work_s
+        paths = stage.work_s
+        late = (whole - paths - (count - 1) * stage.accumulate_s) / count
         if not (prices.is_even and len(prices.all_works.sums) == 1):
             late = np.zeros_like(whole)  # of whom, and of which micro-batch, is not known
         if self.mirrored or not _is_one_slowest(prices.all_works, cuts.inside):
@@ -92,7 +92,7 @@ class StagePrices:
             paths = paths - prices.works.most(first, last) + _mean_of(prices.works, first, last)
         update = prices.updates.least(first, last) * (prices.parted is None)
         late = np.maximum(late, 0.0)
-        numbers = *self._passes(group, stage), stage.adds, late, whole, paths, update, stage.tail
+        numbers = *self._passes(group, stage), stage.accumulate_s, late, whole, paths, update, stage.tail_s
         seconds = np.array([np.where(possible, number, 0.0) for number in numbers])
         return GroupSpans(possible, seconds, _resident(prices.memory))
 
@@ -101,9 +101,9 @@ class StagePrices:
         prices = group.prices
         micro_batches = self.prices.micro_batches
         kinds = {prices.cost_model.kind(rank) for rank in group.ranks}
-        samples = [set(group.samples[rows]) for rows in (micro_batches[0], micro_batches[-1])]
+        samples = [set(group.samples[size]) for size in (micro_batches[0], micro_batches[-1])]
         if len(prices.passes_s) != 2 or len(kinds) > 1 or any(len(own) > 1 for own in samples):
-            return (stage.head, stage.back) * 2
+            return (stage.forward_s, stage.backward_s) * 2
         exchanges = prices.exchange_forward_s, prices.exchange_backward_s
         columns = (own + exchange for turn in prices.passes_s for own, exchange in zip(turn, exchanges, strict=True))
         return tuple(column[None, :] - column[:, None] for column in columns)
@@ -116,8 +116,8 @@ class StagePrices:
         if self.is_linked and source is not destination:
             link = self.links.between(source, destination)
             for cut, rows in enumerate(self._rows, 1):
-                there[cut] = link.there[rows].min()
-                back[cut] = link.back[rows].min()
+                there[cut] = link.forward_s[rows].min()
+                back[cut] = link.least_backward_s[rows].min()
         return there, back
 
 

@@ -77,7 +77,7 @@ class SearchStart:
         freedom = Freedom.of(problem)
         devices = self.devices = _devices(freedom)
         cuts = self.cuts = _cuts(cost_model, freedom)
-        self.evaluator.budget.spend(_LAYER_S * len(problem.profile.graph.layers))
+        self.evaluator.budget.spend(_LAYER_S * len(problem.graph.layers))
         self._note(cuts, devices)
         spaces = list(self._spaces(devices, cuts))
         self.capacity_s = min((space.bound_s for space in spaces), default=0.0)
@@ -112,9 +112,9 @@ class SearchStart:
         if self.devices is not None:
             yield from families([space.prices for space in self._answers.spaces], self.devices, names)
 
-    def chunked_takes_s(self) -> float:
+    def chunked_work_s(self) -> float:
         """The work before the first of them, about."""
-        return NUMBER_S * sum(space.prices.cuts.column.size for space in self._answers.spaces)
+        return NUMBER_S * sum(space.prices.cuts.crossing_of.size for space in self._answers.spaces)
 
     def chunked_left_out(self, names: Sequence[str]) -> Iterator[Rejected]:
         """What they leave out, and why."""
@@ -126,7 +126,7 @@ class SearchStart:
         """The step of the best plan so far."""
         return inf if self.best is None else self.best.step_s
 
-    def known_s(self) -> float:
+    def bound_s(self) -> float:
         """No plan is faster, as far as is known."""
         return max(self.capacity_s, self.whole_s)
 
@@ -186,7 +186,7 @@ class SearchStart:
         if cuts.num_left_out:
             why = f"next to layers that cost nothing; {cuts.last - 1} places remain"
             self.rejected.append(Rejected(f"{cuts.num_left_out} places to cut", why))
-        graph = self.evaluator.problem.profile.graph
+        graph = self.evaluator.problem.graph
         if not may_part_ties(self.evaluator.problem):
             why = "they share parameters, and the schedule updates within a step, with some of the gradients alone"
             self.rejected += uncut(graph.tied_layers(), graph, why)

@@ -20,9 +20,10 @@ from planner.costs.shards.device_mesh import at_least_one, proportional
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.placement import LayoutCosts
 from planner.costs.stages.stage_cost import with_ways
+from planner.ir.cluster import RankIds
 from planner.ir.codec import fingerprint
 from planner.ir.errors import MissingMeasurementError
-from planner.ir.layout import equal_shares
+from planner.ir.layout import Shares, equal_shares
 from planner.ir.plan import Alternative, Decision, Plan, PlanInputs, Prediction, Search, Stage
 from planner.ir.problem import Problem
 from planner.layers.recomputed import cores_among
@@ -44,7 +45,7 @@ class DevicePool:
     kind: str
     groups: tuple[str, ...]
     room_bytes: int
-    ranks: tuple[int, ...]
+    ranks: RankIds
     told_apart: tuple[bool, ...] = ()
     own_links: str = ""
     bytes_beside: int = 0
@@ -63,13 +64,13 @@ class DevicePool:
 
 def ends_of_hosts(problem: Problem) -> list[int]:
     """How many of the usable ranks there are up to the end of each host but the last."""
-    hosts = [problem.profile.cluster.devices[rank].host for rank in problem.ranks]
+    hosts = [problem.cluster.devices[rank].host for rank in problem.ranks]
     return [number for number in range(1, len(hosts)) if hosts[number] != hosts[number - 1]]
 
 
 def pools(problem: Problem, constraints: Constraints | None = None) -> tuple[DevicePool, ...]:
     """The usable ranks as pools, in order of their first rank; ranks that ``constraints`` tell apart are so."""
-    cluster = problem.profile.cluster
+    cluster = problem.cluster
     alike: dict[tuple[str, tuple[str, ...], int, int, tuple[bool, ...]], list[int]] = {}
     for rank in problem.ranks:
         device = cluster.devices[rank]
@@ -132,8 +133,8 @@ def divided(problem: Problem, candidate: Candidate) -> Candidate:
 
 def stages_of(problem: Problem, candidate: Candidate) -> tuple[Stage, ...]:
     """The candidate's stages as a plan writes them down."""
-    graph = problem.profile.graph
-    devices = problem.profile.cluster.devices
+    graph = problem.graph
+    devices = problem.cluster.devices
     by_stage: list[list[str]] = [[] for _ in candidate.groups]
     for layer, stage in zip(graph.layers, candidate.stage_of, strict=True):
         by_stage[stage].append(layer.name)
@@ -157,7 +158,7 @@ def stages_of(problem: Problem, candidate: Candidate) -> tuple[Stage, ...]:
 
 def decision_of(problem: Problem, candidate: Candidate) -> Decision:
     """The candidate as a plan writes it down."""
-    graph = problem.profile.graph
+    graph = problem.graph
     rows = candidate.rows or program_of(graph, candidate).rows
     different = {id(row): row for row in rows}  # like ranks have one object
     texts = {key: tuple(map(str, row)) for key, row in different.items()}
@@ -197,7 +198,7 @@ _PARTS = 1000
 """Into how many parts, or somewhat fewer, a stage is divided whose ranks share parts of samples."""
 
 
-def part_shares(problem: Problem, cost_model: CostModel, ranks: tuple[int, ...], size: int) -> tuple[int, ...]:
+def part_shares(problem: Problem, cost_model: CostModel, ranks: RankIds, size: int) -> tuple[int, ...]:
     """Parts of all samples of each rank of a stage, whatever their number: equal, else in proportion to speed.
 
     Their sum is not ``size``, samples of a full micro-batch, which would make them samples.
@@ -209,7 +210,7 @@ def part_shares(problem: Problem, cost_model: CostModel, ranks: tuple[int, ...],
     return proportional(_PARTS - (size == _PARTS), speeds)
 
 
-def group_shares(problem: Problem, cost_model: CostModel, ranks: tuple[int, ...], samples: int) -> tuple[int, ...]:
+def group_shares(problem: Problem, cost_model: CostModel, ranks: RankIds, samples: int) -> tuple[int, ...]:
     """Samples of each rank that runs the whole network: equal on devices of one kind, else the least largest time."""
     kinds = [cost_model.kind(rank) for rank in ranks]
     if len(set(kinds)) == 1:
@@ -227,9 +228,7 @@ def group_shares(problem: Problem, cost_model: CostModel, ranks: tuple[int, ...]
     return least_largest(by_speed, most, seconds)
 
 
-def least_largest(
-    shares: tuple[int, ...], most: Sequence[int], seconds: Callable[[int, int], float]
-) -> tuple[int, ...]:
+def least_largest(shares: Shares, most: Sequence[int], seconds: Callable[[int, int], float]) -> tuple[int, ...]:
     """``shares`` of a micro-batch, changed until the largest time of a member is least.
 
     A sample goes from a slowest member to the one that would be the fastest with it, while that one stays below.  Where
@@ -238,7 +237,7 @@ def least_largest(
 
     Args:
         most: samples of each member.
-        seconds: that a member, by its place, takes for so many samples.
+        seconds: that a member, by its place, takes for a number of samples.
     """
     own = list(shares)
     seconds_of = dict[tuple[int, int], float]()
@@ -261,15 +260,15 @@ def least_largest(
 
 
 FEW_SHARES = 36
-"""Up to so many ways to share a micro-batch among the members of a group are all looked at."""
+"""Ways to share a micro-batch among the members of a group up to which all are looked at."""
 
 
-def all_shares(problem: Problem, ranks: tuple[int, ...], samples: int) -> tuple[tuple[int, ...], ...]:
+def all_shares(problem: Problem, ranks: RankIds, samples: int) -> tuple[tuple[int, ...], ...]:
     """Every way to give each rank of a stage samples, if these are few; equal shares alone on devices that are alike.
 
     Empty where there are more than ``FEW_SHARES``, and where ranks are more than samples.
     """
-    devices = problem.profile.cluster.devices
+    devices = problem.cluster.devices
     sorts = {(devices[rank].kind, problem.memory_limit_bytes(rank), devices[rank].memories) for rank in ranks}
     if len(sorts) == 1:
         return (equal_shares(samples, len(ranks)),)

@@ -1,13 +1,13 @@
 """The best of a few candidates, and what is said of it: what binds, why other plans lose, and why nothing fits.
 
-Why not another plan: the best of each other strategy, schedule and number of stages.
+Other plans are the best of each other strategy, schedule and number of stages (``alternatives``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 
 from planner.costs.candidate import Candidate
 from planner.costs.layers.interpolation import measured_together
@@ -26,7 +26,7 @@ ROUNDING = 1e-9
 """Steps closer than this are equally good; the candidate seen first stays."""
 
 _FAR = 3.0
-"""A plan that takes so many times as long is no tie."""
+"""Times as long from which a plan is no tie."""
 
 _LATE_S = 1.0
 """What one candidate may still take when time is up and there is no plan yet."""
@@ -54,8 +54,8 @@ class Selection:
 def cheapest_first(evaluator: Evaluator, candidates: Iterable[Candidate], within: Budget) -> Iterable[Candidate]:
     """The candidates in their order; if they are too much work for the budget, those of few micro-batches first."""
     ordered = list(candidates)
-    if sum(map(evaluator.takes_s, ordered)) > within.left_s:
-        ordered.sort(key=evaluator.takes_s)
+    if sum(map(evaluator.evaluation_work_s, ordered)) > within.left_s:
+        ordered.sort(key=evaluator.evaluation_work_s)
     return ordered
 
 
@@ -89,12 +89,12 @@ def choose(
         if why:
             unmet = unmet or why
             continue
-        takes_long = has_plan or best is not None or evaluator.takes_s(candidate) > _LATE_S
+        takes_long = has_plan or best is not None or evaluator.evaluation_work_s(candidate) > _LATE_S
         if takes_long and not evaluator.has_time_for(candidate, within):
             is_cut_short = True
             continue
         try:
-            evaluation = evaluator.evaluate(candidate, best.step_s if best is not None else float("inf"))
+            evaluation = evaluator.evaluate(candidate, best.step_s if best is not None else inf)
         except MissingMeasurementError as error:
             unknown = error
             continue
@@ -187,10 +187,10 @@ def without_ties(evaluator: Evaluator, best: Evaluation, others: Iterable[Evalua
     if not problem.confidence or problem.objective != THROUGHPUT:
         return best, None
     rivals: dict[Candidate, Decision] = {}
-    takes_s = evaluator.drawn_s(best.candidate)
+    work_s = evaluator.drawing_work_s(best.candidate)
     different = {each.candidate: each for each in others if each.fits and each.candidate != best.candidate}
-    for candidate in sorted(different, key=evaluator.drawn_s):
-        if evaluator.budget.allows(takes_s + evaluator.drawn_s(candidate)):
+    for candidate in sorted(different, key=evaluator.drawing_work_s):
+        if evaluator.budget.allows(work_s + evaluator.drawing_work_s(candidate)):
             rivals[candidate] = _drawn(evaluator, candidate)
     if not rivals:
         return best, None
@@ -209,7 +209,7 @@ def without_ties(evaluator: Evaluator, best: Evaluation, others: Iterable[Evalua
 
 def _drawn(evaluator: Evaluator, candidate: Candidate) -> Decision:
     """The candidate as a plan writes it down, by which its draws are found."""
-    evaluator.budget.spend(evaluator.drawn_s(candidate))
+    evaluator.budget.spend(evaluator.drawing_work_s(candidate))
     whole = divided(evaluator.problem, evaluator.pricing.with_rows(candidate))
     decision = decision_of(evaluator.problem, whole)
     evaluator.ties.judged(decision, whole)
@@ -280,8 +280,8 @@ def _slower(evaluator: Evaluator, name: str, evaluation: Evaluation, best: Evalu
     if evaluator.has_time_for(candidate):
         limits = binding(stages_of(problem, candidate), evaluator.forecast(candidate, num_draws=0))
         why = next((limit for limit in limits if "computes" not in limit), next(iter(limits), ""))
-    drawn_s = evaluator.drawn_s(candidate) + evaluator.drawn_s(best.candidate)
-    if problem.confidence and evaluation.step_s <= _FAR * best.step_s and evaluator.budget.allows(drawn_s):
+    work_s = evaluator.drawing_work_s(candidate) + evaluator.drawing_work_s(best.candidate)
+    if problem.confidence and evaluation.step_s <= _FAR * best.step_s and evaluator.budget.allows(work_s):
         one, other = (_drawn(evaluator, each.candidate) for each in (evaluation, best))
         is_tie = evaluator.ties.is_tie(one, other, problem.confidence)
     return slower(name, evaluation.step_s, evaluation.peak_bytes, best.step_s, why, is_tie=is_tie)
@@ -334,7 +334,7 @@ def infeasible(problem: Problem, closest: Evaluation, would_fit: Sequence[str] =
         would_fit: what helps, in words.
     """
     rank = closest.excess_rank or 0
-    device = problem.profile.cluster.devices[rank]
+    device = problem.cluster.devices[rank]
     limit = problem.memory_limit_bytes(rank)
     memory = closest.memories[rank]
     part, size = max(memory.parts().items(), key=lambda item: item[1])
@@ -346,13 +346,13 @@ def infeasible(problem: Problem, closest: Evaluation, would_fit: Sequence[str] =
         f"usable {size_text(limit)} ({whole})",
         f"largest part: {part}, {size_text(size)}, at micro-batch {max(closest.candidate.micro_batches)}",
     ]
-    mixing = mixing_text(problem.profile.graph)
+    mixing = mixing_text(problem.graph)
     if mixing and len(problem.ranks) > 1:
         details.append(f"{mixing}: a stage that has one is not divided among ranks by samples")
     peaks = {rank: memory.peak_bytes for rank, memory in enumerate(closest.memories)}
     over = {rank: peak for rank, peak in peaks.items() if peak > problem.memory_limit_bytes(rank)} or peaks
     usable = 1 - problem.memory_margin
-    if all(peak <= problem.profile.cluster.devices[rank].memory_bytes * usable for rank, peak in over.items()):
+    if all(peak <= problem.cluster.devices[rank].memory_bytes * usable for rank, peak in over.items()):
         another = f"--memory {ceil(max(over.values()) / 2**20)}MiB, which the devices have"
     else:
         needed = size_text(max(over.values()) / usable)

@@ -85,12 +85,12 @@ class Constraints:
             UnknownNameError: a rule matches no layer, or names a device or kind that the cluster does not have.
             InfeasibleError: two rules, or a rule and another constraint, contradict each other.
         """
-        graph = problem.profile.graph
+        graph = problem.graph
         names = tuple(layer.name for layer in graph.layers)
         of_network = rules_of_state(graph, divides_gradients=problem.zero > 1)
         rules = [Applied(rule, True, matching(rule, names), why) for rule, why in of_network.items()]
         for rule, fixed in (*((rule, True) for rule in problem.fix), *((rule, False) for rule in problem.forbid)):
-            check_names(rule, problem.profile.cluster)
+            check_names(rule, problem.cluster)
             rules.append(Applied(rule, fixed, matching(rule, names)))
         check(problem, rules)
         return cls(problem, tuple(rules), graph.tied_layers())
@@ -166,7 +166,7 @@ class Constraints:
 
     def device_class(self, rank: int) -> tuple[bool, ...]:
         """What the rules tell apart: ranks of equal classes (and equal cost) are interchangeable."""
-        device = self.problem.profile.cluster.devices[rank]
+        device = self.problem.cluster.devices[rank]
         facts = StageFacts((device.name,), (device.kind,))
         return tuple(
             allowed(applied.rule, facts, applied.fixed) for applied in self.rules if applied.rule.what in (DEVICE, KIND)
@@ -182,13 +182,13 @@ class Constraints:
 
     def __len__(self) -> int:
         """The number of layers."""
-        return len(self.problem.profile.graph.layers)
+        return len(self.problem.graph.layers)
 
     def _wrong(
         self, ranks: Sequence[int], recompute: bool | None, ways: CutDegrees | None, number: int | None
     ) -> Flags:
         """The layers that may not be in such a stage."""
-        devices = [self.problem.profile.cluster.devices[rank] for rank in ranks]
+        devices = [self.problem.cluster.devices[rank] for rank in ranks]
         facts = StageFacts(
             tuple(device.name for device in devices), tuple(device.kind for device in devices), number, recompute, ways
         )
@@ -267,7 +267,7 @@ def check(problem: Problem, rules: Sequence[Applied]) -> None:
     """An :class:`InfeasibleError` if two of ``rules``, or one and the rest of the problem, contradict each other."""
     for applied in rules:
         _check_alone(problem, applied)
-    names = [layer.name for layer in problem.profile.graph.layers]
+    names = [layer.name for layer in problem.graph.layers]
     blocks = _blocks(len(names), rules)
     blocks_of = [{blocks[layer] for layer in applied.layers} for applied in rules]
     checked: set[object] = set()
@@ -306,7 +306,7 @@ def _check_alone(problem: Problem, applied: Applied) -> None:
 
 def _check_divisible(problem: Problem, applied: Applied) -> None:
     """A rule that cuts layers in parts along dims that they cannot be cut along."""
-    graph = problem.profile.graph
+    graph = problem.graph
     what = applied.rule.what
     wanted = int(applied.rule.value)
     values = graph.values()
@@ -369,7 +369,7 @@ def _check_devices(problem: Problem, layer: str, rules: Sequence[Applied]) -> No
 
 def _devices(problem: Problem, applied: Applied) -> frozenset[int]:
     """The ranks that a rule about devices or kinds leaves."""
-    devices = problem.profile.cluster.devices
+    devices = problem.cluster.devices
     return frozenset(
         rank
         for rank in problem.ranks
@@ -389,7 +389,7 @@ def _check_together(rules: Sequence[Applied], blocks: Sequence[int]) -> None:
 
 def _check_order(problem: Problem, rules: Sequence[Applied]) -> None:
     """Stages against the flow of data: what a layer reads is made in the same stage or in an earlier one."""
-    graph = problem.profile.graph
+    graph = problem.graph
     index = {layer.name: position for position, layer in enumerate(graph.layers)}
     fixed = {layer: a for a in rules if a.rule.what == STAGE and a.fixed for layer in a.layers}
     latest: dict[int, Applied] = {}

@@ -21,7 +21,9 @@ from planner.costs.stages.input_pipeline import is_core
 from planner.costs.stages.placement import LayoutCosts
 from planner.costs.ties import Ties
 from planner.costs.uncertainty import DRAWS
+from planner.ir.cluster import RankIds
 from planner.ir.errors import IllegalProgramError, MissingMeasurementError
+from planner.ir.layout import Shares
 from planner.ir.lazy import once
 from planner.ir.problem import Problem
 from planner.ir.profile import Measurement
@@ -155,42 +157,40 @@ class Evaluator:
         """What was asked for and is not met (``candidates.feasibility``); empty if the candidate may be an answer."""
         return unmet(self.constraints, candidate)
 
-    def takes_s(self, candidate: Candidate) -> float:
+    def evaluation_work_s(self, candidate: Candidate) -> float:
         """The work of :meth:`evaluate`, about: it grows with ranks and micro-batches."""
         return ACTION_S * self.num_actions(candidate) + _RANK_S * sum(map(len, candidate.groups))
 
-    def forecast_s(self, candidate: Candidate) -> float:
+    def forecast_work_s(self, candidate: Candidate) -> float:
         """The work of a forecast, about; the rows of all ranks are written down, those of like ranks alike."""
         varies = self._ranks_vary(candidate.groups, candidate.shares, frozenset(candidate.micro_batches))
-        takes_s = self.drawn_s(candidate) if varies else self.takes_s(candidate)
-        return _FORECAST_TAKES * takes_s + _WRITTEN_S * num_actions(candidate)
+        work_s = self.drawing_work_s(candidate) if varies else self.evaluation_work_s(candidate)
+        return _FORECAST_TAKES * work_s + _WRITTEN_S * num_actions(candidate)
 
-    def rows_s(self, num_microbatches: int) -> float:
-        """Of it, the work of writing down what all ranks do in a pipeline with so many micro-batches, about."""
+    def rows_work_s(self, num_microbatches: int) -> float:
+        """Of it, the work of writing down what all ranks do in a pipeline, about."""
         return _WRITTEN_S * _ACTIONS_OF_A_STAGE * num_microbatches * len(self.problem.ranks)
 
-    def drawn_s(self, candidate: Candidate) -> float:
+    def drawing_work_s(self, candidate: Candidate) -> float:
         """The work of drawing its step anew, about: no rank stands for others."""
         return _DRAWING_TAKES * ACTION_S * num_actions(candidate)
 
     @once
-    def _ranks_vary(
-        self, groups: tuple[tuple[int, ...], ...], shares: tuple[tuple[int, ...], ...], sizes: frozenset[int]
-    ) -> bool:
+    def _ranks_vary(self, groups: tuple[RankIds, ...], shares: tuple[Shares, ...], sizes: frozenset[int]) -> bool:
         """Whether costs vary, or were not measured at these sizes: a forecast then draws every rank by itself."""
         if any(one.spread > 0 or len(one.raw_s) > 1 for kind in self._measured for one in kind):
             return True
         measured = {one.samples for kind in self._measured for one in kind}
-        return not all(measured.issuperset(self.pricing.samples(own, rows)) for own in shares for rows in sizes)
+        return not all(measured.issuperset(self.pricing.samples(own, size)) for own in shares for size in sizes)
 
     @property
     def _measured(self) -> Collection[Sequence[Measurement]]:
         """By kind of device."""
         return self.problem.profile.measurements.values()
 
-    def answer_s(self, candidate: Candidate) -> float:
+    def answer_work_s(self, candidate: Candidate) -> float:
         """The work of what is said of the candidate where it is the answer, about."""
-        return self.forecast_s(candidate) + self.writing_s
+        return self.forecast_work_s(candidate) + self.writing_work_s
 
     def num_actions(self, candidate: Candidate) -> int:
         """About how many actions are simulated of it: those of ranks that nobody stands for."""
@@ -198,24 +198,22 @@ class Evaluator:
         return num_actions(candidate) // (1 if any(candidate.options) else self._num_slices(*alike))
 
     @once
-    def _num_slices(
-        self, groups: tuple[tuple[int, ...], ...], shares: tuple[tuple[int, ...], ...], sizes: frozenset[int]
-    ) -> int:
+    def _num_slices(self, groups: tuple[RankIds, ...], shares: tuple[Shares, ...], sizes: frozenset[int]) -> int:
         """Ranks for which one of them stands."""
-        samples = [[self.pricing.samples(own, rows) for rows in sizes] for own in shares]
-        symmetry = slices(self.problem.profile.cluster, groups, samples)
+        samples = [[self.pricing.samples(own, size) for size in sizes] for own in shares]
+        symmetry = slices(self.problem.cluster, groups, samples)
         return 1 if symmetry is None else len(symmetry.stands_for) // len(symmetry.kept)
 
     @property
-    def writing_s(self) -> float:
+    def writing_work_s(self) -> float:
         """The work of writing a plan down, about: it has fingerprints of all layers, and their parts."""
-        return (_LAYER_S + _PART_S * len(self.problem.ranks)) * len(self.problem.profile.graph.layers)
+        return (_LAYER_S + _PART_S * len(self.problem.ranks)) * len(self.problem.graph.layers)
 
     def has_time_for(self, candidate: Candidate, within: Budget | None = None) -> bool:
         """Whether it can be evaluated within a part of the budget, or the whole, and said at last what it does."""
-        takes_s = self.takes_s(candidate)
+        work_s = self.evaluation_work_s(candidate)
         within = within or self.budget
-        return within.allows(takes_s + max(0.0, self.answer_s(candidate) - within.reserve_s))
+        return within.allows(work_s + max(0.0, self.answer_work_s(candidate) - within.reserve_s))
 
     def evaluate(self, candidate: Candidate, known_s: float = inf) -> Evaluation:
         """The candidate's step and memory, as ``predict`` would find them.
@@ -231,13 +229,13 @@ class Evaluator:
         Raises:
             MissingMeasurementError: the profile does not say what a layer costs at a size the candidate uses.
         """
-        takes_s = self.takes_s(candidate)
-        self.budget.spend(_BOUND_TAKES * takes_s)
+        work_s = self.evaluation_work_s(candidate)
+        self.budget.spend(_BOUND_TAKES * work_s)
         trial = self._trial(candidate, known_s)
         bound_s = self._lower_bound_s(trial)
         if bound_s > trial.most_s:
             return trial.rejected(bound_s)
-        self.budget.spend((1 - _BOUND_TAKES) * takes_s)
+        self.budget.spend((1 - _BOUND_TAKES) * work_s)
         memories = trial.program.memories()
         excess_rank = self._excess_rank(memories)
         if excess_rank is not None:
@@ -257,7 +255,7 @@ class Evaluator:
             candidate = replace(candidate, prepares_next_step=always)
         program = self.pricing.priced(divided(self.problem, candidate))
         grid = program.compiled.grid
-        devices = self.problem.profile.cluster.devices
+        devices = self.problem.cluster.devices
         prepares = candidate.trains and candidate.prepares_ahead and program.compiled.num_prepared > 0
         on_cores = prepares and all(is_core(devices[rank]) for rank, row in enumerate(grid) if row)
         return _PricedCandidate(candidate, program, program.prices(), known_s, may_look_ahead=on_cores and not always)
@@ -303,7 +301,7 @@ class Evaluator:
     def forecast(self, candidate: Candidate, num_draws: int = DRAWS) -> Forecast:
         """What is predicted of the candidate; rows that it has are validated."""
         problem = self.problem
-        self.budget.spend(self.forecast_s(candidate))
+        self.budget.spend(self.forecast_work_s(candidate))
         return forecast(
             self.pricing, divided(problem, candidate), problem.memory_margin, problem.memory_bytes, num_draws
         )

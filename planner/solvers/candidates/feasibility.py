@@ -30,12 +30,13 @@ from planner.costs.candidate import Candidate, Recomputes, boundaries_of
 from planner.costs.cost_model import CostModel
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.placement import LayoutCosts
+from planner.ir.cluster import RankIds
 from planner.ir.constraints import FAMILIES, REPLICAS, CutDegrees, broken
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.extras import extras
 from planner.ir.graph import KEEPS_SAMPLES, Graph
-from planner.ir.layout import parts_of, samples_of
-from planner.ir.plan import UNCUT, Decision, Rejected
+from planner.ir.layout import Shares, parts_of, samples_of
+from planner.ir.plan import UNCUT, BatchSizes, Decision, Rejected
 from planner.ir.planner_extra import PlannerExtra
 from planner.ir.problem import (
     ALWAYS,
@@ -89,7 +90,7 @@ def chunked_schedule_names(problem: Problem) -> tuple[str, ...]:
 
 def may_stream(problem: Problem) -> bool:
     """Whether messages between two devices may take no time beside what makes and reads them."""
-    devices = problem.profile.cluster.devices
+    devices = problem.cluster.devices
     named = any(schedules.traits(name).streams for name in _schedules(problem))
     return named and any(devices[rank].streams for rank in problem.ranks)
 
@@ -103,7 +104,7 @@ def _schedules(problem: Problem) -> tuple[str, ...]:
     for name in problem.schedules:
         schedules.schedule(name)
     if problem.objective != LATENCY:
-        devices = problem.profile.cluster.devices
+        devices = problem.cluster.devices
         all_stream = all(devices[rank].streams for rank in problem.ranks)
         streaming = tuple(name for name in schedules.names() if all_stream and schedules.traits(name).streams)
         named = tuple(dict.fromkeys(problem.schedules)) or (*schedules.default_names(), *streaming)
@@ -155,9 +156,9 @@ def micro_batch_sizes(problem: Problem, cost_model: CostModel) -> tuple[int, ...
     if any(size < 1 for size in problem.micro_batch_sizes):
         raise UsageError(f"a micro-batch of {min(problem.micro_batch_sizes)} samples", remedies=["give sizes above 0"])
     covered = sum(cost_model.tables.largest_measured(cost_model.kind(rank)) for rank in problem.ranks)
-    if batch_wide_layers(problem.profile.graph) or sees_whole_batch(problem):
+    if batch_wide_layers(problem.graph) or sees_whole_batch(problem):
         return _whole_batch(problem, covered)
-    if fixes_samples(problem.profile.graph):
+    if fixes_samples(problem.graph):
         return _as_captured(problem)
     if problem.micro_batch_sizes:
         sizes = {min(size, batch) for size in problem.micro_batch_sizes}
@@ -176,7 +177,7 @@ def _with_variance(problem: Problem, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """
     varying = tuple(size for size in sizes if not _lacks_variance(problem, size, problem.global_batch % size))
     if sizes and not varying:
-        layer = normalises_values_of_samples(problem.profile.graph)
+        layer = normalises_values_of_samples(problem.graph)
         assert layer is not None, "it is what lacks a variance"
         fitting = [size for size in range(2, problem.global_batch + 1) if problem.global_batch % size != 1]
         raise InfeasibleError(
@@ -190,15 +191,15 @@ def _with_variance(problem: Problem, sizes: tuple[int, ...]) -> tuple[int, ...]:
     return varying
 
 
-def _lacks_variance(problem: Problem, *rows: int) -> bool:
-    if 1 not in rows or problem.objective == LATENCY:
+def _lacks_variance(problem: Problem, *sizes: int) -> bool:
+    if 1 not in sizes or problem.objective == LATENCY:
         return False
-    return normalises_values_of_samples(problem.profile.graph) is not None
+    return normalises_values_of_samples(problem.graph) is not None
 
 
 def sees_whole_batch(problem: Problem) -> bool:
     """Whether some layer depends on its batch, and is to see the whole of it."""
-    return problem.batch_statistics == WHOLE and bool(batch_dependent_layers(problem.profile.graph))
+    return problem.batch_statistics == WHOLE and bool(batch_dependent_layers(problem.graph))
 
 
 def _whole_batch(problem: Problem, covered: int) -> tuple[int, ...]:
@@ -208,8 +209,8 @@ def _whole_batch(problem: Problem, covered: int) -> tuple[int, ...]:
     if max(asked, default=batch) >= batch and (asked or batch <= covered):
         return (batch,)
     why = f"micro-batches of {max(asked)} samples were asked for" if asked else f"up to {covered} were measured"
-    wide = batch_wide_layers(problem.profile.graph)
-    joined = batch_dependent_layers(problem.profile.graph)
+    wide = batch_wide_layers(problem.graph)
+    joined = batch_dependent_layers(problem.graph)
     if not wide:
         raise InfeasibleError(
             "statistics of the whole batch need all samples of a step at once",
@@ -222,7 +223,7 @@ def _whole_batch(problem: Problem, covered: int) -> tuple[int, ...]:
     raise InfeasibleError(
         "the loss needs all samples of a step at once",
         [
-            joined_text(problem.profile.graph),
+            joined_text(problem.graph),
             f"a global batch of {batch} samples, {why}",
         ],
         [
@@ -234,7 +235,7 @@ def _whole_batch(problem: Problem, covered: int) -> tuple[int, ...]:
 
 def _as_captured(problem: Problem) -> tuple[int, ...]:
     """The number of samples of the profile's example as the only size."""
-    samples = problem.profile.graph.samples
+    samples = problem.graph.samples
     batch = problem.global_batch
     asked = problem.micro_batch_sizes
     if batch % samples == 0 and (not asked or samples in asked):
@@ -260,16 +261,16 @@ def is_covered(problem: Problem, cost_model: CostModel, kind: str, samples: floa
 def usable(
     problem: Problem,
     cost_model: CostModel,
-    ranks: tuple[int, ...],
-    shares: tuple[int, ...],
-    micro_batches: tuple[int, ...],
+    ranks: RankIds,
+    shares: Shares,
+    micro_batches: BatchSizes,
 ) -> bool:
     """Whether every rank has a sample of every micro-batch (a mean over none is none), and none more than measured."""
     divide = samples_of if sum(shares) == max(micro_batches) else parts_of
     return all(
         samples > 0 and is_covered(problem, cost_model, cost_model.kind(rank), samples)
-        for rows in set(micro_batches)
-        for rank, samples in zip(ranks, divide(shares, rows), strict=True)
+        for size in set(micro_batches)
+        for rank, samples in zip(ranks, divide(shares, size), strict=True)
     )
 
 
@@ -339,7 +340,7 @@ def require_divisible(graph: Graph) -> None:
 def recompute_choices(problem: Problem) -> tuple[Recomputes, ...]:
     """What a stage may compute again; cores are a choice of ``auto`` where they write scores, which saves most."""
     if problem.recompute == AUTO:
-        writes_scores = any(len(core) > 1 for core in attention_cores(problem.profile.graph))
+        writes_scores = any(len(core) > 1 for core in attention_cores(problem.graph))
         return (Recomputes.NOTHING, Recomputes.ALL, *((Recomputes.CORES,) if writes_scores else ()))
     only = {NEVER: Recomputes.NOTHING, ALWAYS: Recomputes.ALL, SELECTIVE: Recomputes.CORES}
     return (only[problem.recompute],)
@@ -445,8 +446,8 @@ def _rules(constraints: Constraints, candidate: Candidate) -> str:
     if not constraints.rules:
         return ""
     for stage, group in enumerate(candidate.groups):
-        layers = [index for index, number in enumerate(candidate.stage_of) if number == stage]
-        own = {index: option for index in layers if (option := candidate.option_of(index)) is not None}
+        layers = candidate.layers_of(stage)
+        own = candidate.options_of(layers)
         ways = None if own else CutDegrees(sample=len(group))
         if not constraints.allows_stage(layers, group, candidate.recomputes(stage), ways, stage):
             return _broken_rule(problem, candidate)
@@ -462,20 +463,20 @@ def _rules(constraints: Constraints, candidate: Candidate) -> str:
 
 def _broken_rule(problem: Problem, candidate: Candidate) -> str:
     """The first rule that is broken, and by which layer."""
-    layers = {layer.name: candidate.placement_of(index) for index, layer in enumerate(problem.profile.graph.layers)}
+    layers = {layer.name: candidate.placement_of(index) for index, layer in enumerate(problem.graph.layers)}
     decision = Decision(candidate.schedule, candidate.micro_batches, stages_of(problem, candidate), layers, ())
-    cluster = problem.profile.cluster
-    of_network = rules_of_state(problem.profile.graph, divides_gradients=problem.zero > 1)
+    cluster = problem.cluster
+    of_network = rules_of_state(problem.graph, divides_gradients=problem.zero > 1)
     wrong = next((why for rule, why in of_network.items() if broken((rule,), (), decision, cluster)), "")
     return wrong or next(iter(broken(problem.fix, problem.forbid, decision, cluster)), "a side constraint")
 
 
 def gives_all_work(
-    layouts: LayoutCosts, ranks: tuple[int, ...], options: Mapping[int, ShardingSpec], sizes: Collection[int]
+    layouts: LayoutCosts, ranks: RankIds, options: Mapping[int, ShardingSpec], sizes: Collection[int]
 ) -> bool:
     """Whether no rank is left without a part of a layer, in micro-batches of any of ``sizes``."""
-    for rows in sizes:
-        prices = layouts.prices(ranks, rows)
+    for size in sizes:
+        prices = layouts.prices(ranks, size)
         if any((prices.shards(index, (option,)).share <= 0).any() for index, option in options.items()):
             return False
     return True
@@ -488,8 +489,8 @@ def joins_all_ranks(graph: Graph, candidate: Candidate) -> bool:
     """
     boundaries = boundaries_of(graph, candidate)
     for edge in boundaries.edges():
-        for rows in set(candidate.micro_batches):
-            messages = boundaries.messages(edge, rows)
+        for size in set(candidate.micro_batches):
+            messages = boundaries.messages(edge, size)
             senders = {message.src for message in messages if message.gradient_parts or not edge.gradient}
             receivers = {message.dst for message in messages}
             if senders != set(candidate.groups[edge.src]) or receivers != set(candidate.groups[edge.dst]):

@@ -1,6 +1,6 @@
 """Orders of a candidate's stages: those that do not depend on one another may come in any.
 
-The number of a stage decides when ranks send to it and take from it, before or behind others: a rank's receives are in
+The number of a stage decides when ranks send to it and take from it, before or after others: a rank's receives are in
 the order of the stages that send, its sends of a backward in the reverse.  So what a step takes depends on the order
 of two stages that do not depend on one another if some stage has to do with both: it reads from both, or both from it.
 All else in a program follows from the DAG of its stages, but where a schedule asks the clock which stage comes first.

@@ -30,7 +30,7 @@ suffices with the micro-batches that the schedule then has in flight.  So T is
 with unlike members, statistics and the sum of gradients told apart, and no big M: an F of a stage follows one of the
 stage before, and a B is followed by one there.  The stages before a layer's are those of the path that end at a cut
 without it; for a cut that is not on the path, the sum is that of its first stages, and says less.  Where a stage need
-not read from the one before, all rows begin anew behind that cut.  So T is below the simulated step of every
+not read from the one before, all rows begin anew after that cut.  So T is below the simulated step of every
 synchronous schedule with one stage a position.
 
 Sizes of micro-batches and schedules are enumerated outside, best bound first; every solution is simulated and then
@@ -47,6 +47,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from math import inf
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -112,7 +113,7 @@ class SpanProgram:
     def solve(self, time_limit_s: float) -> Solution:
         """The best solution that was not excluded, as far as HiGHS gets in that time."""
         if not len(self.instance.spans):
-            return Solution(INFEASIBLE, float("inf"))
+            return Solution(INFEASIBLE, inf)
         answer = self._program.minimise(self.upper_s / self.unit_s * (1 + _TOLERANCE), time_limit_s)
         chain = self._in_order(answer.variables["stages"]) if answer.variables else ()
         status = TIME_LIMIT if answer.status == OPTIMAL and not chain else answer.status
@@ -121,7 +122,7 @@ class SpanProgram:
     def exclude(self, spans: Sequence[int]) -> None:
         """From now on at least one of ``spans`` is not in the solution."""
         chosen = np.isin(np.arange(len(self.instance.spans)), spans)
-        self._program.add(-np.inf, len(spans) - 1, stages=chosen[None].astype(np.float64))
+        self._program.add(-inf, len(spans) - 1, stages=chosen[None].astype(np.float64))
 
     def _in_order(self, values: Array) -> tuple[int, ...]:
         """The chosen spans in the order of the pipeline; empty if they are none from the first cut to the last."""
@@ -153,11 +154,11 @@ def resources(rows: IntegerProgram, instance: SpanInstance) -> None:
     pools = instance.prices.pools
     used = np.array([group.counts for group in instance.groups])[spans.group].T.astype(np.float64)
     counts = np.array([len(pool.ranks) for pool in pools], dtype=np.float64)
-    rows.add(-np.inf, counts, stages=used)
-    rows.add(-np.inf, 0, stages=used * (spans.work_s + spans.last_s), T=-counts[:, None])
+    rows.add(-inf, counts, stages=used)
+    rows.add(-inf, 0, stages=used * (spans.work_s + spans.last_s), T=-counts[:, None])
     for later, earlier in instance.twins:
-        rows.add(-np.inf, 0, stages=(used[later] - used[earlier])[None])
-    rows.add(-np.inf, instance.most_stages, stages=np.ones((1, len(spans))))
+        rows.add(-inf, 0, stages=(used[later] - used[earlier])[None])
+    rows.add(-inf, instance.most_stages, stages=np.ones((1, len(spans))))
 
 
 def depths(rows: IntegerProgram, instance: SpanInstance) -> None:
@@ -170,7 +171,7 @@ def depths(rows: IntegerProgram, instance: SpanInstance) -> None:
     later = here | cuts.inside[: cuts.last, spans.first]
     missing = here * np.maximum(most - spans.depth, 0)
     tight = missing.any(axis=1)
-    rows.add(-np.inf, most, stages=(later * np.where(broken, 1 - most, 1) + missing)[tight])
+    rows.add(-inf, most, stages=(later * np.where(broken, 1 - most, 1) + missing)[tight])
 
 
 def stage_numbers(rows: IntegerProgram, instance: SpanInstance) -> None:
@@ -184,8 +185,8 @@ def stage_numbers(rows: IntegerProgram, instance: SpanInstance) -> None:
         if fixed:
             rows.add(number, number, stages=before)
         else:
-            rows.add(-np.inf, number - 1, stages=before, above=-most * above)
-            rows.add(0, np.inf, stages=before, above=-(number + 1) * above)
+            rows.add(-inf, number - 1, stages=before, above=-most * above)
+            rows.add(0, inf, stages=before, above=-(number + 1) * above)
 
 
 def passing(rows: IntegerProgram, instance: SpanInstance, chain: Chain) -> float:
@@ -204,14 +205,14 @@ def passing(rows: IntegerProgram, instance: SpanInstance, chain: Chain) -> float
     for cut in range(1, count):
         here = np.flatnonzero(spans.last == cut)
         longest[cut] = messages[cut] + (longest[spans.first[here]] + chain.pass_s[here]).max(initial=0.0)
-    at_end = [chain.end_s, *(behind_s for _, behind_s in chain.wires)]
+    at_end = [chain.end_s, *(after_s for _, after_s in chain.wires)]
     wire_s = max((float(seconds.max(initial=0.0)) for seconds, _ in chain.wires), default=0.0)
     ending = sum(float(seconds.max(initial=0.0)) for seconds in (np.maximum.reduce(at_end), chain.first_s))
     return float(longest.max()) + wire_s + ending
 
 
 def _broken(instance: SpanInstance, chain: Chain) -> Flags:
-    """The spans behind which the chain begins anew."""
+    """The spans after which the chain begins anew."""
     return np.asarray(~chain.linked & (instance.spans.last < instance.cuts.last))
 
 
@@ -224,7 +225,7 @@ def _bound(rows: IntegerProgram, chain: Chain, before: Flags, enough: float, **a
     """T >= what passes at the cuts ``before`` and ``at_end``, a row each; void if the chain breaks at one of them."""
     count = len(before)
     chain_blocks = {f"passed_{chain.name}": before.astype(np.float64), f"breaks_{chain.name}": -enough * before}
-    rows.add(-np.inf, 0, T=-np.ones((count, 1)), **chain_blocks, **at_end)
+    rows.add(-inf, 0, T=-np.ones((count, 1)), **chain_blocks, **at_end)
 
 
 def stages(rows: IntegerProgram, instance: SpanInstance, chain: Chain, enough: float) -> None:
@@ -236,23 +237,23 @@ def stages(rows: IntegerProgram, instance: SpanInstance, chain: Chain, enough: f
     cuts = instance.cuts
     layers = np.unique(cuts.members > 0, axis=1).T  # (layer, cut)
     for start in _starts(instance, chain):
-        behind = layers[~layers[:, start]]
-        own = (behind[:, spans.last] & ~behind[:, spans.first]) * chain.end_s
+        later = layers[~layers[:, start]]
+        own = (later[:, spans.last] & ~later[:, spans.first]) * chain.end_s
         first_s = chain.first_s * (spans.first == 0) * (start == 0)
-        _bound(rows, chain, cuts.inside[start] & ~behind, enough, stages=own + first_s)
+        _bound(rows, chain, cuts.inside[start] & ~later, enough, stages=own + first_s)
 
 
 def wires(rows: IntegerProgram, instance: SpanInstance, chain: Chain, enough: float) -> None:
-    """All messages on a wire: one way, with the last F and B behind it, or both ways where they share it."""
+    """All messages on a wire: one way, with the last F and B after it, or both ways where they share it."""
     spans = instance.spans
     handovers = instance.handovers
     cuts = instance.cuts
-    for (seconds, behind_s), start in product(chain.wires, _starts(instance, chain)):
+    for (seconds, after_s), start in product(chain.wires, _starts(instance, chain)):
         busy = np.unique(handovers.cut[seconds > 0])
         at = busy[cuts.inside[start, busy]]
         before = cuts.inside[start] & (cuts.inside[:, at].T | (np.arange(cuts.last + 1) == at[:, None]))
         first_s = chain.first_s * (spans.first == 0) * (start == 0)
-        own = (spans.first == at[:, None]) * behind_s + first_s
+        own = (spans.first == at[:, None]) * after_s + first_s
         _bound(rows, chain, before, enough, stages=own, handovers=(handovers.cut == at[:, None]) * seconds)
 
 

@@ -18,7 +18,7 @@ from planner.costs.memory.memory_bound import fewest_kept
 from planner.costs.sentences import binding
 from planner.ir.constraints import format_rule
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, UsageError
-from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, Plan, Rejected, Search, status_of
+from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, BatchSizes, Plan, Rejected, Search, status_of
 from planner.ir.problem import NEVER, SAMPLE_DIMS, Problem
 from planner.schedules import traits
 from planner.solvers import everyday
@@ -39,8 +39,8 @@ from planner.solvers.candidates.feasibility import (
 from planner.solvers.ilp.formulas import SpanProgram
 from planner.solvers.ilp.spans import (
     FEW_GROUPS,
+    NextStages,
     SpanInstance,
-    StagesBehind,
     group_counts,
     prune,
     span_tables,
@@ -123,7 +123,7 @@ class BatchSplit:
     """One way to cut the batch, with the schedules that allow the same spans; the program is built when it is due."""
 
     instance: SpanInstance
-    micro_batches: tuple[int, ...]
+    micro_batches: BatchSizes
     schedules: tuple[str, ...]
     program: SpanProgram | None = None
 
@@ -138,7 +138,7 @@ def everyday_plans(problem: Problem, cost_model: CostModel) -> Iterator[Candidat
 
 def _unfiltered(problem: Problem, cost_model: CostModel) -> Iterator[Candidate]:
     yield from everyday.one_device(problem, cost_model)
-    if len(problem.ranks) > 1 and not mixing_layers(problem.profile.graph) and SAMPLE_DIMS in problem.allow:
+    if len(problem.ranks) > 1 and not mixing_layers(problem.graph) and SAMPLE_DIMS in problem.allow:
         with suppress(InfeasibleError):  # fewer samples than ranks: there is no such plan to compare with
             yield from everyday.replicas(problem, cost_model)
     if len(problem.ranks) > 1:
@@ -222,7 +222,7 @@ class Enumeration:
         freedom = replace(Freedom.of(problem), virtual=(), trains=True)
         devices = DeviceStates(pools(problem, self.constraints), freedom.may_replicate)
         cuts = cuts_of(cost_model, MANY_IDEALS, may_part_ties(problem), may_part_free(problem), merges_orders=False)
-        received = StagesBehind.of(cuts).least_received()
+        received = NextStages.of(cuts).least_received()
         counts, left_out = group_counts(devices)
         self._note_left_out(devices, cuts, left_out)
         most = min(len(problem.ranks), cuts.last, problem.max_stages or len(problem.ranks))

@@ -5,9 +5,9 @@ Spans and hand-overs that no solution below an upper bound can have are left out
 and B, both messages), once along forwards alone:
 
     before    the least that a pipeline takes from its start to the first F of a stage that begins there, and back
-    behind    the least that a pipeline takes which begins there
+    after     the least that a pipeline takes which begins there
 
-A span stays if what is before it, the span itself and what is behind it stay below the bound; behind a stage from which
+A span stays if what is before it, the span itself and what is after it stay below the bound; after a stage from which
 the next need not read, nothing is before.
 """
 
@@ -16,11 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise, product
+from math import inf
 from typing import TypeVar
 
 import numpy as np
 
 from planner.costs.layers.cost_table import Array
+from planner.costs.stages.stage_bound import concatenated, only
 from planner.ir.lazy import Memo
 from planner.solvers.best_first.device_groups import Counts, DeviceStates
 from planner.solvers.best_first.graph_cuts import Flags, GraphCuts, Numbers
@@ -29,7 +31,7 @@ from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.candidates.candidate import DevicePool, like_groups
 
 FEW_GROUPS = 40
-"""Groups may have devices of several kinds, or hosts, while there are at most so many."""
+"""Groups up to which they may have devices of several kinds, or hosts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +48,7 @@ class SpanTable:
         work_s: all of its F and B, or F, I and W.
         last_s: reduction and update after the last of them.
         depth: most micro-batches that fit; in an instance, most stages downstream, itself included, with which it does.
-        linked, linked_back: whether the stage behind certainly reads from it, and sends a gradient back.
+        linked, linked_back: whether the next stage certainly reads from it, and sends a gradient back.
     """
 
     first: Numbers
@@ -67,7 +69,7 @@ class SpanTable:
         return len(self.first)
 
     def within(self, in_flight: Sequence[int]) -> SpanTable:
-        """Those that fit, with their depth, if a stage keeps so many micro-batches, by stages downstream from 1."""
+        """Those that fit, with their depth, given the micro-batches that a stage keeps, by stages downstream from 1."""
         downstream = np.arange(1, len(in_flight) + 1)
         depth = np.where(self.depth[:, None] >= np.array(in_flight), downstream, 0).max(axis=1, initial=0)
         return only(replace(self, depth=depth), depth > 0)
@@ -95,11 +97,6 @@ class HandoverTable:
 
 
 AnyTable = TypeVar("AnyTable", SpanTable, HandoverTable)
-
-
-def only(table: AnyTable, keep: Flags) -> AnyTable:
-    """The entries that ``keep`` picks."""
-    return replace(table, **{column.name: getattr(table, column.name)[keep] for column in fields(table)})
 
 
 def scaled(table: AnyTable, unit_s: float) -> AnyTable:
@@ -169,11 +166,11 @@ def twin_pools(pools: Sequence[DevicePool], groups: Sequence[PricedGroup]) -> tu
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StagesBehind:
-    """What a stage from one cut to another hands to the one behind it, whatever that is; by first cut and cut.
+class NextStages:
+    """What a stage from one cut to another hands to the next one, whatever that is; by first cut and cut.
 
     Attributes:
-        possible: by sort of the stage behind as well, whether it may follow.
+        possible: by sort of the next stage as well, whether it may follow.
         linked, linked_back: whether it certainly reads, and sends a gradient back.
     """
 
@@ -183,32 +180,31 @@ class StagesBehind:
     linked_back: Flags
 
     @classmethod
-    def of(cls, cuts: GraphCuts) -> StagesBehind:
+    def of(cls, cuts: GraphCuts) -> NextStages:
         """Read off the columns of what crosses."""
-        possible: Flags = (cuts.column >= 0) & cuts.inside
+        possible: Flags = (cuts.crossing_of >= 0) & cuts.inside
         linked, linked_back = (
-            np.asarray(possible.any(axis=0) & (flags[cuts.column] | ~possible).all(axis=0))
-            for flags in (cuts.columns.linked, cuts.columns.has_gradient)
+            np.asarray(possible.any(axis=0) & (flags[cuts.crossing_of] | ~possible).all(axis=0))
+            for flags in (cuts.crossings.linked, cuts.crossings.has_gradient)
         )
         return cls(cuts, possible, linked, linked_back)
 
     def least(self, by_column: Array) -> Array:
-        """The least, of any stage behind; infinite where there is none."""
-        return np.asarray(np.where(self.possible, by_column[self.cuts.column], np.inf).min(axis=0))
+        """The least, of any next stage; infinite where there is none."""
+        return np.asarray(np.where(self.possible, by_column[self.cuts.crossing_of], inf).min(axis=0))
 
     def least_received(self) -> Array:
         """By cut, bytes a sample that any stage which starts there gets of any that ends there, at least."""
-        least = self.least(self.cuts.columns.forward_bytes).min(axis=0)
+        least = self.least(self.cuts.crossings.forward_bytes).min(axis=0)
         return np.where(np.isfinite(least), least, 0.0)
 
     def handover_s(self, link: HandoverBound) -> tuple[Array, Array]:
         """Times in the order of :class:`HandoverTable`, at least, by cut; and what they are beyond that."""
-        one_way = np.maximum(link.load_there + link.back, link.there + link.load_back)
-        times = (link.there, link.there + link.back, one_way, link.load_both)
+        times = (link.forward_s, link.forward_s + link.least_backward_s, link.one_way_s, link.load_both_s)
         certain = np.stack([self.linked, *3 * [self.linked_back]])
         seconds = np.where(certain, np.stack([self.least(each) for each in times]), 0.0)
         seconds[2:] = np.maximum(seconds[2:] - seconds[1], 0.0)
-        least = np.where(certain, seconds, np.inf).min(axis=1)
+        least = np.where(certain, seconds, inf).min(axis=1)
         least = np.where(np.isfinite(least), least, 0.0)
         return least, np.where(certain, seconds - least[:, None], 0.0)
 
@@ -219,19 +215,18 @@ def span_tables(prices: GroupPrices, groups: Sequence[Sequence[PricedGroup]]) ->
     Args:
         groups: each with its ways to recompute.
     """
-    behind = StagesBehind.of(prices.cuts)
-    handovers, more = _handovers(prices, behind, [group for group, *_ in groups])
-    spans = [_spans(prices, behind, group, number, more[number]) for number, of in enumerate(groups) for group in of]
-    joined = (np.concatenate([getattr(table, column.name) for table in spans]) for column in fields(SpanTable))
-    return SpanTable(*joined), handovers
+    after = NextStages.of(prices.cuts)
+    handovers, more = _handovers(prices, after, [group for group, *_ in groups])
+    spans = [_spans(prices, after, group, number, more[number]) for number, of in enumerate(groups) for group in of]
+    return concatenated(*spans), handovers
 
 
-def _handovers(prices: GroupPrices, behind: StagesBehind, groups: Sequence[PricedGroup]) -> tuple[HandoverTable, Array]:
+def _handovers(prices: GroupPrices, after: NextStages, groups: Sequence[PricedGroup]) -> tuple[HandoverTable, Array]:
     """Every hand-over between two groups, and by group and cuts what messages of its stages take beyond that."""
     links = HandoverBounds(prices)
-    least_s = Memo(behind.handover_s)
+    least_s = Memo(after.handover_s)
     inner = np.arange(1, prices.cuts.last)
-    more = np.full((len(groups), 4, *prices.cuts.inside.shape), np.inf)
+    more = np.full((len(groups), 4, *prices.cuts.inside.shape), inf)
     rows = [np.zeros((7, 0))]
     for (i, source), (j, destination) in product(enumerate(groups), repeat=2):
         counts = zip(source.counts, destination.counts, prices.pools, strict=True)
@@ -244,26 +239,26 @@ def _handovers(prices: GroupPrices, behind: StagesBehind, groups: Sequence[Price
     return HandoverTable(*columns[:3].astype(np.int64), *columns[3:]), more
 
 
-def _spans(prices: GroupPrices, behind: StagesBehind, group: PricedGroup, number: int, more: Array) -> SpanTable:
+def _spans(prices: GroupPrices, after: NextStages, group: PricedGroup, number: int, more: Array) -> SpanTable:
     """Those of a group, with what its messages take beyond the least."""
     first, last = np.nonzero(prices.cuts.inside)
     stage = group.stage(first, last)
-    returns = behind.linked_back[first, last]
-    turn_s = stage.work + len(prices.micro_batches) * group.prices.overhead_s * returns
-    may_be = behind.possible[:, first, last].any(axis=0) | (last == prices.cuts.last)
+    returns = after.linked_back[first, last]
+    turn_s = stage.work_s + prices.num_microbatches * group.prices.overhead_s * returns
+    may_be = after.possible[:, first, last].any(axis=0) | (last == prices.cuts.last)
     return SpanTable(
         first=first,
         last=last,
         group=np.full(len(first), number),
         recompute=np.full(len(first), int(group.recompute)),
-        there_s=stage.head + more[0, first, last],
-        round_s=stage.head + stage.back + more[1, first, last],
-        pair_s=stage.head + stage.back,
+        there_s=stage.forward_s + more[0, first, last],
+        round_s=stage.forward_s + stage.backward_s + more[1, first, last],
+        pair_s=stage.forward_s + stage.backward_s,
         turn_s=turn_s,
-        work_s=np.maximum(turn_s, stage.all_work),
-        last_s=stage.tail,
+        work_s=np.maximum(turn_s, stage.all_work_s),
+        last_s=stage.tail_s,
         depth=np.where(may_be, stage.window, 0),
-        linked=behind.linked[first, last],
+        linked=after.linked[first, last],
         linked_back=returns,
     )
 
@@ -274,9 +269,9 @@ class Chain:
 
     Attributes:
         pass_s, message_s: of spans and hand-overs on the way.
-        linked: by span, whether the chain goes on behind it.
+        linked: by span, whether the chain goes on after it.
         end_s: of the span at its end; first_s: of the first one, in the end.
-        wires: of hand-overs at its end, with what the span behind takes at least.
+        wires: of hand-overs at its end, with what the next span takes at least.
     """
 
     name: str
@@ -318,7 +313,7 @@ def prune(instance: SpanInstance, upper_s: float) -> tuple[SpanInstance, float]:
         instance = replace(instance, spans=only(spans, keep), handovers=only(handovers, keep_handovers))
         if keep.all() and keep_handovers.all():
             break
-    return instance, bound_s if len(instance.spans) else float("inf")
+    return instance, bound_s if len(instance.spans) else inf
 
 
 def _through(instance: SpanInstance, chain: Chain) -> tuple[Array, Array, float]:
@@ -327,7 +322,7 @@ def _through(instance: SpanInstance, chain: Chain) -> tuple[Array, Array, float]
     handovers = instance.handovers
     wire_s = np.maximum.reduce([np.zeros(len(handovers)), *(seconds for seconds, _ in chain.wires)])
     begun, ended = _before(instance, chain)
-    begins, linked, unlinked = _behind(instance, chain, wire_s)
+    begins, linked, unlinked = _after(instance, chain, wire_s)
     start = begun[spans.first, spans.group]
     at = (spans.last, spans.group)
     follows = np.where(chain.linked, start + chain.pass_s + linked[at], unlinked[at])
@@ -336,7 +331,7 @@ def _through(instance: SpanInstance, chain: Chain) -> tuple[Array, Array, float]
     after = begins[handovers.cut, handovers.destination]
     with np.errstate(invalid="ignore"):  # no way there, with no way on
         over_s = done + chain.message_s + np.maximum(after, wire_s)
-    return by_span, np.where(np.isneginf(done), after, over_s), float(begins[0].min(initial=np.inf))
+    return by_span, np.where(np.isneginf(done), after, over_s), float(begins[0].min(initial=inf))
 
 
 def _before(instance: SpanInstance, chain: Chain) -> tuple[Array, Array]:
@@ -346,28 +341,28 @@ def _before(instance: SpanInstance, chain: Chain) -> tuple[Array, Array]:
     """
     spans = instance.spans
     handovers = instance.handovers
-    begun, ended = np.full((2, instance.cuts.last + 1, len(instance.groups)), np.inf)
+    begun, ended = np.full((2, instance.cuts.last + 1, len(instance.groups)), inf)
     begun[0] = 0.0
     for cut in range(1, instance.cuts.last):
         here = np.flatnonzero(spans.last == cut)
         over = np.flatnonzero(handovers.cut == cut)
         passed = begun[spans.first[here], spans.group[here]] + chain.pass_s[here]
-        passed = np.where(chain.linked[here] | np.isinf(passed), passed, -np.inf)
+        passed = np.where(chain.linked[here] | np.isinf(passed), passed, -inf)
         np.minimum.at(ended[cut], spans.group[here], passed)
         arrived = np.maximum(ended[cut, handovers.source[over]] + chain.message_s[over], 0.0)
         np.minimum.at(begun[cut], handovers.destination[over], arrived)
     return begun, ended
 
 
-def _behind(instance: SpanInstance, chain: Chain, wire_s: Array) -> tuple[Array, Array, Array]:
-    """``[cuts, groups]``: the least from a stage on that begins there, and behind one that ends there.
+def _after(instance: SpanInstance, chain: Chain, wire_s: Array) -> tuple[Array, Array, Array]:
+    """``[cuts, groups]``: the least from a stage on that begins there, and after one that ends there.
 
     The latter with the message to the next stage, which reads from it, and where that need not read.
     """
     spans = instance.spans
     handovers = instance.handovers
     end = instance.cuts.last
-    begins, linked, unlinked = np.full((3, end + 1, len(instance.groups)), np.inf)
+    begins, linked, unlinked = np.full((3, end + 1, len(instance.groups)), inf)
     for cut in range(end - 1, -1, -1):
         here = np.flatnonzero(spans.first == cut)
         over = np.flatnonzero(handovers.cut == cut)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,7 +169,7 @@ def _memory(graph: LabelledGraph, columns: MilpColumns) -> Iterator[MilpRows]:
         column = np.concatenate([where for where, _ in held])
         value = np.concatenate([usage[:, resource] for _, usage in held]) / unit
         budget = graph.budget[[resource]] / unit
-        yield MilpRows(np.zeros(len(column), dtype=np.intp), column, value, np.full(1, -np.inf), budget)
+        yield MilpRows(np.zeros(len(column), dtype=np.intp), column, value, np.full(1, -inf), budget)
 
 
 def _workspace(graph: LabelledGraph, columns: MilpColumns) -> Iterator[MilpRows]:
@@ -180,9 +180,9 @@ def _workspace(graph: LabelledGraph, columns: MilpColumns) -> Iterator[MilpRows]
         for resource in np.flatnonzero(needs.max(axis=0) > least):
             column = np.append(where, columns.workspace[resource])
             value = np.append(np.maximum(needs[:, resource], least[resource]) / units[resource], -1.0)
-            yield MilpRows(np.zeros(len(column), dtype=np.intp), column, value, np.full(1, -np.inf), np.zeros(1))
+            yield MilpRows(np.zeros(len(column), dtype=np.intp), column, value, np.full(1, -inf), np.zeros(1))
 
 
 def _units(graph: LabelledGraph) -> Array:
-    """By resource: so many bytes are 1 in the program."""
+    """By resource: the bytes that are 1 in the program."""
     return np.where(graph.budget > 0, graph.budget, 1.0) / _SCALE

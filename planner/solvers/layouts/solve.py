@@ -126,7 +126,7 @@ class _AssignmentSearch:
         for most_pairs in MOST_PAIRS:
             level = min(_level(self.graph, marginals, most_pairs), self.cost)
             kept = [np.flatnonzero(each <= max(level, float(each.min()))) for each in marginals]
-            beyond = min(float(np.min(each, initial=np.inf, where=each > level)) for each in marginals)
+            beyond = min(float(np.min(each, initial=inf, where=each > level)) for each in marginals)
             if self.is_done or not self.solve_part(kept, beyond):
                 return
 
@@ -153,7 +153,7 @@ class _AssignmentSearch:
 
 
 def _level(graph: LabelledGraph, marginals: tuple[Array, ...], most_pairs: int) -> float:
-    """The highest bound of an option in the restricted program of so many pairs."""
+    """The highest bound of an option in a restricted program of at most that many pairs."""
     levels = np.unique(np.concatenate(marginals))
     low = 0
     high = int(np.isfinite(levels).sum()) - 1
@@ -165,7 +165,7 @@ def _level(graph: LabelledGraph, marginals: tuple[Array, ...], most_pairs: int) 
 
 
 def _num_pairs(graph: LabelledGraph, options: Sequence[int]) -> int:
-    """Pairs of options of neighbours, where each node has so many."""
+    """Pairs of options of neighbours, by how many options nodes have."""
     return sum(options[u] * options[v] for u, v in graph.edges)
 
 
@@ -214,7 +214,7 @@ def lagrangian(
             at_best = asked
             prices = now
         if best > dearest * (1 + 1e-6):
-            return inf, tuple(np.full(count, np.inf) for count in graph.num_options), ()
+            return inf, tuple(np.full(count, inf) for count in graph.num_options), ()
         if -highest.fun <= best + ROUNDING * dearest:
             break
     return (

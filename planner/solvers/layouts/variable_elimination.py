@@ -29,7 +29,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 
 import numpy as np
 
@@ -85,7 +85,7 @@ class Elimination:
     def min_marginals(self) -> tuple[Array, ...]:
         """By node, the least cost of any assignment that takes each option."""
         if np.isinf(self.cost):
-            return tuple(np.full(options, np.inf) for options in self._num_options())
+            return tuple(np.full(options, inf) for options in self._num_options())
         beliefs = _calibrated(self.order, self.tables)
         marginals: dict[int, Array] = {}
         for scope, belief in zip(self.order.scopes, beliefs, strict=True):
@@ -174,7 +174,7 @@ def all_spans(graph: LabelledGraph, within: Budget | None = None) -> Array:
         OutOfTimeError: the budget is over.
     """
     count = graph.num_nodes
-    cost = np.full((count + 1, count + 1), np.inf)
+    cost = np.full((count + 1, count + 1), inf)
     np.fill_diagonal(cost, 0.0)
     last_reader = list(range(count))
     earlier: list[list[int]] = [[] for _ in range(count)]
@@ -257,6 +257,6 @@ def _calibrated(order: EliminationOrder, tables: tuple[Array, ...]) -> list[Arra
         place = {node: axis for axis, node in enumerate(scope[:-1])}
         outside = _aligned(kept, least, place)
         with np.errstate(invalid="ignore"):
-            rest = np.where(np.isinf(passed), np.inf, outside - passed)
+            rest = np.where(np.isinf(passed), inf, outside - passed)
         beliefs[index] = tables[index] + rest[..., None]
     return beliefs

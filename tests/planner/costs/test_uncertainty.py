@@ -15,7 +15,7 @@ from planner.costs.cost_model import CostModel
 from planner.costs.predict import predict
 from planner.costs.pricing import Pricing
 from planner.costs.simulator.events import run
-from planner.costs.simulator.prices import SlotPrices, prices_of, transfer_bytes
+from planner.costs.simulator.prices import SlotPrices
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.simulator.replay import replayed
 from planner.costs.stages.action_costs import StageCosts
@@ -34,7 +34,7 @@ from planner.ir.profile import (
 )
 from planner.layers.boundary import Boundaries
 from planner.schedules import names
-from tests.planner.factories import chain_decision
+from tests.planner.factories import chain_decision, slot_prices
 from tests.planner.shared_hosts import random_plan
 
 NUM_MICROBATCHES = 16
@@ -47,7 +47,7 @@ def simulated(profile: Profile, decision: Decision) -> tuple[CompiledProgram, St
         cost_model, Pricing(cost_model).stages(candidate_of(cost_model.profile.graph, decision)), decision.micro_batches
     )
     compiled = compile_program(program, decision.micro_batches, costs.tied_ranks)
-    prices = prices_of(compiled, costs, transfer_bytes(program, compiled))
+    prices = slot_prices(program, compiled, costs)
     return compiled, costs, prices, run(compiled, prices)
 
 

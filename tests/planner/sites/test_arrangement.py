@@ -14,7 +14,7 @@ from benchmarks.site_balance import cut, imbalance, rank_work
 from planner.ir.errors import UsageError
 from planner.sites.arrangement import arrange, cut_places, halo_sites, longest_first, sample_order
 from planner.sites.bisection import bisection
-from planner.sites.keys import Ints, pack, samples_of, unpack
+from planner.sites.keys import Numbers, pack, samples_of, unpack
 from planner.sites.partition import best_stretches, bottleneck
 from planner.sites.work import BlockWork
 from tests.planner.sites.clouds import blocks
@@ -119,7 +119,7 @@ def test_only_samples_in_which_ranks_meet_are_cut_in_space_and_those_as_ever(spe
     work = BlockWork(np.sort(pack(samples, np.concatenate(places))), random.integers(1, 9, len(samples)) * 1e-6)
     asked: list[set[int]] = []
 
-    def noted(keys: Ints, units: Ints, goals: Ints) -> Ints:
+    def noted(keys: Numbers, units: Numbers, goals: Numbers) -> Numbers:
         asked.append(set(samples_of(keys).tolist()))
         return bisection(keys, units, goals)
 

@@ -12,11 +12,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from planner.sites.bisection import bisection
-from planner.sites.keys import Ints, pack, unpack
+from planner.sites.keys import Numbers, pack, unpack
 from planner.sites.partition import Stretch, balanced_cuts, best_stretches, bottleneck
 
 
-def prefix_of(work: list[int]) -> Ints:
+def prefix_of(work: list[int]) -> Numbers:
     return np.concatenate([[0], np.cumsum(work)]).astype(np.int64)
 
 
@@ -101,12 +101,12 @@ def test_no_other_row_has_fewer_cuts_or_is_faster(work: list[int], speeds: list[
         assert (one.last_sample, one.last_rank) == (two.first_sample, two.first_rank)
 
 
-def grid(*shape: int) -> Ints:
+def grid(*shape: int) -> Numbers:
     blocks = np.stack(np.meshgrid(*[np.arange(length) for length in shape], indexing="ij"), -1).reshape(-1, 3)
     return pack(np.zeros(len(blocks), np.int64), blocks)
 
 
-def by_recursion(keys: Ints, work: Ints, goals: list[int]) -> list[int]:
+def by_recursion(keys: Numbers, work: Numbers, goals: list[int]) -> list[int]:
     """The same order, node by node: the plain version."""
     samples, blocks = unpack(keys)
 

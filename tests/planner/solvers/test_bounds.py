@@ -172,12 +172,12 @@ def test_all_outputs_of_a_host_pass_its_network_card() -> None:
     (frontier,) = spaces(Evaluator(problem := on_two_hosts(activation_bytes=4096), CostModel(problem.profile)))
     prices, links = frontier.suffixes.prices, frontier.suffixes.links
     groups = {counts: prices.versions(counts)[0] for counts in ((2, 0), (0, 2), (1, 1))}
-    sent = prices.cuts.columns.forward_bytes > 0
+    sent = prices.cuts.crossings.forward_bytes > 0
     # four micro-batches of two samples; one channel would have a sample of each, in half of the time
-    assert links.between(groups[2, 0], groups[0, 2]).load_there[sent] == pytest.approx(8 * 4.096e-3)
+    assert links.between(groups[2, 0], groups[0, 2]).load_forward_s[sent] == pytest.approx(8 * 4.096e-3)
     # of each micro-batch the first sample stays on its host, or the second does
-    assert links.between(groups[1, 1], groups[0, 2]).load_there[sent] == pytest.approx(4 * 4.096e-3)
-    assert links.between(groups[1, 1], groups[1, 1]).load_there[sent] == pytest.approx(0.0, abs=1e-9)
+    assert links.between(groups[1, 1], groups[0, 2]).load_forward_s[sent] == pytest.approx(4 * 4.096e-3)
+    assert links.between(groups[1, 1], groups[1, 1]).load_forward_s[sent] == pytest.approx(0.0, abs=1e-9)
 
 
 def test_sums_of_stages_on_the_same_hosts_share_their_network_cards() -> None:
@@ -325,7 +325,7 @@ def test_the_bound_knows_that_many_ranks_wait_for_each_bucket() -> None:
     (frontier,) = spaces(Evaluator(problem, CostModel(profile)))
     (group,) = frontier.suffixes.prices.versions((1, 1, 1, 1))
     stage = group.stage(np.array([0]), np.array([frontier.suffixes.prices.cuts.last]))
-    assert stage.tail[0] == pytest.approx(8 * 2 * 3 * (1e-3 + 9 * 2**20 / 4 / 1e12), rel=1e-2)
+    assert stage.tail_s[0] == pytest.approx(8 * 2 * 3 * (1e-3 + 9 * 2**20 / 4 / 1e12), rel=1e-2)
 
 
 def test_the_bound_sees_that_one_sample_passes_all_layers_in_turn() -> None:

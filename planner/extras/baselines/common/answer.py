@@ -126,7 +126,7 @@ def candidates(
         why = "more samples on one than were measured" if size >= most else "some of them without a sample"
         trial.reasons.append(f"micro-batches of {size}: its plan has a stage of {most} devices, {why}")
         return
-    stage_of = [0] * len(problem.profile.graph.layers)
+    stage_of = [0] * len(problem.graph.layers)
     for stage, (layers, _) in enumerate(stages):
         for layer in layers:
             stage_of[layer] = stage
@@ -135,7 +135,7 @@ def candidates(
         yield Candidate(tuple(stage_of), tuple(ranks for _, ranks in stages), shares, batches, schedule)
 
 
-Share = TypeVar("Share")
+Dealt = TypeVar("Dealt")
 
 Pipelines = Callable[[Problem, CostModel, Trial], Iterator[Candidate]]
 """What a published planner offers."""
@@ -174,7 +174,7 @@ def hosts_of(problem: Problem) -> dict[str, tuple[int, ...]]:
     """The usable ranks by host."""
     hosts: dict[str, list[int]] = {}
     for rank in problem.ranks:
-        hosts.setdefault(problem.profile.cluster.devices[rank].host, []).append(rank)
+        hosts.setdefault(problem.cluster.devices[rank].host, []).append(rank)
     return {host: tuple(ranks) for host, ranks in hosts.items()}
 
 
@@ -202,7 +202,7 @@ def bandwidth_bytes_per_s(problem: Problem, ranks: Sequence[int]) -> float:
 
 def sums_bytes_per_s(problem: Problem, ranks: Sequence[int]) -> float:
     """The rate of a ring over ``ranks`` that sums the gradients of the whole network; a message's for one rank."""
-    parameter_bytes = sum(spec.num_bytes for spec in problem.profile.graph.parameters.values())
+    parameter_bytes = sum(spec.num_bytes for spec in problem.graph.parameters.values())
     if len(ranks) < 2 or not parameter_bytes:
         return bandwidth_bytes_per_s(problem, ranks)
     cluster = corrected_cluster(problem.profile)
@@ -222,8 +222,8 @@ def names_in(stage: dict[str, Json]) -> list[str]:
     return [name for name in layers if isinstance(name, str)] if isinstance(layers, list) else []
 
 
-def dealt(ranks: Sequence[Share], counts: Iterable[int]) -> Iterator[tuple[Share, ...]]:
-    """``ranks``, or hosts, in groups of so many, one after another."""
+def dealt(ranks: Sequence[Dealt], counts: Iterable[int]) -> Iterator[tuple[Dealt, ...]]:
+    """``ranks``, or hosts, in groups of one size, one after another."""
     left = iter(ranks)
     return (tuple(islice(left, count)) for count in counts)
 

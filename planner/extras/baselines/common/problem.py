@@ -19,7 +19,7 @@ from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array, SizeTable
 from planner.extras.baselines.pipedream.format import LayerGraph, LayerNode, states_of
 from planner.ir.errors import MissingMeasurementError, UsageError
-from planner.ir.graph import producer
+from planner.ir.graph import Graph, producer
 from planner.ir.problem import Problem
 from planner.solvers.candidates.feasibility import cut_positions, may_part_ties
 
@@ -33,7 +33,7 @@ class ChainCosts:
         forward_s, backward_s: by layer, on a device of speed 1.
         saved_bytes: by layer, what it keeps from forward to backward.
         parameter_bytes: by layer.
-        crossing_bytes: by layer, what crosses a cut behind it, one way; 0 behind the last.
+        crossing_bytes: by layer, what crosses a cut after it, one way; 0 after the last.
     """
 
     names: tuple[str, ...]
@@ -105,7 +105,7 @@ def coarse_ends(chain: ChainCosts, blocks: int) -> tuple[int, ...]:
 
 
 def merged(chain: ChainCosts, ends: Iterable[int]) -> ChainCosts:
-    """The chain with one layer for each of ``ends``: the layers up to it and behind the one before."""
+    """The chain with one layer for each of ``ends``: the layers up to it and after the one before."""
     bounds = [0, *(end + 1 for end in ends)]
     spans = list(pairwise(bounds))
 
@@ -125,7 +125,7 @@ def merged(chain: ChainCosts, ends: Iterable[int]) -> ChainCosts:
 def priced(cost_model: CostModel, kind: str, size: int) -> tuple[SizeTable, float]:
     """Costs of all layers on a device of ``kind``, and the factor that makes them those of ``size`` samples.
 
-    The factor is 1, unless the profile says nothing of so many on one device: planners that deal a micro-batch to
+    The factor is 1, unless the profile says nothing of that size on one device: planners that deal a micro-batch to
     replicas take costs to be in proportion to samples.
 
     Raises:
@@ -172,22 +172,9 @@ def network(problem: Problem, cost_model: CostModel, kind: str, size: int, prepa
     Raises:
         MissingMeasurementError: the profile says nothing about that size.
     """
-    graph = problem.profile.graph
+    graph = problem.graph
     bounds = cut_positions(graph, may_part_ties(problem))
-    block_of = [block for block, (first, last) in enumerate(pairwise(bounds)) for _ in range(first, last)]
-    number = {layer.name: index for index, layer in enumerate(graph.layers)}
-    sizes = {name: spec.at(size, graph.samples).num_bytes for name, spec in graph.values().items()}
-    edges: dict[tuple[int, int], None] = {}
-    read: dict[str, int] = {}
-    for index, layer in enumerate(graph.layers):
-        for value in layer.inputs:
-            src = number.get(producer(value))
-            if src is not None and block_of[src] != block_of[index]:
-                edges[block_of[src], block_of[index]] = None
-                read[value] = block_of[src]
-    crossing = [0.0] * (len(bounds) - 1)
-    for value, block in read.items():
-        crossing[block] += sizes[value]
+    edges, crossing = _crossing(graph, bounds, size)
     table, factor = priced(cost_model, kind, size)
     parameters = cost_model.tables.graph.parameter_bytes
 
@@ -207,17 +194,36 @@ def network(problem: Problem, cost_model: CostModel, kind: str, size: int, prepa
         for block, (first, last) in enumerate(pairwise(bounds))
     )
     members = {f"n{block}": tuple(range(first, last)) for block, (first, last) in enumerate(pairwise(bounds))}
-    return PricedNetwork(LayerGraph("the profile's network", nodes, tuple(edges)), members)
+    return PricedNetwork(LayerGraph("the profile's network", nodes, edges), members)
+
+
+def _crossing(graph: Graph, bounds: Sequence[int], size: int) -> tuple[tuple[tuple[int, int], ...], list[float]]:
+    """Which blocks between ``bounds`` read from which, and by block the bytes that others read."""
+    block_of = [block for block, (first, last) in enumerate(pairwise(bounds)) for _ in range(first, last)]
+    number = {layer.name: index for index, layer in enumerate(graph.layers)}
+    sizes = {name: spec.at(size, graph.samples).num_bytes for name, spec in graph.values().items()}
+    edges: dict[tuple[int, int], None] = {}
+    read: dict[str, int] = {}
+    for index, layer in enumerate(graph.layers):
+        for value in layer.inputs:
+            src = number.get(producer(value))
+            if src is not None and block_of[src] != block_of[index]:
+                edges[block_of[src], block_of[index]] = None
+                read[value] = block_of[src]
+    crossing = [0.0] * (len(bounds) - 1)
+    for value, block in read.items():
+        crossing[block] += sizes[value]
+    return tuple(edges), crossing
 
 
 def searchable(net: PricedNetwork, machines: int) -> PricedNetwork:
-    """The network, or its blocks if it has too many states to be searched on so many machines."""
+    """The network, or its blocks if it has too many states to be searched on the machines."""
     ends = block_ends(net, machines)
     return net if ends is None else blocks_at(net, ends)
 
 
 def block_ends(net: PricedNetwork, machines: int) -> tuple[int, ...] | None:
-    """Where blocks end, in the order of layers, if there are too many states for so many machines; None if not."""
+    """Where blocks end, in the order of layers, if there are too many states for the machines; None if not."""
     most = max(_FEWEST_BLOCKS, int((_WORK / max(1, machines) ** 2) ** 0.5))
     try:
         if states_of(net.graph).num_states <= most:

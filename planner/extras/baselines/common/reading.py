@@ -1,6 +1,6 @@
-"""Reading a JSON file of a published format: typed fields, and faults that name the place in the file.
+"""Files of published formats, with faults that name the place in the file.
 
-Reading a text file of a published format: its lines by number, and faults that name file and line.
+Of a JSON file (:class:`Item`) typed fields are read, of a text file (:class:`FileText`) lines by number.
 """
 
 from __future__ import annotations
@@ -193,13 +193,13 @@ def edges_of(top: Item, index: Mapping[int, int]) -> Iterator[tuple[Item, int, i
 
 def require_no_cycle(at: Item, names: Sequence[str], edges: Sequence[tuple[int, int]]) -> None:
     """Raises :class:`FormatError` if the edges make a cycle."""
-    left = [names[node] for node in on_or_behind_cycles(len(names), edges)]
+    left = [names[node] for node in on_or_after_cycles(len(names), edges)]
     if left:
         shown = f"{len(left)} nodes lie on or behind it, such as {', '.join(left[:3])}"
         raise at.fault("the edges make a cycle", [shown], ["remove an edge of the cycle"])
 
 
-def on_or_behind_cycles(num_nodes: int, edges: Iterable[tuple[int, int]]) -> list[int]:
+def on_or_after_cycles(num_nodes: int, edges: Iterable[tuple[int, int]]) -> list[int]:
     """The nodes that no order can hold; none where there is no cycle."""
     return sorted(set(range(num_nodes)).difference(topological_order(num_nodes, edges)))
 

@@ -7,11 +7,11 @@ Narayanan et al., "PipeDream", SOSP 2019; written by ``Graph.__str__`` of the pu
     <tab>node1 -- node2
 
 A line with costs is a layer: id, description, milliseconds, bytes (a list ``[a; b]`` of several outputs counts as its
-sum) and, behind the optimiser, a stage, which is not read.  A line with two ids is an edge.  Besides what the original
+sum) and, after the optimiser, a stage, which is not read.  A line with two ids is an edge.  Besides what the original
 reads, blank lines, lines that begin with ``#``, blanks around a line, Windows line ends, a byte-order mark and edges
 above their nodes do no harm; an edge given twice counts once.
 
-The states of its planners are what may have been done when a stage ends: a network is cut behind an *antichain*, layers
+The states of its planners are what may have been done when a stage ends: a network is cut after an *antichain*, layers
 of which none precedes another, together with all that they need (an ideal of the DAG).  As in the public code
 (graph/graph.py, ``antichain_dag``):
 
@@ -40,7 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.extras.baselines.common.ideals import members
-from planner.extras.baselines.common.reading import FileText, on_or_behind_cycles, read_text
+from planner.extras.baselines.common.reading import FileText, on_or_after_cycles, read_text
 from planner.ir.errors import FormatError, UsageError
 from planner.ir.graph import bits_of, topological_order
 from planner.solvers.budget import check_time
@@ -198,7 +198,7 @@ def _number(file: FileText, number: int, name: str, field: str, text: str) -> fl
 
 
 def _require_no_cycle(file: FileText, nodes: Sequence[LayerNode], edges: Mapping[tuple[int, int], int]) -> None:
-    left = set(on_or_behind_cycles(len(nodes), edges))
+    left = set(on_or_after_cycles(len(nodes), edges))
     if left:
         (src, dst), number = next((edge, line) for edge, line in edges.items() if set(edge) <= left)
         where = f"through the edge {nodes[src].name} -- {nodes[dst].name}, or behind it"

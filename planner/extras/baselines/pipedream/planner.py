@@ -19,7 +19,7 @@ level the gradients' term is divided by the number of machines of the level belo
 
 ``released`` drops what PipeDream imposes beside its cost.  Machines may stay unused, every ideal is a state, and over
 levels the machines are numbered through: stages take them in order, and each of a stage's terms is priced by the
-slowest link that it needs (within its group, to the machine before it, to the machine behind it).  Level by level is
+slowest link that it needs (within its group, to the machine before it, to the machine after it).  Level by level is
 then one more candidate, so topology never hurts.
 
 Such a plan (:func:`best_in_order`) is a path over (machines passed, state done).  A stage on machines x ... y - 1 costs
@@ -80,9 +80,9 @@ def reduce_s(parameter_bytes: float, machines: int, bandwidth_bytes_per_s: float
     return 4 * (machines - 1) * parameter_bytes / (bandwidth_bytes_per_s * machines)
 
 
-def stashes(machines_behind: int, machines: int) -> int:
+def stashes(machines_downstream: int, machines: int) -> int:
     """How many mini-batches a replica keeps beside the current one."""
-    return ceil(machines_behind / machines)
+    return ceil(machines_downstream / machines)
 
 
 def require_levels(machines: Sequence[int], bandwidths_bytes_per_s: Sequence[float]) -> None:
@@ -162,7 +162,7 @@ class OptimaRow:
     """Optima of all pipelines that start in one state: ``[m - 1, j - start]`` for m machines up to state j.
 
     Attributes:
-        split: the state behind which the last stage starts; -1: there is but one stage.
+        split: the state after which the last stage starts; -1: there is but one stage.
         last: the last stage's machines.
     """
 
@@ -303,7 +303,7 @@ def _stages(levels: Sequence[MachineLevel], row: OptimaRow, first: int | None, l
 
 
 _MOST_KEPT = 1500
-"""Matrices of up to so many states are kept; of more they would take gigabytes."""
+"""States up to which matrices are kept; of more they would take gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +326,7 @@ class _Topology:
         return self.bandwidths[-1]
 
     def next_starts(self, stop: int) -> list[int]:
-        """Where the next stage may start behind ``stop``: there, or where a unit begins."""
+        """Where the next stage may start after ``stop``: there, or where a unit begins."""
         return sorted({stop, *(-(-stop // unit) * unit for unit in self.units[:-1])})
 
 
@@ -361,7 +361,7 @@ def best_in_order(
     if options.memory_bytes == inf:
         best = _best(states, topology, total, options)
         tried = [(used, best) for used in range(1, total + 1)]
-    else:  # what a stage stashes depends on how many machines come behind it
+    else:  # what a stage stashes depends on how many machines come after it
         tried = [(used, _best(states, topology, used, options)) for used in range(1, total + 1)]
     used, chosen = min(tried, key=lambda pair: float(pair[1].seconds[pair[0], -1]))
     seconds = float(chosen.seconds[used, -1])
@@ -427,8 +427,8 @@ class _StatePrices:
         stop = step.start + step.machines
         where = self._topology
         before = where.bandwidth(start - 1, stop - 1)
-        behind = where.bandwidth(start, step.after)
-        key = (step.machines, where.bandwidth(start, stop - 1), before, behind)
+        after = where.bandwidth(start, step.after)
+        key = (step.machines, where.bandwidth(start, stop - 1), before, after)
         priced = self._priced.get(key)
         if priced is None:
             priced = self._later_s(*key)
@@ -439,14 +439,14 @@ class _StatePrices:
         stash = stashes(total - step.after, step.machines) * self._stash
         return np.where(stash <= self._options.memory_bytes, priced, inf)
 
-    def _later_s(self, replicas: int, inside: float, before: float, behind: float) -> Floats:
+    def _later_s(self, replicas: int, inside: float, before: float, after: float) -> Floats:
         seconds = self._compute + reduce_s(1.0, replicas, inside) * self._parameters
         if self._options.communication:
             crossing = self._states.output_bytes
             leaving = crossing.copy()
             leaving[-1] = 0.0
             np.maximum(seconds, 2 / before * crossing[:, None], out=seconds)
-            np.maximum(seconds, 2 / behind * leaving[None, :], out=seconds)
+            np.maximum(seconds, 2 / after * leaving[None, :], out=seconds)
         seconds /= replicas
         return seconds
 

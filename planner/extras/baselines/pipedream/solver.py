@@ -93,7 +93,7 @@ def answers(
     problem: Problem, cost_model: CostModel, machines: Sequence[int], bandwidths: Sequence[float], trial: Trial
 ) -> Iterator[tuple[int, PricedNetwork, RivalAnswer]]:
     """PipeDream's answer for every micro-batch size on levels of machines, without and with memory."""
-    straight = bool(mixing_layers(problem.profile.graph))
+    straight = bool(mixing_layers(problem.graph))
     least = min(problem.memory_limit_bytes(rank) for rank in problem.ranks)
     for size in micro_batch_sizes(problem, cost_model):
         fine = network(problem, cost_model, slowest_kind(problem, cost_model, size), size)

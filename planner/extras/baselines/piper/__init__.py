@@ -4,7 +4,7 @@ Pipeline, data and tensor parallelism with recomputation.
 
     minimise     max over stages of time per micro-batch                                    ``stages``
     over         a chain of ideals, d replicas of t devices, an option for each layer       ``planner.search``
-    subject to   sum of d t <= devices; memory with what is in flight behind a stage        ``planner.Sweep``
+    subject to   sum of d t <= devices; memory with what is in flight after a stage         ``planner.Sweep``
 
 Besides:
 

@@ -15,7 +15,7 @@ files give times in milliseconds although the objective adds bytes / bandwidth; 
 what the original reads, numbers may stand in quotes, blanks or a byte-order mark before the file, a layer may have any
 number of options, and a network of one layer needs no edges.
 
-The devices of a plan are a :class:`Machine`; :class:`Room` is what a stage must leave of them for the stages behind it
+The devices of a plan are a :class:`Machine`; :class:`Room` is what a stage must leave of them for the stages after it
 and in front of it.
 """
 
@@ -243,14 +243,14 @@ class Room:
 
     Attributes:
         largest_degree: of tensors, on any stage.
-        behind, front: by ideal, devices that the layers in it need at least, and the others.
+        downstream, front: by ideal, devices that the layers in it need at least, and the others.
         most: by ideal, the most that the data degrees of the stages in it can sum up to.
     """
 
     devices: int
     below: float
     largest_degree: int
-    behind: Ints
+    downstream: Ints
     front: Ints
     most: Ints
 
@@ -260,31 +260,31 @@ class Room:
     ) -> Room:
         """Work, with the bytes over an ideal's border, over what a device does in ``below``; bytes over its memory."""
         inside = lattice.members(len(instance.nodes)).astype(np.float64)
-        behind = inside @ np.array(least_work(instance))
-        front = behind[-1] - behind
+        downstream = inside @ np.array(least_work(instance))
+        front = downstream[-1] - downstream
         if instance.edges:
             sources = [src for src, _, _ in instance.edges]
             targets = [dst for _, dst, _ in instance.edges]
             crossing = 2 * np.array([size for _, _, size in instance.edges]) / machine.bandwidth_bytes_per_s
             cut = (inside[:, targets] * (1 - inside[:, sources])) @ crossing
-            behind = behind + cut
+            downstream = downstream + cut
             front = front + cut
         held = inside @ np.array(_least_bytes(instance))
         stages = [devices_for(part, max(machine.memory_bytes, 1e-9)) for part in (held, held[-1] - held)]
-        needed = [np.maximum(devices_for(a, below), b) for a, b in zip((behind, front), stages, strict=True)]
+        needed = [np.maximum(devices_for(a, below), b) for a, b in zip((downstream, front), stages, strict=True)]
         most = np.minimum(instance.micro_batches, np.maximum(0, machine.devices - needed[1]) // degrees[0])
         return cls(machine.devices, below, degrees[-1], needed[0], needed[1], most)
 
     def in_flight(self, below: Ints, above: Ints, replicas: Ints, degree: int) -> tuple[Ints, Ints]:
         """The fewest and the most micro-batches in flight of stages on ``replicas`` or more."""
-        most_replicas = np.maximum(1, (self.devices - self.behind[below] - self.front[above]) // degree)
-        behind = -(-self.behind[below] // self.largest_degree)
-        return 1 - (-behind // most_replicas), -(-self.most[above] // replicas)
+        most_replicas = np.maximum(1, (self.devices - self.downstream[below] - self.front[above]) // degree)
+        fewest = -(-self.downstream[below] // self.largest_degree)
+        return 1 - (-fewest // most_replicas), -(-self.most[above] // replicas)
 
     @property
     def hopeful(self) -> Bools:
         """Whether a plan may be cut at an ideal."""
-        may_cut: Bools = self.behind + self.front <= self.devices
+        may_cut: Bools = self.downstream + self.front <= self.devices
         may_cut[[0, -1]] = True
         return may_cut
 

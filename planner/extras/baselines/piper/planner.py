@@ -6,9 +6,9 @@ Tarnawski, Narayanan, Phanishayee, "Piper: multidimensional planner for DNN para
     over        a chain of ideals: the layers of each stage; d replicas of t devices for each stage; an option for each
                 layer
     subject to  sum of d t <= devices; d divides the micro-batches of a batch                       (:class:`Sweep`)
-                memory of each stage, with the data degrees of all stages behind it in flight       (``stages``)
+                memory of each stage, with the data degrees of all stages after it in flight        (``stages``)
 
-The state is (ideal of what is behind, devices, sum of data degrees).  With one tensor degree the second follows from
+The state is (ideal of what is after, devices, sum of data degrees).  With one tensor degree the second follows from
 the third, and one sweep over the ideals finds the smallest value.  With several, a sweep finds the fewest devices for
 stages that take at most T, and T is halved between what is and what is not possible.
 
@@ -68,7 +68,7 @@ _MOST_IDEALS = 40_000
 """As many as the public code allows; beyond, stages follow one another in one topological order."""
 
 _FEW = 3
-"""Up to so many times the ideals of a chain, all are looked at at once."""
+"""Times the ideals of a chain up to which all are looked at at once."""
 
 _ANY_TIME = 1e300
 """More than any stage takes; an infinite time means that a stage does not fit."""
@@ -169,7 +169,7 @@ _CELLS = 16_000_000
 """Numbers of the tables of stages held at once."""
 
 Combine = Callable[[Floats, Floats, int], Floats]
-"""From the states behind stages, their times, and the devices of each, to the states in front of them."""
+"""From the states after stages, their times, and the devices of each, to the states in front of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +223,8 @@ class Sweep:
             TimeoutError: there was no time.
         """
 
-        def slower(behind: Floats, times: Floats, devices: int) -> Floats:
-            return np.maximum(behind, times)
+        def slower(after: Floats, times: Floats, devices: int) -> Floats:
+            return np.maximum(after, times)
 
         states = self._states(slower)
         return self._cuts(states, slower) if states[-1, -1] < self.below else None
@@ -237,11 +237,11 @@ class Sweep:
         """
         least = inf
 
-        def used(behind: Floats, times: Floats, devices: int) -> Floats:
+        def used(after: Floats, times: Floats, devices: int) -> Floats:
             nonlocal least
             within = times <= limit
             least = min(least, float(np.min(times, where=~within, initial=inf)))
-            return np.where(within, behind + devices, inf)
+            return np.where(within, after + devices, inf)
 
         states = self._states(used)
         return (self._cuts(states, used) if states[-1, -1] <= self.machine.devices else None), least
@@ -259,8 +259,8 @@ class Sweep:
                 if d > most or not len(kept):
                     continue
                 times = pairs.times(kept, d, -(-np.arange(d, most + 1) // d))
-                behind = states[pairs.below[kept], : most + 1 - d]
-                states_here = combine(behind, times, d * pairs.degree).min(axis=0)
+                after = states[pairs.below[kept], : most + 1 - d]
+                states_here = combine(after, times, d * pairs.degree).min(axis=0)
                 np.minimum(row[d : most + 1], states_here, out=row[d : most + 1])
             np.minimum.accumulate(row, out=row)
         return states
@@ -430,11 +430,11 @@ def _stages(instance: PiperInstance, machine: Machine, cuts: LatticeStages) -> t
     A rule of thumb may do better for more micro-batches in flight than there are: that choice is then taken.
     """
     stages = []
-    behind = sum(cut.replicas for cut in cuts.cuts)
+    in_flight_replicas = sum(cut.replicas for cut in cuts.cuts)
     for cut in cuts.cuts:
         nodes = tuple(bits_of(cuts.lattice.bits[cut.above] & ~cuts.lattice.bits[cut.below]))
-        in_flight = ceil(behind / cut.replicas)
-        behind -= cut.replicas
+        in_flight = ceil(in_flight_replicas / cut.replicas)
+        in_flight_replicas -= cut.replicas
         while True:
             chosen = choose_options(instance, machine, nodes, cut.degree, cut.replicas, in_flight)
             if chosen is None or chosen[1] <= cut.time * (1 + SAME):

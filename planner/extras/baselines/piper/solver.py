@@ -70,7 +70,7 @@ def pipelines(problem: Problem, cost_model: CostModel, trial: Trial, variant: st
     A rank holds more than Piper counts (what is received, the batch).  So where recomputation is a choice, stages of
     which all compute their activations again are offered as well: what fits so should be found.
     """
-    together = bool(mixing_layers(problem.profile.graph))
+    together = bool(mixing_layers(problem.graph))
     least = float(min(problem.memory_limit_bytes(rank) for rank in problem.ranks))
     for size, limit_s in trial.sizes(problem, cost_model):
         kind = slowest_kind(problem, cost_model, size)

@@ -6,13 +6,13 @@ takes, per micro-batch of the batch's N,
     ( sum of time + ( crossing bytes + 4 (d - 1) parameter bytes / N ) / bandwidth ) / d
 
 where every edge over the border of S counts twice its bytes and the option's for moving tensors, and it needs the sum
-of ``a y + b`` bytes on each device, with ``y = ceil(s / d)`` for ``s`` the data degrees of this stage and all behind
+of ``a y + b`` bytes on each device, with ``y = ceil(s / d)`` for ``s`` the data degrees of this stage and all later
 it: the micro-batches in flight.  Each layer takes one of its options of degree ``t``.  Which ones is a knapsack; as in
 the public code (``algo.cpp``) the fastest are taken where they fit, else layers are switched to their other option,
 those first that cost least time for each byte, until they fit.  Switching the last one in part only is never slower
 than the best choice: the bound.
 
-Ideals hold what comes *behind*: a layer comes with its readers.  Every quantity of a stage is one of J minus one of I,
+Ideals hold what comes *after*: a layer comes with its readers.  Every quantity of a stage is one of J minus one of I,
 also "what the first q layers of that order save", so that q is found by halving for all pairs at once.
 
 Stages one by one (:class:`PlainPairs`): the plain way, for options of every kind and for checking what was found.
@@ -20,7 +20,7 @@ Stages one by one (:class:`PlainPairs`): the plain way, for options of every kin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
@@ -179,7 +179,7 @@ class IdealCosts:
         nested[np.arange(first, last), np.arange(last - first)] = False
         above, below = np.nonzero(nested.T)
         own = np.maximum(1, devices_for(self.time[block][above] - self.time[below], room.below)) * self.degree
-        fits = room.behind[below] + own + room.front[block][above] <= room.devices
+        fits = room.downstream[below] + own + room.front[block][above] <= room.devices
         below = below[fits]
         above = above[fits]
         shared = (self._divided[block] * self._divided_cost) @ self._divided[:last].T
@@ -314,12 +314,12 @@ def value_of(instance: PiperInstance, machine: Machine, stages: Sequence[PiperSt
     )
     if not is_plan:
         return inf
-    behind = 0
+    replicas = 0
     slowest = 0.0
     for stage in reversed(stages):
-        behind += stage.replicas
+        replicas += stage.replicas
         chosen = [instance.nodes[n].options[stage.degree][o] for n, o in zip(stage.nodes, stage.options, strict=True)]
-        in_flight = ceil(behind / stage.replicas)
+        in_flight = ceil(replicas / stage.replicas)
         if sum(o.bytes_per_in_flight * in_flight + o.fixed_bytes for o in chosen) > machine.memory_bytes * (1 + 1e-12):
             return inf
         inside = frozenset(stage.nodes)
@@ -348,20 +348,25 @@ def choose_options(
     excess = sum(size[o] for size, o in zip(sizes, chosen, strict=True)) - machine.memory_bytes
     simple = all(len(each) <= 2 for each in options)
     while excess > 1e-6:
-        best: tuple[float, int, int] | None = None
-        for k, size in enumerate(sizes):
-            for o in range(len(size)):
-                saved = size[chosen[k]] - size[o]
-                if saved > 1e-9:
-                    counted = saved if simple else min(saved, excess)
-                    switch = ((times[k][o] - times[k][chosen[k]]) / counted, k, o)
-                    best = switch if best is None or switch < best else best
+        switches = _switches(times, sizes, chosen, inf if simple else excess)
+        best = min(switches, default=None)
         if best is None:
             return None
         _, k, o = best
         excess -= sizes[k][chosen[k]] - sizes[k][o]
         chosen[k] = o
     return tuple(chosen), sum(time[o] for time, o in zip(times, chosen, strict=True))
+
+
+def _switches(
+    times: Sequence[Sequence[float]], sizes: Sequence[Sequence[float]], chosen: Sequence[int], most: float
+) -> Iterator[tuple[float, int, int]]:
+    """Time for each byte saved, ``most`` at most, by another option of a layer; the layer and the option."""
+    for k, size in enumerate(sizes):
+        for o in range(len(size)):
+            saved = size[chosen[k]] - size[o]
+            if saved > 1e-9:
+                yield (times[k][o] - times[k][chosen[k]]) / min(saved, most), k, o
 
 
 @dataclass(frozen=True, slots=True)

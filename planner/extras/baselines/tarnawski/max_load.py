@@ -385,7 +385,7 @@ class Walk:
             excluded |= self._dominated(self.fresh[then])
 
     def _hopeful(self, c: int, a: int) -> Bools:
-        """Ideals behind which what is left may still fit the devices left."""
+        """Ideals after which what is left may still fit the devices left."""
         loads = self.loads
         slack = 1 + SAME
         left = loads.accelerator_ms[-1] - loads.accelerator_ms

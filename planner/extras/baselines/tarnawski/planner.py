@@ -35,10 +35,11 @@ same with one variable for sending and one for receiving.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.extras.baselines.common.answer import INFEASIBLE, OPTIMAL, TIME_LIMIT, Json, RivalAnswer, infeasible
 from planner.extras.baselines.common.ideals import Ideals, chain_of, lattice_of
@@ -241,40 +242,57 @@ def place(
     from planner.solvers.integer_program import IntegerProgram  # late: HiGHS takes long to load
 
     devices = [ACCELERATOR] * accelerators + [CPU] * cpus
-    count = blocks.num_blocks
-    num_values = len(blocks.values)
-    widths = {"T": 1, "placed": count * len(devices), "crosses": num_values * accelerators}
+    costs = np.array([cost for _, cost in blocks.values])
+    widths = {"T": 1, "placed": blocks.num_blocks * len(devices), "crosses": len(costs) * accelerators}
     program = IntegerProgram(widths, binary=("placed",), parts=("crosses",))
     placed, crosses = (eye_array(widths[name], format="csr") for name in ("placed", "crosses"))
-    columns = np.arange(widths["placed"]).reshape(count, -1)
+    columns = np.arange(widths["placed"]).reshape(blocks.num_blocks, -1)
     program.add(1, 1, placed=sum(placed[columns[:, number]] for number in range(len(devices))))
-    position = np.argsort(np.argsort(-blocks.accelerator_ms, kind="stable"))  # of like devices, heavy blocks go first
-    barred = (np.arange(len(devices)) > position[:, None]) | blocks.cpu_only[:, None]
-    barred[:, accelerators:] = False
-    program.add(0, 0, placed=barred.reshape(1, -1).astype(np.float64))
-    around = [list(bits_of(bits)) for bits, _ in blocks.values]
-    value = np.repeat(np.arange(num_values), np.array([len(circle) for circle in around], dtype=np.intp))
-    leaving = np.array([block for circle in around for block in circle], dtype=np.intp)
-    entering = np.array([block for circle in around for block in (*circle[1:], circle[0])], dtype=np.intp)
-    costs = np.array([cost for _, cost in blocks.values])
-    minus_one = np.full((1, 1), -1.0)
+    program.add(0, 0, placed=_barred(blocks, accelerators, len(devices)).reshape(1, -1).astype(np.float64))
+    value, leaving, entering = _circles(blocks)
     for number, kind in enumerate(devices):
         here = placed[columns[:, number]]
         if kind == CPU:
-            program.add(-inf, 0, T=minus_one, placed=(blocks.cpu_ms @ here)[None])
+            program.add(-inf, 0, T=-np.ones((1, 1)), placed=(blocks.cpu_ms @ here)[None])
             continue
-        own = crosses[np.arange(num_values) + number * num_values]
+        own = crosses[np.arange(len(costs)) + number * len(costs)]
         program.add(0, inf, placed=here[entering] - here[leaving], crosses=own[value])
-        program.add(-inf, 0, T=minus_one, placed=(blocks.accelerator_ms @ here)[None], crosses=(costs @ own)[None])
+        program.add(
+            -inf, 0, T=-np.ones((1, 1)), placed=(blocks.accelerator_ms @ here)[None], crosses=(costs @ own)[None]
+        )
         if blocks.size_bytes.sum() > memory_bytes:
             program.add(-inf, memory_bytes, placed=(blocks.size_bytes @ here)[None])
     answer = program.minimise(known_ms, time_limit_s)
     if not answer.variables:
         return None, known_ms if answer.status == INFEASIBLE else answer.bound
-    chosen = answer.variables["placed"].reshape(count, -1).argmax(axis=1)
-    sets = [sum(1 << block for block in np.flatnonzero(chosen == number).tolist()) for number in range(len(devices))]
-    bound = float(answer.variables["T"][0]) if answer.status == OPTIMAL else answer.bound
-    return tuple((inside, kind) for inside, kind in zip(sets, devices, strict=True) if inside), bound
+    sets = tuple(_chosen(answer.variables["placed"].reshape(blocks.num_blocks, -1), devices))
+    return sets, float(answer.variables["T"][0]) if answer.status == OPTIMAL else answer.bound
+
+
+def _barred(blocks: Blocks, accelerators: int, num_devices: int) -> NDArray[np.bool_]:
+    """``[blocks, devices]``: where blocks may not be; of like devices heavy blocks go first."""
+    position = np.argsort(np.argsort(-blocks.accelerator_ms, kind="stable"))
+    barred: NDArray[np.bool_] = (np.arange(num_devices) > position[:, None]) | blocks.cpu_only[:, None]
+    barred[:, accelerators:] = False
+    return barred
+
+
+def _circles(blocks: Blocks) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
+    """Of each value's blocks in a circle, flat: the value, a block, and the next one."""
+    around = [list(bits_of(bits)) for bits, _ in blocks.values]
+    value = np.repeat(np.arange(len(around)), np.array([len(circle) for circle in around], dtype=np.intp))
+    leaving = np.array([block for circle in around for block in circle], dtype=np.intp)
+    entering = np.array([block for circle in around for block in (*circle[1:], circle[0])], dtype=np.intp)
+    return value, leaving, entering
+
+
+def _chosen(placed: NDArray[np.float64], devices: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """The set of blocks of each device that has some, and its kind."""
+    device_of = placed.argmax(axis=1)
+    for number, kind in enumerate(devices):
+        inside = sum(1 << block for block in np.flatnonzero(device_of == number).tolist())
+        if inside:
+            yield inside, kind
 
 
 VARIANTS: Mapping[str, Callable[[TarnawskiInstance, TarnawskiDevices], RivalAnswer]] = {

@@ -1,7 +1,7 @@
 """Tarnawski et al. (NeurIPS 2020): one device a stage, the smallest largest load, contiguous sets of layers.
 
 ``tarnawski.planner`` is its programme.  Each layer is a forward and a backward node of one colour, edges are mirrored,
-and sending is not hidden behind computing, as there.  A layer's gradient counts with the bytes of all it reads.  All
+and sending does not overlap with computing, as there.  A layer's gradient counts with the bytes of all it reads.  All
 ranks are used as alike (the slowest kind's costs count), any two are joined alike (the slowest link), and none is a
 CPU.  A layer occupies what it holds with one micro-batch in flight, with as many as there are ranks, or nothing: each
 is tried.

@@ -24,7 +24,11 @@ def used(schedule: str, num_stages: int = 3) -> list[Usage]:
     bounds = (*range(num_stages), num_stages + 1)
     candidate = Candidate.chain(bounds, ranks, ((1,),) * num_stages, (1,) * MICRO_BATCHES, schedule)
     priced = Pricing.of(profile).priced(candidate)
-    return [each for each in usages(priced.costs, priced.compiled, priced.sizes, priced.carried) if each is not None]
+    return [
+        each
+        for each in usages(priced.costs, priced.compiled, priced.transfer_bytes, priced.carried)
+        if each is not None
+    ]
 
 
 def alive(usage: Usage, name: str) -> list[int]:

@@ -20,7 +20,7 @@ from planner.costs.sentences import most_messages_s
 from planner.costs.simulator.breakdown import Parts, breakdown, mean_parts
 from planner.costs.simulator.contention import execute_shared
 from planner.costs.simulator.events import execute, least_left_s, least_s, run, step_unless_longer
-from planner.costs.simulator.prices import SlotPrices, prices_of, transfer_bytes
+from planner.costs.simulator.prices import SlotPrices
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.simulator.symmetry import Symmetry, slices
 from planner.costs.simulator.traffic import FlowSpeeds, NetworkFlow, NetworkTraffic
@@ -39,7 +39,7 @@ from planner.schedules import names
 from planner.solvers.candidates.candidate import decision_of, micro_batches
 from planner.solvers.candidates.evaluate import Evaluator
 from tests.oracles.evaluation import evaluate
-from tests.planner.factories import chain_decision
+from tests.planner.factories import chain_decision, slot_prices
 from tests.planner.shared_hosts import random_plan
 
 
@@ -50,7 +50,7 @@ def priced(profile: Profile, decision: Decision, other: Program | None = None) -
         cost_model, Pricing(cost_model).stages(candidate_of(cost_model.profile.graph, decision)), decision.micro_batches
     )
     compiled = compile_program(program, decision.micro_batches, costs.tied_ranks)
-    return compiled, prices_of(compiled, costs, transfer_bytes(program, compiled))
+    return compiled, slot_prices(program, compiled, costs)
 
 
 def test_fair_shares_fill_what_slower_flows_leave() -> None:

@@ -16,7 +16,6 @@ from planner.costs.cost_model import CostModel
 from planner.costs.predict import predict
 from planner.costs.pricing import Pricing
 from planner.costs.simulator.events import run
-from planner.costs.simulator.prices import prices_of, transfer_bytes
 from planner.costs.simulator.program import compile_program
 from planner.costs.simulator.replay import replayed
 from planner.costs.stages.action_costs import StageCosts
@@ -34,7 +33,7 @@ from planner.layers.boundary import Boundaries
 from planner.solvers.best_first import solver as best_first
 from tests.oracles.evaluation import evaluate
 from tests.oracles.plans import check
-from tests.planner.factories import chain_decision, plan_of
+from tests.planner.factories import chain_decision, plan_of, slot_prices
 from tests.planner.sparse_networks import classifier, segmenter, sparse_profile
 
 GRAPH = classifier(samples=4)
@@ -234,7 +233,7 @@ def test_the_checker_counts_waits_alike_and_a_replay_without_noise_is_the_step(s
     compiled = compile_program(program, sizes)
     stages = Pricing(cost_model).stages(candidate_of(profile.graph, decision))
     costs = StageCosts(cost_model, stages, sizes, prepares_next_step=True)
-    prices = prices_of(compiled, costs, transfer_bytes(program, compiled))
+    prices = slot_prices(program, compiled, costs)
     trace = run(compiled, prices)
     assert trace.step_s == pytest.approx(prediction.step_s, rel=1e-12)
     assert replayed(compiled, prices, trace, {}, 3) == pytest.approx(np.full(3, trace.step_s), rel=1e-9)

@@ -12,7 +12,7 @@ from benchmarks.scale import scale_profile
 from planner.costs.cost_model import CostModel
 from planner.ir.problem import Problem
 from planner.solvers.best_first.graph_cuts import cuts_of
-from planner.solvers.best_first.like_stages import LikeStages, Places, balanced_places, placed
+from planner.solvers.best_first.like_stages import ColumnDevices, LikeStages, balanced_places, placed
 from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
 from planner.solvers.budget import Budget
 from planner.solvers.candidates.candidate import DevicePool, micro_batches, pools
@@ -23,13 +23,13 @@ HOSTS = tuple(DevicePool("fast", (f"n{h}",), 1, tuple(range(4 * h, 4 * h + 4))) 
 @pytest.mark.parametrize(
     ("columns", "stages"),
     [
-        ([Places((8,)), Places((8,))], ((4, 4, 0, 0), (0, 0, 4, 4))),
-        ([Places((16,), 2)], ((2, 2, 2, 2), (2, 2, 2, 2))),
-        ([Places((3,)), Places((4,)), Places((1,))], ((3, 0, 0, 0), (0, 4, 0, 0), (1, 0, 0, 0))),
-        ([Places((16,)), Places((1,))], None),
+        ([ColumnDevices((8,)), ColumnDevices((8,))], ((4, 4, 0, 0), (0, 0, 4, 4))),
+        ([ColumnDevices((16,), 2)], ((2, 2, 2, 2), (2, 2, 2, 2))),
+        ([ColumnDevices((3,)), ColumnDevices((4,)), ColumnDevices((1,))], ((3, 0, 0, 0), (0, 4, 0, 0), (1, 0, 0, 0))),
+        ([ColumnDevices((16,)), ColumnDevices((1,))], None),
     ],
 )
-def test_columns_are_on_whole_hosts_and_blocks_share_them(columns: list[Places], stages: object) -> None:
+def test_columns_are_on_whole_hosts_and_blocks_share_them(columns: list[ColumnDevices], stages: object) -> None:
     assert placed(columns, HOSTS) == stages
 
 

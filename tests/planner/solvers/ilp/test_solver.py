@@ -226,7 +226,7 @@ def some_plans(way: BatchSplit, schedule: str, draw: random.Random) -> Iterator[
             behind = np.flatnonzero(cuts.inside[chain[-1]]).tolist()
             chain.append(draw.choice(behind) if groups and draw.random() < 0.6 else cuts.last)
         triples = zip(chain, chain[1:], chain[2:], strict=False)
-        if any(cuts.column[cuts.content[cut, last], first, cut] < 0 for first, cut, last in triples):
+        if any(cuts.crossing_of[cuts.content[cut, last], first, cut] < 0 for first, cut, last in triples):
             continue
         recompute = [draw.choice(prices.freedom.recompute) for _ in chosen]
         candidate = Candidate(

@@ -16,7 +16,7 @@ from planner.costs.candidate import Candidate
 from planner.costs.cost_model import CostModel
 from planner.ir.layout import equal_shares
 from planner.ir.problem import Problem
-from planner.solvers.best_first.bound import least_work_s
+from planner.solvers.best_first.capacity import least_work_s
 from planner.solvers.best_first.layer_links import links_of
 from planner.solvers.best_first.layout_bound import GroupTable, TableMaker
 from planner.solvers.best_first.layout_chains import Chains
