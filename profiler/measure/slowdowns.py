@@ -12,7 +12,7 @@ the layers of a kind, each time by what the shares themselves lost, as far as th
 A loss is pulled towards the one above it by its variance over the sum of that and of the variance of true losses, which
 is by how much losses are further apart than their own variances explain (empirical Bayes: Efron and Morris 1973).  So
 how much is noise is read off the passes; no level of significance is chosen.  Whole passes are pulled towards no loss
-at all, and lose nothing where what they lose is no more than its error.  Shares add up to what is shared out.
+at all, and lose nothing where less than the error is left.  Shares add up to what is shared out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from profiler.measure.contention import spread, trimmed_mean, trimmed_mean_varia
 from profiler.measure.deduplicated import LayerSeconds
 
 LEAST_SLOWDOWN = 0.005
-"""Passes that lose less than that lose nothing that can be told; a loss that is known to so much is known."""
+"""Passes that lose less than that lose nothing that can be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,11 @@ class Loss:
     variance: float
     alone_s: float
 
+    @property
+    def error(self) -> float:
+        """The standard error of ``share``."""
+        return math.sqrt(self.variance)
+
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
@@ -72,8 +77,9 @@ def slowdowns_of(
     Args:
         kinds: of the layers, by name.
     """
-    (lost,) = pulled([loss_of_passes(turns)], 0.0)
-    if lost < LEAST_SLOWDOWN:
+    passes = loss_of_passes(turns)
+    (lost,) = pulled([passes], 0.0)
+    if lost < max(LEAST_SLOWDOWN, passes.error):
         return ()
     pieces = [_piece(name, kind, way, turns) for name, kind in kinds.items() for way in (FORWARD, BACKWARD)]
     shares = _shared_out(lost, pieces)
@@ -103,8 +109,8 @@ def loss_of(pairs: Pairs) -> Loss:
 
 
 def is_known(loss: Loss) -> bool:
-    """Whether more pairs would tell no more that matters."""
-    return loss.variance <= LEAST_SLOWDOWN**2
+    """Whether more pairs would tell no more that matters: twice the error is below what can be told."""
+    return 2 * loss.error <= LEAST_SLOWDOWN
 
 
 def pulled(losses: Sequence[Loss], towards: float) -> list[float]:

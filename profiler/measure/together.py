@@ -51,12 +51,12 @@ class PairEffort:
     """
 
     least: int = 4
-    most: int = 10
+    most: int = 40
     longest_s: float = 6.0
     least_long: int = 4
 
 
-QUICK_PAIRS = PairEffort(3, 6, 1.5, 2)
+QUICK_PAIRS = PairEffort(3, 12, 1.5, 2)
 
 
 class Signals:

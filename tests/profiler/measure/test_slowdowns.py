@@ -61,35 +61,42 @@ def test_one_turn_tells_nothing() -> None:
 MANY = {f"{kind}{number}": kind for kind in ("conv", "norm", "relu") for number in range(12)}
 
 
-def scattered(seed: int, loss: Callable[[str], float], spread: float, num_turns: int = 6) -> dict[str, Slowdown]:
-    """Of 36 layers that lose so much on average, each of whose ratios scatters by ``spread`` from turn to turn."""
+def scattered(
+    seed: int, loss: Callable[[str], float], spread: float, of_passes: float = 0.0, num_turns: int = 6
+) -> dict[str, Slowdown]:
+    """Of 36 layers that lose so much on average.
+
+    Args:
+        spread: of each layer's ratio from turn to turn.
+        of_passes: what all ratios of a turn scatter by together.
+    """
     draw = random.Random(seed)
     seconds = {name: (1.0 + number % 5, 2.0 + number % 7) for number, name in enumerate(MANY)}
 
     def slower(name: str, alone_s: float) -> float:
         return alone_s * (1 + loss(name)) * draw.lognormvariate(0.0, spread)
 
-    turns = [
-        turn({name: (slower(name, f), slower(name, b)) for name, (f, b) in seconds.items()}, seconds)
-        for _ in range(num_turns)
-    ]
+    turns = []
+    for _ in range(num_turns):
+        common = draw.lognormvariate(0.0, of_passes)
+        together = {name: (common * slower(name, f), common * slower(name, b)) for name, (f, b) in seconds.items()}
+        turns.append(turn(together, seconds))
     return told(turns, MANY)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_a_loss_that_is_certain_of_all_layers_is_told_of_each_though_none_is_certain_by_itself(seed: int) -> None:
+def test_a_loss_that_is_certain_of_all_layers_is_told_of_each_though_none_is_certain_by_itself() -> None:
     """Each loses 6 %, and scatters by 8 %: six turns tell that to 3.5 % of each, to half a per cent of all."""
-    found = scattered(seed, lambda _: 0.06, 0.08)
-    errors = [factor - 1.06 for one in found.values() for factor in (one.forward, one.backward)]
-    assert len(errors) == 2 * len(MANY)
-    assert abs(fmean(errors)) < 0.015
+    found = [one for seed in range(10) for one in scattered(seed, lambda _: 0.06, 0.08).values()]
+    errors = [factor - 1.06 for one in found for factor in (one.forward, one.backward)]
+    assert len(errors) == 10 * 2 * len(MANY)
+    assert abs(fmean(errors)) < 0.005
     assert fmean(error**2 for error in errors) ** 0.5 < 0.02
 
 
-def test_where_layers_only_scatter_no_loss_is_told() -> None:
-    """One of thirty such devices may seem to lose a little more than its error."""
-    found = [scattered(seed, lambda _: 0.0, 0.08) for seed in range(30)]
-    assert sum(map(bool, found)) <= 1
+def test_where_layers_and_passes_only_scatter_no_loss_is_told() -> None:
+    """Of thirty such devices a few seem to lose more than their error."""
+    found = [scattered(seed, lambda _: 0.0, 0.08, 0.03) for seed in range(30)]
+    assert sum(map(bool, found)) <= 4
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -102,5 +109,5 @@ def test_kinds_that_lose_unlike_keep_what_they_lose(seed: int) -> None:
 
 def test_a_layer_that_is_known_well_keeps_what_it_loses() -> None:
     found = scattered(0, lambda name: 0.3 if name == "conv3" else 0.02, 0.01)
-    assert found["conv3"].forward == pytest.approx(1.3, abs=0.02)
+    assert found["conv3"].forward == pytest.approx(1.3, abs=0.03)
     assert found["conv4"].forward == pytest.approx(1.02, abs=0.02)
