@@ -42,9 +42,17 @@ LATER = 2
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
+    """What came of a call.
+
+    Attributes:
+        tensors: gradients and buffers, by what they are and name.
+        gradients: the names of the parameters that have one.
+    """
+
     loss: Tensor
     tensors: Mapping[str, Tensor]
     error: str = ""
+    gradients: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +62,13 @@ class LaterCall:
     Attributes:
         tensors: its batch.
         loss: by the module.
+        gradients: the trained parameters that get one, by name; none where its backward was not run.
         is_by_graph: whether the graph gives that loss, its gradients and buffers to the last bit.
     """
 
     tensors: Mapping[str, Tensor]
     loss: Tensor
+    gradients: frozenset[str]
     is_by_graph: bool
 
 
@@ -107,10 +117,10 @@ class FirstCall:
             self.as_called()
             kept = self.call(tensors, has_gradients=bool(self.changed))
             if self.changed and _is_identical(kept, self.forgotten(tensors, self._graph_loss_of)):
-                return LaterCall(tensors, kept.loss, is_by_graph=True)
+                return LaterCall(tensors, kept.loss, kept.gradients, is_by_graph=True)
             fresh = self.forgotten(tensors) if self.changed else kept
             if not kept.error and _is_alike(kept, fresh):
-                return LaterCall(tensors, kept.loss, is_by_graph=False)
+                return LaterCall(tensors, kept.loss, kept.gradients, is_by_graph=False)
             if not fresh.error:
                 raise _refusal(self._model, self, whole, tensors, (kept, fresh))
         return None
@@ -155,8 +165,8 @@ class FirstCall:
             loss_of: by the module, or its graph; None: by the module.
             has_gradients: whether its backward is run as well.
         """
-        owners = self._model.owners.values()
-        trained = {(k, name): p for k, each in enumerate(owners) for name, p in each.named_parameters()}
+        owners = self._model.owners.items()
+        trained = {prefix + name: p for prefix, each in owners for name, p in each.named_parameters()}
         for parameter in trained.values():
             parameter.grad = None
         torch.manual_seed(seed)
@@ -167,9 +177,10 @@ class FirstCall:
                 loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
         except Exception as error:  # noqa: BLE001 - the user's module may refuse another batch in any way
             return _Outcome(nothing, {}, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
-        made = {f"{k} {name}": p.grad.detach() for (k, name), p in trained.items() if p.grad is not None}
+        gradients = {name: p.grad.detach() for name, p in trained.items() if p.grad is not None}
+        made = {f"gradient {name}": each for name, each in gradients.items()}
         left = {f"buffer {name}": b.detach().clone() for name, b in self._named().items() if name in self._buffers}
-        return _Outcome(loss.detach(), {**made, **left})
+        return _Outcome(loss.detach(), {**made, **left}, gradients=frozenset(gradients))
 
     def _named(self) -> dict[str, Tensor]:
         """Buffers and frozen parameters, which a graph may write to."""

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from cuda_ops._torch import BatchNormBase, DropoutBase, at_node
 from cuda_ops.dense.evaluation import draws_in_any_mode, evaluated
 from planner.ir.errors import UnsupportedModelError
-from profiler.capture.first_calls import CALLED_ONCE, FIRST, LATER, FirstCall, is_equal
+from profiler.capture.first_calls import CALLED_ONCE, FIRST, LATER, FirstCall, change_weights, is_equal
 from profiler.capture.trace import TracedModel
 from profiler.capture.user_module import (
     drawn_so_far,
@@ -35,7 +35,7 @@ class _Result:
     """What a step is made of.
 
     Attributes:
-        gradients: of trained parameters, by name; None where the loss has none to give.
+        gradients: of trained parameters, by name; None where the loss has none to give, or nobody asked.
         buffers: as forward leaves them, by name.
         leaves: the tensors that gradients of the loss end in, by id.
     """
@@ -67,13 +67,22 @@ def require_same_loss(traced: TracedModel, model: LoadedModel, state: UserState)
             expected = _own_result(model, copies, samples)
             memory.note()
         _require_same_inputs(model, whole, copies, expected.loss, state)
-        by_graph = _graph_result(traced, model, whole, samples, state)
+        by_graph = _graph_result(traced, model, whole, samples, state, has_gradients=not memory.changed)
         later = memory.later_call(whole, _rest(traced, model, samples))
-        _require_alike(traced, expected.loss, by_graph.loss, {})
-        _require_same_gradients(model, expected.gradients, by_graph.gradients)
-        _require_same_buffers(expected.buffers, by_graph.buffers)
-        gradients = frozenset(traced.parameters if by_graph.gradients is None else by_graph.gradients)
-        if later is not None and not later.is_by_graph and by_graph.gradients is not None:
+    if memory.changed:
+        is_proven = later is not None and later.is_by_graph and later.gradients == frozenset(expected.gradients or ())
+        by_graph = (
+            replace(by_graph, gradients=expected.gradients)
+            if is_proven
+            else _graph_result(traced, model, whole, samples, state)
+        )
+    _require_alike(traced, expected.loss, by_graph.loss, {})
+    _require_same_gradients(model, expected.gradients, by_graph.gradients)
+    _require_same_buffers(expected.buffers, by_graph.buffers)
+    gradients = frozenset(traced.parameters if by_graph.gradients is None else by_graph.gradients)
+    if later is not None and not later.is_by_graph and by_graph.gradients is not None:
+        with kept_state(*model.stateful, state=state):
+            change_weights(model)
             memory.as_called()
             torch.manual_seed(LATER)
             with _running_graph():
@@ -322,10 +331,16 @@ def _own_result(model: LoadedModel, tensors: Mapping[str, Tensor], samples: int)
 
 
 def _graph_result(
-    traced: TracedModel, model: LoadedModel, tensors: Mapping[str, Tensor], samples: int, state: UserState
+    traced: TracedModel,
+    model: LoadedModel,
+    tensors: Mapping[str, Tensor],
+    samples: int,
+    state: UserState,
+    *,
+    has_gradients: bool = True,
 ) -> _Result:
     with _running_graph(), kept_state(*model.stateful, state=state):
-        return _result(model, lambda: _graph_loss(traced, model, samples, tensors))
+        return _result(model, lambda: _graph_loss(traced, model, samples, tensors), has_gradients=has_gradients)
 
 
 def _graph_loss(traced: TracedModel, model: LoadedModel, samples: int, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -366,7 +381,7 @@ def _runs(model: LoadedModel, tensors: Mapping[str, Tensor]) -> bool:
     return True
 
 
-def _result(model: LoadedModel, loss_of: Callable[[], Tensor]) -> _Result:
+def _result(model: LoadedModel, loss_of: Callable[[], Tensor], *, has_gradients: bool = True) -> _Result:
     modules = model.owners.values()
     with fresh_gradients(*modules):
         torch.manual_seed(FIRST)
@@ -375,6 +390,8 @@ def _result(model: LoadedModel, loss_of: Callable[[], Tensor]) -> _Result:
         if not isinstance(loss, Tensor) or not loss.requires_grad or loss.numel() != 1:
             return _Result(loss, None, buffers)
         leaves = frozenset(map(id, _leaves(loss)))
+        if not has_gradients:
+            return _Result(loss.detach(), None, buffers, leaves)
         loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
         gradients = {name: _dense(name, p.grad) for name, p in _trained(model) if p.grad is not None}
     return _Result(loss.detach(), gradients, buffers, leaves)

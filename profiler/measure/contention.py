@@ -7,6 +7,7 @@ the operating system tells it.  Nothing here needs torch: the command that waits
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,22 @@ def trimmed_mean(values: Sequence[float]) -> float:
     dropped = int(len(values) * _TRIMMED)
     kept = sorted(values)[dropped : len(values) - dropped]
     return statistics.fmean(kept)
+
+
+def trimmed_mean_variance(values: Sequence[float]) -> float:
+    """Of the trimmed mean: from the values with those that it drops pulled in (Tukey and McLaughlin 1963).
+
+    Infinite for a single value.
+    """
+    ordered = sorted(values)
+    dropped = int(len(values) * _TRIMMED)
+    kept = len(values) - 2 * dropped
+    if kept < 2:
+        return math.inf
+    low = ordered[dropped]
+    high = ordered[-1 - dropped]
+    pulled_in = [min(max(value, low), high) for value in values]
+    return statistics.variance(pulled_in) * (len(values) - 1) / (kept * (kept - 1))
 
 
 def spread(values: Sequence[float]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.nn import functional
 
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import MIXES_SAMPLES
-from profiler.capture import first_calls
+from profiler.capture import first_calls, verify_capture
 from profiler.capture.first_calls import FirstCall, change_weights
 from profiler.capture.graph import capture
 from profiler.source.losses import TrainedLoss, mean_of_squares
@@ -146,6 +147,26 @@ def test_a_module_that_counts_its_calls_is_called_once_more_only_where_its_graph
         monkeypatch.setattr(first_calls, "_is_identical", lambda a, b: False)
     captured(Net(noting))
     assert by_graph == callers
+
+
+@pytest.mark.parametrize(
+    ("told", "has_gradients"),
+    [({}, [False]), ({"is_by_graph": False}, [False, True]), ({"gradients": frozenset()}, [False, True])],
+)
+def test_a_graph_whose_second_call_is_the_modules_to_the_last_bit_has_the_gradients_of_the_first(
+    monkeypatch: pytest.MonkeyPatch, told: dict[str, Any], has_gradients: list[bool]
+) -> None:
+    asked: list[bool] = []
+    later_call, result = FirstCall.later_call, verify_capture._graph_result
+
+    def noted(*arguments: Any, has_gradients: bool = True) -> Any:
+        asked.append(has_gradients)
+        return result(*arguments, has_gradients=has_gradients)
+
+    monkeypatch.setattr(verify_capture, "_graph_result", noted)
+    monkeypatch.setattr(FirstCall, "later_call", lambda *arguments: replace(later_call(*arguments), **told))
+    captured(Net(noting))
+    assert asked == has_gradients
 
 
 def test_changed_weights_are_unlike_along_each_dim_and_from_weight_to_weight() -> None:
