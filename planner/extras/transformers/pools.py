@@ -11,9 +11,9 @@ Exchanges of a stage stay in its pool: they are those of a cluster of alike GPUs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import chain, combinations, permutations
+from itertools import chain, combinations, islice, permutations
 from math import inf
 
 from planner.extras.kernels.estimates import NOTHING, Estimate
@@ -266,16 +266,9 @@ def _names(machines: Cluster, first: list[int]) -> list[str]:
 
 def _worst(machines: Cluster, ours: list[list[int]], theirs: list[list[int]]) -> Link | None:
     """The slowest link of a host of one pool to a host of another, or of one pool to another of its hosts."""
-    return min(_links(machines, ours, theirs), key=lambda link: link.bandwidth_bytes_per_s, default=None)
-
-
-def _links(machines: Cluster, ours: list[list[int]], theirs: list[list[int]]) -> Iterator[Link]:
-    for one in ours:
-        for other in theirs:
-            if one is not other:
-                yield machines.link(one[0], other[0])
-                if not machines.pairs:  # all are that of their tier
-                    return
+    ends = ((one[0], other[0]) for one in ours for other in theirs if one is not other)
+    links = (machines.link(*pair) for pair in (ends if machines.pairs else islice(ends, 1)))  # else all are of a tier
+    return min(links, key=lambda link: link.bandwidth_bytes_per_s, default=None)
 
 
 def _wire(link: Link | None) -> AlphaBeta:
