@@ -1,7 +1,7 @@
 """How a step's blocks are divided over stages, and stages over pools: divisions in the order of their least time.
 
-    seat          a pool and a tensor degree; a stage on it is a column: what it takes by its number of blocks, as many as
-                  its memory holds
+    seat          a pool and a tensor degree; a stage on it is a column: what it takes by its number of blocks, as many
+                  as its memory holds
     label         the last stages of a pipeline, up to one whose predecessor's seat is settled too: E and G of
                   :mod:`planner.solvers.best_first.recurrence`, the longest sum of gradients and the longest update
     longer label  a stage more, with all numbers of blocks at once (:func:`planner.extras.transformers.pipeline.longer`)

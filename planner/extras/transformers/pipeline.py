@@ -1,8 +1,8 @@
 """Chunks of a pipeline: what a step of them takes, simulated, and the least that it can take, by the core's recurrence.
 
-    stage       head and back: a micro-batch's passes in its first chunk; work: those of all its chunks and micro-batches
+    stage       head and back: passes of a micro-batch in its first chunk; work: of all of them in all its chunks
     message     in the passes of who waits for it, once or from both sides (``Sends``); else on a channel beside them
-    1F1B        stage r of p keeps p - r micro-batches: rounds there and back, and what a stage waits for under its window
+    1F1B        stage r of p keeps p - r micro-batches: it makes rounds there and back, and waits under its window
     any other   whatever is kept
 
 Of stages alike the least of 1F1B is (M + p - 1) (f + b), the simulator's time; of unlike ones the simulator's too, in

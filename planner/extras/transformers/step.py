@@ -139,9 +139,7 @@ def _at_ends(layers: Layers, first: bool, last: bool) -> list[Pass]:
     return [layers.embedding] * first + [layers.head] * last
 
 
-def _after(
-    shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees, of_stages: Sequence[Layers]
-) -> Cost:
+def _after(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees, of_stages: Sequence[Layers]) -> Cost:
     """Behind all passes: the longest sum of gradients, that of the tied embedding, and the longest update."""
     blocks = ways.chunks(shape.layers)
     afters = [
