@@ -214,41 +214,48 @@ class DivisionSearch:
         window = label.stages + 1
         left = self.shape.layers - label.blocks
         if self.stages in (None, window):
-            yield from self._lengthened(label, room, _NONE, range(left, left + 1))
+            yield from self._lengthened(label, room, (_NONE,), range(left, left + 1))
         if self.stages != window:
             before_it = 1 if self.stages is None else self.stages - window
-            for before in range(len(self.seats)):
-                yield from self._lengthened(label, room, before, range(1, left - before_it + 1))
+            yield from self._lengthened(label, room, range(len(self.seats)), range(1, left - before_it + 1))
 
     def _lengthened(
-        self, label: _Label, room: tuple[GpuRange, tuple[int, ...]], before: int, numbers: range
+        self, label: _Label, room: tuple[GpuRange, tuple[int, ...]], befores: Sequence[int], numbers: range
     ) -> Iterator[tuple[_Label, float]]:
-        """With a stage of each of these numbers of blocks that fits, behind one on the seat ``before``."""
+        """With a stage of each of these numbers of blocks that fits, behind one on each of the seats ``befores``."""
         place, used = room
         window = label.stages + 1
-        ends = before == _NONE, not label.stages
+        ends = befores[0] == _NONE, not label.stages
         most = self._most_blocks(label.seat, window, *ends)
         numbers = numbers[: max(0, most + 1 - numbers.start)]
-        hop_s = self._hop_s(window, before, used, label.seat, place)
-        if not numbers or hop_s == inf:
+        hops = [
+            (before, hop_s)
+            for before in befores
+            if (hop_s := self._hop_s(window, before, used, label.seat, place)) is not None
+        ]
+        if not numbers or not hops:
             return
         every = numbers if ends[0] else range(1, min(most, self.shape.layers) + 1)
         column = self._column(label.seat, ends, every).of_fewest(len(numbers))
-        pipelines = self._pipelines(label, column, hop_s)
+        pipelines = self._pipelines(label, column, np.array([[hop_s] for _, hop_s in hops]))
         sums_s = np.maximum(column.sums_s, label.sums_s)
         update_s = np.maximum(column.update_s, label.update_s)
         left = self.shape.layers - label.blocks - np.array(numbers)
         until_s = np.maximum(pipelines.end + left * self._least_block_s, self._longest_s(left, used, window))
-        after_s = np.maximum(sums_s + update_s, self._least_after_s) + self._sum_of_ends_s(label, before, place)
-        least_s = until_s + self._latency_s + after_s
-        costs = np.stack([pipelines.trip, pipelines.end, sums_s, update_s, least_s], axis=1)
-        for at in np.flatnonzero(least_s < self.above_s).tolist():
-            *seconds, least = costs[at].tolist()
-            stages = ((label.seat, numbers[at]), *label.chain)
-            yield _Label(label.blocks + numbers[at], used, window, before, stages, hop_s, *seconds), least
+        after_s = np.maximum(sums_s + update_s, self._least_after_s) + self._sum_of_ends_s(label, ends[0], place)
+        least_s = until_s + self._latency_s + after_s  # [hops, numbers]
+        row, at = np.nonzero(least_s < self.above_s)
+        seconds = (pipelines.trip[row, at], pipelines.end[row, at], sums_s[at], update_s[at], least_s[row, at])
+        for hop, number, *own, least in zip(
+            row.tolist(), at.tolist(), *(each.tolist() for each in seconds), strict=True
+        ):
+            before, hop_s = hops[hop]
+            blocks = numbers[number]
+            stages = ((label.seat, blocks), *label.chain)
+            yield _Label(label.blocks + blocks, used, window, before, stages, hop_s, *own), least
 
-    def _pipelines(self, label: _Label, column: _Column, hop_s: float) -> Labels:
-        """A label with each stage of a column, which a message from the stage before takes ``hop_s`` to."""
+    def _pipelines(self, label: _Label, column: _Column, hop_s: Array) -> Labels:
+        """A label with each stage of a column, by what a message from the stage before takes: [hops, numbers]."""
         ahead_s, back_s = waited_s(self.ways.sends, hop_s, label.hop_s)
         forward_s = column.forward_s + ahead_s
         backward_s = column.backward_s + back_s
@@ -342,23 +349,23 @@ class DivisionSearch:
         filled = (*used[: seat.pool], stop, *used[seat.pool + 1 :])
         return GpuRange(pool.cluster, seat.ways.tensor, start, stop), filled
 
-    def _hop_s(self, window: int, before: int, used: tuple[int, ...], number: int, place: GpuRange) -> float:
-        """From the stage before, on the seat ``before``, to that of ``window``, counted from the last."""
+    def _hop_s(self, window: int, before: int, used: tuple[int, ...], number: int, place: GpuRange) -> float | None:
+        """From the stage before, on the seat ``before``, to that of ``window``, from the last; None: no room."""
         if before == _NONE:
             return 0.0
         if not isinstance(self.cluster, Pools):
             return self._hops_s[self.ways.pipeline - 1 - window]
         room = self._room(used, before)
         if room is None:
-            return inf
+            return None
         key = before, room[0].start, number, place.start
         if key not in self._messages_s:
             self._messages_s[key] = self.cluster.hop(self.ways, self._bytes, room[0], place).seconds
         return self._messages_s[key]
 
-    def _sum_of_ends_s(self, label: _Label, before: int, first: GpuRange) -> float:
+    def _sum_of_ends_s(self, label: _Label, is_first: bool, first: GpuRange) -> float:
         """Of the tied embedding's gradient, between the first stage and the last, once both are known."""
-        if before != _NONE or not self._tied_apart or not label.chain or not isinstance(self.cluster, Pools):
+        if not is_first or not self._tied_apart or not label.chain or not isinstance(self.cluster, Pools):
             return self._tied_s
         last = self._room((0,) * len(self._pools), label.chain[-1][0])
         return self.cluster.sum_of_two(self.shape, self.ways, first, last[0]).seconds if last else 0.0

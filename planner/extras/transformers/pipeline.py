@@ -15,6 +15,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,8 @@ from planner.solvers.best_first.recurrence import (
 
 MOST_ACTIONS = 12_000
 """Of a pipeline that is simulated whole: about a second."""
+N = TypeVar("N", float, NDArray[np.float64])
+"""Seconds of one pass, or of many."""
 _ALWAYS = np.array([True])
 """A stage reads what the stage before sends, and a gradient comes back."""
 
@@ -184,9 +187,8 @@ def chunked(passes: Sequence[tuple[float, float]], hop_s: Sequence[float], sends
     return Chunks(forward, backward, stages, overlapped_s)
 
 
-def waited_s(sends: Sends, before_s: float, behind_s: float) -> tuple[float, float]:
+def waited_s(sends: Sends, before_s: N, behind_s: float) -> tuple[N, N]:
     """What a stage's forward and its backward wait for messages from and to the stages before and behind it."""
-    if sends is Sends.OVERLAPPED:
-        return 0.0, 0.0
+    waits = sends is not Sends.OVERLAPPED
     also = sends is Sends.BLOCKING
-    return before_s + also * behind_s, behind_s + also * before_s
+    return waits * before_s + also * behind_s, waits * behind_s + also * before_s

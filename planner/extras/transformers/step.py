@@ -17,10 +17,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from planner.costs.memory.table import What
 from planner.extras.kernels.estimates import NOTHING, Estimate
@@ -37,7 +33,7 @@ from planner.extras.transformers.memory import (
     unlike_stages,
 )
 from planner.extras.transformers.passes import OPTIMISER, Cost, Layers, Pass, costs
-from planner.extras.transformers.pipeline import Chunks, chunked
+from planner.extras.transformers.pipeline import Chunks, N, chunked
 from planner.extras.transformers.pools import Pools
 from planner.extras.transformers.shape import ParallelDegrees, Sends, Transformer
 from planner.ir.lazy import Memo
@@ -48,8 +44,6 @@ Megatron-LM on A100 are off; it widens ranges, and moves no prediction."""
 GRADIENTS = "gradient sums"
 BUBBLE = "bubble"
 SENDS = "messages between stages"
-
-N = TypeVar("N", float, NDArray[np.float64])
 
 
 @dataclass(frozen=True, slots=True)
