@@ -189,6 +189,10 @@ class DivisionSearch:
             yield from ((self._ways(label), least_s) for least_s, *_, label in every[:width] if label.seat == _NONE)
             level = [label for *_, label in every if label.seat != _NONE][:width]
 
+    def glance_s(self) -> float:
+        """The least of the pipelines that the narrowest look shows."""
+        return min((least_s for _, least_s in self.dive(1)), default=inf)
+
     def _push(self, label: _Label, least_s: float) -> None:
         if least_s >= self.above_s:
             return
@@ -226,7 +230,8 @@ class DivisionSearch:
         place, used = room
         window = label.stages + 1
         ends = befores[0] == _NONE, not label.stages
-        most = self._most_blocks(label.seat, window, *ends)
+        in_time = self.above_s / (self._micro_batches * self.seats[label.seat].block_s)
+        most = int(min(self._most_blocks(label.seat, window, *ends), in_time, self.shape.layers))
         numbers = numbers[: max(0, most + 1 - numbers.start)]
         hops = [
             (before, hop_s)
@@ -235,7 +240,7 @@ class DivisionSearch:
         ]
         if not numbers or not hops:
             return
-        every = numbers if ends[0] else range(1, min(most, self.shape.layers) + 1)
+        every = numbers if ends[0] else range(1, most + 1)
         column = self._column(label.seat, ends, every).of_fewest(len(numbers))
         pipelines = self._pipelines(label, column, np.array([[hop_s] for _, hop_s in hops]))
         sums_s = np.maximum(column.sums_s, label.sums_s)
@@ -327,9 +332,10 @@ class DivisionSearch:
                 degrees = [seat.ways.tensor * (pool == seat.pool) for pool in range(len(units))]
                 kept = tuple(slice(0, max(0, unit - degree)) for unit, degree in zip(units, degrees, strict=True))
                 longer_s = table[blocks][tuple(slice(degree, None) for degree in degrees)]
-                for number in range(1, blocks + 1):
-                    seconds = np.maximum(table[blocks - number][kept], number * seat.block_s + hop_s)
-                    np.minimum(longer_s, seconds, out=longer_s)
+                numbers = np.arange(1, blocks + 1)
+                own_s = (numbers * seat.block_s + hop_s).reshape(-1, *(1 for _ in units))
+                seconds = np.maximum(table[blocks - numbers][(slice(None), *kept)], own_s).min(axis=0)
+                np.minimum(longer_s, seconds, out=longer_s)
         return table
 
     def _least_hop_s(self, seat: StageSeat) -> float:

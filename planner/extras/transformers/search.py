@@ -41,10 +41,9 @@ _MOST_LABELS = 60_000
 _MOST_AGAIN = 20_000
 """Of pipelines through several pools in all, about 20 s of a core: the answer is that of the work, not of the hour.
 And of a division that is met again with what it dropped."""
-_GLANCE = 2
 _MOST_LOOKS = 8
 _WIDTH = 32
-"""Labels of each number of stages of a glance at pipelines through several pools; of a look, and how many of these."""
+"""Contexts of pipelines through several pools that have a first look; labels of each number of stages of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +190,7 @@ class _DegreesSearch:
         return min((seat.block_s for seat in seats_of(self.shape, [cluster], alone, [ways.tensor])), default=inf)
 
     def divide_pools(self, pools: Pools) -> None:
-        """Pipelines through several pools; a first look at those that are the shortest at a glance."""
+        """Pipelines through several pools; a first look where they are short at a glance."""
         clusters = [pool.cluster for pool in pools.pools]
         of_stages = self.space.degrees_of_stages(self.shape, max(cluster.per_host for cluster in clusters))
         stages = self.space.pipeline[0] if self.space.pipeline else None
@@ -204,17 +203,19 @@ class _DegreesSearch:
                 and not (ways.sequence_parallel and self.shape.seq * ways.micro_batch % seat.ways.tensor)
             ]
             if seats and not (ways.sequence_parallel and all(seat.ways.tensor == 1 for seat in seats)):
-                divisions.append(DivisionSearch(self.shape, pools, ways, self.global_batch, seats, stages))
+                division = DivisionSearch(
+                    self.shape, pools, ways, self.global_batch, seats, stages, above_s=self.best_s
+                )
+                divisions.append(division)
         self.num_ways += len(divisions)
         for division in divisions:
             self._push(division.bound_s, division)
-            division.above_s = self.best_s
-        glances_s = [min((least_s for _, least_s in each.dive(_GLANCE)), default=inf) for each in divisions]
-        for at in sorted(range(len(divisions)), key=glances_s.__getitem__)[:_MOST_LOOKS]:
-            self._look_at(divisions[at])
+        for division in sorted(divisions, key=DivisionSearch.glance_s)[:_MOST_LOOKS]:
+            self._look_at(division)
 
     def _look_at(self, division: DivisionSearch) -> None:
-        """The best of what a look at pipelines through several pools shows are simulated."""
+        """Pipelines of short steps, found soon: the best are simulated."""
+        division.above_s = self.best_s
         for ways, bound_s in division.dive(_WIDTH):
             if bound_s < self.best_s and not self._is_late():
                 self._simulate(ways)
