@@ -304,16 +304,19 @@ class DivisionSearch:
         free = [pool.devices for pool in self._pools]
         return self._micro_batches * longest_s(self.shape.layers, self.seats, free)
 
-    def _longest_s(self, left: Numbers, used: tuple[int, ...], window: int) -> Array | float:
+    def _longest_s(self, left: Numbers, used: tuple[int, ...], window: int) -> Array:
         """All micro-batches through the longest of the stages that are left, by how many blocks these have."""
         if self.stages == window or not left.all():
-            return 0.0
-        if self.stages is not None:
-            return self._micro_batches * -(-left // (self.stages - window)) * self._least_block_s
-        free = [pool.devices - gpus for pool, gpus in zip(self._pools, used, strict=True)]
-        if self._table is None:
-            return self._micro_batches * longest_s(1, self.seats, free) * left
-        return self._micro_batches * self._table[(left, *(gpus // self.ways.data for gpus in free))]
+            longest: Array = np.zeros(left.shape)
+        elif self.stages is not None:
+            longest = -(-left // (self.stages - window)) * np.float64(self._least_block_s)
+        elif self._table is None:
+            free = [pool.devices - gpus for pool, gpus in zip(self._pools, used, strict=True)]
+            longest = left * np.float64(longest_s(1, self.seats, free))
+        else:
+            units = [(pool.devices - gpus) // self.ways.data for pool, gpus in zip(self._pools, used, strict=True)]
+            longest = self._table[(left, *units)]
+        return self._micro_batches * longest
 
     @functools.cached_property
     def _table(self) -> Array | None:

@@ -85,11 +85,11 @@ def even_s(stages: int, blocks: int, micro_batches: int) -> NDArray[np.float64]:
     As long as each other: what stages wait for is convex in f for f + b given, so that no other f takes less.  And no
     message, embedding or head makes a pipeline shorter.
     """
-    of_all = np.arange(blocks + 1)
+    numbers = np.arange(blocks + 1)
     if not stages:
-        return np.where(of_all, np.inf, 0.0)
-    own = of_all[:, None]
-    behind = of_all - own  # [of the stage, of all]
+        return np.where(numbers, np.inf, 0.0)
+    own = numbers[:, None].astype(float)
+    behind = numbers - numbers[:, None]  # [of the stage, of all]
     end = np.where((own > 0) & (behind >= 0), even_s(stages - 1, blocks, micro_batches)[behind], np.inf)
     pipelines = Labels(np.maximum(behind, 0.0), end, end, end, end)
     work = micro_batches * own

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
+from operator import attrgetter
 
 from planner.costs.memory.table import What
 from planner.extras.kernels.estimates import NOTHING, Estimate
@@ -34,7 +35,7 @@ from planner.extras.transformers.memory import (
 )
 from planner.extras.transformers.passes import OPTIMISER, Cost, Layers, Pass, costs
 from planner.extras.transformers.pipeline import Chunks, N, chunked
-from planner.extras.transformers.pools import Pools
+from planner.extras.transformers.pools import GpuRange, Pools, message
 from planner.extras.transformers.shape import ParallelDegrees, Sends, Transformer
 from planner.ir.lazy import Memo
 
@@ -107,7 +108,9 @@ def _timing(
     ways.check(shape)
     cluster = cluster.alone(ways)
     p = ways.pipeline
-    of_place = Memo(lambda place: stage_layers(shape, *place, layers))
+    of_place = Memo[tuple[GpuCluster, ParallelDegrees], Layers](
+        lambda place: stage_layers(shape, place[0], place[1], layers)
+    )
     of_stages = tuple(of_place[cluster.at(ways, stage), ways.at(stage)] for stage in range(p))
     messages = Messages.of(shape, cluster, ways)
     blocks = ways.chunks(shape.layers)
@@ -143,7 +146,8 @@ def _after(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegree
         )
         for stage in unlike_stages(shape, ways)
     ]  # fmt: skip
-    summed, updated = (max(of, key=lambda cost: cost.seconds) for of in zip(*afters, strict=True))
+    summed = max((summed for summed, _ in afters), key=attrgetter("seconds"))
+    updated = max((updated for _, updated in afters), key=attrgetter("seconds"))
     return summed + tied(shape, cluster, ways) + updated
 
 
@@ -244,19 +248,18 @@ class Messages:
 def hops_of(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees) -> list[Estimate]:
     """Messages from each chunk to the next: each tensor rank sends its part; parts are gathered there, or stay cut."""
     p = ways.pipeline
-    chunks = range(ways.pipeline * ways.interleave - 1)
+    chunks = range(p * ways.interleave - 1)
     if p == 1:
         return [NOTHING for _ in chunks]
     whole = message_bytes(shape, cluster, ways)
     if isinstance(cluster, Pools):
         return cluster.hops(ways, whole)
-    stride = ways.tensor * ways.data
-    hosts = [stage * stride // cluster.per_host for stage in range(p)]
-    gathered = NOTHING if ways.sequence_parallel else cluster.exchange("all_gather", whole, ways.tensor)
-    at_once = min(cluster.per_host, stride)
-    inside, across = (cluster.send(whole / ways.tensor, far, at_once) + gathered for far in (1, cluster.per_host))
-    far = [stride >= cluster.per_host or hosts[c % p] != hosts[(c + 1) % p] for c in chunks]
-    return [across if crosses else inside for crosses in far]
+    ranks = ways.tensor * ways.data
+    places = [GpuRange(cluster, ways.tensor, stage * ranks, (stage + 1) * ranks) for stage in range(p)]
+    ends = [(places[chunk % p], places[(chunk + 1) % p]) for chunk in chunks]
+    inside = [one.shares_host(other) for one, other in ends]
+    sent = {tier: message(ways, whole, *pair) for tier, pair in dict(zip(inside, ends, strict=True)).items()}
+    return [sent[tier] for tier in inside]
 
 
 def message_bytes(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees) -> float:
