@@ -1,14 +1,12 @@
 """How a step's blocks are divided over stages, and stages over pools: divisions in the order of their least time.
 
-    stage         a seat (a pool and a tensor degree) and a number of blocks; as many as its memory holds
-    label         the last stages of a pipeline, up to one whose predecessor's seat is settled too:
-                    V   least seconds from the first forward of its first stage to that stage's last backward
-                    D   what a micro-batch spends there, passes and messages both ways
-                    G, O  the longest sum of gradients and the longest update of its stages
-    longer label  one stage more: stay(f, b, D, stages, M) and V = max(stay, f + b + 2 messages + V)
-                  (:func:`planner.extras.transformers.pipeline.stay_s`)
-    least         max(V + what the other blocks spend at best, M x the longest stage that the free GPUs must have), and
-                  after it G + O
+    seat          a pool and a tensor degree; a stage on it is a column: what it takes by its number of blocks, as many
+                  as its memory holds
+    label         the last stages of a pipeline, up to one whose predecessor's seat is settled too: E and G of
+                  :mod:`planner.solvers.best_first.recurrence`, the longest sum of gradients and the longest update
+    longer label  a stage more, with all numbers of blocks at once (:func:`planner.extras.transformers.pipeline.longer`)
+    least         max(G + what the other blocks spend at best, M x the longest stage that the free GPUs must have), and
+                  after it sums and update
     dominance     of labels of the same stages left, blocks, GPUs and seat ahead, one that is nowhere less is dropped
 
 Labels are met by their least, the smallest first; a whole pipeline is given when no label has less.  So the first is
@@ -22,7 +20,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple
 
 import numpy as np
@@ -31,22 +29,28 @@ from numpy.typing import NDArray
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.memory import chain_in_flight, memory_with, parameters_of
 from planner.extras.transformers.passes import Layers
-from planner.extras.transformers.pipeline import even_s, stay_s
+from planner.extras.transformers.pipeline import even_s, label_of, longer, waited_s
 from planner.extras.transformers.pools import GpuPool, GpuRange, Pools
 from planner.extras.transformers.shape import ParallelDegrees, Sends, Transformer
 from planner.extras.transformers.step import (
-    flowing_s,
+    Messages,
+    after_passes,
     gradients,
-    hops_of,
     message_bytes,
-    optimiser,
+    passes_s,
     stage_layers,
     tied,
 )
 from planner.ir.lazy import once
+from planner.solvers.best_first.recurrence import Labels, LaidOutStages
 
 _LARGEST_TABLE = 300_000
 """Numbers of free GPUs by pool that :attr:`DivisionSearch._table` is made for; of more, rates alone bound the rest."""
+_NONE = -1
+"""The seat before the first stage."""
+
+Array = NDArray[np.float64]
+Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,36 +60,39 @@ class StageSeat:
     Attributes:
         pool: its place among the pools; 0 where devices are alike.
         cluster, ways: the pool's hosts, and the ways with the seat's tensor degree.
-        forward_s, backward_s: of a block.
-        first_s, last_s: both passes, (forward, backward), of the embedding and of the head.
+        block_s: both passes of a block.
     """
 
     pool: int
     cluster: GpuCluster
     ways: ParallelDegrees
     layers: Layers
-    forward_s: float
-    backward_s: float
-    first_s: tuple[float, float]
-    last_s: tuple[float, float]
-
-    @classmethod
-    def of(cls, pool: int, cluster: GpuCluster, ways: ParallelDegrees, layers: Layers) -> StageSeat:
-        """With the seconds of its layers."""
-        block = layers.block
-        ends = (layers.embedding, layers.head)
-        first_s, last_s = ((end.forward.seconds, end.backward.seconds) for end in ends)
-        return cls(pool, cluster, ways, layers, block.forward.seconds, block.backward.seconds, first_s, last_s)
+    block_s: float
 
     @property
     def gpus(self) -> int:
         """Of a stage."""
         return self.ways.tensor * self.ways.data
 
-    @property
-    def block_s(self) -> float:
-        """Both passes of a block."""
-        return self.forward_s + self.backward_s
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Column:
+    """Stages on a seat, by their numbers of blocks.
+
+    Attributes:
+        forward_s, backward_s: passes of a micro-batch, without messages.
+        sums_s: of gradients, behind the last backward.
+        update_s: what follows them.
+    """
+
+    forward_s: Array
+    backward_s: Array
+    sums_s: Array
+    update_s: Array
+
+    def of_fewest(self, count: int) -> _Column:
+        """Those of the fewest blocks."""
+        return _Column(self.forward_s[:count], self.backward_s[:count], self.sums_s[:count], self.update_s[:count])
 
 
 class _Label(NamedTuple):
@@ -95,13 +102,23 @@ class _Label(NamedTuple):
     used: tuple[int, ...]
     stages: int
     seat: int
-    hop_s: float
-    span_s: float
-    below_s: float
-    sums_s: float
-    update_s: float
-    chain: tuple[tuple[int, int], ...]
+    chain: tuple[tuple[int, int], ...] = ()
     """(seat, blocks) of each stage, in order."""
+    hop_s: float = 0.0
+    trip_s: float = 0.0
+    end_s: float = 0.0
+    sums_s: float = 0.0
+    update_s: float = 0.0
+
+    def is_as_good(self, other: _Label) -> bool:
+        """Whether it is nowhere more."""
+        return (
+            self.hop_s <= other.hop_s
+            and self.end_s <= other.end_s
+            and self.trip_s <= other.trip_s
+            and self.sums_s <= other.sums_s
+            and self.update_s <= other.update_s
+        )
 
 
 @dataclass
@@ -123,7 +140,6 @@ class DivisionSearch:
     keep_all: bool = False
     above_s: float = inf
     labels_met: int = 0
-    num_given: int = 0
     _heap: list[tuple[float, int, int, _Label]] = field(default_factory=list)
     _order: Iterator[int] = field(default_factory=count)
     _known: dict[tuple[object, ...], list[_Label]] = field(default_factory=dict)
@@ -133,21 +149,19 @@ class DivisionSearch:
         self._micro_batches = self.ways.micro_batches(self.global_batch)
         self._pools = self.cluster.pools if isinstance(self.cluster, Pools) else ()
         self._bytes = message_bytes(self.shape, self.cluster, self.ways)
-        self._hops_s: list[float] = []
+        self._hops_s: tuple[float, ...] = ()
         self._tied_s = 0.0
         self._latency_s = 0.0
         if isinstance(self.cluster, GpuCluster):
-            hops = hops_of(self.shape, self.cluster, self.ways)
-            longest = max(hops, key=lambda hop: hop.seconds, default=None)
-            flowing = flowing_s(self.cluster, self.ways, longest) if longest is not None else 0.0
-            self._hops_s = [hop.seconds - flowing for hop in hops]
-            self._latency_s = 2 * (self.ways.pipeline - 1) * flowing
+            messages = Messages.of(self.shape, self.cluster, self.ways)
+            self._hops_s = messages.hops_s
+            self._latency_s = messages.latency_s
             self._tied_s = tied(self.shape, self.cluster, self.ways).seconds
         self._least_block_s = min((seat.block_s for seat in self.seats), default=inf)
         for number in range(len(self.seats)):
-            start = _Label(0, (0,) * max(1, len(self._pools)), 0, number, 0.0, 0.0, 0.0, 0.0, 0.0, ())
+            start = _Label(0, (0,) * max(1, len(self._pools)), 0, number)
             if self._room(start.used, number) is not None:
-                self._push(start, self._even_s() + self._least_after_s)
+                self._push(start, self._shortest_s() + self._least_after_s)
 
     @property
     def bound_s(self) -> float:
@@ -158,24 +172,26 @@ class DivisionSearch:
         """Lengthens the least label; a pipeline with its least time, if it is one."""
         bound_s, _, _, label = heapq.heappop(self._heap)
         self.labels_met += 1
-        if label.seat < 0:
-            self.num_given += 1
+        if label.seat == _NONE:
             return self._ways(label), bound_s
-        for longer, least_s in self._longer(label):
-            self._push(longer, least_s)
+        for one_more, least_s in self._longer(label):
+            self._push(one_more, least_s)
         return None
 
     def dive(self, width: int) -> Iterator[tuple[ParallelDegrees, float]]:
         """Pipelines, with their least, by the ``width`` least labels of each number of stages: maybe not the best."""
-        level = [entry[3] for entry in heapq.nsmallest(width, self._heap)]
+        level = [label for *_, label in self._heap]
         while level:
-            longer = sorted(
+            every = sorted(
                 (least_s, -label.blocks, place, label)
                 for place, (label, least_s) in enumerate(chain.from_iterable(map(self._longer, level)))
-                if least_s < self.above_s
             )
-            yield from ((self._ways(label), least_s) for least_s, *_, label in longer[:width] if label.seat < 0)
-            level = [label for *_, label in longer if label.seat >= 0][:width]
+            yield from ((self._ways(label), least_s) for least_s, *_, label in every[:width] if label.seat == _NONE)
+            level = [label for *_, label in every if label.seat != _NONE][:width]
+
+    def glance_s(self) -> float:
+        """The least of the pipelines that the narrowest look shows."""
+        return min((least_s for _, least_s in self.dive(1)), default=inf)
 
     def _push(self, label: _Label, least_s: float) -> None:
         if least_s >= self.above_s:
@@ -183,9 +199,9 @@ class DivisionSearch:
         if not self.keep_all:
             key = (label.stages, label.blocks, label.used, label.seat, label.chain[-1:] if self._tied_apart else ())
             others = self._known.setdefault(key, [])
-            if any(_is_as_good(other, label) for other in others):
+            if any(other.is_as_good(label) for other in others):
                 return
-            others[:] = [other for other in others if not _is_as_good(label, other)]
+            others[:] = [other for other in others if not label.is_as_good(other)]
             others.append(label)
         heapq.heappush(self._heap, (least_s, -label.blocks, next(self._order), label))
 
@@ -196,73 +212,81 @@ class DivisionSearch:
 
     def _longer(self, label: _Label) -> Iterator[tuple[_Label, float]]:
         """With the stage ahead, of each number of blocks, behind each seat that may be before it; their least."""
-        seat = self.seats[label.seat]
         room = self._room(label.used, label.seat)
         if room is None:
             return
         window = label.stages + 1
-        last = label.stages == 0
         left = self.shape.layers - label.blocks
-        if self.stages is None or window == self.stages:
-            yield from self._numbers(label, seat, room, -1, (left,))
-        if self.stages is not None and window == self.stages:
-            return
-        behind = left - (1 if self.stages is None else self.stages - window)
-        most = min(behind, self._most_blocks(label.seat, window, False, last))
-        for before in range(len(self.seats)):
-            yield from self._numbers(label, seat, room, before, range(1, most + 1))
+        if self.stages in (None, window):
+            yield from self._lengthened(label, room, (_NONE,), range(left, left + 1))
+        if self.stages != window:
+            before_it = 1 if self.stages is None else self.stages - window
+            yield from self._lengthened(label, room, range(len(self.seats)), range(1, left - before_it + 1))
 
-    def _numbers(
-        self,
-        label: _Label,
-        seat: StageSeat,
-        room: tuple[GpuRange, tuple[int, ...]],
-        before: int,
-        numbers: Sequence[int],
+    def _lengthened(
+        self, label: _Label, room: tuple[GpuRange, tuple[int, ...]], befores: Sequence[int], numbers: range
     ) -> Iterator[tuple[_Label, float]]:
+        """With a stage of each of these numbers of blocks that fits, behind one on each of the seats ``befores``."""
         place, used = room
         window = label.stages + 1
-        last = label.stages == 0
-        first = before < 0
-        hop_s = 0.0
-        if not first:
-            ahead = self._room(used, before)
-            if ahead is None:
-                return
-            hop_s = self._hop_s(window, before, ahead[0], label.seat, place)
-        waits = self.ways.sends is not Sends.OVERLAPPED
-        also = self.ways.sends is Sends.BLOCKING
-        ahead_s = waits * hop_s + also * label.hop_s + first * seat.first_s[0] + last * seat.last_s[0]
-        back_s = waits * label.hop_s + also * hop_s + first * seat.first_s[1] + last * seat.last_s[1]
-        flies_s = 0.0 if waits else 2 * label.hop_s
-        most = self._most_blocks(label.seat, window, first, last)
-        tied_s = self._tied_s
-        if first and self._tied_apart and not last:
-            tied_s = self._ends_sum_s(place, label.chain[-1][0])
-        for number in numbers:
-            if number > most or number < 1:
-                continue
-            forward_s = number * seat.forward_s + ahead_s
-            backward_s = number * seat.backward_s + back_s
-            passes_s = forward_s + backward_s
-            if self._micro_batches * passes_s >= self.above_s:
-                break
-            stay = self._stay_s(forward_s, backward_s, label.below_s + flies_s, window)
-            span_s = max(stay, passes_s + flies_s + label.span_s) if not last else stay
-            sums_s, update_s = self._after_s(label.seat, number, first, last)
-            longer = _Label(
-                label.blocks + number, used, window, before, hop_s, span_s, label.below_s + flies_s + passes_s,
-                max(label.sums_s, sums_s), max(label.update_s, update_s), ((label.seat, number), *label.chain),
-            )  # fmt: skip
-            rest_s = (self.shape.layers - longer.blocks) * self._least_block_s  # passes of the blocks that are left
-            pipeline_s = span_s if first else max(span_s + rest_s, self._longest_s(longer))
-            after_s = max(longer.sums_s + longer.update_s, self._least_after_s)
-            yield longer, pipeline_s + self._latency_s + after_s + tied_s
+        ends = befores[0] == _NONE, not label.stages
+        in_time = self.above_s / (self._micro_batches * self.seats[label.seat].block_s)
+        most = int(min(self._most_blocks(label.seat, window, *ends), in_time, self.shape.layers))
+        numbers = numbers[: max(0, most + 1 - numbers.start)]
+        hops = [
+            (before, hop_s)
+            for before in befores
+            if (hop_s := self._hop_s(window, before, used, label.seat, place)) is not None
+        ]
+        if not numbers or not hops:
+            return
+        every = numbers if ends[0] else range(1, most + 1)
+        column = self._column(label.seat, ends, every).of_fewest(len(numbers))
+        pipelines = self._pipelines(label, column, np.array([[hop_s] for _, hop_s in hops]))
+        sums_s = np.maximum(column.sums_s, label.sums_s)
+        update_s = np.maximum(column.update_s, label.update_s)
+        left = self.shape.layers - label.blocks - np.array(numbers)
+        until_s = np.maximum(
+            pipelines.last_backward_s + left * self._least_block_s, self._longest_s(left, used, window)
+        )
+        after_s = np.maximum(sums_s + update_s, self._least_after_s) + self._sum_of_ends_s(label, ends[0], place)
+        least_s = until_s + self._latency_s + after_s  # [hops, numbers]
+        row, at = np.nonzero(least_s < self.above_s)
+        seconds = (
+            pipelines.round_trip_s[row, at], pipelines.last_backward_s[row, at], sums_s[at], update_s[at], least_s[row, at],
+        )  # fmt: skip
+        for hop, number, *own, least in zip(
+            row.tolist(), at.tolist(), *(each.tolist() for each in seconds), strict=True
+        ):
+            before, hop_s = hops[hop]
+            blocks = numbers[number]
+            stages = ((label.seat, blocks), *label.chain)
+            yield _Label(label.blocks + blocks, used, window, before, stages, hop_s, *own), least
 
-    def _stay_s(self, forward_s: float, backward_s: float, below_s: float, window: int) -> float:
-        if self.ways.schedule == "1f1b":
-            return stay_s(forward_s, backward_s, below_s, window, self._micro_batches)
-        return self._micro_batches * (forward_s + backward_s)
+    def _pipelines(self, label: _Label, column: _Column, hop_s: Array) -> Labels:
+        """A label with each stage of a column, by what a message from the stage before takes: [hops, numbers]."""
+        ahead_s, back_s = waited_s(self.ways.sends, hop_s, label.hop_s)
+        forward_s = column.forward_s + ahead_s
+        backward_s = column.backward_s + back_s
+        work_s = self._micro_batches * (forward_s + backward_s)
+        stages = LaidOutStages(forward_s, backward_s, work_s, work_s)
+        flies_s = label.hop_s if self.ways.sends is Sends.OVERLAPPED else 0.0
+        keeps = label.stages + 1 if self.ways.schedule == "1f1b" else self._micro_batches
+        return longer(stages, label_of(label.trip_s, label.end_s), flies_s, self._micro_batches, keeps)
+
+    @once
+    def _column(self, number: int, ends: tuple[bool, bool], numbers: range) -> _Column:
+        """By seat, whether it is the first and the last stage, and numbers of blocks."""
+        forward_s, backward_s = passes_s(self.seats[number].layers, np.array(numbers, dtype=float), *ends)
+        sums_s, update_s = np.array([self._after_s(number, blocks, ends) for blocks in numbers]).T
+        return _Column(forward_s, backward_s, sums_s, update_s)
+
+    @once
+    def _after_s(self, number: int, blocks: int, ends: tuple[bool, bool]) -> tuple[float, float]:
+        """By seat, blocks, and whether it is the first and the last stage: sum of gradients, and update."""
+        seat = self.seats[number]
+        summed, updated = after_passes(self.shape, seat.cluster, seat.ways, seat.layers, blocks, ends)
+        return summed.seconds, updated.seconds
 
     @functools.cached_property
     def _least_after_s(self) -> float:
@@ -277,27 +301,29 @@ class DivisionSearch:
             for seat in self.seats
         )
 
-    def _even_s(self) -> float:
+    def _shortest_s(self) -> float:
         """Of any division into so many stages, or into stages on all pools."""
-        blocks_s = self.shape.layers * self._least_block_s
-        if self.stages is None:
-            free = [pool.devices for pool in self._pools]
-            return self._micro_batches * longest_s(self.shape.layers, self.seats, free)
-        longest = self._micro_batches * -(-self.shape.layers // self.stages) * self._least_block_s
-        return max(longest, even_s(self.stages, self._micro_batches, blocks_s) if self.ways.schedule == "1f1b" else 0.0)
-
-    def _longest_s(self, label: _Label) -> float:
-        """All micro-batches through the longest of the stages that are left."""
-        left = self.shape.layers - label.blocks
         if self.stages is not None:
-            return self._micro_batches * -(-left // (self.stages - label.stages)) * self._least_block_s
-        free = [pool.devices - used for pool, used in zip(self._pools, label.used, strict=True)]
-        if self._table is None:
-            return self._micro_batches * longest_s(left, self.seats, free)
-        return self._micro_batches * float(self._table[(left, *(gpus // self.ways.data for gpus in free))])
+            return shortest_s(self.shape.layers, self.ways, self._micro_batches, self.stages, self._least_block_s)
+        free = [pool.devices for pool in self._pools]
+        return self._micro_batches * longest_s(self.shape.layers, self.seats, free)
+
+    def _longest_s(self, left: Numbers, used: tuple[int, ...], window: int) -> Array:
+        """All micro-batches through the longest of the stages that are left, by how many blocks these have."""
+        if self.stages == window or not left.all():
+            longest: Array = np.zeros(left.shape)
+        elif self.stages is not None:
+            longest = -(-left // (self.stages - window)) * np.float64(self._least_block_s)
+        elif self._table is None:
+            free = [pool.devices - gpus for pool, gpus in zip(self._pools, used, strict=True)]
+            longest = left * np.float64(longest_s(1, self.seats, free))
+        else:
+            units = [(pool.devices - gpus) // self.ways.data for pool, gpus in zip(self._pools, used, strict=True)]
+            longest = self._table[(left, *units)]
+        return self._micro_batches * longest
 
     @functools.cached_property
-    def _table(self) -> NDArray[np.float64] | None:
+    def _table(self) -> Array | None:
         """Seconds of the longest stage at best, of so many blocks on so many GPUs of each pool, by replica.
 
         Of stages before others: each waits for a message, at least.
@@ -312,10 +338,11 @@ class DivisionSearch:
             for seat, hop_s in zip(self.seats, hops_s, strict=True):
                 degrees = [seat.ways.tensor * (pool == seat.pool) for pool in range(len(units))]
                 kept = tuple(slice(0, max(0, unit - degree)) for unit, degree in zip(units, degrees, strict=True))
-                longer = table[blocks][tuple(slice(degree, None) for degree in degrees)]
-                for number in range(1, blocks + 1):
-                    seconds = np.maximum(table[blocks - number][kept], number * seat.block_s + hop_s)
-                    np.minimum(longer, seconds, out=longer)
+                longer_s = table[blocks][tuple(slice(degree, None) for degree in degrees)]
+                numbers = np.arange(1, blocks + 1)
+                own_s = (numbers * seat.block_s + hop_s).reshape(-1, *(1 for _ in units))
+                seconds = np.maximum(table[blocks - numbers][(slice(None), *kept)], own_s).min(axis=0)
+                np.minimum(longer_s, seconds, out=longer_s)
         return table
 
     def _least_hop_s(self, seat: StageSeat) -> float:
@@ -335,20 +362,25 @@ class DivisionSearch:
         filled = (*used[: seat.pool], stop, *used[seat.pool + 1 :])
         return GpuRange(pool.cluster, seat.ways.tensor, start, stop), filled
 
-    def _hop_s(self, window: int, before: int, one: GpuRange, number: int, other: GpuRange) -> float:
-        """From the stage before, on the seat ``before``, to that of ``window``, counted from the last."""
+    def _hop_s(self, window: int, before: int, used: tuple[int, ...], number: int, place: GpuRange) -> float | None:
+        """From the stage before, on the seat ``before``, to that of ``window``, from the last; None: no room."""
+        if before == _NONE:
+            return 0.0
         if not isinstance(self.cluster, Pools):
             return self._hops_s[self.ways.pipeline - 1 - window]
-        key = before, one.start, number, other.start
+        room = self._room(used, before)
+        if room is None:
+            return None
+        key = before, room[0].start, number, place.start
         if key not in self._messages_s:
-            self._messages_s[key] = self.cluster.hop(self.ways, self._bytes, one, other).seconds
+            self._messages_s[key] = self.cluster.hop(self.ways, self._bytes, room[0], place).seconds
         return self._messages_s[key]
 
-    def _ends_sum_s(self, first: GpuRange, number: int) -> float:
-        """Of the tied embedding's gradient, between the first stage and the last, on that seat."""
-        if not isinstance(self.cluster, Pools):
+    def _sum_of_ends_s(self, label: _Label, is_first: bool, first: GpuRange) -> float:
+        """Of the tied embedding's gradient, between the first stage and the last, once both are known."""
+        if not is_first or not self._tied_apart or not label.chain or not isinstance(self.cluster, Pools):
             return self._tied_s
-        last = self._room((0,) * len(self._pools), number)
+        last = self._room((0,) * len(self._pools), label.chain[-1][0])
         return self.cluster.sum_of_two(self.shape, self.ways, first, last[0]).seconds if last else 0.0
 
     @once
@@ -361,17 +393,6 @@ class DivisionSearch:
             for blocks in (0, 1)
         )
         return max(0, int((seat.cluster.usable_bytes - none) / (one - none) * (1 + 1e-12)))
-
-    @once
-    def _after_s(self, number: int, blocks: int, first: bool, last: bool) -> tuple[float, float]:
-        """By seat, blocks, and whether it is the first and the last stage: sum of gradients, and update."""
-        seat = self.seats[number]
-        layers = seat.layers
-        ends = (first, last)
-        beside_s = blocks * seat.backward_s + first * seat.first_s[1] + last * seat.last_s[1]
-        parameters = parameters_of(self.shape, seat.ways.tensor, blocks, *ends)
-        summed = gradients(seat.cluster, seat.ways, parameters, beside_s).seconds
-        return summed, optimiser(self.shape, seat.cluster, seat.ways, blocks, ends, layers).seconds
 
     def _ways(self, label: _Label) -> ParallelDegrees:
         seats = [self.seats[number] for number, _ in label.chain]
@@ -386,15 +407,15 @@ class DivisionSearch:
         )  # fmt: skip
 
 
-def _is_as_good(label: _Label, other: _Label) -> bool:
-    """Whether it is nowhere more than the other."""
-    return (
-        label.hop_s <= other.hop_s
-        and label.span_s <= other.span_s
-        and label.below_s <= other.below_s
-        and label.sums_s <= other.sums_s
-        and label.update_s <= other.update_s
-    )
+def shortest_s(blocks: int, ways: ParallelDegrees, micro_batches: int, stages: int, block_s: float) -> float:
+    """No division of so many blocks into stages is shorter, or into chunks of them that are alike."""
+    even = blocks / stages
+    if ways.interleave > 1:  # passes of the first chunks of all stages but one come before and after the last's
+        filling = (stages - 1) / ways.interleave if ways.schedule == "1f1b" else 0.0
+        return (micro_batches + filling) * even * block_s
+    if ways.schedule == "1f1b":
+        return float(even_s(stages, blocks, micro_batches)[-1]) * block_s
+    return micro_batches * ceil(even) * block_s
 
 
 def longest_s(blocks: int, seats: Sequence[StageSeat], free: Sequence[int]) -> float:
@@ -406,33 +427,6 @@ def longest_s(blocks: int, seats: Sequence[StageSeat], free: Sequence[int]) -> f
     return blocks / rate if rate else inf
 
 
-def uniform_s(
-    shape: Transformer, pools: Pools, ways: ParallelDegrees, global_batch: int, seats: Sequence[StageSeat]
-) -> float:
-    """What a pipeline through all pools takes, about, whose stages have one tensor degree and are equally long.
-
-    (M + p - 1) times a stage and the messages on both of its sides, and the sums of its gradients.
-    """
-    micro_batches = ways.micro_batches(global_batch)
-    num_bytes = message_bytes(shape, pools, ways)
-    whole = shape.layers * parameters_of(shape, 1, 1, False, False)
-    best_s = inf
-    for tensor in {seat.ways.tensor for seat in seats}:
-        own = sorted((seat for seat in seats if seat.ways.tensor == tensor), key=lambda seat: seat.block_s)
-        stages = 0
-        rate = 0.0
-        for seat in own:
-            number = min(pools.pools[seat.pool].devices // seat.gpus, shape.layers - stages)
-            stages = stages + number
-            rate = rate + number / seat.block_s
-        if stages:
-            hop_s = max(pools.least_hop_s(ways, num_bytes, seat.cluster, tensor) for seat in own)
-            stage_s = shape.layers / rate + 2 * hop_s * (stages > 1)
-            sums_s = max(gradients(seat.cluster, seat.ways, whole / stages / tensor, 0.0).seconds for seat in own)
-            best_s = min(best_s, (micro_batches + stages - 1) * stage_s + sums_s)
-    return best_s
-
-
 def seats_of(
     shape: Transformer, pools: Sequence[GpuCluster], ways: ParallelDegrees, tensors: Sequence[int]
 ) -> list[StageSeat]:
@@ -442,5 +436,7 @@ def seats_of(
         for tensor in tensors:
             own = replace(ways, tensor=tensor)
             if cluster.timed is None or cluster.timed.of(own) is not None:
-                seats.append(StageSeat.of(number, cluster, own, stage_layers(shape, cluster, own)))
+                layers = stage_layers(shape, cluster, own)
+                block_s = layers.block.forward.seconds + layers.block.backward.seconds
+                seats.append(StageSeat(number, cluster, own, layers, block_s))
     return seats

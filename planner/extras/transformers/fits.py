@@ -112,13 +112,19 @@ def packed(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees, globa
 
 def _blocks(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees, micro_batches: int) -> tuple[int, ...]:
     """Of each stage, one at least."""
+
+    def bytes_of(held: float, ends: tuple[bool, bool]) -> tuple[float, float]:
+        """Of a rank of a stage without blocks, and by the block."""
+        none, one = (memory_with(shape, ways, blocks, held, ends, cluster.width).total for blocks in (0, 1))
+        return none, one - none
+
+    inner, (_, twice) = (bytes_of(held, (False, False)) for held in (1.0, 2.0))
     stages = []
     for stage in range(ways.pipeline):
         held = in_flight(ways, stage, micro_batches)
         ends = ends_of(ways, stage)
-        none, one = (memory_with(shape, ways, blocks, held, ends, cluster.width).total for blocks in (0, 1))
-        each = one - none
-        stages.append((one + each, stage, each))
+        none, each = bytes_of(held, ends) if any(ends) else (inner[0], inner[1] + (held - 1) * (twice - inner[1]))
+        stages.append((none + 2 * each, stage, each))
     heapq.heapify(stages)
     counts = [1] * ways.pipeline
     for _ in range(shape.layers - ways.pipeline):

@@ -1,25 +1,24 @@
-"""Chunks of a pipeline: what a step of them takes, simulated, and the least that it can take.
+"""Chunks of a pipeline: what a step of them takes, simulated, and the least that it can take, by the core's recurrence.
 
-    stage r of 1F1B     c = f + b; W = p - r micro-batches go on before the first comes back; D = what a micro-batch
-                        spends below it (passes and messages of the later stages, both ways):
-                        M <= W:  max(M c,  f + D + M b,  M f + D + b)
-                        else     max(W f, f + D)  +  (M - W) c  +  max(W b, D + b)
-                        the stage's first forward to its last backward (:func:`stay_s`)
-    all stages          V(r) = max(stay(r),  c(r) + 2 messages + V(r + 1));  no 1F1B of these passes ends before V(0)
+    stage       head and back: passes of a micro-batch in its first chunk; work: of all of them in all its chunks
+    message     in the passes of who waits for it, once or from both sides (``Sends``); else on a channel beside them
+    1F1B        stage r of p keeps p - r micro-batches: it makes rounds there and back, and waits under its window
+    any other   whatever is kept
 
-    any division        with C = the sum of all c, r = 0 ... p - 1 and M >= p, twice the sum over stages of
-                        C - D(r) + (M - 1) c(r) and once that of  C + D(r) + (M - p + r) c(r), neither of which V(0) is
-                        below, is  (3 M + 2 (p - 1)) C: V(0) >= (M + 2 (p - 1) / 3) C / p  (:func:`even_s`)
-
-Of stages alike V(0) = (M + p - 1) c, the simulator's time; of unlike ones the simulator's too, in 294 of 300 drawn at
-random (a test draws others).
+Of stages alike the least of 1F1B is (M + p - 1) (f + b), the simulator's time; of unlike ones the simulator's too, in
+294 of 300 drawn at random (a test draws others).
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from planner.costs.simulator.events import execute
 from planner.costs.simulator.prices import SlotPrices
@@ -29,9 +28,75 @@ from planner.ir.program import Message, Part
 from planner.ir.schedule import MESSAGE, Op, Pipeline, StageGraph
 from planner.passes import lower
 from planner.schedules import positions, schedule
+from planner.solvers.best_first.message_bound import HandoverBound
+from planner.solvers.best_first.recurrence import (
+    Labels,
+    LaidOutStages,
+    across,
+    others_of,
+    prepend,
+    rounds_of,
+    waits_of,
+)
 
 MOST_ACTIONS = 12_000
 """Of a pipeline that is simulated whole: about a second."""
+N = TypeVar("N", float, NDArray[np.float64])
+"""Seconds of one pass, or of many."""
+_ALWAYS = np.array([True])
+"""A stage reads what the stage before sends, and a gradient comes back."""
+
+
+def longer(stages: LaidOutStages, behind: Labels, message_s: float, micro_batches: int, window: int) -> Labels:
+    """Pipelines with a stage more, elementwise.
+
+    Args:
+        behind: of the stages that are there (:func:`label_of`).
+        message_s: of one that overlaps.
+        window: micro-batches that the stage keeps; of fewer than there are it waits for gradients, as in 1F1B.
+    """
+    if message_s:
+        behind = across(behind, _overlapped(message_s, micro_batches))
+    if window < micro_batches:
+        work_s = stages.work_s + waits_of(stages, behind.round_trip_s, window - 1)
+        stages = replace(stages, work_s=work_s, all_work_s=work_s)
+    rounds = rounds_of(micro_batches, np.array([window]))
+    others_s = others_of(micro_batches, stages.forward_s, stages.backward_s)
+    return prepend(stages, behind, rounds, 0.0, _ALWAYS, _ALWAYS, others_s)
+
+
+def _overlapped(message_s: float, micro_batches: int) -> HandoverBound:
+    """A message each way beside the passes, one after another on its channel."""
+    hop_s = np.array([message_s])
+    all_s = micro_batches * hop_s
+    return HandoverBound(
+        hop_s, hop_s, hop_s, hop_s, load_forward_s=all_s, load_backward_s=all_s, load_both_s=np.zeros(1)
+    )
+
+
+def label_of(trip_s: float = 0.0, end_s: float = 0.0) -> Labels:
+    """Of one pipeline, after whose last backward nothing is counted here; of none."""
+    end = np.array([end_s])
+    return Labels(np.array([trip_s]), end, end, end, end)
+
+
+@functools.cache
+def even_s(stages: int, blocks: int, micro_batches: int) -> NDArray[np.float64]:
+    """[blocks and fewer] what 1F1B takes at least, however they are divided; a block's two passes take 1.
+
+    As long as each other: what stages wait for is convex in f for f + b given, so that no other f takes less.  And no
+    message, embedding or head makes a pipeline shorter.
+    """
+    numbers = np.arange(blocks + 1)
+    if not stages:
+        return np.where(numbers, np.inf, 0.0)
+    own = numbers[:, None].astype(float)
+    behind = numbers - numbers[:, None]  # [of the stage, of all]
+    end = np.where((own > 0) & (behind >= 0), even_s(stages - 1, blocks, micro_batches)[behind], np.inf)
+    pipelines = Labels(np.maximum(behind, 0.0), end, end, end, end)
+    work = micro_batches * own
+    stage = LaidOutStages(own / 2, own / 2, work, work)
+    return np.asarray(longer(stage, pipelines, 0.0, micro_batches, stages).last_backward_s.min(axis=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +112,20 @@ class Chunks:
     stages: int
     overlapped_s: float = 0.0
 
-    def least_s(self, micro_batches: int) -> float:
-        """No synchronous schedule is shorter."""
-        p = self.stages
-        passes = [f + b for f, b in zip(self.forward_s, self.backward_s, strict=True)]
-        bound_s = 0.0
-        before = 0.0
-        for stage in range(p):
-            bound_s = max(bound_s, before + micro_batches * sum(passes[stage::p]))
-            before += passes[stage] + 2 * self.overlapped_s
-        return bound_s
+    def least_s(self, micro_batches: int, windowed: bool = False) -> float:
+        """No synchronous schedule is shorter; or none with the windows of 1F1B."""
+        pipelines = label_of()
+        for window, stage in enumerate(reversed(range(self.stages)), start=1):
+            forward_s = np.array(self.forward_s[stage :: self.stages])
+            backward_s = np.array(self.backward_s[stage :: self.stages])
+            work_s = micro_batches * (forward_s + backward_s).sum(keepdims=True)
+            own = LaidOutStages(forward_s[:1], backward_s[:1], work_s, work_s)
+            message_s = self.overlapped_s if window > 1 else 0.0
+            pipelines = longer(own, pipelines, message_s, micro_batches, window if windowed else micro_batches)
+        return float(pipelines.last_backward_s[0])
 
     def step_s(self, micro_batches: int, name: str = "1f1b") -> float:
-        """By the simulator; see the module's text for what is too long for it."""
+        """By the simulator; where there are too many actions for it the rest as :meth:`_cycle_s` says."""
         interleave = len(self.forward_s) // self.stages
         most = MOST_ACTIONS // (2 * len(self.forward_s)) // self.stages * self.stages
         simulated = min(micro_batches, max(most, 4 * self.stages))
@@ -115,37 +181,16 @@ def chunked(passes: Sequence[tuple[float, float]], hop_s: Sequence[float], sends
     Args:
         hop_s: a message from each chunk to the next; one fewer than there are chunks.
     """
+    around = [0.0, *hop_s, 0.0]
+    waited = [waited_s(sends, *sides) for sides in pairwise(around)]
+    forward = tuple(f + ahead_s for (f, _), (ahead_s, _) in zip(passes, waited, strict=True))
+    backward = tuple(b + back_s for (_, b), (_, back_s) in zip(passes, waited, strict=True))
+    overlapped_s = max(hop_s, default=0.0) if sends is Sends.OVERLAPPED else 0.0
+    return Chunks(forward, backward, stages, overlapped_s)
+
+
+def waited_s(sends: Sends, before_s: N, behind_s: float) -> tuple[N, N]:
+    """What a stage's forward and its backward wait for messages from and to the stages before and behind it."""
     waits = sends is not Sends.OVERLAPPED
     also = sends is Sends.BLOCKING
-    around = [0.0, *hop_s, 0.0]
-    forward = tuple(f + waits * around[i] + also * around[i + 1] for i, (f, _) in enumerate(passes))
-    backward = tuple(b + waits * around[i + 1] + also * around[i] for i, (_, b) in enumerate(passes))
-    return Chunks(forward, backward, stages, 0.0 if waits else max(hop_s, default=0.0))
-
-
-def stay_s(forward_s: float, backward_s: float, below_s: float, window: int, micro_batches: int) -> float:
-    """Least seconds of a stage of 1F1B from its first forward to its last backward.
-
-    Args:
-        below_s: what a micro-batch spends on later stages and on the way there and back.
-        window: stages from this one on.
-    """
-    f = forward_s
-    b = backward_s
-    m = micro_batches
-    w = window
-    if m <= w:
-        return max(m * (f + b), f + below_s + m * b, m * f + below_s + b)
-    return max(w * f, f + below_s) + (m - w) * (f + b) + max(w * b, below_s + b)
-
-
-def even_s(stages: int, micro_batches: int, work_s: float, interleave: int = 1) -> float:
-    """No pipeline is shorter whose stages have ``work_s`` seconds of passes of a micro-batch together, however divided.
-
-    Interleaved chunks are alike: passes of the first chunks of all stages but one come before and after the last's.
-    """
-    p = stages
-    m = micro_batches
-    if interleave > 1:
-        return (m + (p - 1) / interleave) * work_s / p
-    return (m + 2 * (p - 1) / 3 if m >= p else m) * work_s / p
+    return waits * before_s + also * behind_s, waits * behind_s + also * before_s

@@ -11,9 +11,9 @@ Exchanges of a stage stay in its pool: they are those of a cluster of alike GPUs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import chain, combinations, permutations
+from itertools import chain, combinations, islice, permutations
 from math import inf
 
 from planner.extras.kernels.estimates import NOTHING, Estimate
@@ -102,22 +102,7 @@ class Pools:
 
     def hop(self, ways: ParallelDegrees, num_bytes: float, one: GpuRange, other: GpuRange) -> Estimate:
         """A message of a replica between two stages."""
-        gathered = NOTHING
-        if not ways.sequence_parallel:
-            parts = [end.cluster.exchange("all_gather", num_bytes, end.tensor) for end in (one, other)]
-            gathered = max(parts, key=lambda part: part.seconds)
-        same = one.cluster.name == other.cluster.name
-        per_host = one.cluster.per_host
-        if same and min(one.start, other.start) // per_host == (max(one.stop, other.stop) - 1) // per_host:
-            return one.cluster.send(num_bytes / min(one.tensor, other.tensor), 1) + gathered
-        ends = [(end, min(end.cluster.per_host, end.tensor * ways.data)) for end in (one, other)]
-        times = [end.cluster.card_s(num_bytes / end.tensor, at_once) for end, at_once in ends]
-        if not same:
-            wire = self.between[one.cluster.name, other.cluster.name]
-            times.append(
-                wire.alpha_s + max(at_once * num_bytes / end.tensor for end, at_once in ends) / wire.bytes_per_s
-            )
-        return by_data_sheet(max(times)) + gathered
+        return message(ways, num_bytes, one, other, self.between.get((one.cluster.name, other.cluster.name)))
 
     def least_hop_s(self, ways: ParallelDegrees, num_bytes: float, cluster: GpuCluster, tensor: int) -> float:
         """Seconds that no message to or from a stage of that degree in that pool falls below."""
@@ -171,6 +156,28 @@ class GpuRange:
     tensor: int
     start: int
     stop: int
+
+    def shares_host(self, other: GpuRange) -> bool:
+        """Whether all GPUs of both are on one host."""
+        hosts = [end // self.cluster.per_host for end in (self.start, self.stop - 1, other.start, other.stop - 1)]
+        return self.cluster.name == other.cluster.name and len(set(hosts)) == 1
+
+
+def message(
+    ways: ParallelDegrees, num_bytes: float, one: GpuRange, other: GpuRange, wire: AlphaBeta | None = None
+) -> Estimate:
+    """A message of a replica between two stages, of ``num_bytes`` in all; ``wire`` joins their pools."""
+    gathered = NOTHING
+    if not ways.sequence_parallel:
+        parts = [end.cluster.exchange("all_gather", num_bytes, end.tensor) for end in (one, other)]
+        gathered = max(parts, key=lambda part: part.seconds)
+    if one.shares_host(other):
+        return one.cluster.send(num_bytes / min(one.tensor, other.tensor), 1) + gathered
+    ends = [(end, min(end.cluster.per_host, end.tensor * ways.data)) for end in (one, other)]
+    times = [end.cluster.card_s(num_bytes / end.tensor, at_once) for end, at_once in ends]
+    if wire is not None:
+        times.append(wire.alpha_s + max(at_once * num_bytes / end.tensor for end, at_once in ends) / wire.bytes_per_s)
+    return by_data_sheet(max(times)) + gathered
 
 
 def _kind(cluster: GpuCluster) -> tuple[object, ...]:
@@ -266,16 +273,9 @@ def _names(machines: Cluster, first: list[int]) -> list[str]:
 
 def _worst(machines: Cluster, ours: list[list[int]], theirs: list[list[int]]) -> Link | None:
     """The slowest link of a host of one pool to a host of another, or of one pool to another of its hosts."""
-    return min(_links(machines, ours, theirs), key=lambda link: link.bandwidth_bytes_per_s, default=None)
-
-
-def _links(machines: Cluster, ours: list[list[int]], theirs: list[list[int]]) -> Iterator[Link]:
-    for one in ours:
-        for other in theirs:
-            if one is not other:
-                yield machines.link(one[0], other[0])
-                if not machines.pairs:  # all are that of their tier
-                    return
+    ends = ((one[0], other[0]) for one in ours for other in theirs if one is not other)
+    links = (machines.link(*pair) for pair in (ends if machines.pairs else islice(ends, 1)))  # else all are of a tier
+    return min(links, key=lambda link: link.bandwidth_bytes_per_s, default=None)
 
 
 def _wire(link: Link | None) -> AlphaBeta:

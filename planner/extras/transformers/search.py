@@ -16,24 +16,21 @@ what its division had dropped for it is met as well, up to ``_MOST_AGAIN`` label
 
 from __future__ import annotations
 
-import functools
 import heapq
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count, product
 from math import inf
 from operator import itemgetter
 
 from planner.extras.transformers.cluster import GpuCluster
-from planner.extras.transformers.division import DivisionSearch, StageSeat, longest_s, seats_of, uniform_s
-from planner.extras.transformers.fits import changes, undivided
-from planner.extras.transformers.memory import ends_of, in_flight, memory_of, memory_with
-from planner.extras.transformers.pipeline import even_s
+from planner.extras.transformers.division import DivisionSearch, seats_of, shortest_s
+from planner.extras.transformers.fits import MemoryFit, changes, packed, undivided
 from planner.extras.transformers.pools import Pools
 from planner.extras.transformers.shape import ParallelDegrees, Transformer
 from planner.extras.transformers.space import DegreesSpace
-from planner.extras.transformers.step import StepPrediction, fullest, least_s, predict
+from planner.extras.transformers.step import StepPrediction, least_s, predict
 from planner.ir.errors import InfeasibleError
 from planner.ir.lazy import once_by
 
@@ -44,9 +41,9 @@ _MOST_LABELS = 60_000
 _MOST_AGAIN = 20_000
 """Of pipelines through several pools in all, about 20 s of a core: the answer is that of the work, not of the hour.
 And of a division that is met again with what it dropped."""
-_WIDTH = 32
 _MOST_LOOKS = 8
-"""Labels of each number of stages of a first look at pipelines through several pools; contexts that are looked at."""
+_WIDTH = 32
+"""Contexts of pipelines through several pools that have a first look; labels of each number of stages of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +143,7 @@ class _Way:
     is_ready: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Through:
-    """Pipelines through several pools that are not looked at yet."""
-
-    pools: Pools
-    ways: ParallelDegrees
-    seats: tuple[StageSeat, ...]
+_Item = _Group | _Way | DivisionSearch
 
 
 @dataclass
@@ -167,22 +158,30 @@ class _DegreesSearch:
     num_ways: int = 0
     num_large: int = 0
     num_labels: int = 0
-    least_large: tuple[float, ParallelDegrees, GpuCluster] | None = None
+    least_large: tuple[MemoryFit, GpuCluster] | None = None
     simulated: dict[ParallelDegrees, PricedDegrees] = field(default_factory=dict)
     loose: list[tuple[float, DivisionSearch]] = field(default_factory=list)
     best_s: float = inf
-    _heap: list[tuple[float, int, _Group | _Way | _Through | DivisionSearch]] = field(default_factory=list)
+    _heap: list[tuple[float, int, _Item]] = field(default_factory=list)
     _order: Iterator[int] = field(default_factory=count)
 
     def divide(self, cluster: GpuCluster, devices: int) -> None:
         """All divisions over alike devices, by the work of their longest stage."""
         for ways in self.space.divisions(self.shape, cluster, devices, self.global_batch):
             choices = product((False, True), self.space.experts(self.shape, ways))
-            blocks_s = (
-                self._block_s(cluster, replace(ways, sequence_parallel=on, expert=expert)) for on, expert in choices
+            chunked = replace(ways, interleave=max(self.space.interleave))
+            bounds_s = (
+                self._shortest_s(cluster, replace(chunked, sequence_parallel=on, expert=expert))
+                for on, expert in choices
             )
-            block_s = min(blocks_s, default=inf)
-            self._push(self._even_s(ways, block_s, max(self.space.interleave)), _Group(cluster, ways))
+            bound_s = min(bounds_s, default=inf)
+            self.num_ways += bound_s < inf
+            self._push(bound_s, _Group(cluster, ways))
+
+    def _shortest_s(self, cluster: GpuCluster, ways: ParallelDegrees) -> float:
+        """No division of the blocks is shorter."""
+        micro_batches = ways.micro_batches(self.global_batch)
+        return shortest_s(self.shape.layers, ways, micro_batches, ways.pipeline, self._block_s(cluster, ways))
 
     @once_by(lambda _, at, ways: (at.name, *_of_block(ways)))
     def _block_s(self, cluster: GpuCluster, ways: ParallelDegrees) -> float:
@@ -190,22 +189,12 @@ class _DegreesSearch:
         alone = replace(ways, pipeline=1, data=1, zero=0, interleave=1)
         return min((seat.block_s for seat in seats_of(self.shape, [cluster], alone, [ways.tensor])), default=inf)
 
-    def _even_s(self, ways: ParallelDegrees, block_s: float, interleave: int) -> float:
-        """No division of the blocks is shorter."""
-        micro_batches = ways.micro_batches(self.global_batch)
-        p = ways.pipeline
-        longest_s = micro_batches * block_s * self.shape.layers / p
-        if interleave == 1:
-            longest_s = micro_batches * block_s * -(-self.shape.layers // p)
-        if ways.schedule != "1f1b":
-            return longest_s
-        return max(longest_s, even_s(p, micro_batches, self.shape.layers * block_s, interleave))
-
     def divide_pools(self, pools: Pools) -> None:
-        """Pipelines through several pools."""
-        throughs: list[tuple[float, int, _Through]] = []
+        """Pipelines through several pools; a first look where they are short at a glance."""
         clusters = [pool.cluster for pool in pools.pools]
         of_stages = self.space.degrees_of_stages(self.shape, max(cluster.per_host for cluster in clusters))
+        stages = self.space.pipeline[0] if self.space.pipeline else None
+        divisions = []
         for ways, degrees in product(self.space.through_pools(self.shape, pools, self.global_batch), of_stages):
             seats = [
                 seat
@@ -214,17 +203,26 @@ class _DegreesSearch:
                 and not (ways.sequence_parallel and self.shape.seq * ways.micro_batch % seat.ways.tensor)
             ]
             if seats and not (ways.sequence_parallel and all(seat.ways.tensor == 1 for seat in seats)):
-                through = _Through(pools, ways, tuple(seats))
-                about_s = uniform_s(self.shape, pools, ways, self.global_batch, seats)
-                throughs.append((about_s, len(throughs), through))
-                longest = longest_s(self.shape.layers, seats, [pool.devices for pool in pools.pools])
-                self._push(ways.micro_batches(self.global_batch) * longest, through)
-        self._dive([through for *_, through in sorted(throughs)[:_MOST_LOOKS]])
+                division = DivisionSearch(
+                    self.shape, pools, ways, self.global_batch, seats, stages, above_s=self.best_s
+                )
+                divisions.append(division)
+        self.num_ways += len(divisions)
+        for division in divisions:
+            self._push(division.bound_s, division)
+        for division in sorted(divisions, key=DivisionSearch.glance_s)[:_MOST_LOOKS]:
+            self._look_at(division)
 
-    def _push(self, bound_s: float, item: _Group | _Way | _Through | DivisionSearch) -> None:
+    def _look_at(self, division: DivisionSearch) -> None:
+        """Pipelines of short steps, found soon: the best are simulated."""
+        division.above_s = self.best_s
+        for ways, bound_s in division.dive(_WIDTH):
+            if bound_s < self.best_s and not self._is_late():
+                self._simulate(ways)
+                division.above_s = self.best_s
+
+    def _push(self, bound_s: float, item: _Item) -> None:
         if bound_s < inf:
-            if isinstance(item, _Group | _Through):
-                self.num_ways += 1
             heapq.heappush(self._heap, (bound_s, next(self._order), item))
 
     def take_all(self, stop_s: float) -> None:
@@ -256,43 +254,22 @@ class _DegreesSearch:
         item = heapq.heappop(self._heap)[2]
         if isinstance(item, DivisionSearch):
             return self._advance(item)
-        if isinstance(item, _Through):
-            division = self._division(item)
-            self._push(division.bound_s, division)
-        elif isinstance(item, _Group):
+        if isinstance(item, _Group):
             details = self.space.details(self.shape, item.cluster, item.ways, self.global_batch)
             self.num_ways += len(details) - 1
             for ways in details:
-                block_s = self._block_s(item.cluster, ways)
-                self._push(self._even_s(ways, block_s, ways.interleave), _Way(item.cluster, ways))
+                self._push(self._shortest_s(item.cluster, ways), _Way(item.cluster, ways))
         elif item.is_ready:
             return self._simulate(item.ways)
         else:
             self._open(item.cluster, item.ways)
         return None
 
-    def _division(self, through: _Through) -> DivisionSearch:
-        stages = self.space.pipeline[0] if self.space.pipeline else None
-        return DivisionSearch(
-            self.shape, through.pools, through.ways, self.global_batch, through.seats, stages, above_s=self.best_s
-        )
-
-    def _dive(self, throughs: Sequence[_Through]) -> None:
-        """A first look at pipelines through several pools, of which the best are simulated."""
-        for through in throughs:
-            if self._is_late():
-                return
-            division = self._division(through)
-            for ways, bound_s in division.dive(_WIDTH):
-                if bound_s < self.best_s:
-                    self._simulate(ways)
-                    division.above_s = self.best_s
-
     def _open(self, cluster: GpuCluster, ways: ParallelDegrees) -> None:
         """A way whose turn it is: left out, if it is too large, or bounded stage by stage."""
-        least_bytes = self._least_bytes(cluster, ways)
-        if least_bytes > cluster.usable_bytes:
-            self._leave_out(cluster, ways, least_bytes)
+        fit = packed(self.shape, cluster, ways, self.global_batch)
+        if not fit.fits:
+            self._leave_out(fit, cluster)
             return
         if isinstance(self.cluster, Pools) and cluster is not self.cluster.whole:
             ways = replace(ways, pools=(cluster.name,) * ways.pipeline)
@@ -311,9 +288,6 @@ class _DegreesSearch:
         made = division.advance()
         self._push(division.bound_s, division)
         if made is None:
-            if division.bound_s == inf and not division.num_given and isinstance(division.cluster, GpuCluster):
-                # Whole blocks do not fit, where fractions of them would.
-                self._leave_out(division.cluster, division.ways, self._least_bytes(division.cluster, division.ways))
             return None
         ways, bound_s = made
         choice = self._simulate(ways)
@@ -321,11 +295,11 @@ class _DegreesSearch:
             self.loose.append((bound_s, division))
         return choice
 
-    def _leave_out(self, cluster: GpuCluster, ways: ParallelDegrees, least_bytes: float) -> None:
+    def _leave_out(self, fit: MemoryFit, cluster: GpuCluster) -> None:
         """What is too large."""
         self.num_large += 1
-        if self.least_large is None or least_bytes < self.least_large[0]:
-            self.least_large = least_bytes, ways, cluster
+        if self.least_large is None or fit.memory.total < self.least_large[0].memory.total:
+            self.least_large = fit, cluster
 
     def _simulate(self, ways: ParallelDegrees) -> PricedDegrees:
         if ways not in self.simulated:
@@ -353,57 +327,26 @@ class _DegreesSearch:
             shown.setdefault(_division(choice.ways), choice)
         while self._heap and len(shown) <= number and not self._is_late():
             item = self._heap[0][2]
-            is_open = isinstance(item, _Through) or (isinstance(item, DivisionSearch) and item.stages is None)
+            is_open = isinstance(item, DivisionSearch) and isinstance(item.cluster, Pools)
             if not is_open and _division(item.ways) in shown:
                 heapq.heappop(self._heap)
             elif (made := self._take()) is not None:
                 shown.setdefault(_division(made.ways), made)
         return tuple(sorted(shown.values(), key=_order)[1 : number + 1])
 
-    def _least_bytes(self, cluster: GpuCluster, ways: ParallelDegrees) -> float:
-        """What the fullest rank holds at least, however the blocks are divided.
-
-        Of stages with a + n b bytes for n blocks: L blocks in all need a capacity C with sum (C - a) / b >= L.
-        """
-        micro_batches = ways.micro_batches(self.global_batch)
-        if ways.interleave > 1:
-            return memory_of(self.shape, ways, micro_batches, cluster.width).total
-        linear = functools.partial(self._linear_bytes, cluster, ways)
-        none, one = linear(1.0, (False, False))
-        _, two = linear(2.0, (False, False))
-        p = ways.pipeline
-        rates = 0.0
-        blocks = float(self.shape.layers)
-        least = 0.0
-        for stage in range(p):
-            held = in_flight(ways, stage, micro_batches)
-            ends = ends_of(ways, stage)
-            empty, each = linear(held, ends) if any(ends) else (none, one + (held - 1) * (two - one))
-            rates += 1 / each
-            blocks += empty / each
-            least = max(least, empty + each)
-        return max(least, blocks / rates)
-
-    def _linear_bytes(
-        self, cluster: GpuCluster, ways: ParallelDegrees, held: float, ends: tuple[bool, bool]
-    ) -> tuple[float, float]:
-        """Of a rank of a stage without blocks, and by the block."""
-        none, one = (memory_with(self.shape, ways, number, held, ends, cluster.width).total for number in (0, 1))
-        return none, one - none
-
     def _infeasible(self) -> Exception:
         gib = 2**30
         if self.least_large is None:
             return InfeasibleError(f"{self.shape.name} does not fit on {self.cluster.name}", [], self._remedies())
-        least, ways, cluster = self.least_large
-        memory = fullest(self.shape, cluster, ways, ways.micro_batches(self.global_batch))
+        fit, cluster = self.least_large
+        memory = fit.memory
         parts = ("state", memory.state), ("activations", memory.activations), ("one pass", memory.working)
         largest, held = max(parts, key=itemgetter(1))
         return InfeasibleError(
-            f"{self.shape.name} does not fit on {ways.devices} {cluster.device}",
+            f"{self.shape.name} does not fit on {fit.ways.devices} {cluster.device}",
             [
-                f"every way needs at least {least / gib:.1f} GiB, usable {cluster.usable_bytes / gib:.1f} GiB",
-                f"that is: {ways}; largest part: {largest}, {held / gib:.1f} GiB",
+                f"every way needs at least {memory.total / gib:.1f} GiB, usable {fit.usable_bytes / gib:.1f} GiB",
+                f"that is: {fit.ways}; largest part: {largest}, {held / gib:.1f} GiB",
             ],
             self._remedies(),
         )

@@ -4,8 +4,7 @@
                            added to the pass that waits for them
     pipeline               the simulator on the schedule's own order (:mod:`planner.schedules`); beyond ``MOST_ACTIONS``
                            actions, of as many micro-batches as fit, and then the slowest stage's time a micro-batch
-    at least               for each stage r:  sum over q < r of (f + b of q's first chunk)  +  M (f + b of r's chunks):
-                           forwards below it come before its first, as many backwards after its last
+    at least               by the recurrence of pipelines (:mod:`planner.extras.transformers.pipeline`)
     end                    stage ends + sum of its gradients over the data-parallel ranks, + the tied embedding's, then
                            the optimiser: everybody waits for the norm of all gradients
 
@@ -15,9 +14,10 @@ Interleaved 1F1B with chunks alike takes (f + b) (M + (p - 1) / v) for M a multi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
+from operator import attrgetter
 
 from planner.costs.memory.table import What
 from planner.extras.kernels.estimates import NOTHING, Estimate
@@ -33,10 +33,11 @@ from planner.extras.transformers.memory import (
     stage_memory,
     unlike_stages,
 )
-from planner.extras.transformers.passes import OPTIMISER, Cost, Layers, Pass
-from planner.extras.transformers.pipeline import Chunks, chunked
-from planner.extras.transformers.pools import Pools
+from planner.extras.transformers.passes import OPTIMISER, Cost, Layers, Pass, costs
+from planner.extras.transformers.pipeline import Chunks, N, chunked
+from planner.extras.transformers.pools import GpuRange, Pools, message
 from planner.extras.transformers.shape import ParallelDegrees, Sends, Transformer
+from planner.ir.lazy import Memo
 
 MODEL_ERROR = 0.06
 """Of a step, what it leaves out (data, jitter, Python) makes it longer or shorter: a judgement, of what four runs of
@@ -72,16 +73,33 @@ class StepPrediction:
 class _Timing:
     """A step but for its simulation; ``layers`` by stage."""
 
+    ways: ParallelDegrees
     layers: tuple[Layers, ...]
     chunks: Chunks
-    hop: Estimate
-    latency_s: float
+    messages: Messages
     after: Cost
     micro_batches: int
 
     @property
     def at_least_s(self) -> float:
-        return self.chunks.least_s(self.micro_batches) + self.latency_s + self.after.seconds
+        return self.chunks.least_s(self.micro_batches) + self.messages.latency_s + self.after.seconds
+
+    @property
+    def simulated_s(self) -> float:
+        return self.chunks.step_s(self.micro_batches, self.ways.schedule) + self.messages.latency_s + self.after.seconds
+
+    def spent(self, blocks: Sequence[int]) -> Cost:
+        """What the busiest stage spends its time on, idle time apart; ``blocks`` by chunk."""
+        p = self.ways.pipeline
+        busy_s = [sum(self.chunks.forward_s[r::p]) + sum(self.chunks.backward_s[r::p]) for r in range(p)]
+        busiest = max(range(p), key=busy_s.__getitem__)
+        own = self.layers[busiest]
+        passes = [own.block * sum(blocks[busiest::p]), *_at_ends(own, *ends_of(self.ways, busiest))]
+        work = costs(each for of in passes for each in (of.forward, of.backward))
+        messages_s = max(0.0, busy_s[busiest] - work.seconds)
+        hop = self.messages.longest
+        hops = messages_s / hop.seconds if hop.seconds else 0.0
+        return (work + Cost.of(SENDS, hop, hops)) * self.micro_batches + self.after
 
 
 def _timing(
@@ -89,43 +107,57 @@ def _timing(
 ) -> _Timing:
     ways.check(shape)
     cluster = cluster.alone(ways)
-    micro_batches = ways.micro_batches(global_batch)
     p = ways.pipeline
+    of_place = Memo[tuple[GpuCluster, ParallelDegrees], Layers](
+        lambda place: stage_layers(shape, place[0], place[1], layers)
+    )
+    of_stages = tuple(of_place[cluster.at(ways, stage), ways.at(stage)] for stage in range(p))
+    messages = Messages.of(shape, cluster, ways)
     blocks = ways.chunks(shape.layers)
-    by_place: dict[tuple[str, int], Layers] = {}
-    stages = []
-    for stage in range(p):
-        own = ways.at(stage)
-        at = cluster.at(ways, stage)
-        place = at.name, own.tensor
-        if place not in by_place:
-            by_place[place] = stage_layers(shape, at, own, layers)
-        stages.append(by_place[place])
     passes = [
-        (number * stages[chunk % p].block.forward.seconds, number * stages[chunk % p].block.backward.seconds)
+        passes_s(of_stages[chunk % p], number, chunk == 0, chunk == len(blocks) - 1)
         for chunk, number in enumerate(blocks)
     ]
-    for chunk, layer in ((0, stages[0].embedding), (-1, stages[-1].head)):
-        ahead, back = passes[chunk]
-        passes[chunk] = ahead + layer.forward.seconds, back + layer.backward.seconds
-    hops = hops_of(shape, cluster, ways)
-    hop = max(hops, key=lambda message: message.seconds, default=NOTHING)
-    latency_s = flowing_s(cluster, ways, hop)
-    chunks = chunked(passes, [message.seconds - latency_s for message in hops], ways.sends, p)
-    unlike = unlike_stages(shape, ways)
-    sums = []
-    updates = []
-    for stage in unlike:
-        own = ways.at(stage)
-        at = cluster.at(ways, stage)
-        ends = ends_of(ways, stage)
-        number = sum(blocks[stage::p])
-        beside_s = sum(back for _, back in passes[stage::p])
-        sums.append(gradients(at, own, parameters_of(shape, own.tensor, number, *ends), beside_s))
-        updates.append(optimiser(shape, at, own, number, ends, stages[stage]))
-    summed, updated = (max(of, key=lambda cost: cost.seconds) for of in (sums, updates))
-    after = summed + tied(shape, cluster, ways) + updated
-    return _Timing(tuple(stages), chunks, hop, 2 * (p - 1) * latency_s, after, micro_batches)
+    chunks = chunked(passes, messages.hops_s, ways.sends, p)
+    after = _after(shape, cluster, ways, of_stages)
+    return _Timing(ways, of_stages, chunks, messages, after, ways.micro_batches(global_batch))
+
+
+def passes_s(layers: Layers, blocks: N, first: bool, last: bool) -> tuple[N, N]:
+    """Forward and backward of so many blocks (a number of them, or many), with the ends that are there."""
+    ends = _at_ends(layers, first, last)
+    forward_s = sum(end.forward.seconds for end in ends)
+    backward_s = sum(end.backward.seconds for end in ends)
+    return blocks * layers.block.forward.seconds + forward_s, blocks * layers.block.backward.seconds + backward_s
+
+
+def _at_ends(layers: Layers, first: bool, last: bool) -> list[Pass]:
+    """The embedding of the first stage, the head of the last."""
+    return [layers.embedding] * first + [layers.head] * last
+
+
+def _after(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees, of_stages: Sequence[Layers]) -> Cost:
+    """Behind all passes: the longest sum of gradients, that of the tied embedding, and the longest update."""
+    blocks = ways.chunks(shape.layers)
+    afters = [
+        after_passes(
+            shape, cluster.at(ways, stage), ways.at(stage), of_stages[stage],
+            sum(blocks[stage :: ways.pipeline]), ends_of(ways, stage),
+        )
+        for stage in unlike_stages(shape, ways)
+    ]  # fmt: skip
+    summed = max((summed for summed, _ in afters), key=attrgetter("seconds"))
+    updated = max((updated for _, updated in afters), key=attrgetter("seconds"))
+    return summed + tied(shape, cluster, ways) + updated
+
+
+def after_passes(
+    shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees, layers: Layers, blocks: int, ends: tuple[bool, bool]
+) -> tuple[Cost, Cost]:
+    """Of a rank of a stage of so many blocks: the sum of its gradients, and its update."""
+    beside_s = passes_s(layers, blocks, *ends)[1]
+    summed = gradients(cluster, ways, parameters_of(shape, ways.tensor, blocks, *ends), beside_s)
+    return summed, optimiser(shape, cluster, ways, blocks, ends, layers)
 
 
 def stage_layers(
@@ -139,13 +171,6 @@ def stage_layers(
     """
     passes = layers or layers_for(shape, cluster, ways)
     return replace(passes, block=_with_shards(shape, cluster, ways, passes.block))
-
-
-def flowing_s(cluster: GpuCluster | Pools, ways: ParallelDegrees, hop: Estimate) -> float:
-    """Of a message the latency that what flows one way for long pays once a boundary, and a round trip every time."""
-    if isinstance(cluster, Pools) or ways.sends is not Sends.OVERLAPPED or ways.schedule != "gpipe":
-        return 0.0
-    return min(cluster.latency_s(ways.tensor * ways.data), hop.seconds)
 
 
 def least_s(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees, global_batch: int) -> float:
@@ -169,25 +194,13 @@ def predict(
         UsageError: the network or the batch cannot be divided so.
     """
     timing = _timing(shape, cluster, ways, global_batch, layers)
-    chunks = timing.chunks
-    micro_batches = timing.micro_batches
-    p = ways.pipeline
-    pipeline_s = max(chunks.least_s(micro_batches), chunks.step_s(micro_batches, ways.schedule)) + timing.latency_s
-    busy = [sum(chunks.forward_s[r::p]) + sum(chunks.backward_s[r::p]) for r in range(p)]
-    busiest = max(range(p), key=busy.__getitem__)
-    own = timing.layers[busiest]
-    work = (own.block.forward + own.block.backward) * sum(ways.chunks(shape.layers)[busiest::p])
-    for stage, layer in ((0, own.embedding), (p - 1, own.head)):
-        if stage == busiest:
-            work = work + layer.forward + layer.backward
-    messages_s = max(0.0, busy[busiest] - work.seconds)
-    hops = messages_s / timing.hop.seconds if timing.hop.seconds else 0.0
-    spent = (work + Cost.of(SENDS, timing.hop, hops)) * micro_batches + timing.after
+    at_least_s = timing.at_least_s
+    step_s = max(timing.simulated_s, at_least_s)
+    spent = timing.spent(ways.chunks(shape.layers))
     whole = spent.total
-    step_s = pipeline_s + timing.after.seconds
     parts = {**spent.by_what, BUBBLE: max(0.0, step_s - whole.seconds)}
-    memory = fullest(shape, cluster, ways, micro_batches)
-    return StepPrediction(_ranged(step_s, whole), parts, memory, micro_batches, timing.at_least_s)
+    memory = fullest(shape, cluster, ways, timing.micro_batches)
+    return StepPrediction(_ranged(step_s, whole), parts, memory, timing.micro_batches, at_least_s)
 
 
 def fullest(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees, micro_batches: int) -> Memory:
@@ -207,22 +220,46 @@ def _ranged(step_s: float, spent: Estimate) -> Estimate:
     return Estimate(step_s, step_s * (1 - low), step_s * (1 + high), spent.evidence)
 
 
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """From each chunk to the next.
+
+    Attributes:
+        hops_s: of each, but for the latency that what flows one way for long pays once a boundary, there and back.
+        latency_s: of all boundaries.
+        longest: of all, with its latency.
+    """
+
+    hops_s: tuple[float, ...]
+    latency_s: float
+    longest: Estimate
+
+    @classmethod
+    def of(cls, shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees) -> Messages:
+        """Those of a way."""
+        hops = hops_of(shape, cluster, ways)
+        longest = max(hops, key=lambda hop: hop.seconds, default=NOTHING)
+        flowing_s = 0.0
+        if isinstance(cluster, GpuCluster) and ways.sends is Sends.OVERLAPPED and ways.schedule == "gpipe":
+            flowing_s = min(cluster.latency_s(ways.tensor * ways.data), longest.seconds)
+        return cls(tuple(hop.seconds - flowing_s for hop in hops), 2 * (ways.pipeline - 1) * flowing_s, longest)
+
+
 def hops_of(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees) -> list[Estimate]:
     """Messages from each chunk to the next: each tensor rank sends its part; parts are gathered there, or stay cut."""
     p = ways.pipeline
-    chunks = range(ways.pipeline * ways.interleave - 1)
+    chunks = range(p * ways.interleave - 1)
     if p == 1:
         return [NOTHING for _ in chunks]
     whole = message_bytes(shape, cluster, ways)
     if isinstance(cluster, Pools):
         return cluster.hops(ways, whole)
-    stride = ways.tensor * ways.data
-    hosts = [stage * stride // cluster.per_host for stage in range(p)]
-    gathered = NOTHING if ways.sequence_parallel else cluster.exchange("all_gather", whole, ways.tensor)
-    at_once = min(cluster.per_host, stride)
-    inside, across = (cluster.send(whole / ways.tensor, far, at_once) + gathered for far in (1, cluster.per_host))
-    far = [stride >= cluster.per_host or hosts[c % p] != hosts[(c + 1) % p] for c in chunks]
-    return [across if crosses else inside for crosses in far]
+    ranks = ways.tensor * ways.data
+    places = [GpuRange(cluster, ways.tensor, stage * ranks, (stage + 1) * ranks) for stage in range(p)]
+    ends = [(places[chunk % p], places[(chunk + 1) % p]) for chunk in chunks]
+    inside = [one.shares_host(other) for one, other in ends]
+    sent = {tier: message(ways, whole, *pair) for tier, pair in dict(zip(inside, ends, strict=True)).items()}
+    return [sent[tier] for tier in inside]
 
 
 def message_bytes(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees) -> float:

@@ -45,7 +45,7 @@ from planner.solvers.best_first.leaf_bound import CAPS, Leaves, cards_of, edges_
 from planner.solvers.best_first.like_stages import LikeStages, balanced_places, placed
 from planner.solvers.best_first.message_bound import HandoverBound
 from planner.solvers.best_first.priced_groups import PricedGroup
-from planner.solvers.best_first.recurrence import Labels, across, alone, prepend, rounds_of
+from planner.solvers.best_first.recurrence import Labels, across, alone, prepend, rounds_of, waits_of
 from planner.solvers.budget import NUMBER_S, Budget
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 
@@ -371,7 +371,7 @@ class _Cutting:
             reads = handed.is_handed[s]
             returns = handed.returns[s]
             after = across(labels, HandoverBound(*(np.where(reads, one[s], 0.0) for one in messages)))
-            waits_s = _waits_s(stages[s], after.round_trip_s, on_last_s[s], (kept[s] or count) - 1)
+            waits_s = waits_of(stages[s], after.round_trip_s, (kept[s] or count) - 1, on_last_s[s])
             waits_s = np.where(returns, waits_s, 0.0)
             stage = replace(stages[s], work_s=stages[s].work_s + waits_s, all_work_s=stages[s].all_work_s + waits_s)
             labels = prepend(stage, after, rounds[s], cards_s[s], reads, returns)
@@ -423,19 +423,6 @@ def _gathered(tables: Sequence[Any], at: tuple[Numbers, ...]) -> list[Any]:
         for column, one in zip(gathered, fields(table), strict=True):
             column[own] = getattr(table, one.name)[ends]
     return gathered
-
-
-def _waits_s(stage: BoundedStages, trip_s: Array, on_last_s: Array, ahead: int) -> Array:
-    """How long it waits for its first gradient, and for the last one after its last F.
-
-    Args:
-        trip_s: of a micro-batch, from the end of its F to the start of its B.
-        on_last_s: of more F, for which the last stage has that of its first B wait.
-        ahead: micro-batches that it keeps beside one.
-    """
-    first_s = np.maximum(0.0, trip_s + on_last_s - ahead * stage.forward_s)
-    last_s = np.maximum(0.0, trip_s - ahead * stage.backward_s)
-    return np.asarray(first_s + last_s)
 
 
 def _replayed(pipeline: CutPipeline) -> CutPipeline:

@@ -36,7 +36,8 @@ begins at t or later is on a card until t + its bytes / r at least:
 All is elementwise, on arrays that broadcast: a table fills one entry for each stage that may come first and whatever it
 tells apart after it.  What a table tells apart, and which numbers it puts in, is its own matter: exact ones, or the
 least over groups of devices, over shares of samples, over hosts, over layouts (``bound``, ``share_bound``,
-``counts_table``, ``layout_chains``); or those under a given schedule, to rank pipelines by (``first_answers``).
+``counts_table``, ``layout_chains``); or those under a given schedule, which has stages wait (``waits_of``): to
+rank pipelines by (``first_answers``), or to bound those of 1F1B alone.
 ``leaf_bound`` is no second recurrence: it replays complete pipelines, action by action.
 """
 
@@ -138,6 +139,21 @@ def others_of(num_microbatches: int, forward_s: Array, backward_s: Array) -> Arr
         forward_s, backward_s: the shortest F and B.
     """
     return (num_microbatches - 1) * np.maximum(forward_s, backward_s)
+
+
+def waits_of(stage: AnyStages, trip_s: Array, ahead: int, on_last_s: Array | float = 0.0) -> Array:
+    """How long a stage waits for its first gradient, and for the last one after its last F, beside its work.
+
+    What 1F1B adds where micro-batches are more than the window:  max(0, D - (W - 1) f) + max(0, D - (W - 1) b)
+
+    Args:
+        trip_s: D: of a micro-batch, from the end of its F to the start of its B.
+        ahead: W - 1: micro-batches that it keeps beside one.
+        on_last_s: of more F, for which the last stage has that of its first B wait.
+    """
+    first_s = np.maximum(0.0, trip_s + on_last_s - ahead * stage.forward_s)
+    last_s = np.maximum(0.0, trip_s - ahead * stage.backward_s)
+    return np.asarray(first_s + last_s)
 
 
 def prepend(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from planner.extras.transformers.memory import (
     stage_parameters,
 )
 from planner.extras.transformers.passes import Cost
-from planner.extras.transformers.pipeline import Chunks, chunked, even_s, stay_s
+from planner.extras.transformers.pipeline import Chunks, chunked, even_s
 from planner.extras.transformers.shape import Fusion, ParallelDegrees, Recompute, Sends, Transformer, named_transformer
 from planner.extras.transformers.step import BUBBLE, GRADIENTS, hops_of, least_s, predict
 from planner.ir.errors import UsageError
@@ -435,8 +436,19 @@ def test_messages_cost_more_the_less_they_overlap() -> None:
     assert times[2] > times[1] > times[0]
 
 
+def stay_s(forward_s: float, backward_s: float, below_s: float, window: int, micro_batches: int) -> float:
+    """In closed form what a stage of 1F1B takes at least from its first forward to its last backward.
+
+    ``below_s``: what a micro-batch spends behind it.
+    """
+    f, b, m, w = forward_s, backward_s, micro_batches, window
+    if m <= w:
+        return max(m * (f + b), f + below_s + m * b, m * f + below_s + b)
+    return max(w * f, f + below_s) + (m - w) * (f + b) + max(w * b, below_s + b)
+
+
 def least_1f1b_s(chunks: Chunks, micro_batches: int) -> float:
-    """V(0) of the module's text."""
+    """The longest of all stays, each with the passes of the stages before it."""
     span_s, below_s, flies_s = 0.0, 0.0, 2 * chunks.overlapped_s
     for window in range(1, chunks.stages + 1):
         forward_s, backward_s = chunks.forward_s[-window], chunks.backward_s[-window]
@@ -454,17 +466,31 @@ def test_no_1f1b_is_shorter_than_its_least_which_is_mostly_its_time(seed: int) -
         stages = draw.randint(2, 6)
         micro_batches = draw.choice((1, 2, stages, stages + 1, 3 * stages, 8 * stages))
         blocks = [draw.choice((7, 8, 8, 8, 9)) for _ in range(stages)]
-        passes = [(1.0 * number, 2.0 * number) for number in blocks]
+        share = draw.choice((0.25, 1 / 3, 0.5))
+        passes = [(3.0 * share * number, 3.0 * (1 - share) * number) for number in blocks]
         passes[-1] = passes[-1][0] + draw.random(), passes[-1][1] + 2 * draw.random()
         hops = [draw.choice((0.0, 0.3, 1.0))] * (stages - 1)
         chunks = chunked(passes, hops, draw.choice(list(Sends)), stages)
-        least, simulated = least_1f1b_s(chunks, micro_batches), chunks.step_s(micro_batches)
+        least, simulated = chunks.least_s(micro_batches, windowed=True), chunks.step_s(micro_batches)
         assert least <= simulated * (1 + 1e-9)
+        assert least >= least_1f1b_s(chunks, micro_batches) * (1 - 1e-9)
         assert least >= chunks.least_s(micro_batches) * (1 - 1e-9)
-        work_s = sum(chunks.forward_s) + sum(chunks.backward_s)
-        assert even_s(stages, micro_batches, work_s) <= least * (1 + 1e-9)
+        assert 3.0 * even_s(stages, sum(blocks), micro_batches)[-1] <= least * (1 + 1e-9)
         equal += simulated <= least * (1 + 1e-9)
     assert equal >= 3
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 3), (2, 8), (3, 2), (4, 9), (5, 40)])
+def test_blocks_divided_as_evenly_as_can_be_take_the_least_of_all_divisions(stages: int, micro_batches: int) -> None:
+    """Of blocks whose two passes are as long as each other."""
+    for blocks in range(stages, 9):
+        every = (
+            Chunks(halves, halves, stages).least_s(micro_batches, windowed=True)
+            for numbers in product(range(1, blocks + 1), repeat=stages)
+            if sum(numbers) == blocks
+            for halves in [tuple(number / 2 for number in numbers)]
+        )
+        assert even_s(stages, 8, micro_batches)[blocks] == pytest.approx(min(every))
 
 
 def test_a_fused_loss_works_in_place_and_another_keeps_each_step_of_it() -> None:
