@@ -246,15 +246,13 @@ class DivisionSearch:
         sums_s = np.maximum(column.sums_s, label.sums_s)
         update_s = np.maximum(column.update_s, label.update_s)
         left = self.shape.layers - label.blocks - np.array(numbers)
-        until_s = np.maximum(
-            pipelines.last_backward_s + left * self._least_block_s, self._longest_s(left, used, window)
-        )
+        last_s = pipelines.last_backward_s
+        until_s = np.maximum(last_s + left * self._least_block_s, self._longest_s(left, used, window))
         after_s = np.maximum(sums_s + update_s, self._least_after_s) + self._sum_of_ends_s(label, ends[0], place)
         least_s = until_s + self._latency_s + after_s  # [hops, numbers]
         row, at = np.nonzero(least_s < self.above_s)
-        seconds = (
-            pipelines.round_trip_s[row, at], pipelines.last_backward_s[row, at], sums_s[at], update_s[at], least_s[row, at],
-        )  # fmt: skip
+        trip_s = pipelines.round_trip_s
+        seconds = (trip_s[row, at], last_s[row, at], sums_s[at], update_s[at], least_s[row, at])
         for hop, number, *own, least in zip(
             row.tolist(), at.tolist(), *(each.tolist() for each in seconds), strict=True
         ):
