@@ -31,7 +31,7 @@ from runtime.stage.sample_weights import is_factor
 from runtime.stage.shapes import graph_at, without_data
 
 if TYPE_CHECKING:
-    from runtime.sparse.batch import Share
+    from runtime.sparse.batch import AnyShare
     from runtime.sparse.share import AnyBatch
 
 
@@ -172,7 +172,7 @@ class Specializer:
             is_kept=False,
         )
 
-    def _site_share(self, stage: int, batch: AnyBatch, m: int) -> Share:
+    def _site_share(self, stage: int, batch: AnyBatch, m: int) -> AnyShare:
         """This rank's, or of a stage that it has no part in the first rank's, whose cut points are asked for."""
         from runtime.sparse.share import share_of
 
@@ -239,7 +239,7 @@ class Specializer:
         )
 
     def _shared(
-        self, stage: int, local_stage: LocalStage, batch: Batch, sites: Mapping[int, Share] | None = None
+        self, stage: int, local_stage: LocalStage, batch: Batch, sites: Mapping[int, AnyShare] | None = None
     ) -> LocalStage:
         layout = self._decision.layout_of(stage)
         position = self._context.position(stage)
@@ -356,7 +356,7 @@ def last_updates(row: Sequence[Action]) -> frozenset[Action]:
     return frozenset({action.stage: action for action in row if action.op is Op.UPDATE}.values())
 
 
-def _feed_of_sites(batch: Batch, name: str, share: Share) -> Tensor:
+def _feed_of_sites(batch: Batch, name: str, share: AnyShare) -> Tensor:
     return share.tensor(name)
 
 

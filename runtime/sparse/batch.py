@@ -203,7 +203,7 @@ class PreparedInputs:
         return frozenset(name for name, own in self.names.items() if own.startswith(HALVES))
 
 
-class Share(Protocol):
+class AnyShare(Protocol):
     """What one rank of a stage of several has of a micro-batch.
 
     Attributes:
@@ -263,7 +263,7 @@ class SeparateBatch(SizedBatch):
     """One whose ranks prepare what they run, and cut the samples as suits what each of them needs."""
 
     @abstractmethod
-    def share(self, microbatch: int, speeds: tuple[float, ...], position: int) -> Share:
+    def share(self, microbatch: int, speeds: tuple[float, ...], position: int) -> AnyShare:
         """What the rank at ``position``, of ranks of ``speeds``, has."""
 
 

@@ -17,7 +17,7 @@ from planner.ir.layout import Layout
 from planner.ir.plan import Decision
 from planner.layers.boundary import Boundaries
 from runtime.pipeline.routing import CPU
-from runtime.sparse.batch import ArrangedClouds, PreparedBatch, SeparateBatch, Share, site_speeds
+from runtime.sparse.batch import AnyShare, ArrangedClouds, PreparedBatch, SeparateBatch, site_speeds
 
 
 class _Movable(Protocol):
@@ -132,7 +132,7 @@ class SiteShare:
 AnyBatch = PreparedBatch | SeparateBatch
 
 
-def share_of(decision: Decision, batch: AnyBatch, microbatch: int, stage: int, position: int) -> Share:
+def share_of(decision: Decision, batch: AnyBatch, microbatch: int, stage: int, position: int) -> AnyShare:
     """The share of a micro-batch that the rank at ``position`` of a stage of several has; that made ahead, if any."""
     speeds = site_speeds(decision, stage)
     if isinstance(batch, SeparateBatch):
@@ -148,7 +148,7 @@ def boundaries_of_sites(
     decision: Decision,
     batch: AnyBatch,
     microbatch: int,
-    shares: Mapping[tuple[int, int], Share],
+    shares: Mapping[tuple[int, int], AnyShare],
     planned: Boundaries,
 ) -> Boundaries:
     """What stages hand each other of a micro-batch: intervals of rows, cut where its sites are shared out.

@@ -19,7 +19,7 @@ from planner.ir.schedule import Action, Op
 from planner.layers.division import Division
 
 if TYPE_CHECKING:
-    from runtime.sparse.batch import Share
+    from runtime.sparse.batch import AnyShare
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class MicrobatchShard:
     total: int
     sizes: tuple[int, ...] = ()
     division: Division | None = None
-    sites: Share | None = None
+    sites: AnyShare | None = None
     whole: int | None = None
     loss_weight: float = 0.0
 
