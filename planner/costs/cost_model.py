@@ -36,13 +36,16 @@ class CostModel:
     """Every price that a profile gives; looked up once and shared by all plans made from it.
 
     Attributes:
-        profile: with its corrections in its figures (:mod:`planner.costs.calibration.apply_corrections`).
+        profile: with its corrections in its figures (:mod:`planner.costs.calibration.apply_corrections`); it has the
+            graph and the cluster.
         stage_exchanges: what extras know of exchanges among the ranks of a stage.
         excess: what they add to layers of stages of one rank, or of stages that ranks share; put on here alone.
     """
 
     source: InitVar[Profile]
     profile: Profile = field(init=False)
+    graph: Graph = field(init=False)
+    cluster: Cluster = field(init=False)
     excess: StepResidual = field(init=False)
     tables: CostTables = field(init=False)
     levels: LevelTables = field(init=False)
@@ -52,6 +55,8 @@ class CostModel:
 
     def __post_init__(self, source: Profile) -> None:
         self.profile = corrected(source)
+        self.graph = self.profile.graph
+        self.cluster = self.profile.cluster
         self.excess = StepResidual(Factors.of(source.calibration.corrections))
         self.tables = CostTables(self.profile)
         self.levels = LevelTables(self.profile)
@@ -60,16 +65,6 @@ class CostModel:
         self.preparations = next(filter(None, preparations), None) or Preparations(self.profile)
         exchanges = (extra.stage_exchanges(self.profile) for extra in extras(PlannerExtra))
         self.stage_exchanges = tuple(each for each in exchanges if each is not None)
-
-    @property
-    def graph(self) -> Graph:
-        """The profile's."""
-        return self.profile.graph
-
-    @property
-    def cluster(self) -> Cluster:
-        """The profile's."""
-        return self.profile.cluster
 
     def kind(self, rank: int) -> str:
         """The kind of the rank's device; of costs for several memories (:meth:`main_kind`) the least."""

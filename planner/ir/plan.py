@@ -244,7 +244,7 @@ class RankPrediction:
 
     Attributes:
         compute_s: inside forward, backward and update.
-        communication_s: for messages, reductions, exchanges inside passes, as far as it is not hidden by compute.
+        communication_s: for messages, reductions, exchanges inside passes, as far as it is not hidden behind compute.
         idle_s: after its last action.
         bubble_s: waiting for what other ranks have not computed yet, with something left to do; of older plan files it
             is in ``idle_s``.

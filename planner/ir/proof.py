@@ -29,7 +29,7 @@ class ProofSpace:
 
 @dataclass(frozen=True, slots=True)
 class ProofPrices:
-    """What each layer costs at least on a kind of device at a number of samples, in the graph's order."""
+    """What each layer costs at least on a kind of device at so many samples, in the graph's order."""
 
     kind: str
     samples: int

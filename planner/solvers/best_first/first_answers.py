@@ -258,10 +258,10 @@ def pipelines_on(space: LikeStages, stages: Sequence[Counts]) -> Iterator[CutPip
 
     The first is under a schedule that keeps neither least nor most in flight, if that fits.
     """
-    by_version = [space.prices.quickest(each) for each in stages]
-    for version in by_version[0] if by_version else ():
-        if all(version in groups for groups in by_version):
-            yield from _Cutting(space, tuple(groups[version] for groups in by_version)).pipelines()
+    by_mode = [space.prices.quickest(each) for each in stages]
+    for mode in by_mode[0] if by_mode else ():
+        if all(mode in groups for groups in by_mode):
+            yield from _Cutting(space, tuple(groups[mode] for groups in by_mode)).pipelines()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -26,14 +26,13 @@ from math import inf
 
 import numpy as np
 
-from planner.costs.candidate import Recomputes
 from planner.costs.layers.cost_table import Array
 from planner.costs.stages.stage_bound import BoundedStages
 from planner.ir.lazy import once_by
 from planner.solvers.best_first.device_groups import Counts
 from planner.solvers.best_first.graph_cuts import Handed, Numbers
 from planner.solvers.best_first.message_bound import HandoverBound, HandoverBounds, handovers_of
-from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
+from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup, RunMode
 from planner.solvers.budget import NUMBER_S, Budget
 from planner.solvers.candidates.candidate import DevicePool
 
@@ -107,7 +106,7 @@ class _Choice:
 
     alike_s: float
     places: ColumnDevices
-    version: tuple[Recomputes, bool]
+    mode: RunMode
     group: PricedGroup
 
 
@@ -161,8 +160,8 @@ class LikeStages:
         """All columns that can be priced, the most promising first."""
         choices = []
         for places in self._places():
-            for version, group in self._groups(places).items():
-                choices.append(_Choice(self._alike_s(places, group), places, version, group))
+            for mode, group in self._groups(places).items():
+                choices.append(_Choice(self._alike_s(places, group), places, mode, group))
         return sorted(choices, key=lambda choice: choice.alike_s)
 
     @cached_property
@@ -199,12 +198,12 @@ class LikeStages:
             yield LikePipeline(step_s, tuple(column.places for column in row))
 
     @cached_property
-    def _columns(self) -> Mapping[tuple[Recomputes, bool], Sequence[Column]]:
-        """The most promising ones, by version."""
-        columns: dict[tuple[Recomputes, bool], list[Column]] = {}
+    def _columns(self) -> Mapping[RunMode, Sequence[Column]]:
+        """The most promising ones, by mode."""
+        columns: dict[RunMode, list[Column]] = {}
         for choice in self._promising():
             self.budget.spend(NUMBER_S * _NUMBERS_OF_A_STAGE * len(self.chain) ** 2)
-            columns.setdefault(choice.version, []).append(self._column(choice))
+            columns.setdefault(choice.mode, []).append(self._column(choice))
         return columns
 
     def _promising(self) -> Iterator[_Choice]:
@@ -254,8 +253,8 @@ class LikeStages:
             if part < len(self.chain):
                 yield ColumnDevices(tuple(count // part for count in counts))
 
-    def _groups(self, places: ColumnDevices) -> Mapping[tuple[Recomputes, bool], PricedGroup]:
-        """A column's stage, by version; none where it cannot be priced."""
+    def _groups(self, places: ColumnDevices) -> Mapping[RunMode, PricedGroup]:
+        """A column's stage, by mode; none where it cannot be priced."""
         if sum(places.devices) > places.stages * self.prices.micro_batches[0] and not self.prices.throughout.any():
             return {}
         stages = placed((places,), self.prices.pools)
@@ -272,7 +271,7 @@ class LikeStages:
             if not any(left):
                 return None
             stages = (tuple(int(number == left.index(True)) for number in range(len(pools))),)
-        return self.prices.quickest(stages[-1]).get(choice.version)
+        return self.prices.quickest(stages[-1]).get(choice.mode)
 
     @once_by(lambda _, source, destination: (source.counts, source.shares, destination.counts, destination.shares))
     def message(self, source: PricedGroup, destination: PricedGroup) -> HandoverBound:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -49,8 +50,19 @@ _GROUP_S = 4.5e-4  # to price a group
 _RANK_S = 5e-7  # for each rank that there is
 _SIZE_S = 4.5e-5  # to price all layers on a kind at a number of samples
 
-Version = tuple[Recomputes, bool, tuple[int, ...]]
-"""A way to run a stage on given devices, see :class:`PricedGroup`."""
+
+class RunMode(NamedTuple):
+    """How a stage is run: what it computes again, and whether members share its sites, not samples."""
+
+    recompute: Recomputes
+    along_sites: bool = False
+
+
+class Version(NamedTuple):
+    """A way to run a stage on given devices; shares are of samples in a full micro-batch, or of the sites."""
+
+    mode: RunMode
+    shares: Shares
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,8 +140,6 @@ class PricedGroup:
         orders: the pool of each member, in every order that may be meant; see ``device_groups.member_orders``.
         orders_known: whether these are all.
         samples: of each member, by samples of the micro-batch.
-        version: which activations its stage computes again, whether members share its sites and not samples, and the
-            part of each, of samples in those of a full micro-batch.
         allowed: by first and last cut, what side constraints allow; None: everything.
         any_shares: what holds whatever the shares are, where they are open; ``prices`` is then with one sample each.
     """
@@ -148,12 +158,12 @@ class PricedGroup:
     @property
     def recompute(self) -> Recomputes:
         """Which activations its stage computes again."""
-        return self.version[0]
+        return self.version.mode.recompute
 
     @property
-    def shares(self) -> tuple[int, ...]:
+    def shares(self) -> Shares:
         """Of each member."""
-        return self.version[2]
+        return self.version.shares
 
     def shares_between(self, first: int, last: int) -> tuple[int, ...]:
         """Of each member of a stage between two cuts; where they are open, those with the least largest time."""
@@ -268,25 +278,25 @@ class GroupPrices:
         if len(ranks) > 1 and self.throughout.any():
             ways.append((True, part_shares(self.problem, self.cost_model, ranks, size)))
         groups = []
-        for way in ways:
+        for along_sites, shares in ways:
             for recompute in self.freedom.recompute:
                 note(_GROUP_S + _RANK_S * len(self.problem.ranks))
                 with suppress(MissingMeasurementError):
-                    groups.append(self._made(counts, (recompute, *way)))
+                    groups.append(self._made(counts, Version(RunMode(recompute, along_sites), shares)))
         return tuple(group for group in groups if group is not None)
 
-    def quickest(self, counts: Counts) -> dict[tuple[Recomputes, bool], PricedGroup]:
-        """Of each version without its shares that whose slowest member has the whole network done first."""
+    def quickest(self, counts: Counts) -> dict[RunMode, PricedGroup]:
+        """Of each mode the version whose slowest member has the whole network done first."""
         first = np.array([0])
         last = np.array([self.cuts.last])
-        quickest: dict[tuple[Recomputes, bool], PricedGroup] = {}
-        least_s: dict[tuple[Recomputes, bool], float] = {}
+        quickest: dict[RunMode, PricedGroup] = {}
+        least_s: dict[RunMode, float] = {}
         for group in self.versions(counts):
-            version = group.version[:2]
+            mode = group.version.mode
             work_s = float(group.largest_work_s(first, last)[0])
-            if version not in quickest or work_s < least_s[version]:
-                quickest[version] = group
-                least_s[version] = work_s
+            if mode not in quickest or work_s < least_s[mode]:
+                quickest[mode] = group
+                least_s[mode] = work_s
         return quickest
 
     def pipeline(
@@ -397,7 +407,7 @@ class GroupPrices:
         return sorted({n for size in set(self.micro_batches) for m in counts for n in (size // m, -(-size // m)) if n})
 
     def _made(self, counts: Counts, version: Version) -> PricedGroup | None:
-        recompute, _, shares = version
+        (recompute, _), shares = version
         members = self._orders(counts)[0]
         ranks = self.first_ranks(counts)
         if not usable(self.problem, self.cost_model, ranks, shares, self.micro_batches):
@@ -427,8 +437,8 @@ class GroupPrices:
         """As its attributes say; with the stages that are allowed."""
         orders = self._orders(counts)
         ranks = self.first_ranks(counts)
-        allowed = [self.freedom.allowed(self.cuts, ranks, version[0])]
-        if version[1]:
+        allowed = [self.freedom.allowed(self.cuts, ranks, version.mode.recompute)]
+        if version.mode.along_sites:
             allowed.append(self.throughout)
         if self.problem.rate_per_s:
             allowed.append(self._in_time(any_shares or prices))

@@ -39,7 +39,7 @@ from planner.solvers.best_first.graph_cuts import Flags, Handed, Numbers
 from planner.solvers.best_first.leaf_bound import Leaves, edges_of, messages_of, stages_of, windows_of
 from planner.solvers.best_first.like_stages import ColumnDevices, balanced_places, placed
 from planner.solvers.best_first.message_bound import handovers_of
-from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
+from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup, RunMode, Version
 from planner.solvers.budget import CALL_S, NUMBER_S, Budget
 from planner.solvers.candidates.candidate import DevicePool
 from planner.solvers.candidates.choose import ROUNDING
@@ -169,8 +169,8 @@ class Repair:
         groups = list[PricedGroup]()
         for ranks, own, shares in zip(candidate.groups, recompute, candidate.shares, strict=True):
             counts = tuple(len(set(pool.ranks) & set(ranks)) for pool in prices.pools)
-            same = (group for group in prices.versions(counts) if group.version == (own, False, shares))
-            group = next(same, prices.quickest(counts).get((own, False)))
+            same = (group for group in prices.versions(counts) if group.version == Version(RunMode(own), shares))
+            group = next(same, prices.quickest(counts).get(RunMode(own)))
             groups += [] if group is None else [group]
         if min(cuts) < 0 or len(groups) < candidate.num_stages:
             return []
@@ -322,9 +322,9 @@ class _Window:
     def _groups(self, division: tuple[Counts, ...]) -> tuple[PricedGroup, ...]:
         """Stages on these devices, which recompute what those before them did; empty if one cannot be priced."""
         own = self._own
-        versions = [own[stage * len(own) // len(division)].version[:2] for stage in range(len(division))]
+        modes = [own[stage * len(own) // len(division)].version.mode for stage in range(len(division))]
         quickest = map(self.now.prices.quickest, division)
-        groups = [each.get(version) for each, version in zip(quickest, versions, strict=True)]
+        groups = [each.get(mode) for each, mode in zip(quickest, modes, strict=True)]
         return tuple(group for group in groups if group is not None) if all(groups) else ()
 
     def _divisions(self, most: int) -> list[tuple[Counts, ...]]:

@@ -26,7 +26,7 @@ from planner.ir.lazy import once
 from planner.solvers.best_first.device_groups import Counts, DeviceStates, member_orders
 from planner.solvers.best_first.graph_cuts import Handed, Numbers
 from planner.solvers.best_first.message_bound import HandoverBound, HandoverBounds
-from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
+from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup, RunMode, Version
 
 
 def has_open_shares(prices: GroupPrices, devices: DeviceStates) -> bool:
@@ -104,7 +104,7 @@ class AnyShares(GroupPrices):
         members = [(pool.kind, pool.room_bytes, (1.0, 1.0)) for pool in pools]
         single = self._bounds.of(ranks, members, recompute_mask(recompute, self._cores), zero)
         bound = SharedBound(single, times, all_times, self.num_counted, self.cuts.inside, self.upper_s)
-        return self._group(counts, (recompute, False, (0,) * len(ranks)), {}, single, bound)
+        return self._group(counts, Version(RunMode(recompute), (0,) * len(ranks)), {}, single, bound)
 
 
 class MeanHandovers(HandoverBounds):

@@ -33,7 +33,7 @@ from planner.solvers.best_first.device_groups import Counts, DeviceStates, at_po
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.like_stages import balanced_places
 from planner.solvers.best_first.message_bound import HandoverBounds, handovers_of
-from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
+from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup, RunMode
 from planner.solvers.best_first.virtual_bound import Tables
 from planner.solvers.best_first.virtual_stages import StagePrices
 from planner.solvers.candidates.candidate import DevicePool
@@ -140,8 +140,7 @@ class PipelineFamilies:
         prices = self.stage_prices.prices
         for recompute in prices.freedom.recompute:
             by_position = [
-                [group for group in prices.versions(own) if group.recompute == recompute and not group.version[1]]
-                for own in counts
+                [group for group in prices.versions(own) if group.version.mode == RunMode(recompute)] for own in counts
             ]
             if self.stage_prices.mirrored:
                 yield from product(*(_halves(prices, groups) for groups in by_position))

@@ -152,7 +152,7 @@ def stage_groups(prices: GroupPrices, every: Iterable[Counts]) -> tuple[tuple[Pr
     versions: dict[object, list[PricedGroup]] = {}
     for group in (group for counts in every for group in prices.versions(counts)):
         named = replace(group, orders=group.orders[:1], orders_known=True)
-        versions.setdefault((group.counts, group.version[1:]), []).append(named)
+        versions.setdefault((group.counts, group.version.mode.along_sites, group.shares), []).append(named)
     return tuple(map(tuple, versions.values()))
 
 
