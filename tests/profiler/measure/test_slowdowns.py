@@ -22,7 +22,7 @@ def told(turns: list[Turn], kinds: Mapping[str, str] = KINDS) -> dict[str, Slowd
 
 def turn(seconds: Mapping[str, tuple[float, float]], alone: Mapping[str, tuple[float, float]] = SECONDS) -> Turn:
     before, after = ({name: (f, BackwardTimes(b)) for name, (f, b) in each.items()} for each in (alone, seconds))
-    return Turn(before, after)
+    return before, after
 
 
 def lost_s(found: Mapping[str, Slowdown], seconds: Mapping[str, tuple[float, float]] = SECONDS) -> float:
