@@ -29,7 +29,7 @@ from profiler.measure.deduplicated import LayerSeconds
 LEAST_SLOWDOWN = 0.005
 """Passes that lose less than that lose nothing that can be told."""
 
-Turn = tuple[LayerSeconds, LayerSeconds]
+PassPair = tuple[LayerSeconds, LayerSeconds]
 """A pass alone, and the next one, together."""
 
 TurnSeconds = Sequence[tuple[float, float]]
@@ -40,7 +40,7 @@ LayerPass = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class LostShare:
     """By what part something takes longer together.
 
     Attributes:
@@ -65,7 +65,7 @@ class Loss:
 
 
 def slowdowns_of(
-    turns: Sequence[Turn], kinds: Mapping[str, str], samples: int, num_devices: int
+    turns: Sequence[PassPair], kinds: Mapping[str, str], samples: int, num_devices: int
 ) -> tuple[Slowdown, ...]:
     """Of each layer; empty if passes lose nothing.
 
@@ -88,22 +88,22 @@ def slowdowns_of(
     )
 
 
-def loss_of_passes(turns: Sequence[Turn], kinds: Mapping[str, str]) -> Loss:
+def loss_of_passes(turns: Sequence[PassPair], kinds: Mapping[str, str]) -> LostShare:
     """What passes over all layers lose."""
     return loss_of(_sums(_seconds(turns, kinds).values()))
 
 
-def loss_of(seconds: TurnSeconds) -> Loss:
+def loss_of(seconds: TurnSeconds) -> LostShare:
     """What passes, or parts of them, lose."""
     logarithms = [math.log(together_s / alone_s) for alone_s, together_s in seconds if alone_s > 0 and together_s > 0]
     if not logarithms:  # no work, such as the backward of what has no gradient
-        return Loss(0.0, math.inf, 0.0)
+        return LostShare(0.0, math.inf, 0.0)
     share = math.expm1(trimmed_mean(logarithms))
     variance = trimmed_mean_variance(logarithms) * (1 + share) ** 2
-    return Loss(share, variance, trimmed_mean([alone_s for alone_s, _ in seconds]))
+    return LostShare(share, variance, trimmed_mean([alone_s for alone_s, _ in seconds]))
 
 
-def pulled(losses: Sequence[Loss], towards: float) -> list[float]:
+def pulled(losses: Sequence[LostShare], towards: float) -> list[float]:
     """Each loss, as much nearer to ``towards`` as it is noise; none below 0."""
     certain = [each for each in losses if each.variance < math.inf]
     beyond = sum(each.alone_s * ((each.share - towards) ** 2 - each.variance) for each in certain)
@@ -131,7 +131,7 @@ def _shared_out(lost: float, seconds: Mapping[LayerPass, TurnSeconds], level: in
     return by_part
 
 
-def _seconds(turns: Sequence[Turn], kinds: Mapping[str, str]) -> dict[LayerPass, TurnSeconds]:
+def _seconds(turns: Sequence[PassPair], kinds: Mapping[str, str]) -> dict[LayerPass, TurnSeconds]:
     """Of each layer, forward and backward."""
     seconds: dict[LayerPass, TurnSeconds] = {}
     for name, kind in kinds.items():

@@ -27,7 +27,7 @@ from planner.ir.lazy import Memo
 from planner.ir.profile import Slowdown
 from profiler.measure.deduplicated import FirstPasses, LayerSeconds, ShorterPass
 from profiler.measure.noise import LapClock, ThreadClock, clock_for, timed
-from profiler.measure.slowdowns import Turn, loss_of_passes, slowdowns_of
+from profiler.measure.slowdowns import PassPair, loss_of_passes, slowdowns_of
 from profiler.measure.timing import SegmentedPass, run_pass, segments
 from profiler.source.model import LoadedModel, example_of
 from runtime.captured import CapturedModule
@@ -180,7 +180,7 @@ def measure_slowdowns(
         times = run_pass(asked, lambda _: ShorterPass(parts, stand_ins, captured, tensors, samples, clock), split=False)
         return times | {name: times[each.nearer] for name, each in stand_ins.items()}
 
-    turns = list[Turn]()
+    turns = list[PassPair]()
     is_long = 2 * effort.least * first.seconds > effort.longest_s
     least = effort.least_long if is_long else effort.least
     pass_s = first.seconds if is_long else timed(ThreadClock(), one_pass)  # which warms up

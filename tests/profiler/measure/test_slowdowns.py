@@ -9,18 +9,18 @@ from statistics import fmean
 import pytest
 
 from planner.ir.profile import Slowdown
-from profiler.measure.slowdowns import Turn, slowdowns_of
+from profiler.measure.slowdowns import PassPair, slowdowns_of
 from profiler.measure.timing import BackwardTimes
 
 KINDS = {"a": "conv", "b": "conv", "c": "relu", "d": "relu"}
 SECONDS = {"a": (10.0, 20.0), "b": (5.0, 10.0), "c": (3.0, 6.0), "d": (0.1, 0.2)}
 
 
-def told(turns: list[Turn], kinds: Mapping[str, str] = KINDS) -> dict[str, Slowdown]:
+def told(turns: list[PassPair], kinds: Mapping[str, str] = KINDS) -> dict[str, Slowdown]:
     return {one.layer: one for one in slowdowns_of(turns, kinds, 4, 2)}
 
 
-def turn(seconds: Mapping[str, tuple[float, float]], alone: Mapping[str, tuple[float, float]] = SECONDS) -> Turn:
+def turn(seconds: Mapping[str, tuple[float, float]], alone: Mapping[str, tuple[float, float]] = SECONDS) -> PassPair:
     before, after = ({name: (f, BackwardTimes(b)) for name, (f, b) in each.items()} for each in (alone, seconds))
     return before, after
 
