@@ -22,7 +22,7 @@ from planner.ir.graph import Graph
 from planner.ir.lazy import once, once_by
 from planner.ir.planner_extra import PlannerExtra, StageExchanges
 from planner.ir.profile import BACKWARD, FORWARD, Profile
-from planner.layers import takes_statistics
+from planner.layers import check_samples_apart, takes_statistics
 
 _STATISTIC_BYTES = 8
 _TIMES = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
@@ -75,6 +75,11 @@ class CostModel:
         """As :meth:`kind`, with parameters in the device's main memory, where a profile has other costs for that."""
         kinds = (extra.main_memory_kind(self.kind(rank)) for extra in extras(PlannerExtra))
         return next((kind for kind in kinds if kind and kind in self.profile.measurements), self.kind(rank))
+
+    @once
+    def mixing(self) -> frozenset[str]:
+        """The layers that do not keep samples apart, as :func:`planner.layers.check_samples_apart` names them."""
+        return frozenset(check_samples_apart(self.profile.graph))
 
     @once
     def beside(self, prices: Callable[[CostModel], Prices]) -> Prices:

@@ -11,14 +11,15 @@ the layers of a kind, each time by what the shares themselves lost, as far as th
 
 A loss is pulled towards the one above it by its variance over the sum of that and of the variance of true losses, which
 is by how much losses are further apart than their own variances explain (empirical Bayes: Efron and Morris 1973).  So
-how much is noise is read off the passes; no level of significance is chosen.  Whole passes are pulled towards no loss
-at all, and lose nothing where less than the error is left.  Shares add up to what is shared out.
+how much is noise is read off the passes; no level is chosen.  Shares add up to what is shared out.  Passes whose loss
+is below its own error lose nothing; any other counts whole: a rule that wants more finds too little on average, as
+devices that share a memory do lose, and more turns make the error small.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.ir.profile import BACKWARD, FORWARD, Slowdown
@@ -28,26 +29,23 @@ from profiler.measure.deduplicated import LayerSeconds
 LEAST_SLOWDOWN = 0.005
 """Passes that lose less than that lose nothing that can be told."""
 
+PassPair = tuple[LayerSeconds, LayerSeconds]
+"""A pass alone, and the next one, together."""
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A pass alone, and the next one, together: seconds by layer."""
-
-    alone: LayerSeconds
-    together: LayerSeconds
-
-
-Pairs = Sequence[tuple[float, float]]
+TurnSeconds = Sequence[tuple[float, float]]
 """Seconds alone and together, by turn."""
 
+LayerPass = tuple[str, str, str]
+"""The forward or the backward of a layer: which of both, the layer's kind, its name; groups, from wide to narrow."""
+
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class LostShare:
     """By what part something takes longer together.
 
     Attributes:
         share: of its seconds alone.
-        variance: of ``share``; infinite where too few pairs tell it.
+        variance: of ``share``; infinite where too few turns tell it.
         alone_s: its seconds alone.
     """
 
@@ -60,109 +58,88 @@ class Loss:
         """The standard error of ``share``."""
         return math.sqrt(self.variance)
 
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """The forward or the backward of a layer; ``levels`` are the groups that it is in, from the widest to itself."""
-
-    levels: tuple[str, ...]
-    pairs: Pairs
+    @property
+    def is_known(self) -> bool:
+        """Whether more turns would tell no more that matters: twice the error is below what can be told."""
+        return 2 * self.error <= LEAST_SLOWDOWN
 
 
 def slowdowns_of(
-    turns: Sequence[Turn], kinds: Mapping[str, str], samples: int, num_devices: int
+    turns: Sequence[PassPair], kinds: Mapping[str, str], samples: int, num_devices: int
 ) -> tuple[Slowdown, ...]:
     """Of each layer; empty if passes lose nothing.
 
     Args:
         kinds: of the layers, by name.
     """
-    passes = loss_of_passes(turns)
-    (lost,) = pulled([passes], 0.0)
-    if lost < max(LEAST_SLOWDOWN, passes.error):
+    seconds = _seconds(turns, kinds)
+    passes = _sums(seconds.values())
+    loss = loss_of(passes)
+    if loss.share < max(LEAST_SLOWDOWN, loss.error):
         return ()
-    pieces = [_piece(name, kind, way, turns) for name, kind in kinds.items() for way in (FORWARD, BACKWARD)]
-    shares = _shared_out(lost, pieces)
-    apart = round(spread([b / a for a, b in _passes(turns)]), 4)
+    shares = _shared_out(loss.share, seconds)
+    apart = round(spread([together_s / alone_s for alone_s, together_s in passes]), 4)
 
-    def factor(layer: str, way: str) -> float:
+    def factor(way: str, layer: str) -> float:
         return round(1 + shares[way, kinds[layer], layer], 4)
 
     return tuple(
-        Slowdown(name, samples, num_devices, factor(name, FORWARD), factor(name, BACKWARD), apart) for name in kinds
+        Slowdown(name, samples, num_devices, factor(FORWARD, name), factor(BACKWARD, name), apart) for name in kinds
     )
 
 
-def loss_of_passes(turns: Sequence[Turn]) -> Loss:
+def loss_of_passes(turns: Sequence[PassPair], kinds: Mapping[str, str]) -> LostShare:
     """What passes over all layers lose."""
-    return loss_of(_passes(turns))
+    return loss_of(_sums(_seconds(turns, kinds).values()))
 
 
-def loss_of(pairs: Pairs) -> Loss:
-    """What pairs of passes, or of parts of them, lose."""
-    logarithms = [math.log(b / a) for a, b in pairs if a > 0 and b > 0]
+def loss_of(seconds: TurnSeconds) -> LostShare:
+    """What passes, or parts of them, lose."""
+    logarithms = [math.log(together_s / alone_s) for alone_s, together_s in seconds if alone_s > 0 and together_s > 0]
     if not logarithms:  # no work, such as the backward of what has no gradient
-        return Loss(0.0, math.inf, 0.0)
+        return LostShare(0.0, math.inf, 0.0)
     share = math.expm1(trimmed_mean(logarithms))
     variance = trimmed_mean_variance(logarithms) * (1 + share) ** 2
-    return Loss(share, variance, trimmed_mean([a for a, _ in pairs]))
+    return LostShare(share, variance, trimmed_mean([alone_s for alone_s, _ in seconds]))
 
 
-def is_known(loss: Loss) -> bool:
-    """Whether more pairs would tell no more that matters: twice the error is below what can be told."""
-    return 2 * loss.error <= LEAST_SLOWDOWN
-
-
-def pulled(losses: Sequence[Loss], towards: float) -> list[float]:
+def pulled(losses: Sequence[LostShare], towards: float) -> list[float]:
     """Each loss, as much nearer to ``towards`` as it is noise; none below 0."""
-    known = [each for each in losses if each.variance < math.inf]
-    known_s = sum(each.alone_s for each in known)
-    beyond = sum(each.alone_s * ((each.share - towards) ** 2 - each.variance) for each in known)
+    certain = [each for each in losses if each.variance < math.inf]
+    beyond = sum(each.alone_s * ((each.share - towards) ** 2 - each.variance) for each in certain)
     if beyond <= 0:
         return [towards] * len(losses)
-    true_variance = beyond / known_s
-    return [
-        max(0.0, towards + (each.share - towards) * true_variance / (true_variance + each.variance)) for each in losses
-    ]
+    true_variance = beyond / sum(each.alone_s for each in certain)
+    weights = [true_variance / (true_variance + each.variance) for each in losses]
+    return [max(0.0, towards + k * (each.share - towards)) for k, each in zip(weights, losses, strict=True)]
 
 
-def _shared_out(lost: float, pieces: Sequence[_Piece], level: int = 0) -> dict[tuple[str, ...], float]:
-    """What each piece loses, by its levels; together they lose ``lost``."""
-    if level == len(pieces[0].levels):
-        return {piece.levels: lost for piece in pieces}
-    groups: dict[str, list[_Piece]] = {}
-    for piece in pieces:
-        groups.setdefault(piece.levels[level], []).append(piece)
-    losses = [loss_of(_together([piece.pairs for piece in group])) for group in groups.values()]
+def _shared_out(lost: float, seconds: Mapping[LayerPass, TurnSeconds], level: int = 0) -> dict[LayerPass, float]:
+    """What each forward and backward loses; together they lose ``lost``."""
+    groups: dict[str, dict[LayerPass, TurnSeconds]] = {}
+    for part, own in seconds.items():
+        if level == len(part):
+            return {part: lost}
+        groups.setdefault(part[level], {})[part] = own
+    losses = [loss_of(_sums(group.values())) for group in groups.values()]
     shares = pulled(losses, lost)
     whole_s = sum(each.alone_s for each in losses)
     shared_s = sum(share * each.alone_s for share, each in zip(shares, losses, strict=True))
-    if shared_s == 0:
-        return {piece.levels: lost for piece in pieces}
-    found: dict[tuple[str, ...], float] = {}
+    by_part: dict[LayerPass, float] = {}
     for share, group in zip(shares, groups.values(), strict=True):
-        found |= _shared_out(share * lost * whole_s / shared_s, group, level + 1)
-    return found
+        by_part |= _shared_out(share * lost * whole_s / shared_s if shared_s > 0 else lost, group, level + 1)
+    return by_part
 
 
-def _together(series: Sequence[Pairs]) -> Pairs:
-    """The sums, pair by pair."""
-    return [(sum(a for a, _ in each), sum(b for _, b in each)) for each in zip(*series, strict=True)]
+def _seconds(turns: Sequence[PassPair], kinds: Mapping[str, str]) -> dict[LayerPass, TurnSeconds]:
+    """Of each layer, forward and backward."""
+    seconds: dict[LayerPass, TurnSeconds] = {}
+    for name, kind in kinds.items():
+        seconds[FORWARD, kind, name] = [(alone[name][0], together[name][0]) for alone, together in turns]
+        seconds[BACKWARD, kind, name] = [(alone[name][1].both_s, together[name][1].both_s) for alone, together in turns]
+    return seconds
 
 
-def _passes(turns: Sequence[Turn]) -> Pairs:
-    return [(_pass_s(turn.alone), _pass_s(turn.together)) for turn in turns]
-
-
-def _pass_s(times: LayerSeconds) -> float:
-    return sum(_seconds(times, layer, way) for layer in times for way in (FORWARD, BACKWARD))
-
-
-def _piece(layer: str, kind: str, way: str, turns: Sequence[Turn]) -> _Piece:
-    pairs = [(_seconds(turn.alone, layer, way), _seconds(turn.together, layer, way)) for turn in turns]
-    return _Piece((way, kind, layer), pairs)
-
-
-def _seconds(times: LayerSeconds, layer: str, way: str) -> float:
-    forward_s, backward = times[layer]
-    return forward_s if way == FORWARD else backward.both_s
+def _sums(seconds: Iterable[TurnSeconds]) -> TurnSeconds:
+    """Turn by turn."""
+    return [(sum(a for a, _ in each), sum(b for _, b in each)) for each in zip(*seconds, strict=True)]

@@ -27,7 +27,7 @@ from planner.ir.lazy import Memo
 from planner.ir.profile import Slowdown
 from profiler.measure.deduplicated import FirstPasses, LayerSeconds, ShorterPass
 from profiler.measure.noise import LapClock, ThreadClock, clock_for, timed
-from profiler.measure.slowdowns import Turn, is_known, loss_of_passes, slowdowns_of
+from profiler.measure.slowdowns import PassPair, loss_of_passes, slowdowns_of
 from profiler.measure.timing import SegmentedPass, run_pass, segments
 from profiler.source.model import LoadedModel, example_of
 from runtime.captured import CapturedModule
@@ -169,6 +169,7 @@ def measure_slowdowns(
         first: passes at as many samples, which say what layers lose what others do.
         clock: of the device that the tensors are on; by default that of the processor.
     """
+    kinds = {layer.name: layer.kind for layer in captured.graph.layers}
     parts = segments(captured)
 
     samples = first.samples
@@ -179,7 +180,7 @@ def measure_slowdowns(
         times = run_pass(asked, lambda _: ShorterPass(parts, stand_ins, captured, tensors, samples, clock), split=False)
         return times | {name: times[each.nearer] for name, each in stand_ins.items()}
 
-    turns = list[Turn]()
+    turns = list[PassPair]()
     is_long = 2 * effort.least * first.seconds > effort.longest_s
     least = effort.least_long if is_long else effort.least
     pass_s = first.seconds if is_long else timed(ThreadClock(), one_pass)  # which warms up
@@ -192,9 +193,8 @@ def measure_slowdowns(
                 together = one_pass()
         except TimeoutError:
             return ()
-        turns.append(Turn(alone, together))
-        is_enough = time.monotonic() - begun_s > effort.longest_s or is_known(loss_of_passes(turns))
+        turns.append((alone, together))
+        is_enough = time.monotonic() - begun_s > effort.longest_s or loss_of_passes(turns, kinds).is_known
         if len(turns) >= least and is_enough:
             break
-    kinds = {layer.name: layer.kind for layer in captured.graph.layers}
     return slowdowns_of(turns, kinds, samples, signals.num_devices)

@@ -33,7 +33,7 @@ from planner.ir.cluster import RankIds
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec, output_of, producer
 from planner.ir.lazy import once, once_by
 from planner.ir.problem import SAMPLE_DIMS
-from planner.layers import check_samples_apart, takes_statistics
+from planner.layers import takes_statistics
 from planner.layers.boxes import volumes
 from planner.layers.shards import Shards, shards_of
 from planner.layers.sized import SizedLayer
@@ -86,7 +86,6 @@ class LayoutPrices:
     evaluates: bool = False
     parts: MeasuredParts = field(init=False, repr=False)
     _values: dict[str, TensorSpec] = field(init=False, repr=False)
-    _mixing: frozenset[str] = field(init=False, repr=False)
     _sharing: frozenset[str] = field(init=False, repr=False)
     _axes: tuple[str, ...] = field(init=False, repr=False)
     _own: dict[str, tuple[bool, ...]] = field(init=False, repr=False)
@@ -95,7 +94,6 @@ class LayoutPrices:
         graph = self.cost_model.graph
         self.parts = self.cost_model.tables.parts
         self._values = graph.values()
-        self._mixing = frozenset(check_samples_apart(graph))
         self._sharing = sharing_weights(graph)
         self._axes = axes_of(graph, self.allow)
         owned: set[str] = set()
@@ -126,7 +124,7 @@ class LayoutPrices:
         """Layer number ``index`` of the graph at this number of samples."""
         graph = self.cost_model.graph
         layer = self.layers[index]
-        return SizedLayer.of(graph, layer, self._values, self.samples, layer.name in self._mixing)
+        return SizedLayer.of(graph, layer, self._values, self.samples, layer.name in self.cost_model.mixing())
 
     @once_by(lambda self, index: (self.sized(index).signature, self.layers[index].name in self._sharing))
     def options(self, index: int) -> tuple[ShardingSpec, ...]:

@@ -35,7 +35,7 @@ from planner.solvers.budget import NUMBER_S, Budget
 from planner.solvers.candidates.candidate import group_shares, micro_batches
 from planner.solvers.candidates.constraints import Constraints, Flags
 from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.feasibility import mixing_layers, usable
+from planner.solvers.candidates.feasibility import usable
 from planner.solvers.layouts.factor_graph import LabelledGraph
 from planner.solvers.layouts.stage import (
     INPUT,
@@ -292,7 +292,7 @@ class TableMaker:
         if len(ranks) > 1:
             if self.backward != NONE:
                 slowest[0] += self._reduction_s(ranks, shares, least)
-            mixing = mixing_layers(problem.graph)
+            mixing = cost_model.mixing()
             mixes = _between(running(np.array([layer.name in mixing for layer in problem.graph.layers], float)))
             slowest[:, mixes > 0] = inf
         return slowest

@@ -26,7 +26,6 @@ from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import (
     gives_all_work,
     joins_all_ranks,
-    mixing_layers,
     recompute_choices,
     schedule_names,
 )
@@ -112,7 +111,7 @@ class LayoutPlans:
             return False
         graph = self.evaluator.problem.graph
         sizes = set(candidate.micro_batches)
-        mixing = mixing_layers(graph)
+        mixing = self.evaluator.cost_model.mixing()
         for stage, group in enumerate(candidate.groups):
             layers = candidate.layers_of(stage)
             own = candidate.options_of(layers)

@@ -9,20 +9,20 @@ from statistics import fmean
 import pytest
 
 from planner.ir.profile import Slowdown
-from profiler.measure.slowdowns import Turn, slowdowns_of
+from profiler.measure.slowdowns import PassPair, slowdowns_of
 from profiler.measure.timing import BackwardTimes
 
 KINDS = {"a": "conv", "b": "conv", "c": "relu", "d": "relu"}
 SECONDS = {"a": (10.0, 20.0), "b": (5.0, 10.0), "c": (3.0, 6.0), "d": (0.1, 0.2)}
 
 
-def told(turns: list[Turn], kinds: Mapping[str, str] = KINDS) -> dict[str, Slowdown]:
+def told(turns: list[PassPair], kinds: Mapping[str, str] = KINDS) -> dict[str, Slowdown]:
     return {one.layer: one for one in slowdowns_of(turns, kinds, 4, 2)}
 
 
-def turn(seconds: Mapping[str, tuple[float, float]], alone: Mapping[str, tuple[float, float]] = SECONDS) -> Turn:
+def turn(seconds: Mapping[str, tuple[float, float]], alone: Mapping[str, tuple[float, float]] = SECONDS) -> PassPair:
     before, after = ({name: (f, BackwardTimes(b)) for name, (f, b) in each.items()} for each in (alone, seconds))
-    return Turn(before, after)
+    return before, after
 
 
 def lost_s(found: Mapping[str, Slowdown], seconds: Mapping[str, tuple[float, float]] = SECONDS) -> float:
@@ -58,13 +58,13 @@ def test_one_turn_tells_nothing() -> None:
     assert told([slower] * 2)
 
 
-MANY = {f"{kind}{number}": kind for kind in ("conv", "norm", "relu") for number in range(12)}
+MANY = {f"{kind}{number}": kind for kind in ("conv", "norm", "relu") for number in range(20)}
 
 
 def scattered(
     seed: int, loss: Callable[[str], float], spread: float, of_passes: float = 0.0, num_turns: int = 6
 ) -> dict[str, Slowdown]:
-    """Of 36 layers that lose so much on average.
+    """Of 60 layers that lose so much on average.
 
     Args:
         spread: of each layer's ratio from turn to turn.
@@ -74,11 +74,11 @@ def scattered(
     seconds = {name: (1.0 + number % 5, 2.0 + number % 7) for number, name in enumerate(MANY)}
 
     def slower(name: str, alone_s: float) -> float:
-        return alone_s * (1 + loss(name)) * draw.lognormvariate(0.0, spread)
+        return alone_s * (1 + loss(name)) * draw.lognormvariate(-(spread**2) / 2, spread)
 
     turns = []
     for _ in range(num_turns):
-        common = draw.lognormvariate(0.0, of_passes)
+        common = draw.lognormvariate(-(of_passes**2) / 2, of_passes)
         together = {name: (common * slower(name, f), common * slower(name, b)) for name, (f, b) in seconds.items()}
         turns.append(turn(together, seconds))
     return told(turns, MANY)
@@ -93,16 +93,20 @@ def test_a_loss_that_is_certain_of_all_layers_is_told_of_each_though_none_is_cer
     assert fmean(error**2 for error in errors) ** 0.5 < 0.02
 
 
-def test_where_layers_and_passes_only_scatter_no_loss_is_told() -> None:
-    """Of thirty such devices a few seem to lose more than their error."""
-    found = [scattered(seed, lambda _: 0.0, 0.08, 0.03) for seed in range(30)]
-    assert sum(map(bool, found)) <= 4
+def test_where_layers_only_scatter_no_loss_is_told() -> None:
+    assert not any(scattered(seed, lambda _: 0.0, 0.08, num_turns=40) for seed in range(10))
+
+
+def test_a_loss_of_passes_that_is_below_its_error_is_not_told() -> None:
+    """Passes that scatter by 3 % by themselves: the least that is told is what four turns of them tell."""
+    found = [scattered(seed, lambda _: 0.0, 0.0, 0.03, num_turns=4) for seed in range(30)]
+    assert sum(map(bool, found)) <= 8
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_kinds_that_lose_unlike_keep_what_they_lose(seed: int) -> None:
     found = scattered(seed, lambda name: 0.2 if MANY[name] == "norm" else 0.01, 0.08)
-    mean = {kind: sum(one.forward for name, one in found.items() if MANY[name] == kind) / 12 for kind in MANY.values()}
+    mean = {kind: sum(one.forward for name, one in found.items() if MANY[name] == kind) / 20 for kind in MANY.values()}
     assert mean["norm"] == pytest.approx(1.2, abs=0.04)
     assert mean["conv"] == pytest.approx(1.01, abs=0.04)
 
