@@ -69,11 +69,6 @@ class StageSeat:
     layers: Layers
     block_s: float
 
-    @property
-    def gpus(self) -> int:
-        """Of a stage."""
-        return self.ways.tensor * self.ways.data
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Column:
@@ -89,10 +84,6 @@ class _Column:
     backward_s: Array
     sums_s: Array
     update_s: Array
-
-    def of_fewest(self, count: int) -> _Column:
-        """Those of the fewest blocks."""
-        return _Column(self.forward_s[:count], self.backward_s[:count], self.sums_s[:count], self.update_s[:count])
 
 
 class _Label(NamedTuple):
@@ -240,8 +231,7 @@ class DivisionSearch:
         ]
         if not numbers or not hops:
             return
-        every = numbers if ends[0] else range(1, most + 1)
-        column = self._column(label.seat, ends, every).of_fewest(len(numbers))
+        column = self._column(label.seat, ends, numbers)
         pipelines = self._pipelines(label, column, np.array([[hop_s] for _, hop_s in hops]))
         sums_s = np.maximum(column.sums_s, label.sums_s)
         update_s = np.maximum(column.update_s, label.update_s)
@@ -324,10 +314,11 @@ class DivisionSearch:
 
         Of stages before others: each waits for a message, at least.
         """
+        pools = self.cluster
         units = [pool.devices // self.ways.data + 1 for pool in self._pools]
-        if np.prod(units, dtype=float) > _LARGEST_TABLE // self.shape.layers:
+        if not isinstance(pools, Pools) or np.prod(units, dtype=float) > _LARGEST_TABLE // self.shape.layers:
             return None
-        hops_s = [self._least_hop_s(seat) for seat in self.seats]
+        hops_s = [pools.least_hop_s(self.ways, self._bytes, seat.cluster, seat.ways.tensor) for seat in self.seats]
         table = np.full((self.shape.layers + 1, *units), inf)
         table[0] = 0.0
         for blocks in range(1, self.shape.layers + 1):
@@ -340,11 +331,6 @@ class DivisionSearch:
                 seconds = np.maximum(table[blocks - numbers][(slice(None), *kept)], own_s).min(axis=0)
                 np.minimum(longer_s, seconds, out=longer_s)
         return table
-
-    def _least_hop_s(self, seat: StageSeat) -> float:
-        if not isinstance(self.cluster, Pools) or self.ways.sends is Sends.OVERLAPPED:
-            return 0.0
-        return self.cluster.least_hop_s(self.ways, self._bytes, seat.cluster, seat.ways.tensor)
 
     def _room(self, used: tuple[int, ...], number: int) -> tuple[GpuRange, tuple[int, ...]] | None:
         """Where the next stage on that seat is, and what is used then; None: there is no room."""
@@ -418,7 +404,7 @@ def longest_s(blocks: int, seats: Sequence[StageSeat], free: Sequence[int]) -> f
     """Passes of the longest stage at least, if all free GPUs of the pools are as busy as they can be."""
     rates = [0.0] * len(free)
     for seat in seats:
-        rates[seat.pool] = max(rates[seat.pool], 1 / (seat.block_s * seat.gpus))
+        rates[seat.pool] = max(rates[seat.pool], 1 / (seat.block_s * seat.ways.tensor * seat.ways.data))
     rate = sum(gpus * rate for gpus, rate in zip(free, rates, strict=True))
     return blocks / rate if rate else inf
 

@@ -58,7 +58,7 @@ def longer(stages: LaidOutStages, behind: Labels, message_s: float, micro_batche
     if message_s:
         behind = across(behind, _overlapped(message_s, micro_batches))
     if window < micro_batches:
-        work_s = stages.work + waits_of(stages, behind.trip, window - 1)
+        work_s = stages.work + waits_of(stages, behind.trip, window - 1, np.zeros(1))
         stages = replace(stages, work=work_s, all_work=work_s)
     rounds = rounds_of(micro_batches, np.array([window]))
     others_s = others_of(micro_batches, stages.head, stages.back)
@@ -110,16 +110,16 @@ class Chunks:
     stages: int
     overlapped_s: float = 0.0
 
-    def least_s(self, micro_batches: int, windowed: bool = False) -> float:
-        """No synchronous schedule is shorter; or none with the windows of 1F1B."""
+    def least_s(self, micro_batches: int) -> float:
+        """No synchronous schedule is shorter."""
         pipelines = labels_of()
-        for window, stage in enumerate(reversed(range(self.stages)), start=1):
+        for stage in reversed(range(self.stages)):
             forward_s = np.array(self.forward_s[stage :: self.stages])
             backward_s = np.array(self.backward_s[stage :: self.stages])
             work_s = micro_batches * (forward_s + backward_s).sum(keepdims=True)
             own = LaidOutStages(forward_s[:1], backward_s[:1], work_s, work_s)
-            message_s = self.overlapped_s if window > 1 else 0.0
-            pipelines = longer(own, pipelines, message_s, micro_batches, window if windowed else micro_batches)
+            message_s = self.overlapped_s if stage < self.stages - 1 else 0.0
+            pipelines = longer(own, pipelines, message_s, micro_batches, micro_batches)
         return float(pipelines.end[0])
 
     def step_s(self, micro_batches: int, name: str = "1f1b") -> float:

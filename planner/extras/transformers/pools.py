@@ -20,7 +20,7 @@ from planner.extras.kernels.estimates import NOTHING, Estimate
 from planner.extras.kernels.links import EFFICIENCY, AlphaBeta
 from planner.extras.transformers.cluster import GpuCluster, by_data_sheet
 from planner.extras.transformers.passes import Timed
-from planner.extras.transformers.shape import ParallelDegrees, Transformer
+from planner.extras.transformers.shape import ParallelDegrees, Sends, Transformer
 from planner.ir.cluster import HOST, Cluster, Link
 from planner.ir.errors import UsageError
 
@@ -105,7 +105,9 @@ class Pools:
         return message(ways, num_bytes, one, other, self.between.get((one.cluster.name, other.cluster.name)))
 
     def least_hop_s(self, ways: ParallelDegrees, num_bytes: float, cluster: GpuCluster, tensor: int) -> float:
-        """Seconds that no message to or from a stage of that degree in that pool falls below."""
+        """What a stage of that degree in that pool waits for a message at least."""
+        if ways.sends is Sends.OVERLAPPED:
+            return 0.0
         gathered_s = 0.0
         if not ways.sequence_parallel:
             gathered_s = cluster.exchange("all_gather", num_bytes, tensor).seconds

@@ -143,7 +143,7 @@ class _Way:
     is_ready: bool = False
 
 
-_Item = _Group | _Way | DivisionSearch
+_Queued = _Group | _Way | DivisionSearch
 
 
 @dataclass
@@ -162,7 +162,7 @@ class _DegreesSearch:
     simulated: dict[ParallelDegrees, PricedDegrees] = field(default_factory=dict)
     loose: list[tuple[float, DivisionSearch]] = field(default_factory=list)
     best_s: float = inf
-    _heap: list[tuple[float, int, _Item]] = field(default_factory=list)
+    _heap: list[tuple[float, int, _Queued]] = field(default_factory=list)
     _order: Iterator[int] = field(default_factory=count)
 
     def divide(self, cluster: GpuCluster, devices: int) -> None:
@@ -221,7 +221,7 @@ class _DegreesSearch:
                 self._simulate(ways)
                 division.above_s = self.best_s
 
-    def _push(self, bound_s: float, item: _Item) -> None:
+    def _push(self, bound_s: float, item: _Queued) -> None:
         if bound_s < inf:
             heapq.heappush(self._heap, (bound_s, next(self._order), item))
 

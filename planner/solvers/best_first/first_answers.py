@@ -367,8 +367,7 @@ class _Cutting:
             reads = handed.is_handed[s]
             returns = handed.returns[s]
             behind = across(labels, HandoverBound(*(np.where(reads, one[s], 0.0) for one in messages)))
-            waits_s = waits_of(stages[s], behind.trip, (kept[s] or count) - 1, on_last_s[s])
-            waits_s = np.where(returns, waits_s, 0.0)
+            waits_s = np.where(returns, waits_of(stages[s], behind.trip, (kept[s] or count) - 1, on_last_s[s]), 0.0)
             stage = replace(stages[s], work=stages[s].work + waits_s, all_work=stages[s].all_work + waits_s)
             labels = prepend(stage, behind, rounds[s], cards_s[s], reads, returns)
         return labels
