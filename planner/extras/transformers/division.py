@@ -27,7 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.extras.transformers.cluster import GpuCluster
-from planner.extras.transformers.memory import chain_in_flight, memory_with, parameters_of
+from planner.extras.transformers.fits import bytes_by_block
+from planner.extras.transformers.memory import chain_in_flight, parameters_of
 from planner.extras.transformers.passes import Layers
 from planner.extras.transformers.pipeline import even_s, labels_of, longer, waited_s
 from planner.extras.transformers.pools import GpuPool, GpuRange, Pools
@@ -370,11 +371,8 @@ class DivisionSearch:
         """By seat, stages from the stage on, and whether it is the first and the last: as many blocks as fit."""
         seat = self.seats[number]
         held = chain_in_flight(self.ways.schedule, window, self._micro_batches)[0]
-        none, one = (
-            memory_with(self.shape, seat.ways, blocks, held, (first, last), self.cluster.width).total
-            for blocks in (0, 1)
-        )
-        return max(0, int((seat.cluster.usable_bytes - none) / (one - none) * (1 + 1e-12)))
+        none, each = bytes_by_block(self.shape, seat.cluster, seat.ways, held, (first, last))
+        return max(0, int((seat.cluster.usable_bytes - none) / each * (1 + 1e-12)))
 
     def _ways(self, label: _Label) -> ParallelDegrees:
         seats = [self.seats[number] for number, _ in label.chain]

@@ -85,11 +85,6 @@ class Pools:
         """Where a stage is."""
         return self.whole if self.whole and not ways.pools else self.pool(ways.pools[stage]).cluster
 
-    def hops(self, ways: ParallelDegrees, num_bytes: float) -> list[Estimate]:
-        """Messages of a replica, of ``num_bytes`` in all, from each stage to the next."""
-        places = self.places(ways)
-        return [self.hop(ways, num_bytes, places[stage], places[stage + 1]) for stage in range(ways.pipeline - 1)]
-
     def places(self, ways: ParallelDegrees) -> list[GpuRange]:
         """The GPUs of each stage."""
         used = dict.fromkeys(ways.pools, 0)

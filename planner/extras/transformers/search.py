@@ -269,7 +269,9 @@ class _DegreesSearch:
         """A way whose turn it is: left out, if it is too large, or bounded stage by stage."""
         fit = packed(self.shape, cluster, ways, self.global_batch)
         if not fit.fits:
-            self._leave_out(fit, cluster)
+            self.num_large += 1
+            if self.least_large is None or fit.memory.total < self.least_large[0].memory.total:
+                self.least_large = fit, cluster
             return
         if isinstance(self.cluster, Pools) and cluster is not self.cluster.whole:
             ways = replace(ways, pools=(cluster.name,) * ways.pipeline)
@@ -294,12 +296,6 @@ class _DegreesSearch:
         if choice.prediction.step.seconds > bound_s * (1 + 1e-9) and not division.keep_all:
             self.loose.append((bound_s, division))
         return choice
-
-    def _leave_out(self, fit: MemoryFit, cluster: GpuCluster) -> None:
-        """What is too large."""
-        self.num_large += 1
-        if self.least_large is None or fit.memory.total < self.least_large[0].memory.total:
-            self.least_large = fit, cluster
 
     def _simulate(self, ways: ParallelDegrees) -> PricedDegrees:
         if ways not in self.simulated:
