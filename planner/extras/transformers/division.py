@@ -30,7 +30,7 @@ from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.fits import bytes_by_block
 from planner.extras.transformers.memory import chain_in_flight, parameters_of
 from planner.extras.transformers.passes import Layers
-from planner.extras.transformers.pipeline import even_s, labels_of, longer, waited_s
+from planner.extras.transformers.pipeline import MOST_BLOCKS, even_s, labels_of, longer, waited_s
 from planner.extras.transformers.pools import GpuPool, GpuRange, Pools
 from planner.extras.transformers.shape import ParallelDegrees, Sends, Transformer
 from planner.extras.transformers.step import (
@@ -393,7 +393,7 @@ def shortest_s(blocks: int, ways: ParallelDegrees, micro_batches: int, stages: i
     if ways.interleave > 1:  # passes of the first chunks of all stages but one come before and after the last's
         filling = (stages - 1) / ways.interleave if ways.schedule == "1f1b" else 0.0
         return (micro_batches + filling) * even * block_s
-    if ways.schedule == "1f1b":
+    if ways.schedule == "1f1b" and blocks <= MOST_BLOCKS:
         return float(even_s(stages, blocks, micro_batches)[-1]) * block_s
     return micro_batches * ceil(even) * block_s
 

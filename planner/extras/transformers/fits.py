@@ -118,7 +118,8 @@ def _blocks(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees, micr
     for stage in range(ways.pipeline):
         held = in_flight(ways, stage, micro_batches)
         ends = ends_of(ways, stage)
-        empty, each = none, one + (held - 1) * (two - one)
+        empty = none
+        each = one + (held - 1) * (two - one)
         if ends != inner:
             empty, each = bytes_by_block(shape, cluster, ways, held, ends)
         stages.append((empty + 2 * each, stage, each))

@@ -41,6 +41,8 @@ from planner.solvers.best_first.recurrence import (
 
 MOST_ACTIONS = 12_000
 """Of a pipeline that is simulated whole: about a second."""
+MOST_BLOCKS = 192
+"""That :func:`even_s` is asked for: an array of their square for each stage."""
 N = TypeVar("N", float, NDArray[np.float64])
 """Seconds of one pass, or of many."""
 _ALWAYS = np.array([True])
