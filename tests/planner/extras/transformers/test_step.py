@@ -260,6 +260,9 @@ def test_messages_within_a_host_are_not_those_across() -> None:
     inside, across, again = hops_of(SMALL, A100, cut)
     assert inside == again == A100.send(2 * SMALL.seq * SMALL.hidden / 4, 1)
     assert across == A100.send(2 * SMALL.seq * SMALL.hidden / 4, 8, at_once=4) != inside
+    near, straddling = hops_of(SMALL, A100, ParallelDegrees(1, 3, 3))  # three ranks a stage: the last has one elsewhere
+    assert near == A100.send(2 * SMALL.seq * SMALL.hidden, 1)
+    assert straddling == A100.send(2 * SMALL.seq * SMALL.hidden, 8, at_once=3)
 
 
 @pytest.mark.parametrize(
