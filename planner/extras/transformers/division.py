@@ -27,9 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.extras.transformers.cluster import GpuCluster
-from planner.extras.transformers.memory import chain_in_flight, memory_with, parameters_of
+from planner.extras.transformers.fits import bytes_by_block
+from planner.extras.transformers.memory import chain_in_flight, parameters_of
 from planner.extras.transformers.passes import Layers
-from planner.extras.transformers.pipeline import even_s, label_of, longer, waited_s
+from planner.extras.transformers.pipeline import MOST_BLOCKS, even_s, label_of, longer, waited_s
 from planner.extras.transformers.pools import GpuPool, GpuRange, Pools
 from planner.extras.transformers.shape import ParallelDegrees, Sends, Transformer
 from planner.extras.transformers.step import (
@@ -69,11 +70,6 @@ class StageSeat:
     layers: Layers
     block_s: float
 
-    @property
-    def gpus(self) -> int:
-        """Of a stage."""
-        return self.ways.tensor * self.ways.data
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Column:
@@ -89,10 +85,6 @@ class _Column:
     backward_s: Array
     sums_s: Array
     update_s: Array
-
-    def of_fewest(self, count: int) -> _Column:
-        """Those of the fewest blocks."""
-        return _Column(self.forward_s[:count], self.backward_s[:count], self.sums_s[:count], self.update_s[:count])
 
 
 class _Label(NamedTuple):
@@ -240,8 +232,7 @@ class DivisionSearch:
         ]
         if not numbers or not hops:
             return
-        every = numbers if ends[0] else range(1, most + 1)
-        column = self._column(label.seat, ends, every).of_fewest(len(numbers))
+        column = self._column(label.seat, ends, numbers)
         pipelines = self._pipelines(label, column, np.array([[hop_s] for _, hop_s in hops]))
         sums_s = np.maximum(column.sums_s, label.sums_s)
         update_s = np.maximum(column.update_s, label.update_s)
@@ -326,10 +317,11 @@ class DivisionSearch:
 
         Of stages before others: each waits for a message, at least.
         """
+        pools = self.cluster
         units = [pool.devices // self.ways.data + 1 for pool in self._pools]
-        if np.prod(units, dtype=float) > _LARGEST_TABLE // self.shape.layers:
+        if not isinstance(pools, Pools) or np.prod(units, dtype=float) > _LARGEST_TABLE // self.shape.layers:
             return None
-        hops_s = [self._least_hop_s(seat) for seat in self.seats]
+        hops_s = [pools.least_hop_s(self.ways, self._bytes, seat.cluster, seat.ways.tensor) for seat in self.seats]
         table = np.full((self.shape.layers + 1, *units), inf)
         table[0] = 0.0
         for blocks in range(1, self.shape.layers + 1):
@@ -342,11 +334,6 @@ class DivisionSearch:
                 seconds = np.maximum(table[blocks - numbers][(slice(None), *kept)], own_s).min(axis=0)
                 np.minimum(longer_s, seconds, out=longer_s)
         return table
-
-    def _least_hop_s(self, seat: StageSeat) -> float:
-        if not isinstance(self.cluster, Pools) or self.ways.sends is Sends.OVERLAPPED:
-            return 0.0
-        return self.cluster.least_hop_s(self.ways, self._bytes, seat.cluster, seat.ways.tensor)
 
     def _room(self, used: tuple[int, ...], number: int) -> tuple[GpuRange, tuple[int, ...]] | None:
         """Where the next stage on that seat is, and what is used then; None: there is no room."""
@@ -386,11 +373,8 @@ class DivisionSearch:
         """By seat, stages from the stage on, and whether it is the first and the last: as many blocks as fit."""
         seat = self.seats[number]
         held = chain_in_flight(self.ways.schedule, window, self._micro_batches)[0]
-        none, one = (
-            memory_with(self.shape, seat.ways, blocks, held, (first, last), self.cluster.width).total
-            for blocks in (0, 1)
-        )
-        return max(0, int((seat.cluster.usable_bytes - none) / (one - none) * (1 + 1e-12)))
+        none, each = bytes_by_block(self.shape, seat.cluster, seat.ways, held, (first, last))
+        return max(0, int((seat.cluster.usable_bytes - none) / each * (1 + 1e-12)))
 
     def _ways(self, label: _Label) -> ParallelDegrees:
         seats = [self.seats[number] for number, _ in label.chain]
@@ -411,7 +395,7 @@ def shortest_s(blocks: int, ways: ParallelDegrees, micro_batches: int, stages: i
     if ways.interleave > 1:  # passes of the first chunks of all stages but one come before and after the last's
         filling = (stages - 1) / ways.interleave if ways.schedule == "1f1b" else 0.0
         return (micro_batches + filling) * even * block_s
-    if ways.schedule == "1f1b":
+    if ways.schedule == "1f1b" and blocks <= MOST_BLOCKS:
         return float(even_s(stages, blocks, micro_batches)[-1]) * block_s
     return micro_batches * ceil(even) * block_s
 
@@ -420,7 +404,7 @@ def longest_s(blocks: int, seats: Sequence[StageSeat], free: Sequence[int]) -> f
     """Passes of the longest stage at least, if all free GPUs of the pools are as busy as they can be."""
     rates = [0.0] * len(free)
     for seat in seats:
-        rates[seat.pool] = max(rates[seat.pool], 1 / (seat.block_s * seat.gpus))
+        rates[seat.pool] = max(rates[seat.pool], 1 / (seat.block_s * seat.ways.tensor * seat.ways.data))
     rate = sum(gpus * rate for gpus, rate in zip(free, rates, strict=True))
     return blocks / rate if rate else inf
 

@@ -112,19 +112,17 @@ def packed(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees, globa
 
 def _blocks(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees, micro_batches: int) -> tuple[int, ...]:
     """Of each stage, one at least."""
-
-    def bytes_of(held: float, ends: tuple[bool, bool]) -> tuple[float, float]:
-        """Of a rank of a stage without blocks, and by the block."""
-        none, one = (memory_with(shape, ways, blocks, held, ends, cluster.width).total for blocks in (0, 1))
-        return none, one - none
-
-    inner, (_, twice) = (bytes_of(held, (False, False)) for held in (1.0, 2.0))
+    inner = False, False
+    (none, one), (_, two) = (bytes_by_block(shape, cluster, ways, held, inner) for held in (1.0, 2.0))
     stages = []
     for stage in range(ways.pipeline):
         held = in_flight(ways, stage, micro_batches)
         ends = ends_of(ways, stage)
-        none, each = bytes_of(held, ends) if any(ends) else (inner[0], inner[1] + (held - 1) * (twice - inner[1]))
-        stages.append((none + 2 * each, stage, each))
+        empty = none
+        each = one + (held - 1) * (two - one)
+        if ends != inner:
+            empty, each = bytes_by_block(shape, cluster, ways, held, ends)
+        stages.append((empty + 2 * each, stage, each))
     heapq.heapify(stages)
     counts = [1] * ways.pipeline
     for _ in range(shape.layers - ways.pipeline):
@@ -132,6 +130,14 @@ def _blocks(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees, micr
         counts[stage] += 1
         heapq.heapreplace(stages, (with_one_more + each, stage, each))
     return tuple(counts)
+
+
+def bytes_by_block(
+    shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees, held: float, ends: tuple[bool, bool]
+) -> tuple[float, float]:
+    """What a rank of a stage without blocks holds, and each block more; as of :func:`memory_with`."""
+    none, one = (memory_with(shape, ways, blocks, held, ends, cluster.width).total for blocks in (0, 1))
+    return none, one - none
 
 
 def _frugal(

@@ -41,6 +41,8 @@ from planner.solvers.best_first.recurrence import (
 
 MOST_ACTIONS = 12_000
 """Of a pipeline that is simulated whole: about a second."""
+MOST_BLOCKS = 192
+"""That :func:`even_s` is asked for: an array of their square for each stage."""
 N = TypeVar("N", float, NDArray[np.float64])
 """Seconds of one pass, or of many."""
 _ALWAYS = np.array([True])
@@ -58,7 +60,7 @@ def longer(stages: LaidOutStages, behind: Labels, message_s: float, micro_batche
     if message_s:
         behind = across(behind, _overlapped(message_s, micro_batches))
     if window < micro_batches:
-        work_s = stages.work_s + waits_of(stages, behind.round_trip_s, window - 1)
+        work_s = stages.work_s + waits_of(stages, behind.round_trip_s, window - 1, np.zeros(1))
         stages = replace(stages, work_s=work_s, all_work_s=work_s)
     rounds = rounds_of(micro_batches, np.array([window]))
     others_s = others_of(micro_batches, stages.forward_s, stages.backward_s)
@@ -112,16 +114,16 @@ class Chunks:
     stages: int
     overlapped_s: float = 0.0
 
-    def least_s(self, micro_batches: int, windowed: bool = False) -> float:
-        """No synchronous schedule is shorter; or none with the windows of 1F1B."""
+    def least_s(self, micro_batches: int) -> float:
+        """No synchronous schedule is shorter."""
         pipelines = label_of()
-        for window, stage in enumerate(reversed(range(self.stages)), start=1):
+        for stage in reversed(range(self.stages)):
             forward_s = np.array(self.forward_s[stage :: self.stages])
             backward_s = np.array(self.backward_s[stage :: self.stages])
             work_s = micro_batches * (forward_s + backward_s).sum(keepdims=True)
             own = LaidOutStages(forward_s[:1], backward_s[:1], work_s, work_s)
-            message_s = self.overlapped_s if window > 1 else 0.0
-            pipelines = longer(own, pipelines, message_s, micro_batches, window if windowed else micro_batches)
+            message_s = self.overlapped_s if stage < self.stages - 1 else 0.0
+            pipelines = longer(own, pipelines, message_s, micro_batches, micro_batches)
         return float(pipelines.last_backward_s[0])
 
     def step_s(self, micro_batches: int, name: str = "1f1b") -> float:

@@ -24,12 +24,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 from planner.extras.transformers.pools import Pools
 from planner.extras.transformers.shape import ParallelDegrees
-from planner.ir.box import Box, Interval, intersect, volume, whole
+from planner.ir.box import Box, intersect, volume, whole
 from planner.ir.errors import UsageError, operator_of
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, producer
 from planner.ir.layout import Layout
@@ -243,7 +243,7 @@ class _Tensor:
         for dim, extent in enumerate(work.shape):
             if extent < self.degree or work.dims[dim] == SAMPLE or work.dims.count(work.dims[dim]) > 1:
                 continue
-            if all(self._reads_own(layer, inputs, box, dim, cut) for box in self._parts(work, dim)):
+            if all(self._reads_own(layer, inputs, box, cut) for box in self._parts(work, dim)):
                 self._note(layer, dim, cut_dims)
                 return dim
         return None
@@ -258,7 +258,6 @@ class _Tensor:
         layer: Layer,
         inputs: tuple[TensorSpec, ...],
         part: tuple[int, Box],
-        dim: int,
         cut: list[tuple[int, int]],
     ) -> bool:
         rank, box = part
@@ -266,7 +265,7 @@ class _Tensor:
         for at, along in cut:
             inside = intersect(read[at], whole(inputs[at].shape))
             own = self._parts(inputs[at], along)[rank][1][along]
-            if inside is None or not volume(box) or not _within(inside[along], own):
+            if inside is None or not volume(box) or inside[along] & own != inside[along]:
                 return False
         return True
 
@@ -277,10 +276,6 @@ class _Tensor:
             value = layer.name if not number else f"{layer.name}:{number}"
             if name in spec.dims and spec.shape[spec.dims.index(name)] >= self.degree:
                 cut_dims[value] = spec.dims.index(name)
-
-
-def _within(inner: Interval, outer: Interval) -> bool:
-    return outer.start <= inner.start and inner.stop <= outer.stop
 
 
 def schedule_of(ways: ParallelDegrees) -> str:
@@ -303,10 +298,7 @@ def groups_of(ways: ParallelDegrees, pools: Pools | None = None) -> tuple[tuple[
         named = {pool.cluster.name: pool for pool in pools.pools}
         if missing := sorted(set(ways.pools) - set(named)):
             raise UsageError(f"the machines have no {', '.join(missing)}", [f"they have {', '.join(named)}"])
-        stages = [
-            named[place.cluster.name].ranks[place.start : place.stop]
-            for place in pools.places(replace(ways, tensors=ways.degrees))
-        ]
+        stages = [named[place.cluster.name].ranks[place.start : place.stop] for place in pools.places(ways)]
         for stage, ranks in enumerate(stages):
             needed = ways.data * ways.degrees[stage]
             if len(ranks) < needed:

@@ -20,7 +20,7 @@ from planner.extras.kernels.estimates import NOTHING, Estimate
 from planner.extras.kernels.links import EFFICIENCY, AlphaBeta
 from planner.extras.transformers.cluster import GpuCluster, by_data_sheet
 from planner.extras.transformers.passes import Timed
-from planner.extras.transformers.shape import ParallelDegrees, Transformer
+from planner.extras.transformers.shape import ParallelDegrees, Sends, Transformer
 from planner.ir.cluster import HOST, Cluster, Link
 from planner.ir.errors import UsageError
 
@@ -85,11 +85,6 @@ class Pools:
         """Where a stage is."""
         return self.whole if self.whole and not ways.pools else self.pool(ways.pools[stage]).cluster
 
-    def hops(self, ways: ParallelDegrees, num_bytes: float) -> list[Estimate]:
-        """Messages of a replica, of ``num_bytes`` in all, from each stage to the next."""
-        places = self.places(ways)
-        return [self.hop(ways, num_bytes, places[stage], places[stage + 1]) for stage in range(ways.pipeline - 1)]
-
     def places(self, ways: ParallelDegrees) -> list[GpuRange]:
         """The GPUs of each stage."""
         used = dict.fromkeys(ways.pools, 0)
@@ -105,7 +100,9 @@ class Pools:
         return message(ways, num_bytes, one, other, self.between.get((one.cluster.name, other.cluster.name)))
 
     def least_hop_s(self, ways: ParallelDegrees, num_bytes: float, cluster: GpuCluster, tensor: int) -> float:
-        """Seconds that no message to or from a stage of that degree in that pool falls below."""
+        """What a stage of that degree in that pool waits for a message at least."""
+        if ways.sends is Sends.OVERLAPPED:
+            return 0.0
         gathered_s = 0.0
         if not ways.sequence_parallel:
             gathered_s = cluster.exchange("all_gather", num_bytes, tensor).seconds

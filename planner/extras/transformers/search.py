@@ -143,7 +143,7 @@ class _Way:
     is_ready: bool = False
 
 
-_Item = _Group | _Way | DivisionSearch
+_Queued = _Group | _Way | DivisionSearch
 
 
 @dataclass
@@ -162,7 +162,7 @@ class _DegreesSearch:
     simulated: dict[ParallelDegrees, PricedDegrees] = field(default_factory=dict)
     loose: list[tuple[float, DivisionSearch]] = field(default_factory=list)
     best_s: float = inf
-    _heap: list[tuple[float, int, _Item]] = field(default_factory=list)
+    _heap: list[tuple[float, int, _Queued]] = field(default_factory=list)
     _order: Iterator[int] = field(default_factory=count)
 
     def divide(self, cluster: GpuCluster, devices: int) -> None:
@@ -221,7 +221,7 @@ class _DegreesSearch:
                 self._simulate(ways)
                 division.above_s = self.best_s
 
-    def _push(self, bound_s: float, item: _Item) -> None:
+    def _push(self, bound_s: float, item: _Queued) -> None:
         if bound_s < inf:
             heapq.heappush(self._heap, (bound_s, next(self._order), item))
 
@@ -269,7 +269,9 @@ class _DegreesSearch:
         """A way whose turn it is: left out, if it is too large, or bounded stage by stage."""
         fit = packed(self.shape, cluster, ways, self.global_batch)
         if not fit.fits:
-            self._leave_out(fit, cluster)
+            self.num_large += 1
+            if self.least_large is None or fit.memory.total < self.least_large[0].memory.total:
+                self.least_large = fit, cluster
             return
         if isinstance(self.cluster, Pools) and cluster is not self.cluster.whole:
             ways = replace(ways, pools=(cluster.name,) * ways.pipeline)
@@ -294,12 +296,6 @@ class _DegreesSearch:
         if choice.prediction.step.seconds > bound_s * (1 + 1e-9) and not division.keep_all:
             self.loose.append((bound_s, division))
         return choice
-
-    def _leave_out(self, fit: MemoryFit, cluster: GpuCluster) -> None:
-        """What is too large."""
-        self.num_large += 1
-        if self.least_large is None or fit.memory.total < self.least_large[0].memory.total:
-            self.least_large = fit, cluster
 
     def _simulate(self, ways: ParallelDegrees) -> PricedDegrees:
         if ways not in self.simulated:

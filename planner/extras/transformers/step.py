@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import sqrt
 from operator import attrgetter
 
@@ -253,7 +254,7 @@ def hops_of(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegre
         return [NOTHING for _ in chunks]
     whole = message_bytes(shape, cluster, ways)
     if isinstance(cluster, Pools):
-        return cluster.hops(ways, whole)
+        return [cluster.hop(ways, whole, *ends) for ends in pairwise(cluster.places(ways))]
     ranks = ways.tensor * ways.data
     places = [GpuRange(cluster, ways.tensor, stage * ranks, (stage + 1) * ranks) for stage in range(p)]
     ends = [(places[chunk % p], places[(chunk + 1) % p]) for chunk in chunks]

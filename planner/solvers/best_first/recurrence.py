@@ -141,7 +141,7 @@ def others_of(num_microbatches: int, forward_s: Array, backward_s: Array) -> Arr
     return (num_microbatches - 1) * np.maximum(forward_s, backward_s)
 
 
-def waits_of(stage: AnyStages, trip_s: Array, ahead: int, on_last_s: Array | float = 0.0) -> Array:
+def waits_of(stage: AnyStages, trip_s: Array, ahead: int, on_last_s: Array) -> Array:
     """How long a stage waits for its first gradient, and for the last one after its last F, beside its work.
 
     What 1F1B adds where micro-batches are more than the window:  max(0, D - (W - 1) f) + max(0, D - (W - 1) b)

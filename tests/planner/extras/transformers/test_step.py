@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 
 from planner.costs.memory.memory_bound import kept_by
@@ -25,10 +26,11 @@ from planner.extras.transformers.memory import (
     stage_parameters,
 )
 from planner.extras.transformers.passes import Cost
-from planner.extras.transformers.pipeline import Chunks, chunked, even_s
+from planner.extras.transformers.pipeline import Chunks, chunked, even_s, labels_of, longer
 from planner.extras.transformers.shape import Fusion, ParallelDegrees, Recompute, Sends, Transformer, named_transformer
 from planner.extras.transformers.step import BUBBLE, GRADIENTS, hops_of, least_s, predict
 from planner.ir.errors import UsageError
+from planner.solvers.best_first.recurrence import LaidOutStages
 
 TINY = Transformer("small", hidden=64, ffn=256, heads=8, layers=4, vocab=128, seq=16)
 
@@ -258,6 +260,9 @@ def test_messages_within_a_host_are_not_those_across() -> None:
     inside, across, again = hops_of(SMALL, A100, cut)
     assert inside == again == A100.send(2 * SMALL.seq * SMALL.hidden / 4, 1)
     assert across == A100.send(2 * SMALL.seq * SMALL.hidden / 4, 8, at_once=4) != inside
+    near, straddling = hops_of(SMALL, A100, ParallelDegrees(1, 3, 3))  # three ranks a stage: the last has one elsewhere
+    assert near == A100.send(2 * SMALL.seq * SMALL.hidden, 1)
+    assert straddling == A100.send(2 * SMALL.seq * SMALL.hidden, 8, at_once=3)
 
 
 @pytest.mark.parametrize(
@@ -459,6 +464,17 @@ def least_1f1b_s(chunks: Chunks, micro_batches: int) -> float:
     return span_s
 
 
+def least_of_windows_s(chunks: Chunks, micro_batches: int) -> float:
+    """What the recurrence says of 1F1B."""
+    behind = labels_of()
+    for window in range(1, chunks.stages + 1):
+        forward_s, backward_s = (np.array([of[-window]]) for of in (chunks.forward_s, chunks.backward_s))
+        work_s = micro_batches * (forward_s + backward_s)
+        stage = LaidOutStages(forward_s, backward_s, work_s, work_s)
+        behind = longer(stage, behind, chunks.overlapped_s if window > 1 else 0.0, micro_batches, window)
+    return float(behind.end[0])
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_no_1f1b_is_shorter_than_its_least_which_is_mostly_its_time(seed: int) -> None:
     draw, equal = random.Random(seed), 0
@@ -471,7 +487,7 @@ def test_no_1f1b_is_shorter_than_its_least_which_is_mostly_its_time(seed: int) -
         passes[-1] = passes[-1][0] + draw.random(), passes[-1][1] + 2 * draw.random()
         hops = [draw.choice((0.0, 0.3, 1.0))] * (stages - 1)
         chunks = chunked(passes, hops, draw.choice(list(Sends)), stages)
-        least, simulated = chunks.least_s(micro_batches, windowed=True), chunks.step_s(micro_batches)
+        least, simulated = least_of_windows_s(chunks, micro_batches), chunks.step_s(micro_batches)
         assert least <= simulated * (1 + 1e-9)
         assert least >= least_1f1b_s(chunks, micro_batches) * (1 - 1e-9)
         assert least >= chunks.least_s(micro_batches) * (1 - 1e-9)
@@ -485,7 +501,7 @@ def test_blocks_divided_as_evenly_as_can_be_take_the_least_of_all_divisions(stag
     """Of blocks whose two passes are as long as each other."""
     for blocks in range(stages, 9):
         every = (
-            Chunks(halves, halves, stages).least_s(micro_batches, windowed=True)
+            least_of_windows_s(Chunks(halves, halves, stages), micro_batches)
             for numbers in product(range(1, blocks + 1), repeat=stages)
             if sum(numbers) == blocks
             for halves in [tuple(number / 2 for number in numbers)]
