@@ -45,7 +45,7 @@ from benchmarks.published.runs import BERT_VOCABULARY, Run, clusters, earlier, p
 from benchmarks.published.settings import LeftOut, predicted
 from benchmarks.published.sources import settings
 from benchmarks.report import Row, at_least, at_most
-from halopipe.extras.transformers.evidence import KindEvidence, RunKind, summed
+from halopipe.extras.transformers.evidence import FEW, KindEvidence, RunKind, summed
 from planner.extras.transformers.cluster import named_cluster
 from planner.extras.transformers.search import search
 from planner.extras.transformers.shape import ParallelDegrees, named_transformer
@@ -170,13 +170,11 @@ def _kind(kind: RunKind, errors: Mapping[str, Sequence[float]]) -> Iterator[Row]
     yield Row(f"{name}: largest error", 100 * of_kind.largest, "%")
     yield Row(f"{name}: eight of ten measured from", of_kind.low, "x predicted")
     yield Row(f"{name}: to", of_kind.high, "x predicted")
-    if len(errors) > 1:
-        within = sum(_within(of_source, _without(kind, errors, source)) for source, of_source in errors.items())
-        yield Row(f"{name}: within the range of the other sources", 100 * within / of_kind.runs, "%")
-
-
-def _without(kind: RunKind, errors: Mapping[str, Sequence[float]], source: str) -> KindEvidence:
-    return summed(kind, {name: of_source for name, of_source in errors.items() if name != source})
+    for source, of_source in errors.items():
+        others = {each: runs for each, runs in errors.items() if each != source}
+        if sum(map(len, others.values())) >= FEW:
+            within = _within(of_source, summed(kind, others))
+            yield Row(f"{name}, {source}: within the range of the other sources", 100 * within / len(of_source), "%")
 
 
 def _within(errors: Sequence[float], others: KindEvidence) -> int:

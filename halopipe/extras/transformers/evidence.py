@@ -1,7 +1,7 @@
 """How far off predictions of ``ways`` were on runs that others published, by kind of run: what its range is made of.
 
 kind      framework, kind of GPU, dense or experts, one host or several, and whether kernels are so short that they
-          may wait for the host: the model does not have that wait
+          wait for the host, which is not in the model
 evidence  errors of the runs of that kind, each predicted as ``ways`` predicts it; from ``evidence.json``, which
           ``python -m benchmarks.published`` makes
 range     of the printed step: in which eight of ten such runs lay.  Of fewer than ``FEW`` runs at least the range
@@ -26,9 +26,9 @@ from planner.extras.transformers.shape import ParallelDegrees, Transformer
 from planner.ir.codec import from_json
 
 FEW = 5
-SHORT_S = 0.5e-3
-"""A block whose forward takes less may wait for the host: it is about 25 kernels, each of which takes the host 10 to
-20 µs to start."""
+SHORT_S = 1e-3
+"""A block whose forward takes less waits for the host: that of GPT-2 small needs 2 ms of Python for both passes of a
+block (docs/gpu.md: 26 ms an iteration, of 12)."""
 MEGATRON = "Megatron-LM"
 FRAMEWORKS: Mapping[str, str] = {
     "": MEGATRON,

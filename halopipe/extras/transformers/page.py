@@ -114,7 +114,7 @@ def drawn_step(report: WaysReport) -> DrawnStep:
         Span(rank, str(action), start, stop)
         for rank, row in enumerate(compiled.grid)
         for action, start, stop in zip(row, trace.starts[rank], trace.stops[rank], strict=True)
-        if action.op not in PER_STEP
+        if action.op not in MESSAGE and action.op not in PER_STEP
     ]
     end_s = trace.step_s
     for op, part in ((Op.REDUCE_GRAD, GRADIENTS), (Op.UPDATE, OPTIMISER)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import sys
@@ -99,7 +100,6 @@ def test_the_front_is_the_fastest_under_each_limit_of_memory() -> None:
     assert len(points) > 2
     assert held == sorted(set(held), reverse=True)
     assert steps_s == sorted(steps_s)
-    assert not isinstance(report.cluster, type(None))
     cluster = named_cluster("a100-dgx")
     for point, size in zip(points, held, strict=True):
         under = replace(cluster, memory_bytes=size * (1 + 1e-9) / 0.94 + 1.5 * 2**30)
@@ -129,13 +129,13 @@ def test_of_a_long_step_the_first_micro_batches_are_drawn() -> None:
     report = answer(options=WaysOptions(tensor=1, pipeline=8, micro_batch=1), batch=4096)
     step = page.drawn_step(report)
     assert 8 <= step.micro_batches < report.sweep.best.prediction.micro_batches
-    assert len(step.timeline.spans) <= 2 * page.MOST_ACTIONS
+    assert len(step.timeline.spans) <= page.MOST_ACTIONS + 2 * 8
 
 
 def test_a_page_shows_the_front_the_step_and_what_limits_it_and_fetches_nothing(folder: Path) -> None:
     asked = ("ways", SIZES, "--on", "a100-dgx", "--gpus", "8", "--global-batch", "32", "--price-per-hour", "2")
     good(*asked, "--report", "ways.html")
-    text = Path("ways.html").read_text("utf-8")
+    text = html.unescape(Path("ways.html").read_text("utf-8"))
     best = answer().sweep.best
     for shown in (
         str(best.ways), "exposed communication", "bubble", "optimiser", "computing", "a billion tokens",
