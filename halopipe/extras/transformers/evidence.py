@@ -88,10 +88,9 @@ class KindEvidence:
         return sum(self.sources.values())
 
     def __str__(self) -> str:
-        sources = ", ".join(f"{name} {count}" for name, count in self.sources.items())
-        runs = f"{self.runs} runs are" if self.runs > 1 else "1 run is"
+        sources = "; ".join(f"{name} {count}" for name, count in self.sources.items())
         return (
-            f"{runs} predicted {100 * self.mean_size:.0f} % off on average, {100 * self.largest:.0f} % at most,"
+            f"{self.runs}, predicted {100 * self.mean_size:.0f} % off on average, {100 * self.largest:.0f} % at most,"
             f" {abs(100 * self.mean_error):.0f} % too {'long' if self.mean_error > 0 else 'short'} in all ({sources})"
         )
 

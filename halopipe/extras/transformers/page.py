@@ -16,6 +16,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from halopipe.extras.transformers.ways import WaysReport, shares_s
 from halopipe.terminal import units
 from planner.costs.simulator.events import execute
@@ -243,7 +245,9 @@ def _front_figure(report: WaysReport, points: Sequence[PricedDegrees]) -> Figure
     axes.legend(frameon=False)
     if report.price_per_hour:
         dollars = report.dollars_per_s * 1e9 / (report.global_batch * report.shape.seq)
-        above = axes.secondary_xaxis("top", functions=(lambda x: x * dollars, lambda x: x / dollars))
+        above = axes.secondary_xaxis(
+            "top", functions=(lambda x: np.multiply(x, dollars), lambda x: np.divide(x, dollars))
+        )
         above.set_xlabel("dollars for a billion tokens")
     else:
         axes.spines[["top"]].set_visible(False)

@@ -99,8 +99,8 @@ class WaysReport:
         """How far off predictions of published runs of its kind were."""
         evidence = self._evidence(choice)
         if evidence is None:
-            return f"none of {self._kind(choice)}: the range is that of kernels and links alone"
-        return f"of {evidence.kind} {evidence}"
+            return f"{self._kind(choice)}: none, the range is that of kernels and links alone"
+        return f"{evidence.kind}: {evidence}"
 
     def _kind(self, choice: PricedDegrees) -> RunKind:
         return kind_of(FRAMEWORKS[self.launcher], self.shape, self.cluster, choice.ways)
@@ -157,7 +157,7 @@ class WaysReport:
             f"  {best.ways}",
             f"  step {step_text}, {rate:.0f} TFLOP/s a device without recomputation",
             f"  evidence {step.evidence}",
-            f"  published runs {self.evidence_text(best)}",
+            f"  published runs, {self.evidence_text(best)}",
             f"  spent on {self._spent()}",
             f"  memory {self._memory(best)}",
             f"  bound by {self._bound()}",
