@@ -58,9 +58,9 @@ class RunKind:
     short: bool
 
     def __str__(self) -> str:
-        words = [self.framework, self.device, "experts" if self.experts else "dense"]
-        words.append("several hosts" if self.several_hosts else "one host")
-        return ", ".join([*words, "short kernels"] if self.short else words)
+        parts = [self.framework, self.device, "experts" if self.experts else "dense"]
+        parts.append("several hosts" if self.several_hosts else "one host")
+        return ", ".join([*parts, "short kernels"] if self.short else parts)
 
 
 @dataclass(frozen=True, slots=True)

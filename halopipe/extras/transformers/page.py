@@ -73,11 +73,11 @@ def front(report: WaysReport, space: DegreesSpace) -> tuple[PricedDegrees, ...]:
     Args:
         space: what was searched.
     """
-    known = [report.sweep.best, *report.sweep.rivals]
+    choices = [report.sweep.best, *report.sweep.rivals]
     if isinstance(report.cluster, GpuCluster):
-        known += _under_limits(report, report.cluster, space)
+        choices += _under_limits(report, report.cluster, space)
     points: list[PricedDegrees] = []
-    for choice in sorted(known, key=lambda choice: (choice.prediction.step.seconds, choice.prediction.memory.total)):
+    for choice in sorted(choices, key=lambda choice: (choice.prediction.step.seconds, choice.prediction.memory.total)):
         if not points or choice.prediction.memory.total < points[-1].prediction.memory.total:
             points.append(choice)
     return tuple(points)
