@@ -1,7 +1,7 @@
 """How far off predictions of ``ways`` were on runs that others published, by kind of run: what its range is made of.
 
 kind      framework, kind of GPU, dense or experts, one host or several, and whether kernels are so short that they
-          wait for the host, which is not in the model
+          may wait for the host
 evidence  errors of the runs of that kind, each predicted as ``ways`` predicts it; from ``evidence.json``, which
           ``python -m benchmarks.published`` makes
 range     of the printed step: in which eight of ten such runs lay.  Of fewer than ``FEW`` runs at least the range
@@ -27,8 +27,8 @@ from planner.ir.codec import from_json
 
 FEW = 5
 SHORT_S = 1e-3
-"""A block whose forward takes less waits for the host: that of GPT-2 small needs 2 ms of Python for both passes of a
-block (docs/gpu.md: 26 ms an iteration, of 12)."""
+"""A block whose kernels take less in forward may wait for the host: that of GPT-2 small needs 2 ms of Python for both
+passes of a block (docs/gpu.md: 26 ms an iteration, of 12)."""
 MEGATRON = "Megatron-LM"
 FRAMEWORKS: Mapping[str, str] = {
     "": MEGATRON,
@@ -39,6 +39,9 @@ FRAMEWORKS: Mapping[str, str] = {
     "accelerate": "PyTorch FSDP",
 }
 """By launcher, whose runs its answer is held against; Megatron's kernels are what ``ways`` predicts with."""
+OWN_LAYERS = "layers of one's own table"
+_HOST = "host"
+"""Of a pass what the device waits for its host, where that is priced."""
 _OF_TEN = (10, 90)
 
 
@@ -113,9 +116,12 @@ def kind_of(framework: str, shape: Transformer, cluster: GpuCluster | Pools, way
     alone = cluster.alone(ways)
     if isinstance(alone, Pools):
         return RunKind(framework, alone.device, shape.experts > 0, True, False)
-    block = layers_for(shape, alone, ways).block
-    short = block.forward.seconds < SHORT_S
-    return RunKind(framework, alone.device, shape.experts > 0, ways.devices > alone.per_host, short)
+    if alone.timed is not None:
+        framework = OWN_LAYERS
+    forward = layers_for(shape, alone, ways).block.forward
+    kernels_s = forward.seconds - forward.by_what.get(_HOST, 0.0)
+    several_hosts = ways.devices > alone.per_host
+    return RunKind(framework, alone.device, shape.experts > 0, several_hosts, kernels_s < SHORT_S)
 
 
 @functools.cache

@@ -29,7 +29,7 @@ from planner.extras.transformers.passes import OPTIMISER
 from planner.extras.transformers.pipeline import Chunks, chunked
 from planner.extras.transformers.search import PricedDegrees, search
 from planner.extras.transformers.space import DegreesSpace
-from planner.extras.transformers.step import GRADIENTS, flowing_s, hops_of, stage_layers
+from planner.extras.transformers.step import GRADIENTS, hops_of, stage_layers
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.files import write_text
 from planner.ir.program import Message, Part
@@ -140,9 +140,7 @@ def _chunks(report: WaysReport) -> Chunks:
     for chunk, layer in ((0, stages[0].embedding), (-1, stages[-1].head)):
         ahead_s, back_s = passes[chunk]
         passes[chunk] = ahead_s + layer.forward.seconds, back_s + layer.backward.seconds
-    hops = hops_of(shape, cluster, ways)
-    latency_s = flowing_s(cluster, ways, max(hops, key=lambda hop: hop.seconds)) if hops else 0.0
-    return chunked(passes, [hop.seconds - latency_s for hop in hops], ways.sends, p)
+    return chunked(passes, [hop.seconds for hop in hops_of(shape, cluster, ways)], ways.sends, p)
 
 
 def _action_s(action: Action, chunks: Chunks) -> float:

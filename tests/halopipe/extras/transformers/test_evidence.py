@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from halopipe.extras.transformers import page
-from halopipe.extras.transformers.evidence import MEGATRON, RunKind, kind_of, published, range_of, summed
+from halopipe.extras.transformers.evidence import MEGATRON, OWN_LAYERS, RunKind, kind_of, published, range_of, summed
 from halopipe.extras.transformers.options import WaysOptions
 from halopipe.extras.transformers.ways import WaysReport, find, shares_s, space_of
 from planner.extras.kernels.estimates import Estimate
 from planner.extras.transformers.cluster import named_cluster
+from planner.extras.transformers.layers import layers_for
+from planner.extras.transformers.passes import Timed
 from planner.extras.transformers.search import search
 from planner.extras.transformers.shape import ParallelDegrees, named_transformer
 from planner.ir.errors import UsageError
@@ -62,6 +64,15 @@ def test_a_range_is_of_the_runs_of_its_kind_and_of_few_of_them_the_kernels_too()
 def test_a_kind_is_the_framework_the_device_the_network_and_the_hosts(name: str, gpus: int, text: str) -> None:
     ways = ParallelDegrees(tensor=8, data=gpus // 8)
     assert str(kind_of(MEGATRON, named_transformer(name), named_cluster("a100-dgx"), ways)) == text
+
+
+def test_times_of_ones_own_are_of_no_kind_that_was_published() -> None:
+    shape = named_transformer("gpt3-175b")
+    cluster = named_cluster("a100-dgx")
+    ways = ParallelDegrees(tensor=8)
+    own = replace(cluster, timed=Timed({(8, 1): layers_for(shape, cluster, ways)}))
+    assert kind_of(MEGATRON, shape, own, ways).framework == OWN_LAYERS
+    assert OWN_LAYERS not in {kind.framework for kind in published()}
 
 
 def test_an_answer_says_what_published_runs_of_its_kind_say_of_it() -> None:
