@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.published.runs import read
 from benchmarks.report import Row, at_most
@@ -72,17 +73,25 @@ def rows() -> Iterator[Row]:
 
 
 def _case(line: Mapping[str, str]) -> Case:
+    shape = shape_of(line)
+    ways = ParallelDegrees(**division_of(line))
+    count = ways.micro_batches(int(line["global_batch"]))
+    memory = stage_memory(shape, ways, ways.pipeline - 1, count)
+    label = f"{shape.name}, {line['golden']}"
+    return Case(label, memory, float(line["allocated_bytes"]), float(line["peak_bytes"]))
+
+
+def shape_of(line: Mapping[str, str]) -> Transformer:
+    """The network of a case."""
     tensor = int(line["tensor"])
-    pipeline = int(line["pipeline"])
     name = line["case"].rpartition("/")[2]
     hidden = int(line["hidden"])
     heads = int(line["heads"])
-    layers = int(line["layers"])
     words = int(line["vocab"] or WORDS)
     experts = int(line["experts"] or 0)
     has_biases = "disable_bias" not in name and not experts
-    shape = Transformer(
-        name, hidden, 4 * hidden, heads, layers,
+    return Transformer(
+        name, hidden, 4 * hidden, heads, int(line["layers"]),
         vocab=-(-words // (128 * tensor)) * 128 * tensor,
         seq=int(line["seq"]),
         kv_heads=int(line["kv_groups"] or heads),
@@ -95,19 +104,21 @@ def _case(line: Mapping[str, str]) -> Case:
         out_bias=has_biases,
         ffn_bias=has_biases,
     )  # fmt: skip
+
+
+def division_of(line: Mapping[str, str]) -> dict[str, Any]:
+    """Parts of the way of a case, by name."""
+    tensor = int(line["tensor"])
+    pipeline = int(line["pipeline"])
     chunks = line["layers_per_virtual_stage"]
-    ways = ParallelDegrees(
-        tensor,
-        pipeline,
-        int(line["gpus"]) // (tensor * pipeline),
-        int(line["micro_batch"]),
-        sequence_parallel=line["sequence_parallel"] == "True",
-        interleave=layers // pipeline // int(chunks) if chunks else 1,
-        recompute=Recompute(line["recompute"] or "none"),
-        zero=1 if line["distributed_optimizer"] == "True" else 0,
-        expert=int(line["expert"]),
-    )
-    count = ways.micro_batches(int(line["global_batch"]))
-    memory = stage_memory(shape, ways, pipeline - 1, count)
-    label = f"{name}, {line['golden']}"
-    return Case(label, memory, float(line["allocated_bytes"]), float(line["peak_bytes"]))
+    return {
+        "tensor": tensor,
+        "pipeline": pipeline,
+        "data": int(line["gpus"]) // (tensor * pipeline),
+        "micro_batch": int(line["micro_batch"]),
+        "sequence_parallel": line["sequence_parallel"] == "True",
+        "interleave": int(line["layers"]) // pipeline // int(chunks) if chunks else 1,
+        "recompute": Recompute(line["recompute"] or "none"),
+        "zero": 1 if line["distributed_optimizer"] == "True" else 0,
+        "expert": int(line["expert"]),
+    }

@@ -13,6 +13,7 @@ from itertools import pairwise
 from math import inf
 from pathlib import Path
 
+from halopipe.extras.transformers.evidence import MEGATRON, RunKind, kind_of
 from planner.extras.kernels.estimates import DATASHEET, Estimate
 from planner.extras.kernels.links import AlphaBeta
 from planner.extras.transformers.cluster import GBIT, GpuCluster, named_cluster
@@ -44,6 +45,8 @@ class Run:
         measured_bytes: of the rank that holds most; 0: not measured.
         odd, odd_memory: its time, or its memory, contradicts other rows of its source.
         restricted: its source states no licence: the figures stay out of what is committed.
+        kind: None: ``halopipe ways`` predicts no such run.
+        ways_s: the step as ``halopipe ways`` predicts it, whatever its software is.
     """
 
     group: str
@@ -56,6 +59,8 @@ class Run:
     odd: bool = False
     odd_memory: bool = False
     predicted_bytes: float = field(default=0.0)
+    kind: RunKind | None = None
+    ways_s: float = 0.0
 
     @property
     def error(self) -> float:
@@ -123,6 +128,7 @@ def _megatron(line: Mapping[str, str]) -> Run:
     ways = _ways(line)
     batch = int(line["global_batch"])
     name = line["id"].removeprefix("megatron-xl24-")
+    kind = None
     if line["id"].startswith("alpa"):
         group = "Alpa, 8 V100"
         cluster = named_cluster("p3.16xlarge")
@@ -137,10 +143,15 @@ def _megatron(line: Mapping[str, str]) -> Run:
         prediction = predict(shape, cluster, ways, batch, replace(layers, head=NO_LAYER))
     else:
         group = "Megatron on A100"
-        prediction = predict(shape, named_cluster("a100-dgx"), ways, batch)
+        cluster = named_cluster("a100-dgx")
+        prediction = predict(shape, cluster, ways, batch)
+        kind = kind_of(MEGATRON, shape, cluster, ways)
     memory = GIB * float(line["measured_memory_gib"] or 0)
     source = "DS3Lab" in line["source"]
-    return Run(group, name, prediction, float(line["measured_s"]), memory, restricted=source, odd=name in ODD)
+    return Run(
+        group, name, prediction, float(line["measured_s"]), memory, restricted=source, odd=name in ODD,
+        kind=kind, ways_s=prediction.step.seconds,
+    )  # fmt: skip
 
 
 def earlier(ways: ParallelDegrees) -> ParallelDegrees:

@@ -7,6 +7,8 @@ Modules:
     networks  Its network: a name, a ``config.json``, or sizes
     fits      What ``halopipe ways --fits`` says
     ways      What ``halopipe ways`` searches and says; ``halopipe plan --ways``
+    evidence  How far off it was on published runs, by kind of run: what its range is made of
+    page      ``halopipe ways --report``: time against memory, the best way's step, what limits it
 """
 
 from __future__ import annotations

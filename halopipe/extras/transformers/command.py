@@ -12,6 +12,7 @@ from halopipe.extras.transformers.options import WaysOptions
 from halopipe.terminal import console
 from halopipe.terminal.output_files import claimed
 from planner.extras.transformers.shape import MOST_DEGREE
+from planner.ir.errors import UsageError
 from planner.ir.problem import MOST_BATCH
 
 
@@ -37,18 +38,31 @@ def ways(
         bool, typer.Option("--fits", help="Say whether it fits, what the memory holds, and what would make it fit.")
     ] = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write: the best way, as JSON.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Page to write: time against memory, the best way's step, what limits it.")
+    ] = None,
     options: WaysOptions,
     json: JsonOption = False,
 ) -> None:
     """Find how to divide a transformer's training step over a cluster of GPUs. Needs no devices."""
     from halopipe.extras.transformers import fits as found_fits
+    from halopipe.extras.transformers import page
     from halopipe.extras.transformers import ways as found_ways
 
-    with claimed([output], [on, options.layers]):
+    if report is not None:
+        from halopipe.extras.figures.report import require_page
+
+        require_page(report)
+        if fits:
+            raise UsageError("--report is of the best way, and --fits answers another question", [], ["leave one out"])
+    with claimed([output, report], [on, options.layers]):
         find = found_fits.find if fits else found_ways.find
         answer = find(transformer, on, gpus, global_batch, options)
         if output is not None:
             answer.write(output)
+        if report is not None and isinstance(answer, found_ways.WaysReport):
+            page.write(answer, found_ways.space_of(options), report)
         console.show(answer, as_json=json)
-        if output is not None:
-            console.wrote(output)
+        for written in (output, report):
+            if written is not None:
+                console.wrote(written)

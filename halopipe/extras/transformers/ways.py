@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from halopipe.extras.transformers.evidence import FRAMEWORKS, KindEvidence, RunKind, kind_of, published, range_of
 from halopipe.extras.transformers.networks import Network, network_of
 from halopipe.extras.transformers.options import WaysOptions
 from halopipe.terminal import tables, units
@@ -19,12 +20,12 @@ from planner.extras.export.launchers.job import HostGroup, TrainingJob, dtype_of
 from planner.extras.transformers.cluster import GpuCluster, named_cluster
 from planner.extras.transformers.layers import EXCHANGE, EXPERT_EXCHANGE
 from planner.extras.transformers.memory import Memory
-from planner.extras.transformers.passes import timed
+from planner.extras.transformers.passes import OPTIMISER, timed
 from planner.extras.transformers.pools import Pools, pools_of
 from planner.extras.transformers.search import TIE, BestDegrees, PricedDegrees, search
 from planner.extras.transformers.shape import ParallelDegrees, Recompute, Transformer
 from planner.extras.transformers.space import DegreesSpace
-from planner.extras.transformers.step import BUBBLE, GRADIENTS, SENDS
+from planner.extras.transformers.step import BUBBLE, GRADIENTS, SENDS, StepPrediction
 from planner.ir.codec import from_json
 from planner.ir.errors import CorruptFileError, InfeasibleError, UsageError
 from planner.ir.files import parse_json, read_text, write_text
@@ -90,15 +91,35 @@ class WaysReport:
         """:meth:`data` as a file."""
         write_text(path, json.dumps(self.data(), indent=1) + "\n")
 
+    def range_s(self, choice: PricedDegrees) -> tuple[float, float]:
+        """Seconds between which a step is expected, by the published runs of its kind."""
+        return range_of(choice.prediction.step, self._evidence(choice))
+
+    def evidence_text(self, choice: PricedDegrees) -> str:
+        """How far off predictions of published runs of its kind were."""
+        evidence = self._evidence(choice)
+        if evidence is None:
+            return f"{self._kind(choice)}: none, the range is that of kernels and links alone"
+        return f"{evidence.kind}: {evidence}"
+
+    def _kind(self, choice: PricedDegrees) -> RunKind:
+        return kind_of(FRAMEWORKS[self.launcher], self.shape, self.cluster, choice.ways)
+
+    def _evidence(self, choice: PricedDegrees) -> KindEvidence | None:
+        return published().get(self._kind(choice))
+
     def _choice(self, choice: PricedDegrees) -> dict[str, Any]:
         prediction = choice.prediction
         memory = choice.prediction.memory
+        evidence = self._evidence(choice)
+        low_s, high_s = range_of(prediction.step, evidence)
         return {
             "ways": dataclasses.asdict(choice.ways),
             "step_s": prediction.step.seconds,
-            "low_s": prediction.step.low,
-            "high_s": prediction.step.high,
+            "low_s": low_s,
+            "high_s": high_s,
             "evidence": prediction.step.evidence,
+            "published_runs": 0 if evidence is None else evidence.runs,
             "spent_s": dict(prediction.parts),
             "memory_bytes": {"state": memory.state, **memory.parts},
             "micro_batches": prediction.micro_batches,
@@ -106,8 +127,18 @@ class WaysReport:
             **({"dollars_per_step": self._dollars(choice)} if self.price_per_hour else {}),
         }
 
+    @property
+    def dollars_per_s(self) -> float:
+        """Of all devices."""
+        return self.price_per_hour * self.devices / 3600
+
     def _dollars(self, choice: PricedDegrees) -> float:
-        return self.price_per_hour * self.devices * choice.prediction.step.seconds / 3600
+        return self.dollars_per_s * choice.prediction.step.seconds
+
+    def dollars_text(self, choice: PricedDegrees) -> str:
+        """For a billion tokens; empty: no price is told."""
+        tokens = self.global_batch * self.shape.seq
+        return f"{1e9 * self._dollars(choice) / tokens:.4g} dollars" if self.price_per_hour else ""
 
     def render(self) -> str:
         """For people."""
@@ -118,7 +149,7 @@ class WaysReport:
         if isinstance(cluster, GpuCluster):
             devices = f"{self.devices} {cluster.device} ({cluster.name}, {cluster.per_host} a host)"
         rate = best.prediction.model_flop_per_s(self.shape, self.global_batch, self.devices) / 1e12
-        step_text = units.seconds_within(step.seconds, step.low, step.high)
+        step_text = units.seconds_within(step.seconds, *self.range_s(best))
         lines = [
             *self.network.lines(cluster),
             f"global batch {self.global_batch}, on {devices}",
@@ -126,6 +157,7 @@ class WaysReport:
             f"  {best.ways}",
             f"  step {step_text}, {rate:.0f} TFLOP/s a device without recomputation",
             f"  evidence {step.evidence}",
+            f"  published runs, {self.evidence_text(best)}",
             f"  spent on {self._spent()}",
             f"  memory {self._memory(best)}",
             f"  bound by {self._bound()}",
@@ -138,10 +170,8 @@ class WaysReport:
         if self.shape.fused_attention and best.ways.recompute is Recompute.SELECTIVE:
             lines.append("  note: fused attention keeps no scores: selective recomputation saves next to nothing")
         if self.price_per_hour:
-            tokens = self.global_batch * self.shape.seq
-            dollars = self._dollars(best)
-            lines.append(f"  {dollars:.4g} dollars a step, {1e9 * dollars / tokens:.4g} for a billion tokens")
-        lines += ["", *self._rivals(), self._proof()]
+            lines.append(f"  {self._dollars(best):.4g} dollars a step, {self.dollars_text(best)} for a billion tokens")
+        lines += ["", *self._rivals(), f"  {self.proof()}"]
         return "\n".join(lines)
 
     def _spent(self) -> str:
@@ -158,11 +188,11 @@ class WaysReport:
         """What another device, link or batch would better."""
         best = self.sweep.best.prediction
         sweep = self.sweep
-        exchanges = sum(best.parts.get(what, 0.0) for what in (EXCHANGE, EXPERT_EXCHANGE, GRADIENTS, SENDS))
+        shares = shares_s(best)
         reasons = {
-            "computing": best.step.seconds - exchanges - best.parts[BUBBLE],
-            "bubbles (a larger batch)": best.parts[BUBBLE],
-            "links": exchanges,
+            "computing": shares["computing"] + shares["optimiser"],
+            "bubbles (a larger batch)": shares["bubble"],
+            "links": shares["exposed communication"],
         }
         limits = [f"{max(reasons, key=lambda reason: reasons[reason])}"]
         if best.memory.total > _FULL * sweep.usable_bytes:
@@ -183,12 +213,26 @@ class WaysReport:
         head = ["the best of other divisions", "step", "beside the best", "memory"]
         return [tables.table(head, rows), f"  (tie: within {100 * TIE:.0f} %, which the model cannot tell apart)", ""]
 
-    def _proof(self) -> str:
+    def proof(self) -> str:
+        """How near the best it is proven."""
         sweep = self.sweep
         proof = "no way is better" if sweep.gap <= 0 else f"no way is better by more than {100 * sweep.gap:.2g} %"
         simulated = f"{sweep.num_simulated} simulated, the others bounded or too large"
         limits = f" that {self.launcher} can be told" if self.launcher else ""
-        return f"  {proof} by this model: {sweep.num_ways} ways{limits}, {simulated}"
+        return f"{proof} by this model: {sweep.num_ways} ways{limits}, {simulated}"
+
+
+def shares_s(prediction: StepPrediction) -> dict[str, float]:
+    """Seconds of the step by what limits it: computing, communication that nothing hides, the bubble, the optimiser."""
+    parts = prediction.parts
+    exposed_s = sum(parts.get(what, 0.0) for what in (EXCHANGE, EXPERT_EXCHANGE, GRADIENTS, SENDS))
+    others_s = exposed_s + parts[BUBBLE] + parts.get(OPTIMISER, 0.0)
+    return {
+        "computing": prediction.step.seconds - others_s,
+        "exposed communication": exposed_s,
+        "bubble": parts[BUBBLE],
+        "optimiser": parts.get(OPTIMISER, 0.0),
+    }
 
 
 def plan_by(

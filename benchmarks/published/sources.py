@@ -1,0 +1,437 @@
+"""The tables of other people's runs, each with what its source's software does; read off its code, never off a time.
+
+    vTrain             Megatron-LM, which version is not stated: as of 2022.  (With torch's own kernels and nothing
+                       overlapped, as its profiler has them, 11 and 16 % are missed.)  The vocabulary is GPT's 51,200
+    llm-foundry        PyTorch's FSDP around MPT (Composer's ``mixed_precision``: DEFAULT sums in float32, PURE
+                       in bfloat16); torch's own kernels, FlashAttention
+    torchtitan         FSDP2; gradients summed in float32; what compiles shares kernels; exchanges of tensor ranks are
+                       waited for.  Its H100 are those of 96 GB and 500 W: taken as H100-SXM
+    BigScience         Megatron-DeepSpeed of 2022 over Omni-Path, four cards a host: ZeRO-1, messages that block
+    SimuMax            Megatron-LM core, nothing overlaps, on 8 B200
+    Megatron-Bridge    Megatron-LM core with ZeRO-1 and sums beside the backward.  Its cards do not say what is computed
+                       again: of two networks the recipe does (``recipes/qwen/h100``), the others are left out
+    Automodel          FSDP2 and expert ranks, by ``examples/llm_benchmark``
+    Megatron-LM's tests  one host, deterministic kernels; small ones wait for it.  One of another machine takes 13
+                       times as long as the same case elsewhere: left out
+    MLPerf             a row has no precision where its script exports none; those of 405 billion weights reach 0.73 to
+                       0.91 of the peak in bfloat16, which says eight bits, the others are left out
+
+Left out by their own words: networks that are no transformer of ours, adapters, packed samples, sizes or divisions that
+are not stated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.published import megatron_ci
+from benchmarks.published.runs import read
+from benchmarks.published.settings import Setting
+from halopipe.extras.transformers.evidence import FRAMEWORKS, MEGATRON
+from planner.extras.transformers.cluster import GBIT
+from planner.extras.transformers.shape import MODERN, Fusion, Recompute, Sends, Transformer, named_transformer
+
+Line = Mapping[str, str]
+FSDP = FRAMEWORKS["accelerate"]
+TITAN = FRAMEWORKS["torchtitan"]
+BRIDGE = FRAMEWORKS["megatron-bridge"]
+AUTOMODEL = "Automodel"
+GIB = 2**30
+_GPUS = {
+    "A100": "A100-80GB", "A100-SXM4-80GB": "A100-80GB", "H100": "H100-SXM", "H100-80GB": "H100-SXM",
+    "H100-96GB-HBM2e-500W": "H100-SXM", "H100-95GB-HBM2e": "H100-SXM", "NVIDIA H100-SXM5-80GB": "H100-SXM",
+    "NVIDIA H200-SXM5-141GB": "H200",
+}  # fmt: skip
+"""What sources call a device, and what the catalogue does; others by their own name, or the one in brackets."""
+_NAMED = {
+    "Llama-3.1-8B": "llama3-8b", "LLAMA3_8B": "llama3-8b", "llama31_8b": "llama3-8b",
+    "Llama-3.1-70B": "llama3-70b", "LLAMA3_70B": "llama3-70b", "llama3-70b": "llama3-70b",
+    "Llama-3.1-405B": "llama3.1-405b", "LLAMA3.1_405B": "llama3.1-405b", "llama31_405b": "llama3.1-405b",
+    "Qwen3_30B_a3B": "qwen3-30b-a3b", "Qwen3-30B-A3B": "qwen3-30b-a3b", "Qwen3 MoE 30B": "qwen3-30b-a3b",
+    "Qwen3_235B_a22B": "qwen3-235b-a22b", "qwen3-30b-a3b": "qwen3-30b-a3b", "qwen3-235b-a22b": "qwen3-235b-a22b",
+    "qwen3-8b": "qwen3-8b", "deepseekv2": "deepseek-v2", "deepseekv3": "deepseek-v3", "deepseek-v3": "deepseek-v3",
+    "DeepSeek V3 671B": "deepseek-v3",
+}  # fmt: skip
+RECOMPUTATION = "what is computed again"
+DIVISION = "its division"
+SIZES = "its sizes"
+PRECISION = "its precision"
+ADAPTERS = "adapters or packed samples"
+OTHER = "no transformer of the model's"
+AGAIN = "another part of a run that is here"
+VARIANT = "one of its settings"
+
+
+def settings(folder: Path) -> Iterator[Setting]:
+    """What the tables say that are in ``folder``."""
+    for name, setting in _TABLES.items():
+        if (folder / name).exists():
+            for line in read(folder / name):
+                yield setting(line)
+
+
+def gpt_oss(layers: int, experts: int, seq: int) -> Transformer:
+    """GPT-OSS: windows of 128 tokens in every second block, biases."""
+    return Transformer(
+        f"gpt-oss-{experts}", 2880, 2880, 64, layers, 201088, seq, 8,
+        **{**MODERN, "qkv_bias": True, "out_bias": True},
+        head_size=64, experts=experts, top_k=4, expert_ffn=2880, router_bias=True, window=128, windowed=layers // 2,
+    )  # fmt: skip
+
+
+def _device(name: str) -> str:
+    inside = re.search(r"\((\w+)", name)
+    return _GPUS.get(name, inside[1] if inside else name)
+
+
+def _named(model: str, seq: int) -> Transformer | None:
+    """The network of that name, in samples of ``seq`` tokens, without what predicts tokens beyond the next."""
+    if model == "GPT OSS 120B":
+        return gpt_oss(36, 128, seq)
+    if model == "GPT-OSS 20B":
+        return gpt_oss(24, 32, seq)
+    return replace(named_transformer(_NAMED[model]), seq=seq, mtp=0) if model in _NAMED else None
+
+
+def _division(line: Line) -> dict[str, Any]:
+    """The columns that all tables of ``rows`` have; what is beyond the model under its own name."""
+    division: dict[str, Any] = {
+        "tensor": int(line["tensor"]),
+        "pipeline": int(line["pipeline"]),
+        "data": int(line["data"]),
+        "micro_batch": int(line["micro_batch"]),
+        "interleave": int(line["interleave"] or 1),
+        "expert": int(line["expert_parallel"] or 1),
+        "zero": int(line["zero"] or 0),
+        "sequence_parallel": line["sequence_parallel"] == "true",
+        "recompute": Recompute(line["recompute"]),
+    }
+    return division | _beyond(line["context"], line["dtype"])
+
+
+def _beyond(context: str, dtype: str) -> dict[str, Any]:
+    """Context ranks, and numbers of eight bits or fewer."""
+    ranks = {"context": int(context)} if int(context or 1) > 1 else {}
+    return ranks | {bits: True for bits in ("fp8", "fp4") if bits in dtype}
+
+
+def _unstated(line: Line, *more: tuple[bool, str]) -> str:
+    """What a row of ``rows`` does not say."""
+    asked = (
+        *more,
+        (not all(line[name] for name in ("hidden", "ffn", "heads", "layers", "vocab", "seq_len")), SIZES),
+        (not all(line[name] for name in ("tensor", "pipeline", "data", "micro_batch")), DIVISION),
+        (not line["recompute"], RECOMPUTATION),
+    )
+    return next((reason for is_missing, reason in asked if is_missing), "")
+
+
+def _shape(line: Line, **more: Any) -> Transformer:
+    hidden = int(line["hidden"])
+    kept = MODERN if line["gated"] == "true" else {}
+    return Transformer(
+        line["model"], hidden, int(line["ffn"]), int(line["heads"]), int(line["layers"]), int(line["vocab"]),
+        int(line["seq_len"]), int(line["kv_heads"]), **{**kept, **more},
+    )  # fmt: skip
+
+
+def _stated(
+    line: Line, group: str, framework: str, shape: Callable[[Line], Transformer | None], unstated: str, **more: Any
+) -> Setting:
+    """A row of ``rows``, whose common columns are alike."""
+    setting = Setting(
+        group, line["id"], framework, _device(line["gpu"]), int(line["global_batch"]), float(line["measured_s"]),
+        unstated=unstated,
+    )  # fmt: skip
+    return setting if unstated else replace(setting, shape=shape(line), division=_division(line), **more)
+
+
+def _vtrain(line: Line) -> Setting:
+    hidden = int(line["hidden"])
+    gpus = int(line["gpus"])
+    shape = Transformer("gpt", hidden, 4 * hidden, int(line["heads"]), int(line["layers"]), 51200, int(line["seq_len"]))
+    division = {
+        "tensor": int(line["tensor_parallel"]),
+        "pipeline": int(line["pipeline"]),
+        "data": int(line["data_parallel"]),
+        "micro_batch": int(line["micro_batch"]),
+        "recompute": Recompute.FULL,
+    }
+    ranks = "-".join(str(division[part]) for part in ("tensor", "pipeline", "data", "micro_batch"))
+    return Setting(
+        f"vTrain, {'several hosts' if gpus > 8 else 'one host'}",
+        f"{shape.parameters / 1e9:.1f}e9 weights of width {hidden}, {gpus} GPUs, {ranks}",
+        MEGATRON,
+        "A100-80GB",
+        int(line["global_batch"]),
+        1e-3 * float(line["measured_ms"]),
+        shape,
+        division,
+        cards_bytes_per_s=800 * GBIT,
+    )
+
+
+def _llm_foundry(line: Line) -> Setting:
+    def mpt(line: Line) -> Transformer:
+        return _shape(line, fused_attention=True, dropout=False)
+
+    software = {"kernels": Fusion.KERNELS, "fp32_gradients": line["mp_mode"] != "PURE"}
+    return _stated(line, "FSDP, llm-foundry", FSDP, mpt, _unstated(line), software=software)
+
+
+def _torchtitan(line: Line) -> Setting:
+    compiled = line["compile"] == "true"
+    software = {"kernels": Fusion.FUSED if compiled else Fusion.KERNELS, "overlap_tensor": False}
+    unstated = _unstated(
+        line,
+        (line["recompute"] == "selective", "recomputation by operator"),
+        (line["async_tp"] == "true", "exchanges of tensor ranks in parts"),
+    )
+    return _stated(
+        line, "torchtitan", TITAN, _shape, unstated,
+        software=software, measured_bytes=GIB * float(line["measured_memory_gib"] or 0),
+    )  # fmt: skip
+
+
+def _bigscience(line: Line) -> Setting:
+    software = {"overlap_tensor": False, "sends": Sends.BLOCKING, "fp32_gradients": line["dtype"] == "bf16"}
+    return _stated(
+        line, "BigScience", "Megatron-DeepSpeed", _shape, _unstated(line),
+        software=software, cards_bytes_per_s=4 * 100 * GBIT,
+    )  # fmt: skip
+
+
+def _simumax(line: Line) -> Setting:
+    def cut(line: Line) -> Transformer | None:
+        layers = int(line["layers"])
+        if not line["experts"]:
+            return _shape(line)
+        named = _named(line["model"], int(line["seq_len"]))
+        dense = int(line["dense_layers"] or 0)
+        return None if named is None else replace(named, first_dense=dense, layers=layers - dense)
+
+    group = f"SimuMax, {line['gpu']}, {'experts' if line['experts'] else 'dense'}"
+    return _stated(
+        line, group, MEGATRON, cut, _unstated(line),
+        software={"overlap_tensor": False}, measured_bytes=GIB * float(line["measured_memory_gib"] or 0),
+    )  # fmt: skip
+
+
+def _bridge_group(gpu: str, shape: Transformer | None) -> str:
+    return f"Megatron-Bridge, {gpu}, {'experts' if shape is None or shape.experts else 'dense'}"
+
+
+_BRIDGE_SOFTWARE = {"overlap_gradients": True}
+
+
+def _bridge(line: Line) -> Setting:
+    def of_name(line: Line) -> Transformer | None:
+        return _named(line["model"], int(line["seq_len"]))
+
+    group = _bridge_group(line["gpu"], of_name(line) if line["seq_len"] else None)
+    unstated = _unstated(
+        line,
+        (line["task"] != "pretrain", ADAPTERS),
+        (line["recompute"] == "selective", "recomputation by operator"),
+    )
+    return _stated(line, group, BRIDGE, of_name, unstated, software=_BRIDGE_SOFTWARE)
+
+
+_RECIPES: Mapping[str, Mapping[str, Any]] = {
+    "qwen3-8b": _BRIDGE_SOFTWARE,
+    "qwen3-30b-a3b": {**_BRIDGE_SOFTWARE, "fp32_gradients": False},
+}
+"""By network, what the recipe for 16 H100 says beside the card; nothing is computed again there."""
+
+
+def _card(line: Line) -> Setting:
+    """A card of a run, or a row of a study of one setting (``skill``)."""
+    model = _NAMED.get(line["model"], line["model"])
+    seq = int(line["seq"] or 0)
+    shape = _named(line["model"], seq) if seq else None
+    kind = line.get("item", "pretrain")
+    variant = line.get("variant", "no overlap")
+    step = line.get("step_time_ms", line.get("step_ms", ""))
+    asked = (
+        (kind.startswith("checkpoint_resume"), AGAIN),
+        (kind.startswith(("sft", "peft")) or "SFT" in line["model"], ADAPTERS),
+        (not step or not line["global_batch"], "its step"),
+        (not all(line[name] for name in ("tensor", "pipeline", "micro_batch", "gpus")), DIVISION),
+        (shape is None, OTHER),
+        (variant != "no overlap", VARIANT),
+        (_device(line["gpu"]) == "H100-SXM" and model not in _RECIPES, RECOMPUTATION),
+    )
+    unstated = next((reason for is_missing, reason in asked if is_missing), "")
+    setting = Setting(
+        _bridge_group(line["gpu"].removesuffix("-80GB"), shape),
+        f"{line['model']}, {line.get('item', line.get('skill', ''))}",
+        BRIDGE,
+        _device(line["gpu"]),
+        int(line["global_batch"] or 0),
+        1e-3 * float(step or 0),
+        unstated=unstated,
+    )
+    if unstated:
+        return setting
+    tensor = int(line["tensor"])
+    pipeline = int(line["pipeline"])
+    context = int(line["context"] or 1)
+    division = {
+        "tensor": tensor,
+        "pipeline": pipeline,
+        "data": int(line["gpus"]) // (tensor * pipeline * context),
+        "micro_batch": int(line["micro_batch"]),
+        "interleave": int(line["virtual"] or 1),
+        "expert": int(line["expert"] or 1),
+        "zero": 1,
+        "sequence_parallel": tensor > 1,
+    }
+    return replace(
+        setting,
+        shape=shape,
+        division=division | _beyond(line["context"], line["precision"]),
+        software=_RECIPES.get(model, _BRIDGE_SOFTWARE),
+    )
+
+
+_CHECKPOINTED = {"Qwen3 MoE 30B": Recompute.FULL, "GPT-OSS 20B": Recompute.NONE}
+"""``activation_checkpointing`` of the network's file in ``examples/llm_benchmark``."""
+
+
+def _automodel(line: Line) -> Setting:
+    model = line["model"]
+    shape = _named(model, int(line["seq"]))
+    asked = (
+        (line["task"] != "Pre-Training", ADAPTERS),
+        ("Nemotron" in model, OTHER),
+        (shape is None, SIZES),
+        (int(line["context"] or 1) == 1 and model not in _CHECKPOINTED, RECOMPUTATION),
+    )
+    tensor = int(line["tensor"])
+    pipeline = int(line["pipeline"])
+    context = int(line["context"] or 1)
+    gpus = int(line["gpus"])
+    division = {
+        "tensor": tensor,
+        "pipeline": pipeline,
+        "data": gpus // (tensor * pipeline * context),
+        "micro_batch": int(line["micro_batch"]),
+        "interleave": int(line["virtual"] or 1),
+        "expert": int(line["expert"] or gpus if shape and shape.experts else 1),
+        "zero": 3,
+        "recompute": _CHECKPOINTED.get(model, Recompute.NONE),
+    }
+    return Setting(
+        "Automodel, H100", f"{model}, {gpus} GPUs", AUTOMODEL, "H100-SXM", int(line["global_batch"]),
+        float(line["step_s"]), shape, division | _beyond(line["context"], "bf16"),
+        unstated=next((reason for is_missing, reason in asked if is_missing), ""),
+    )  # fmt: skip
+
+
+def _fit(line: Line) -> Setting:
+    return Setting("Automodel, does it fit", line["division"], AUTOMODEL, "H100-SXM", 1, 0.0, unstated=SIZES)
+
+
+def _nous(line: Line) -> Setting:
+    """The device is not named; 178 GiB are a B200's.  Nor are its expert ranks."""
+    return Setting("torchtitan of Nous", line["scaling"], TITAN, "B200", 1, 0.0, unstated=DIVISION)
+
+
+_WIDE = 4096
+_SPECIAL = ("mla", "frozen", "uneven", "fim", "mtp", "muon", "grpo", "zp_z3", "a2a", "account_for")
+"""Words of cases that change what is computed, or when."""
+
+
+def _golden(line: Line) -> Setting:
+    case = line["case"]
+    family = case.partition("/")[0]
+    hosts = line["nodes"] and line["gpus_per_node"]
+    asked = (
+        (bool(line["same_values_as"]) or line["golden"].endswith("_2nd"), AGAIN),
+        (family not in ("gpt", "moe") or line["swiglu"] == "True", OTHER),
+        (any(word in case for word in _SPECIAL), VARIANT),
+        (line["golden"] == "golden_values_dev_dgxh100_dgxc", "a machine that contradicts the others"),
+        (not hosts or not line["gpu"] or not line["global_batch"] or not line["median_iteration_s"], DIVISION),
+        (not line["seq"] or not line["heads"], SIZES),
+        (int(line["expert_tensor"] or 1) != 1, "expert ranks with tensor ranks of their own"),
+        (line["recompute"] not in ("", "full", "selective"), RECOMPUTATION),
+        (bool(line["recompute_modules"]), "recomputation by operator"),
+    )
+    unstated = next((reason for is_missing, reason in asked if is_missing), "")
+    setting = Setting(
+        f"Megatron-LM's tests, {'7e9 weights' if int(line['hidden'] or 0) >= _WIDE else 'small'}",
+        f"{case.rpartition('/')[2]}, {line['golden']}",
+        MEGATRON,
+        _device(line["gpu"]),
+        int(line["global_batch"] or 0),
+        float(line["median_iteration_s"] or 0),
+        unstated=unstated,
+    )
+    if unstated:
+        return setting
+    counted = {**line, "gpus": str(int(line["nodes"]) * int(line["gpus_per_node"]))}
+    return replace(
+        setting,
+        shape=megatron_ci.shape_of(counted),
+        division=megatron_ci.division_of(counted) | _beyond(line["context"], line["precision"]),
+        software={"overlap_gradients": "overlap-grad-reduce" in line["flags"]},
+    )
+
+
+def _mlperf(line: Line) -> Setting:
+    model = line["model"]
+    shape = None if "lora" in model else _named(model, int(line["seq"] or 0))
+    eight_bits = "405b" in model or line["fp8"] == "True" or line["fp4"] == "True"
+    asked = (
+        ("lora" in model, ADAPTERS),
+        (bool(line["same_values_as"]), AGAIN),
+        (not line["config"] or not line["tensor"] or not line["micro_batch"], DIVISION),
+        (not eight_bits, PRECISION),
+    )
+    unstated = next((reason for is_missing, reason in asked if is_missing), "")
+    setting = Setting(
+        f"MLPerf, {'Llama 2 70B, LoRA' if shape is None else f'Llama 3.1 {model[8:].upper()}'}",
+        line["id"],
+        "MLPerf",
+        _device(line["gpu"]),
+        int(line["global_batch"] or 0),
+        float(line["median_step_s"] or 0),
+        unstated=unstated,
+    )
+    if unstated:
+        return setting
+    tensor = int(line["tensor"])
+    pipeline = int(line["pipeline"])
+    division = {
+        "tensor": tensor,
+        "pipeline": pipeline,
+        "data": int(line["gpus"]) // (tensor * pipeline * int(line["context"] or 1)),
+        "micro_batch": int(line["micro_batch"]),
+        "interleave": int(line["interleave"].removeprefix("null") or 1),
+        "zero": 1,
+        "sequence_parallel": tensor > 1,
+    }
+    return replace(setting, shape=shape, division=division | _beyond(line["context"], "fp8"))
+
+
+_TABLES: Mapping[str, Callable[[Line], Setting]] = {
+    "vtrain/multi.csv": _vtrain,
+    "vtrain/single.csv": _vtrain,
+    "rows/llm_foundry.csv": _llm_foundry,
+    "rows/torchtitan.csv": _torchtitan,
+    "rows/bigscience_a100.csv": _bigscience,
+    "rows/simumax_b200.csv": _simumax,
+    "rows/megatron_bridge.csv": _bridge,
+    "rows2/megatron_bridge_cards.csv": _card,
+    "rows2/megatron_bridge_skills.csv": _card,
+    "rows2/nemo_automodel_h100.csv": _automodel,
+    "rows2/automodel_fit_sweep.csv": _fit,
+    "rows2/nous_torchtitan_moe.csv": _nous,
+    "rows2/megatron_lm_golden.csv": _golden,
+    "rows2/mlperf_training.csv": _mlperf,
+}
+"""By its file in the folder of ``--data``."""

@@ -1,0 +1,89 @@
+"""Tables of other people's runs, predicted: what can be stated, what is left out and why; what ``ways`` makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import report
+from benchmarks.published.__main__ import A100, measure
+from benchmarks.published.settings import Setting, predicted
+from halopipe.extras.transformers.evidence import KindEvidence, published
+from planner.extras.transformers.shape import Fusion, named_transformer
+from planner.ir.codec import from_json
+
+TABLES = Path("tests/data/published")
+
+
+def test_tables_of_other_people_are_predicted_where_the_model_has_words_for_them(tmp_path: Path) -> None:
+    evidence = tmp_path / "evidence.json"
+    rows = {row.name: row for row in measure(quick=True, data=TABLES, evidence=evidence)}
+    sizes = {name.removesuffix(": runs"): row.value for name, row in rows.items() if name.endswith(": runs")}
+    assert {group: sizes[group] for group in ("vTrain, several hosts", "vTrain, one host", "torchtitan")} == {
+        "vTrain, several hosts": 5, "vTrain, one host": 5, "torchtitan": 2,
+    }  # fmt: skip
+    for left_out in (
+        "torchtitan, fp8 in its division",
+        "torchtitan, recomputation by operator",
+        "MLPerf, Llama 3.1 405B, context in its division",
+        "MLPerf, Llama 2 70B, LoRA, adapters or packed samples",
+        "Automodel, H100, adapters or packed samples",
+        "Automodel, does it fit, its sizes",
+        "Megatron-Bridge, H100, experts, recomputation by operator",
+        "Megatron-Bridge, H100, experts, one of its settings",
+    ):
+        assert sizes[f"left out, {left_out}"] >= 1
+    assert not rows["MLPerf, Llama 3.1 405B: runs"].holds
+    held = "Megatron-Bridge, H100, dense"
+    assert abs(rows[f"{held}: mean of errors with their signs"].value) <= rows[f"{held}: mean error"].value
+    assert rows[f"{held}: mean error"].value <= rows[f"{held}: largest error"].value
+    assert rows[f"{held}: mean error"].goal == "<= 10"
+    written = from_json(evidence.read_text("utf-8"), tuple[KindEvidence, ...])
+    assert {f"kind, {each.kind}: runs": each.runs for each in written} == {
+        name: row.value for name, row in rows.items() if name.startswith("kind, ") and name.endswith(": runs")
+    }
+    of_hosts = next(each for each in written if str(each.kind) == "Megatron-LM, A100-80GB, dense, several hosts")
+    assert of_hosts.sources == {A100: 2, "vTrain, several hosts": 5}
+
+
+def test_a_setting_that_the_model_has_no_word_for_is_left_out_under_its_name() -> None:
+    shape = named_transformer("llama3-8b")
+    stated = Setting("a", "b", "c", "H100-SXM", 16, 1.0, shape, {"data": 8})
+    runs, left_out = predicted(
+        [
+            stated,
+            replace(stated, division={"data": 8, "no such part": 2}),
+            replace(stated, device="no such device"),
+            replace(stated, division={"data": 7}),
+            replace(stated, unstated="its sizes"),
+        ]
+    )
+    assert len(runs) == 1
+    assert [each.reason for each in left_out] == [
+        "no such part in its division",
+        "no cluster of no such device",
+        "a division that is none of the model's",
+        "its sizes",
+    ]
+
+
+def test_software_moves_what_is_held_against_a_run_and_not_what_ways_would_say() -> None:
+    shape = named_transformer("llama3-8b")
+    plain = Setting("a", "b", "c", "H100-SXM", 16, 1.0, shape, {"data": 8})
+    eager = replace(plain, software={"kernels": Fusion.EAGER})
+    (one, other), _ = predicted([plain, eager])
+    assert other.prediction.step.seconds > one.prediction.step.seconds
+    assert one.ways_s == other.ways_s == one.prediction.step.seconds
+
+
+def test_the_ranges_that_ways_prints_are_those_of_the_committed_results() -> None:
+    rows = {row.name: row.value for row in report.read("published") if row.name.startswith("kind, ")}
+    for kind, evidence in published().items():
+        name = f"kind, {kind}"
+        assert rows.pop(f"{name}: runs") == evidence.runs
+        assert rows.pop(f"{name}: eight of ten measured from") == pytest.approx(evidence.low)
+        assert rows.pop(f"{name}: to") == pytest.approx(evidence.high)
+        assert rows.pop(f"{name}: mean error") == pytest.approx(100 * evidence.mean_size)
+    assert not [name for name in rows if name.endswith(": runs")]
