@@ -21,7 +21,15 @@ import numpy as np
 from planner.extras.catalogue.listing import devices, names_of
 from planner.extras.kernels.curves import AttentionCurve, BytesCurve, Curve, Device, GemmCurve, curve_of, fitted, logs
 from planner.extras.kernels.estimates import NO_NEIGHBOURS, HeldBackErrors, MeasuredNeighbours
-from planner.extras.kernels.tables import ATTENTION, ATTENTION_BACKWARD, DATA, GEMM, KernelRow, shipped
+from planner.extras.kernels.tables import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    DATA,
+    GEMM,
+    TUNED_ATTENTION,
+    KernelRow,
+    shipped,
+)
 
 BATCHED = "batched_gemm"
 ANY_DEVICE = "any device"
@@ -95,6 +103,7 @@ _CURVES: Mapping[str, type[Curve]] = {
     BATCHED: GemmCurve,
     ATTENTION: AttentionCurve,
     ATTENTION_BACKWARD: AttentionCurve,
+    TUNED_ATTENTION: AttentionCurve,
 }
 
 
@@ -174,7 +183,8 @@ def general(fits: Sequence[Fit], rows: Iterable[KernelRow]) -> list[Fit]:
     """
     tables = by_kind(rows)
     general_fits = []
-    sorts = dict.fromkeys((fit.kind, general_dtype(fit.kind, fit.dtype)) for fit in fits)
+    of_any = [fit for fit in fits if fit.kind != TUNED_ATTENTION]  # of one chip's own instructions
+    sorts = dict.fromkeys((fit.kind, general_dtype(fit.kind, fit.dtype)) for fit in of_any)
     for kind, dtype in sorts:
         of_kind = [fit for fit in fits if (fit.kind, general_dtype(fit.kind, fit.dtype)) == (kind, dtype)]
         errors_of: list[float] = []

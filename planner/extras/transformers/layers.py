@@ -29,7 +29,7 @@ residual stream at once (GPT-NeoX: its blocks are priced as if one half came aft
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.extras.kernels.estimates import Estimate
@@ -47,6 +47,8 @@ EXPERT_EXCHANGE = "expert exchanges"
 
 EXPERT_ROWS = 128
 """Tokens of a tile of the kernel that multiplies by several experts at once; of each expert the last is filled up."""
+
+LAUNCH_S: Mapping[Fusion, float] = {Fusion.FUSED: 60e-6, Fusion.KERNELS: 20e-6, Fusion.EAGER: 12e-6}
 
 _STREAMING = {
     "dropout_add": "dropout",
@@ -68,7 +70,8 @@ def layers_of(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees) ->
         embedding = embedding + _Rank(shape.dense, cluster, ways).block() * shape.first_dense
     if shape.mtp:
         head = head + (rank.joined() + block + head) * shape.mtp
-    return Layers(embedding, block, head)
+    launch_s = LAUNCH_S[ways.kernels]
+    return Layers(*(layer.launched(launch_s) for layer in (embedding, block, head)))
 
 
 def layers_for(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees) -> Layers:
@@ -203,21 +206,28 @@ class _Rank:
     def normed(self, num_bytes: float, kind: str) -> Cost:
         """The norms of a block's hidden features; of queries and keys, and of latent numbers, where they are normed."""
         s = self.shape
+        if self.ways.kernels is Fusion.EAGER and not s.layer_norm:
+            kind = f"eager_{kind}"
         norm = self.moved(self.own_tokens * s.hidden, num_bytes, kind) * s.norms
         heads = s.qk_norm * self.tokens * (s.heads + s.kv_heads) * s.head_size / self.ways.tensor
         latent = self.own_tokens * (s.query_rank + s.kv_rank)
         return costs([norm, self.moved(heads, num_bytes, kind), self.moved(latent, num_bytes, kind)])
 
     def eager(self, scores: float) -> Cost:
-        """What separate kernels move more: scale and mask of scores, seven of GELU's eight, heads brought together.
+        """What separate kernels move more: seven of GELU's eight, or a gate's product apart; around attention that is not
+        fused scale and mask of scores, and heads brought together.
 
         Their backwards move as many bytes and half.
         """
+        s = self.shape
         if self.ways.kernels is not Fusion.EAGER:
             return Cost()
-        wide = self.tokens * self.shape.taken_ffn / self.ways.tensor
-        narrow = self.tokens * self.shape.hidden / self.ways.tensor
-        return costs([self.moved(scores, 4) * 2, self.moved(wide, 5) * 7, self.moved(narrow, 4) * 4])
+        wide = self.tokens * s.taken_ffn / self.ways.tensor
+        activation = self.moved(wide, 4) if s.gated else self.moved(wide, 5) * 7
+        if s.fused_attention:
+            return activation
+        narrow = self.tokens * s.hidden / self.ways.tensor
+        return costs([self.moved(scores, 4) * 2, activation, self.moved(narrow, 4) * 4])
 
     def biases(self, num_bytes: float) -> Cost:
         """Biases of products by kernels of their own: copied to where the product adds itself; sums of gradients."""
@@ -233,10 +243,11 @@ class _Rank:
         )
 
     def summed(self, name: str, numbers: float, beside: float = 0.0) -> Cost:
-        """An exchange of half-precision numbers among the tensor ranks; of which ``beside`` seconds are hidden."""
+        """An exchange of half-precision numbers among the tensor ranks; beside products of ``beside`` seconds."""
         estimate = self.cluster.exchange(name, 2 * numbers, self.ways.tensor)
         if beside and self.ways.overlap_tensor and estimate.seconds:
-            estimate = estimate * (max(0.0, estimate.seconds - beside) / estimate.seconds)
+            waited_s = self.cluster.waited_s(estimate, beside, self.ways.tensor)
+            estimate = estimate * (waited_s / estimate.seconds)
         return Cost.of(EXCHANGE, estimate)
 
     def core(self) -> Cost:
@@ -270,6 +281,7 @@ class _Rank:
 
     def fused_core(self, kernel: Callable[[AttentionShape], Estimate]) -> Cost:
         """The mean of blocks in which a token sees all tokens before it, and of those in which it sees a window."""
+        kernel = functools.partial(kernel, tuned=self.ways.kernels is Fusion.FUSED)
         s = self.shape
         every = Cost.of(ATTENTION, kernel(self.attention))
         if not s.windowed or s.window >= s.seq:
@@ -327,13 +339,16 @@ class _Rank:
         sends = self.cluster.exchange("all_to_all", 2 * sent, self.ways.expert, self.ways.tensor)
         return costs([*parts, Cost.of(EXPERT_EXCHANGE, sends, 2)])
 
-    def rotary(self) -> Cost:
+    def rotary(self, num_bytes: float = 4, kind: str = "rope") -> Cost:
         """Queries and keys rotated; of latent attention the rotated features, and both brought together."""
         s = self.shape
         if s.kv_rank:
             rotated = self.moved(self.tokens * (s.heads / self.ways.tensor + 1) * s.rope_size, 4, "rope")
             return rotated + self.moved(self.tokens * 2 * s.heads * s.head_size / self.ways.tensor, 4)
-        return self.moved(s.rotary * self.tokens * (s.heads + s.kv_heads) * s.head_size / self.ways.tensor, 4, "rope")
+        rotated = s.rotary * self.tokens * (s.heads + s.kv_heads) * s.head_size / self.ways.tensor
+        if self.ways.kernels is Fusion.EAGER:
+            return self.moved(rotated, num_bytes, f"eager_{kind}")
+        return self.moved(rotated, 4, "rope")
 
     def block_backward(self) -> Cost:
         s = self.shape
@@ -346,7 +361,7 @@ class _Rank:
         parts.append(self.moved(s.dropout * own * s.hidden, 5, "dropout_backward") * 2)
         parts.append(self.moved(tokens * s.taken_ffn / self.ways.tensor, 10 if s.gated else 6, "activation_backward"))
         more = self.eager(self.ways.micro_batch * s.heads / self.ways.tensor * s.seq**2)
-        return costs([*parts, self.rotary(), self.routed(), more * 1.5, self.biases(2)])
+        return costs([*parts, self.rotary(6, "rope_backward"), self.routed(), more * 1.5, self.biases(2)])
 
     def half_backward(self, half: _Half) -> Sequence[Cost]:
         """Gradients of a half's inputs and weights, and its exchanges."""

@@ -240,15 +240,15 @@ def _with_shards(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees,
     if ways.zero >= 3:
         gathered = over_replicas(cluster, ways, "all_gather", weights * cluster.width)
     return Pass(
-        block.forward + _beyond(gathered, block.forward.seconds),
-        block.backward + _beyond(gathered + gradients, block.backward.seconds),
+        block.forward + _beyond(cluster, ways, gathered, block.forward.seconds),
+        block.backward + _beyond(cluster, ways, gathered + gradients, block.backward.seconds),
     )
 
 
-def _beyond(exchange: Estimate, beside_s: float) -> Cost:
-    """What is left to wait for of an exchange that runs beside a pass."""
-    left = max(0.0, exchange.seconds - beside_s)
-    return Cost.of(GRADIENTS, exchange, left / exchange.seconds) if left else Cost()
+def _beyond(cluster: GpuCluster, ways: ParallelDegrees, exchange: Estimate, beside_s: float) -> Cost:
+    """What a pass waits for an exchange over replicas that runs beside it."""
+    waited_s = cluster.waited_s(exchange, beside_s, ways.data, ways.tensor)
+    return Cost.of(GRADIENTS, exchange, waited_s / exchange.seconds) if waited_s else Cost()
 
 
 def over_replicas(cluster: GpuCluster, ways: ParallelDegrees, name: str, num_bytes: RankWeights) -> Estimate:
@@ -279,7 +279,7 @@ def gradients(cluster: GpuCluster, ways: ParallelDegrees, parameters: RankWeight
         if ways.zero < 3:
             summed = summed + over_replicas(cluster, ways, "all_gather", parameters * cluster.width)
     if ways.overlap_gradients:
-        return _beyond(summed, beside_s)
+        return _beyond(cluster, ways, summed, beside_s)
     return Cost.of(GRADIENTS, summed)
 
 
