@@ -26,6 +26,7 @@ from planner.extras.kernels.tables import (
     ATTENTION_BACKWARD,
     DATA,
     GEMM,
+    GROUPED,
     TUNED_ATTENTION,
     KernelRow,
     shipped,
@@ -101,6 +102,7 @@ def arrays(rows: Sequence[KernelRow]) -> tuple[np.ndarray, np.ndarray, np.ndarra
 _CURVES: Mapping[str, type[Curve]] = {
     GEMM: GemmCurve,
     BATCHED: GemmCurve,
+    GROUPED: GemmCurve,
     ATTENTION: AttentionCurve,
     ATTENTION_BACKWARD: AttentionCurve,
     TUNED_ATTENTION: AttentionCurve,
@@ -179,11 +181,12 @@ def from_json(nodes: Iterable[Mapping[str, Any]], rows: Iterable[KernelRow]) -> 
 def general(fits: Sequence[Fit], rows: Iterable[KernelRow]) -> list[Fit]:
     """By kind, the mean constants over devices; held back is each device, given the means of the others.
 
-    Products without tensor cores, which are nearer to their lower peak, are apart from those in them.
+    Products without tensor cores, which are nearer to their lower peak, are apart from those in them.  Attention of a
+    maker's library is of one chip's own instructions; of experts' products the tiles of one device are not another's.
     """
     tables = by_kind(rows)
     general_fits = []
-    of_any = [fit for fit in fits if fit.kind != TUNED_ATTENTION]  # of one chip's own instructions
+    of_any = [fit for fit in fits if fit.kind not in (TUNED_ATTENTION, GROUPED)]
     sorts = dict.fromkeys((fit.kind, general_dtype(fit.kind, fit.dtype)) for fit in of_any)
     for kind, dtype in sorts:
         of_kind = [fit for fit in fits if (fit.kind, general_dtype(fit.kind, fit.dtype)) == (kind, dtype)]

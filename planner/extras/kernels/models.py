@@ -25,6 +25,7 @@ from planner.extras.kernels.tables import (
     ATTENTION,
     ATTENTION_BACKWARD,
     GEMM,
+    GROUPED,
     MEMORY_BOUND,
     TUNED_ATTENTION,
     dtype_of,
@@ -39,6 +40,9 @@ _CHIPS = (
 )
 _STAND_INS = {"softmax": "elementwise", "softmax_backward": "elementwise", "dropout_backward": "dropout"}
 """For a kind of which no table says anything at all: one that streams as plainly."""
+
+_GROUPED_ON = "H100-SXM"
+"""Whose kernels of experts' products stand for those of devices without a table, with the figures of the device."""
 
 _NEAR = 0.02
 _INSIDE = 0.7
@@ -93,6 +97,12 @@ class Kernels:
         if min(m, n, k, batch) <= 0:
             return NOTHING
         return self._estimate(BATCHED if batch > 1 else GEMM, (m, n, k, batch))
+
+    def grouped(self, m: int, n: int, k: int, groups: int) -> Estimate:
+        """``groups`` products of :meth:`gemm` with matrices of their own in one kernel: rows of experts, ``m`` of each."""
+        if min(m, n, k, groups) <= 0:
+            return NOTHING
+        return self._estimate(GROUPED, (m, n, k, groups))
 
     def attention(self, shape: AttentionShape, fused: bool, tuned: bool = False) -> Estimate:
         """Scores, softmax and context; dropout of the scores, where there is any, is extra if not ``fused``.
@@ -207,7 +217,7 @@ def _kernels(device: str, dtype: str, tables: str) -> Kernels:
 def kernels_of(figures: Device, dtype: str, own: Sequence[Fit] = ()) -> Kernels:
     """As :func:`kernels`, of a device by its figures; fits of ``own`` tables come first."""
     every = (*own, *stored_fits())
-    kinds = (GEMM, BATCHED, ATTENTION, ATTENTION_BACKWARD, TUNED_ATTENTION, *MEMORY_BOUND)
+    kinds = (GEMM, BATCHED, GROUPED, ATTENTION, ATTENTION_BACKWARD, TUNED_ATTENTION, *MEMORY_BOUND)
     fits_by_kind = {kind: _fit_of(every, figures.name, dtype_of(dtype), kind) for kind in kinds}
     fits = {kind: fit for kind, fit in fits_by_kind.items() if fit is not None}
     for kind in MEMORY_BOUND:
@@ -224,5 +234,7 @@ def _fit_of(every: Sequence[Fit], name: str, dtype: str, kind: str) -> tuple[Fit
         best = exact or (own[0] if own and kind in MEMORY_BOUND else None)
         if best is not None:
             return best, "" if device == name else f" on {device}"
+    if kind == GROUPED:
+        return next(fit for fit in of_kind if fit.device == _GROUPED_ON), f" on {_GROUPED_ON}"
     general = [fit for fit in of_kind if fit.device == ANY_DEVICE and fit.dtype == general_dtype(kind, dtype)]
     return (general[0], "") if general else None

@@ -7,7 +7,7 @@ Three kinds of columns are read, told apart by the header (further columns are i
     gpu, dtype, model, micro_batch, tensor_parallel, op, forward_us, backward_us
         operators of Megatron's block in PyTorch, attention not fused (eth-easl/sailor)
     device, dtype, op, median_ms, and the extents that op needs
-        gemm: m, n, k [, batch]; any of MEMORY_BOUND: bytes [, launches];
+        gemm: m, n, k [, batch]; grouped_gemm: m rows of each, n, k, batch; any of MEMORY_BOUND: bytes [, launches];
         attention, attention_backward, tuned_attention: batch, heads, kv_heads, queries, keys, head_size, causal
 
 ``data/LICENSES.md`` has the sources and their licences.
@@ -27,6 +27,8 @@ from planner.ir.errors import CorruptFileError, MissingFileError
 DATA = Path(__file__).parent / "data"
 
 GEMM = "gemm"
+GROUPED = "grouped_gemm"
+"""Products of the rows of each of several experts with matrices of its own, in one kernel."""
 ATTENTION = "attention"
 ATTENTION_BACKWARD = "attention_backward"
 TUNED_ATTENTION = "tuned_attention"
@@ -62,7 +64,7 @@ class KernelRow:
     Attributes:
         device: by its name in the catalogue, or as the table calls it.
         dtype: ``float16`` stands for bfloat16 too, which runs alike.
-        kind: ``gemm``, ``attention``, ``attention_backward`` or one of ``MEMORY_BOUND``.
+        kind: ``gemm``, ``grouped_gemm``, ``attention``, ``attention_backward`` or one of ``MEMORY_BOUND``.
         extents: (m, n, k, batch); (batch, heads, kv_heads, queries, keys, head_size, causal); (bytes, launches).
         group: the shapes that are held back together: those of one network.
     """
@@ -254,14 +256,14 @@ def _of_shape(line: Mapping[str, str]) -> Iterator[KernelRow]:
         return value
 
     extents: tuple[int, ...]
-    if kind == GEMM:
+    if kind in (GEMM, GROUPED):
         extents = (extent("m"), extent("n"), extent("k"), extent("batch", "1"))
     elif kind in _ATTENTION_KINDS:
         extents = tuple(extent(name, "1" if name == "causal" else "") for name in _ATTENTION_EXTENTS)
     elif kind in MEMORY_BOUND:
         extents = (extent("bytes"), extent("launches", "1"))
     else:
-        raise ValueError(f"op {kind!r} is none of {', '.join((GEMM, *_ATTENTION_KINDS, *MEMORY_BOUND))}")
+        raise ValueError(f"op {kind!r} is none of {', '.join((GEMM, GROUPED, *_ATTENTION_KINDS, *MEMORY_BOUND))}")
     seconds = max(_LEAST_S, _seconds(line, "median_ms", 1e-3))
     yield KernelRow(device, dtype, kind, extents, seconds, line.get("model") or f"{kind} {extents[1:3]}")
 

@@ -41,9 +41,11 @@ FRAGMENTED = 0.06
 TCP_OF_EIGHT = 0.58
 """What NCCL over TCP sends of a host's card while its eight GPUs do: 14.5 to 14.9 of 32 Gbit/s between two hosts of 8
 V100, 22.2 to 22.9 between four; one GPU a host gets 30.4 to 31.4 (github.com/NVIDIA/nccl/issues/209)."""
-TAKEN_WITHIN = 0.5
-TAKEN_ACROSS = 0.08
-"""Of its own time, what an exchange adds to products that run beside it, by NVLink and by network cards."""
+TAKEN_WITHIN = 0.46
+TAKEN_ACROSS = 0.07
+"""Of its own time, what an exchange adds to products that run beside it, by NVLink and by network cards: medians of A100
+(0.41 to 0.55, and 0.03 to 0.12) and V100 (0.05 to 0.67, and 0.04 to 0.15), as Mist measured them; V100's alone would say
+0.26 of A100's 0.48, and 0.08 of its 0.065 (github.com/Dazz993/Mist, ``mist/tools/backup``)."""
 _LOW = 0.75
 _HIGH = 1.5
 """Of a ring by a data sheet."""

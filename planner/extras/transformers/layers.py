@@ -7,9 +7,9 @@ T = micro-batch x sequence tokens, h hidden, a heads of d, f ffn, t tensor ranks
                               norm  (all-gather)  T x f / t x h  activation  T x h x f / t  (all-reduce ...)  residual
     latent attention          products down to the latent numbers are of T/n tokens, whole on each rank; those numbers
                               are gathered in place of hidden features
-    experts                   E, of which k take a token: E products of T k / E tokens each, in one kernel, in tiles of
-                              :data:`EXPERT_ROWS` rows and no faster than all weights are read.  Balanced routing is
-                              assumed; tokens are copied to where their experts are, and what those give is summed back
+    experts                   E, of which k take a token: E products of T k / E tokens each, in one kernel.  Balanced
+                              routing is assumed; tokens are copied to where their experts are, and what those give is
+                              summed back
     e expert ranks            E / e experts on a rank, with the tokens of e ranks; two all-to-alls of T k / n rows
                               each way (a token is sent to each of its experts), of which nothing is hidden
     block, backward           for each product T x n x k two of their own shapes, T x k x n for the input and k x n x T
@@ -22,8 +22,10 @@ T = micro-batch x sequence tokens, h hidden, a heads of d, f ffn, t tensor ranks
                               logits stay cut, the loss sums three numbers a token
     unlike blocks             dense ones that come first count with the embedding, those of ``mtp`` with the head
 
-Ignored: what products and exchanges that overlap take from one another, data loading, Python between kernels; a second
-residual stream at once (GPT-NeoX: its blocks are priced as if one half came after the other).
+A pass takes no less than its host needs to launch its kernels (:data:`LAUNCH_S`); an exchange beside products takes a
+part of its time from them (:meth:`planner.extras.transformers.cluster.GpuCluster.waited_s`).
+Ignored: data loading; a second residual stream at once (GPT-NeoX: its blocks are priced as if one half came after the
+other).
 """
 
 from __future__ import annotations
@@ -45,10 +47,11 @@ MEMORY = "memory-bound"
 EXCHANGE = "tensor exchanges"
 EXPERT_EXCHANGE = "expert exchanges"
 
-EXPERT_ROWS = 128
-"""Tokens of a tile of the kernel that multiplies by several experts at once; of each expert the last is filled up."""
-
-LAUNCH_S: Mapping[Fusion, float] = {Fusion.FUSED: 60e-6, Fusion.KERNELS: 20e-6, Fusion.EAGER: 12e-6}
+LAUNCH_S: Mapping[Fusion, float] = {Fusion.FUSED: 110e-6, Fusion.KERNELS: 65e-6, Fusion.EAGER: 20e-6}
+"""What the host takes of a kernel that is counted here, with the Python around it: Megatron-LM, by what its tests on H100
+grow by from one to four stages (3.7 ms of a block's 34 kernels); GPT-2 small in PyTorch on an H200's host (31 ms of 468
+kernels, docs/gpu.md); separate operators, of which each is counted: 10 us beside H100 (Liger) to 25 us beside A100
+(rotary embeddings of estimate-train-time).  Passes take no less than all of theirs; no CUDA graphs."""
 
 _STREAMING = {
     "dropout_add": "dropout",
@@ -178,15 +181,15 @@ class _Rank:
         rows = self.rows(product)
         if not product.experts:
             return self.product(rows, outputs, inputs)
-        experts = self.own_experts(product)
-        padded = experts * EXPERT_ROWS * -(-rows // EXPERT_ROWS)
-        read = self.moved(experts * outputs * inputs, 2)
-        return max(self.product(padded, outputs, inputs), read, key=lambda cost: cost.seconds)
+        return Cost.of(PRODUCTS, self.kernels.grouped(rows, outputs, inputs, self.own_experts(product)))
 
     def weight_gradient(self, product: Product) -> Cost:
         """Of the product's matrices on this rank."""
         outputs, inputs = self.features(product)
-        return self.product(self.own_experts(product) * inputs, outputs, self.rows(product))
+        rows = self.rows(product)
+        if not product.experts:
+            return self.product(inputs, outputs, rows)
+        return Cost.of(PRODUCTS, self.kernels.grouped(inputs, outputs, rows, self.own_experts(product)))
 
     def moved(self, numbers: float, num_bytes: float, kind: str = "elementwise") -> Cost:
         """An operator that memory bounds, of so many numbers, at so many bytes each."""

@@ -55,7 +55,7 @@ def test_a_measured_shape_is_read_off_its_table() -> None:
     assert found.evidence == "measured table"
     assert found.low <= row.seconds <= found.high
     other = kernels("A100-80GB", "bfloat16").gemm(m + 333, n + 777, k + 555)
-    assert other.evidence == "fitted, held-back error 3 %"
+    assert other.evidence.startswith("fitted, held-back error ")
 
 
 def test_the_gradients_of_a_layer_are_products_of_their_own_shapes() -> None:
