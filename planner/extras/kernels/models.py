@@ -2,8 +2,10 @@
 
 Of each kind of kernel the first of these that there is counts:
 
-    the device's own table                  or, of what memory bounds, its table in another dtype
-    the table of a device of the same chip  (A100-40GB for A100-80GB), with the figures of the device asked for
+    the device's own table
+    the table of a device of the same chip  (A100-40GB for A100-80GB), with the figures of the device asked for; of
+                                            products where its error is less than half
+    a table in another dtype                of what memory bounds
     the data sheet                          with the mean constants of all devices that have tables; its range is the
                                             error that this has on each of them, left out
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import log10
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,9 +44,16 @@ _CHIPS = (
 _STAND_INS = {"softmax": "elementwise", "softmax_backward": "elementwise", "dropout_backward": "dropout"}
 """For a kind of which no table says anything at all: one that streams as plainly."""
 
+_SUSTAINED = {"A100-80GB": 1.04, "A100-40GB": 1.04, "H100-SXM": 1.11, "H200": 1.11, "L40S": 1.22}
+_COOL_S = 1e-3
+"""How much longer a product in half precision takes in a step, whose chip is at its limit of power, than alone.  Tables
+time each a dozen times.  Those of 10 ms or more keep a chip busy until its clock falls: beside the curve of those below
+2.5 ms they take longer by so much, 7 on H100 by 1.09 and 3 on H200 by 1.18 (in FP8 1.02); up to 1 ms no longer."""
 _GROUPED_ON = "H100-SXM"
 """Whose kernels of experts' products stand for those of devices without a table, with the figures of the device."""
 
+_HALF = 2
+"""Bytes of a number in half precision."""
 _NEAR = 0.02
 _INSIDE = 0.7
 """Sums of logarithms: the same shape; how far shapes of a network that was held back usually are from the others."""
@@ -56,9 +66,9 @@ _OF_MASK = (0.62, 0.74, 0.82, 0.87, 0.90, 0.91)
 _TUNED_BACKWARD = 3.0
 _FUSED_LOW = 0.75
 _FUSED_HIGH = 1.5
-"""Shares of the peak that FlashAttention-2 reaches on long sequences, by head size: on A100 (Dao 2023, arXiv 2307.08691,
-figures 4 to 7), on H100, whose new instructions it does not use, of that on shorter sequences, and of that under a
-causal mask, whose diagonal is computed whole (Shah et al. 2024, arXiv 2407.08608, figures 5 and 6; forward alone).
+"""Shares of the peak that FlashAttention-2 reaches on long sequences, by head size: on A100 (Dao 2023, arXiv
+2307.08691, figures 4 to 7), on H100, whose new instructions it does not use, of that on shorter sequences, and of that
+under a causal mask, whose diagonal is computed whole (Shah et al. 2024, arXiv 2407.08608, figures 5 and 6; forward).
 A backward of cuDNN takes 2.9 to 3.3 forwards there, from 16,384 to 2,048 tokens; 2.6 to 3.3 on A100, and 2.3 to 3.7 on
 B200 (SimuMax)."""
 
@@ -96,10 +106,18 @@ class Kernels:
         """
         if min(m, n, k, batch) <= 0:
             return NOTHING
-        return self._estimate(BATCHED if batch > 1 else GEMM, (m, n, k, batch))
+        if batch > 1:
+            return self._estimate(BATCHED, (m, n, k, batch))
+        alone = self._estimate(GEMM, (m, n, k, batch))
+        return alone * self._sustained(alone.seconds) if self.width == _HALF else alone
+
+    def _sustained(self, seconds: float) -> float:
+        """By how much one that takes so long alone is longer at the limit of power, beyond what its time has of it."""
+        is_hot = min(max(log10(seconds / _COOL_S), 0.0), 1.0)
+        return float(_SUSTAINED.get(self.device.name, 1.0) ** (1 - is_hot))
 
     def grouped(self, m: int, n: int, k: int, groups: int) -> Estimate:
-        """``groups`` products of :meth:`gemm` with matrices of their own in one kernel: rows of experts, ``m`` of each."""
+        """As many products with matrices of their own in one kernel: ``m`` rows of each of so many experts."""
         if min(m, n, k, groups) <= 0:
             return NOTHING
         return self._estimate(GROUPED, (m, n, k, groups))
@@ -228,12 +246,15 @@ def kernels_of(figures: Device, dtype: str, own: Sequence[Fit] = ()) -> Kernels:
 def _fit_of(every: Sequence[Fit], name: str, dtype: str, kind: str) -> tuple[Fit, str] | None:
     of_kind = [fit for fit in every if fit.kind == kind]
     chip = next((chip for chip in _CHIPS if name in chip), (name,))
-    for device in (name, *(other for other in chip if other != name)):
-        own = [fit for fit in of_kind if fit.device == device]
-        exact = next((fit for fit in own if fit.dtype == dtype), None)
-        best = exact or (own[0] if own and kind in MEMORY_BOUND else None)
-        if best is not None:
-            return best, "" if device == name else f" on {device}"
+    tables = [fit for device in (name, *chip) for fit in of_kind if fit.device == device and fit.dtype == dtype]
+    if kind == GEMM and tables:  # the chip counts, not the memory beside it
+        known_best = min(tables, key=lambda fit: fit.held_back.median)
+        if 2 * known_best.held_back.median < tables[0].held_back.median:
+            tables = [known_best]
+    if not tables and kind in MEMORY_BOUND:
+        tables = [fit for device in (name, *chip) for fit in of_kind if fit.device == device]
+    if tables:
+        return tables[0], "" if tables[0].device == name else f" on {tables[0].device}"
     if kind == GROUPED:
         return next(fit for fit in of_kind if fit.device == _GROUPED_ON), f" on {_GROUPED_ON}"
     general = [fit for fit in of_kind if fit.device == ANY_DEVICE and fit.dtype == general_dtype(kind, dtype)]

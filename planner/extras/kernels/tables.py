@@ -104,7 +104,8 @@ def dtype_of(name: str) -> str:
 @functools.cache
 def shipped() -> tuple[KernelRow, ...]:
     """The rows that ship with the package."""
-    return tuple(row for name in ("kernels.csv.xz", "operators.csv.xz", "shapes.csv.xz") for row in read_table(DATA / name))
+    names = ("kernels.csv.xz", "operators.csv.xz", "shapes.csv.xz")
+    return tuple(row for name in names for row in read_table(DATA / name))
 
 
 def read_table(path: str | Path) -> list[KernelRow]:

@@ -43,9 +43,9 @@ TCP_OF_EIGHT = 0.58
 V100, 22.2 to 22.9 between four; one GPU a host gets 30.4 to 31.4 (github.com/NVIDIA/nccl/issues/209)."""
 TAKEN_WITHIN = 0.46
 TAKEN_ACROSS = 0.07
-"""Of its own time, what an exchange adds to products that run beside it, by NVLink and by network cards: medians of A100
-(0.41 to 0.55, and 0.03 to 0.12) and V100 (0.05 to 0.67, and 0.04 to 0.15), as Mist measured them; V100's alone would say
-0.26 of A100's 0.48, and 0.08 of its 0.065 (github.com/Dazz993/Mist, ``mist/tools/backup``)."""
+"""Of its own time, what an exchange adds to products that run beside it, by NVLink and by network cards: medians of
+A100 (0.41 to 0.55, and 0.03 to 0.12) and V100 (0.05 to 0.67, and 0.04 to 0.15), as Mist measured them
+(github.com/Dazz993/Mist, ``mist/tools/backup``).  V100's alone would say 0.26 of A100's 0.48, and 0.08 of its 0.065."""
 _LOW = 0.75
 _HIGH = 1.5
 """Of a ring by a data sheet."""
@@ -133,8 +133,10 @@ class GpuCluster:
         return by_data_sheet(max(inside.seconds, across_s))
 
     def waited_s(self, exchange: Estimate, beside_s: float, members: int, stride: int = 1) -> float:
-        """What a pass of ``beside_s`` grows by, with an exchange beside it: by what is left of the exchange, and no less
-        than its kernels take of the processors and the memory."""
+        """What a pass of ``beside_s`` grows by, with an exchange beside it.
+
+        By what is left of the exchange, and no less than its kernels take of the processors and the memory.
+        """
         taken = TAKEN_WITHIN if members * stride <= self.per_host else TAKEN_ACROSS
         return max(exchange.seconds - beside_s, taken * exchange.seconds)
 

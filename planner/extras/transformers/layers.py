@@ -48,10 +48,10 @@ EXCHANGE = "tensor exchanges"
 EXPERT_EXCHANGE = "expert exchanges"
 
 LAUNCH_S: Mapping[Fusion, float] = {Fusion.FUSED: 110e-6, Fusion.KERNELS: 65e-6, Fusion.EAGER: 20e-6}
-"""What the host takes of a kernel that is counted here, with the Python around it: Megatron-LM, by what its tests on H100
-grow by from one to four stages (3.7 ms of a block's 34 kernels); GPT-2 small in PyTorch on an H200's host (31 ms of 468
-kernels, docs/gpu.md); separate operators, of which each is counted: 10 us beside H100 (Liger) to 25 us beside A100
-(rotary embeddings of estimate-train-time).  Passes take no less than all of theirs; no CUDA graphs."""
+"""What the host takes of a kernel that is counted here, with the Python around it: Megatron-LM, by what its tests on
+H100 grow by from one stage to four (3.7 ms of a block's 34 kernels); GPT-2 small in PyTorch beside an H200 (31 ms of
+468 kernels, docs/gpu.md); separate operators, of which each is counted: 10 us beside H100 (Liger) to 25 us beside A100
+(rotary embeddings of estimate-train-time).  Passes take no less than all of theirs; CUDA graphs are not told."""
 
 _STREAMING = {
     "dropout_add": "dropout",
@@ -217,9 +217,9 @@ class _Rank:
         return costs([norm, self.moved(heads, num_bytes, kind), self.moved(latent, num_bytes, kind)])
 
     def eager(self, scores: float) -> Cost:
-        """What separate kernels move more: seven of GELU's eight, or a gate's product apart; around attention that is not
-        fused scale and mask of scores, and heads brought together.
+        """What separate kernels move more: seven of GELU's eight, or a gate's product apart; what attention adds.
 
+        Around attention that is not fused these are scale and mask of scores, and heads brought together.
         Their backwards move as many bytes and half.
         """
         s = self.shape

@@ -250,9 +250,7 @@ def test_all_to_all_leaves_a_host_by_each_ranks_own_share_of_the_cards() -> None
     inside = cluster.exchange("all_to_all", 1e9, 8)
     assert inside.evidence.startswith("measured table")
     fast = replace(cluster, across=AlphaBeta(0.0, 1e15))
-    assert fast.exchange("all_to_all", 1e9, 16).seconds == pytest.approx(
-        fast.exchange("all_to_all", 0.5e9, 8).seconds
-    )
+    assert fast.exchange("all_to_all", 1e9, 16).seconds == pytest.approx(fast.exchange("all_to_all", 0.5e9, 8).seconds)
 
 
 def test_what_runs_beside_a_pass_takes_a_part_of_it() -> None:
