@@ -137,8 +137,8 @@ class GpuCluster:
 
         By what is left of the exchange, and no less than its kernels take of the processors and the memory.
         """
-        taken = TAKEN_WITHIN if members * stride <= self.per_host else TAKEN_ACROSS
-        return max(exchange.seconds - beside_s, taken * exchange.seconds)
+        share = TAKEN_WITHIN if members * stride <= self.per_host else TAKEN_ACROSS
+        return max(exchange.seconds - beside_s, share * exchange.seconds)
 
     def send(self, num_bytes: float, stride: int, at_once: int = 1) -> Estimate:
         """A message to the rank ``stride`` further on, while ``at_once`` ranks of each host send one too."""

@@ -74,7 +74,7 @@ def layers_of(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees) ->
     if shape.mtp:
         head = head + (rank.joined() + block + head) * shape.mtp
     launch_s = LAUNCH_S[ways.kernels]
-    return Layers(*(layer.launched(launch_s) for layer in (embedding, block, head)))
+    return Layers(embedding.launched(launch_s), block.launched(launch_s), head.launched(launch_s))
 
 
 def layers_for(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees) -> Layers:
@@ -282,7 +282,7 @@ class _Rank:
         dropout = self.moved(scores * s.drops_scores, 5, "dropout_backward")
         return costs([square, of_values, thin * 2, softmax, dropout])
 
-    def fused_core(self, kernel: Callable[[AttentionShape], Estimate]) -> Cost:
+    def fused_core(self, kernel: Callable[..., Estimate]) -> Cost:
         """The mean of blocks in which a token sees all tokens before it, and of those in which it sees a window."""
         kernel = functools.partial(kernel, tuned=self.ways.kernels is Fusion.FUSED)
         s = self.shape
@@ -348,10 +348,10 @@ class _Rank:
         if s.kv_rank:
             rotated = self.moved(self.tokens * (s.heads / self.ways.tensor + 1) * s.rope_size, 4, "rope")
             return rotated + self.moved(self.tokens * 2 * s.heads * s.head_size / self.ways.tensor, 4)
-        rotated = s.rotary * self.tokens * (s.heads + s.kv_heads) * s.head_size / self.ways.tensor
+        numbers = s.rotary * self.tokens * (s.heads + s.kv_heads) * s.head_size / self.ways.tensor
         if self.ways.kernels is Fusion.EAGER:
-            return self.moved(rotated, num_bytes, f"eager_{kind}")
-        return self.moved(rotated, 4, "rope")
+            return self.moved(numbers, num_bytes, f"eager_{kind}")
+        return self.moved(numbers, 4, "rope")
 
     def block_backward(self) -> Cost:
         s = self.shape
