@@ -31,7 +31,16 @@ from planner.extras.kernels.curves import (
     logs,
 )
 from planner.extras.kernels.estimates import NO_NEIGHBOURS, HeldBackErrors, MeasuredNeighbours
-from planner.extras.kernels.tables import ATTENTION, ATTENTION_BACKWARD, DATA, GEMM, KernelRow, shipped
+from planner.extras.kernels.tables import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    DATA,
+    GEMM,
+    GROUPED,
+    TUNED_ATTENTION,
+    KernelRow,
+    shipped,
+)
 
 BATCHED = "batched_gemm"
 ANY_DEVICE = "any device"
@@ -103,8 +112,10 @@ def arrays(rows: Sequence[KernelRow]) -> tuple[np.ndarray, np.ndarray, np.ndarra
 _CURVES: Mapping[str, type[Curve]] = {
     GEMM: GemmCurve,
     BATCHED: GemmCurve,
+    GROUPED: GemmCurve,
     ATTENTION: AttentionCurve,
     ATTENTION_BACKWARD: AttentionCurve,
+    TUNED_ATTENTION: AttentionCurve,
 }
 
 
@@ -189,11 +200,13 @@ def from_json(nodes: Iterable[Mapping[str, Any]], rows: Iterable[KernelRow]) -> 
 def general(fits: Sequence[Fit], rows: Iterable[KernelRow]) -> list[Fit]:
     """By kind, the mean constants over devices; held back is each device, given the means of the others.
 
-    Products without tensor cores, which are nearer to their lower peak, are apart from those in them.
+    Products without tensor cores, which are nearer to their lower peak, are apart from those in them.  Attention of a
+    maker's library is of one chip's own instructions; of experts' products the tiles of one device are not another's.
     """
     tables = by_kind(rows)
     general_fits = []
-    sorts = dict.fromkeys((fit.kind, general_dtype(fit.kind, fit.dtype)) for fit in fits)
+    of_any = [fit for fit in fits if fit.kind not in (TUNED_ATTENTION, GROUPED)]
+    sorts = dict.fromkeys((fit.kind, general_dtype(fit.kind, fit.dtype)) for fit in of_any)
     for kind, dtype in sorts:
         of_kind = [fit for fit in fits if (fit.kind, general_dtype(fit.kind, fit.dtype)) == (kind, dtype)]
         errors_of: list[float] = []

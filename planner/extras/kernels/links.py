@@ -29,8 +29,9 @@ from planner.ir.cluster import Cluster
 from planner.ir.errors import CorruptFileError, UnknownNameError
 
 ALL_REDUCE = "all_reduce"
+ALL_TO_ALL = "all_to_all"
 SEND = "send"
-COLLECTIVES = (ALL_REDUCE, "reduce_scatter", "all_gather", "all_to_all", "broadcast", SEND)
+COLLECTIVES = (ALL_REDUCE, "reduce_scatter", "all_gather", ALL_TO_ALL, "broadcast", SEND)
 _TABLE_NAMES = {"send_recv": SEND}
 EFFICIENCY = 0.72
 _DATASHEET_LOW = 0.75

@@ -2,8 +2,10 @@
 
 Of each kind of kernel the first of these that there is counts:
 
-    the device's own table                  or, of what memory bounds, its table in another dtype
-    the table of a device of the same chip  (A100-40GB for A100-80GB), with the figures of the device asked for
+    the device's own table
+    the table of a device of the same chip  (A100-40GB for A100-80GB), with the figures of the device asked for; of
+                                            products where its error is less than half
+    a table in another dtype                of what memory bounds
     the data sheet                          with the mean constants of all devices that have tables; its range is the
                                             error that this has on each of them, left out
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import log10
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +24,16 @@ import numpy as np
 from planner.extras.kernels.curves import Device
 from planner.extras.kernels.estimates import DATASHEET, NOTHING, TABLE, Estimate
 from planner.extras.kernels.fit import ANY_DEVICE, BATCHED, WIDTHS, Fit, fit_rows, general_dtype, stored_fits
-from planner.extras.kernels.tables import ATTENTION, ATTENTION_BACKWARD, GEMM, MEMORY_BOUND, dtype_of, read_table
+from planner.extras.kernels.tables import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    GEMM,
+    GROUPED,
+    MEMORY_BOUND,
+    TUNED_ATTENTION,
+    dtype_of,
+    read_table,
+)
 from planner.ir.errors import UnknownNameError
 
 _CHIPS = (
@@ -32,16 +44,33 @@ _CHIPS = (
 _STAND_INS = {"softmax": "elementwise", "softmax_backward": "elementwise", "dropout_backward": "dropout"}
 """For a kind of which no table says anything at all: one that streams as plainly."""
 
+_SUSTAINED = {"A100-80GB": 1.04, "A100-40GB": 1.04, "H100-SXM": 1.11, "H200": 1.11, "L40S": 1.22}
+_COOL_S = 1e-3
+"""How much longer a product in half precision takes in a step, whose chip is at its limit of power, than alone.  Tables
+time each a dozen times.  Those of 10 ms or more keep a chip busy until its clock falls: beside the curve of those below
+2.5 ms they take longer by so much, 7 on H100 by 1.09 and 3 on H200 by 1.18 (in FP8 1.02); up to 1 ms no longer."""
+_GROUPED_ON = "H100-SXM"
+"""Whose kernels of experts' products stand for those of devices without a table, with the figures of the device."""
+
+_HALF = 2
+"""Bytes of a number in half precision."""
 _NEAR = 0.02
 _INSIDE = 0.7
 """Sums of logarithms: the same shape; how far shapes of a network that was held back usually are from the others."""
 
 _FUSED = {"forward": {64: 0.52, 128: 0.62}, "backward": {64: 0.44, 128: 0.52}}
-_HOPPER = 0.6
+_FUSED_ON_HOPPER = {"forward": {64: 0.33, 128: 0.37}, "backward": {64: 0.29, 128: 0.33}}
+_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+_OF_LENGTH = {"forward": (0.84, 0.95, 0.98, 0.99, 1, 1), "backward": (0.66, 0.81, 0.90, 0.96, 0.99, 1)}
+_OF_MASK = (0.62, 0.74, 0.82, 0.87, 0.90, 0.91)
+_TUNED_BACKWARD = 3.0
 _FUSED_LOW = 0.75
 _FUSED_HIGH = 1.5
-"""Shares of the peak that FlashAttention-2 reaches on A100, by head size (Dao 2023, arXiv 2307.08691, figures 4 to 7),
-and of that what it reaches on H100, whose new instructions it does not use."""
+"""Shares of the peak that FlashAttention-2 reaches on long sequences, by head size: on A100 (Dao 2023, arXiv
+2307.08691, figures 4 to 7), on H100, whose new instructions it does not use, of that on shorter sequences, and of that
+under a causal mask, whose diagonal is computed whole (Shah et al. 2024, arXiv 2407.08608, figures 5 and 6; forward).
+A backward of cuDNN takes 2.9 to 3.3 forwards there, from 16,384 to 2,048 tokens; 2.6 to 3.3 on A100, and 2.3 to 3.7 on
+B200 (SimuMax)."""
 
 
 class AttentionShape(NamedTuple):
@@ -77,15 +106,34 @@ class Kernels:
         """
         if min(m, n, k, batch) <= 0:
             return NOTHING
-        return self._estimate(BATCHED if batch > 1 else GEMM, (m, n, k, batch))
+        if batch > 1:
+            return self._estimate(BATCHED, (m, n, k, batch))
+        alone = self._estimate(GEMM, (m, n, k, batch))
+        return alone * self._sustained(alone.seconds) if self.width == _HALF else alone
 
-    def attention(self, shape: AttentionShape, fused: bool) -> Estimate:
-        """Scores, softmax and context; dropout of the scores, where there is any, is extra if not ``fused``."""
-        return self._attention(ATTENTION, shape, fused)
+    def _sustained(self, seconds: float) -> float:
+        """By how much one that takes so long alone is longer at the limit of power, beyond what its time has of it."""
+        is_hot = min(max(log10(seconds / _COOL_S), 0.0), 1.0)
+        return float(_SUSTAINED.get(self.device.name, 1.0) ** (1 - is_hot))
 
-    def attention_backward(self, shape: AttentionShape, fused: bool) -> Estimate:
+    def grouped(self, m: int, n: int, k: int, groups: int) -> Estimate:
+        """As many products with matrices of their own in one kernel: ``m`` rows of each of so many experts."""
+        if min(m, n, k, groups) <= 0:
+            return NOTHING
+        return self._estimate(GROUPED, (m, n, k, groups))
+
+    def attention(self, shape: AttentionShape, fused: bool, tuned: bool = False) -> Estimate:
+        """Scores, softmax and context; dropout of the scores, where there is any, is extra if not ``fused``.
+
+        Args:
+            tuned: fused by the maker's library (cuDNN, as Megatron-LM calls it), with the chip's newest instructions,
+                where a table has it; else FlashAttention-2, as PyTorch calls it.
+        """
+        return self._attention(ATTENTION, shape, fused, tuned)
+
+    def attention_backward(self, shape: AttentionShape, fused: bool, tuned: bool = False) -> Estimate:
         """The gradients of queries, keys and values; fused kernels compute the scores again."""
-        return self._attention(ATTENTION_BACKWARD, shape, fused)
+        return self._attention(ATTENTION_BACKWARD, shape, fused, tuned)
 
     def memory_bound(self, num_bytes: float, launches: int = 1, kind: str = "elementwise") -> Estimate:
         """Reading and writing ``num_bytes`` in all, in ``launches`` kernels.
@@ -119,14 +167,14 @@ class Kernels:
             estimate = self._known[kind, extents] = Estimate(seconds, seconds * low, seconds * high, evidence)
         return estimate
 
-    def _attention(self, kind: str, shape: AttentionShape, fused: bool) -> Estimate:
+    def _attention(self, kind: str, shape: AttentionShape, fused: bool, tuned: bool) -> Estimate:
         batch, heads, _, queries, keys, size, causal = shape
         extents = (*shape[:-1], int(causal))
         if min(extents[:-1]) <= 0:
             return NOTHING
         backward = kind == ATTENTION_BACKWARD
         if fused:
-            return self._fused(extents, backward)
+            return self._fused(extents, backward, tuned)
         products = batch * heads
         scores = self.width * batch * heads * queries * keys
         if not backward:
@@ -137,15 +185,20 @@ class Kernels:
         through = self.gemm(queries, keys, size, products)
         return values + through + of_scores + self.gemm(queries, size, keys, products) + values
 
-    def _fused(self, extents: tuple[int, ...], backward: bool) -> Estimate:
+    def _fused(self, extents: tuple[int, ...], backward: bool, tuned: bool) -> Estimate:
         batch, heads, kv_heads, queries, keys, size, causal = extents
         kind = ATTENTION_BACKWARD if backward else ATTENTION
         if kind in self.fits:
             return self._estimate(kind, extents)
-        shares = _FUSED["backward" if backward else "forward"]
-        share = float(np.interp(size, list(shares), list(shares.values()))) * (
-            _HOPPER if self.device.name in _CHIPS[2] else 1.0
-        )
+        if tuned and TUNED_ATTENTION in self.fits:
+            forward = self._estimate(TUNED_ATTENTION, extents)
+            return forward * _TUNED_BACKWARD if backward else forward
+        which = "backward" if backward else "forward"
+        shares = (_FUSED_ON_HOPPER if self.device.name in _CHIPS[2] else _FUSED)[which]
+        share = float(np.interp(size, list(shares), list(shares.values())))
+        share *= float(np.interp(np.log(keys), np.log(_LENGTHS), _OF_LENGTH[which]))
+        if causal:
+            share *= float(np.interp(np.log(keys), np.log(_LENGTHS), _OF_MASK))
         flops = (10 if backward else 4) * batch * heads * queries * keys * size * (0.5 if causal else 1.0)
         passes = 2 if backward else 1
         num_bytes = passes * self.width * batch * size * (2 * heads * queries + 2 * kv_heads * keys)
@@ -161,7 +214,8 @@ def kernels(device: str, dtype: str = "bfloat16", tables: str | Path | None = No
     """The kernels of a device of the catalogue.
 
     Args:
-        dtype: of the operands, as torch names it; ``tfloat32`` is float32 in tensor cores.
+        dtype: of the operands, as torch names it; ``tfloat32`` is float32 in tensor cores, ``fp8`` one of
+            a byte (what is not a product of weights stays wider: take those kernels from a call of their own).
         tables: a table of one's own (:mod:`planner.extras.kernels.tables`), which comes before those that ship.
 
     Raises:
@@ -169,7 +223,7 @@ def kernels(device: str, dtype: str = "bfloat16", tables: str | Path | None = No
         MissingMeasurementError: no source says how fast it is in that dtype.
         MissingFileError, CorruptFileError: of ``tables``.
     """
-    return _kernels(device, dtype, str(tables) if tables is not None else "")
+    return _kernels(device, "float8" if dtype == "fp8" else dtype, str(tables) if tables is not None else "")
 
 
 @functools.cache
@@ -181,7 +235,7 @@ def _kernels(device: str, dtype: str, tables: str) -> Kernels:
 def kernels_of(figures: Device, dtype: str, own: Sequence[Fit] = ()) -> Kernels:
     """As :func:`kernels`, of a device by its figures; fits of ``own`` tables come first."""
     every = (*own, *stored_fits())
-    kinds = (GEMM, BATCHED, ATTENTION, ATTENTION_BACKWARD, *MEMORY_BOUND)
+    kinds = (GEMM, BATCHED, GROUPED, ATTENTION, ATTENTION_BACKWARD, TUNED_ATTENTION, *MEMORY_BOUND)
     fits_by_kind = {kind: _fit_of(every, figures.name, dtype_of(dtype), kind) for kind in kinds}
     fits = {kind: fit for kind, fit in fits_by_kind.items() if fit is not None}
     for kind in MEMORY_BOUND:
@@ -192,11 +246,16 @@ def kernels_of(figures: Device, dtype: str, own: Sequence[Fit] = ()) -> Kernels:
 def _fit_of(every: Sequence[Fit], name: str, dtype: str, kind: str) -> tuple[Fit, str] | None:
     of_kind = [fit for fit in every if fit.kind == kind]
     chip = next((chip for chip in _CHIPS if name in chip), (name,))
-    for device in (name, *(other for other in chip if other != name)):
-        own = [fit for fit in of_kind if fit.device == device]
-        exact = next((fit for fit in own if fit.dtype == dtype), None)
-        best = exact or (own[0] if own and kind in MEMORY_BOUND else None)
-        if best is not None:
-            return best, "" if device == name else f" on {device}"
+    tables = [fit for device in (name, *chip) for fit in of_kind if fit.device == device and fit.dtype == dtype]
+    if kind == GEMM and tables:  # the chip counts, not the memory beside it
+        known_best = min(tables, key=lambda fit: fit.held_back.median)
+        if 2 * known_best.held_back.median < tables[0].held_back.median:
+            tables = [known_best]
+    if not tables and kind in MEMORY_BOUND:
+        tables = [fit for device in (name, *chip) for fit in of_kind if fit.device == device]
+    if tables:
+        return tables[0], "" if tables[0].device == name else f" on {tables[0].device}"
+    if kind == GROUPED:
+        return next(fit for fit in of_kind if fit.device == _GROUPED_ON), f" on {_GROUPED_ON}"
     general = [fit for fit in of_kind if fit.device == ANY_DEVICE and fit.dtype == general_dtype(kind, dtype)]
     return (general[0], "") if general else None

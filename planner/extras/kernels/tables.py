@@ -7,8 +7,8 @@ Three kinds of columns are read, told apart by the header (further columns are i
     gpu, dtype, model, micro_batch, tensor_parallel, op, forward_us, backward_us
         operators of Megatron's block in PyTorch, attention not fused (eth-easl/sailor)
     device, dtype, op, median_ms, and the extents that op needs
-        gemm: m, n, k [, batch]; any of MEMORY_BOUND: bytes [, launches];
-        attention, attention_backward: batch, heads, kv_heads, queries, keys, head_size, causal
+        gemm: m, n, k [, batch]; grouped_gemm: m rows of each, n, k, batch; any of MEMORY_BOUND: bytes [, launches];
+        attention, attention_backward, tuned_attention: batch, heads, kv_heads, queries, keys, head_size, causal
 
 ``data/LICENSES.md`` has the sources and their licences.
 """
@@ -27,8 +27,11 @@ from planner.ir.errors import CorruptFileError, MissingFileError
 DATA = Path(__file__).parent / "data"
 
 GEMM = "gemm"
+GROUPED = "grouped_gemm"
+"""Products of the rows of each of several experts with matrices of its own, in one kernel."""
 ATTENTION = "attention"
 ATTENTION_BACKWARD = "attention_backward"
+TUNED_ATTENTION = "tuned_attention"
 MEMORY_BOUND = (
     "elementwise",  # residuals; any operator on numbers of its own
     "activation",
@@ -36,7 +39,11 @@ MEMORY_BOUND = (
     "gated_activation",  # one kernel, of two inputs
     "norm",
     "norm_backward",
+    "eager_norm",  # RMSNorm as PyTorch runs its text, a kernel an operator
+    "eager_norm_backward",
     "rope",
+    "eager_rope",  # likewise, angles in float32
+    "eager_rope_backward",
     "embedding",
     "softmax",  # of attention scores, scaled and masked in the same kernel
     "softmax_backward",
@@ -46,6 +53,7 @@ MEMORY_BOUND = (
 )
 """Kinds of operators that memory bounds; bytes are those read and written, each once."""
 
+_ATTENTION_KINDS = (ATTENTION, ATTENTION_BACKWARD, TUNED_ATTENTION)
 _ATTENTION_EXTENTS = ("batch", "heads", "kv_heads", "queries", "keys", "head_size", "causal")
 
 
@@ -56,7 +64,7 @@ class KernelRow:
     Attributes:
         device: by its name in the catalogue, or as the table calls it.
         dtype: ``float16`` stands for bfloat16 too, which runs alike.
-        kind: ``gemm``, ``attention``, ``attention_backward`` or one of ``MEMORY_BOUND``.
+        kind: ``gemm``, ``grouped_gemm``, ``attention``, ``attention_backward`` or one of ``MEMORY_BOUND``.
         extents: (m, n, k, batch); (batch, heads, kv_heads, queries, keys, head_size, causal); (bytes, launches).
         group: the shapes that are held back together: those of one network.
     """
@@ -80,7 +88,9 @@ _DEVICES = {
 }
 """What sources call devices of the catalogue."""
 
-_DTYPES = {"": "float16", "fp16": "float16", "bf16": "float16", "bfloat16": "float16", "fp32": "float32"}
+_DTYPES = {
+    "": "float16", "fp16": "float16", "bf16": "float16", "bfloat16": "float16", "fp32": "float32", "fp8": "float8"
+}  # fmt: skip
 _TF32 = ("A100", "H100", "GH200", "RTX-3090", "A40")
 _LEAST_S = 1e-6
 _MOST_S = 1e4
@@ -94,7 +104,8 @@ def dtype_of(name: str) -> str:
 @functools.cache
 def shipped() -> tuple[KernelRow, ...]:
     """The rows that ship with the package."""
-    return tuple(row for name in ("kernels.csv.xz", "operators.csv.xz") for row in read_table(DATA / name))
+    names = ("kernels.csv.xz", "operators.csv.xz", "shapes.csv.xz")
+    return tuple(row for name in names for row in read_table(DATA / name))
 
 
 def read_table(path: str | Path) -> list[KernelRow]:
@@ -246,14 +257,14 @@ def _of_shape(line: Mapping[str, str]) -> Iterator[KernelRow]:
         return value
 
     extents: tuple[int, ...]
-    if kind == GEMM:
+    if kind in (GEMM, GROUPED):
         extents = (extent("m"), extent("n"), extent("k"), extent("batch", "1"))
-    elif kind in (ATTENTION, ATTENTION_BACKWARD):
+    elif kind in _ATTENTION_KINDS:
         extents = tuple(extent(name, "1" if name == "causal" else "") for name in _ATTENTION_EXTENTS)
     elif kind in MEMORY_BOUND:
         extents = (extent("bytes"), extent("launches", "1"))
     else:
-        raise ValueError(f"op {kind!r} is none of {', '.join((GEMM, ATTENTION, ATTENTION_BACKWARD, *MEMORY_BOUND))}")
+        raise ValueError(f"op {kind!r} is none of {', '.join((GEMM, GROUPED, *_ATTENTION_KINDS, *MEMORY_BOUND))}")
     seconds = max(_LEAST_S, _seconds(line, "median_ms", 1e-3))
     yield KernelRow(device, dtype, kind, extents, seconds, line.get("model") or f"{kind} {extents[1:3]}")
 

@@ -4,6 +4,7 @@ group       members, ``stride`` ranks apart: ranks lie on hosts in order, tensor
 within      of one host: the system's table, or a ring by latency and rate
 across      a ring over hosts; groups that talk at once share the cards of their host:
 t = steps x latency + factor x bytes / min(host rate / groups, rate within)
+to all      no ring: of what a member sends, its share for other hosts passes the cards at a rank's share of their rate
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from planner.extras.kernels.clusters import SYSTEMS, System
 from planner.extras.kernels.estimates import DATASHEET, NOTHING, Estimate
 from planner.extras.kernels.links import (
     ALL_REDUCE,
+    ALL_TO_ALL,
     ALPHA_ACROSS_S,
     EFFICIENCY,
     SEND,
@@ -39,6 +41,11 @@ FRAGMENTED = 0.06
 TCP_OF_EIGHT = 0.58
 """What NCCL over TCP sends of a host's card while its eight GPUs do: 14.5 to 14.9 of 32 Gbit/s between two hosts of 8
 V100, 22.2 to 22.9 between four; one GPU a host gets 30.4 to 31.4 (github.com/NVIDIA/nccl/issues/209)."""
+TAKEN_WITHIN = 0.46
+TAKEN_ACROSS = 0.07
+"""Of its own time, what an exchange adds to products that run beside it, by NVLink and by network cards: medians of
+A100 (0.41 to 0.55, and 0.03 to 0.12) and V100 (0.05 to 0.67, and 0.04 to 0.15), as Mist measured them
+(github.com/Dazz993/Mist, ``mist/tools/backup``).  V100's alone would say 0.26 of A100's 0.48, and 0.08 of its 0.065."""
 _LOW = 0.75
 _HIGH = 1.5
 """Of a ring by a data sheet."""
@@ -109,12 +116,29 @@ class GpuCluster:
             return self._within(name, num_bytes, members, stride)
         on_host = max(1, self.per_host // stride)
         groups = self.per_host // on_host
+        if name == ALL_TO_ALL:
+            return self._to_all(num_bytes, members, stride, on_host)
         rate = self._card_rate(groups)
         if on_host > 1:
             rate = min(rate, self._rate_within(on_host, stride))
         steps = log2(members) * (2 if name == ALL_REDUCE else 1)
         seconds = self.across.alpha_s * steps + bus_factor(name, members) * num_bytes / rate
         return by_data_sheet(seconds)
+
+    def _to_all(self, num_bytes: float, members: int, stride: int, on_host: int) -> Estimate:
+        """Each member has a part for every other: those for other hosts leave by the cards, which all ranks share."""
+        inside = self._within(ALL_TO_ALL, num_bytes * on_host / members, on_host, stride) if on_host > 1 else NOTHING
+        away = num_bytes * (members - on_host) / members
+        across_s = self.across.alpha_s * log2(members) + away / self._card_rate(self.per_host)
+        return by_data_sheet(max(inside.seconds, across_s))
+
+    def waited_s(self, exchange: Estimate, beside_s: float, members: int, stride: int = 1) -> float:
+        """What a pass of ``beside_s`` grows by, with an exchange beside it.
+
+        By what is left of the exchange, and no less than its kernels take of the processors and the memory.
+        """
+        share = TAKEN_WITHIN if members * stride <= self.per_host else TAKEN_ACROSS
+        return max(exchange.seconds - beside_s, share * exchange.seconds)
 
     def send(self, num_bytes: float, stride: int, at_once: int = 1) -> Estimate:
         """A message to the rank ``stride`` further on, while ``at_once`` ranks of each host send one too."""

@@ -7,9 +7,9 @@ T = micro-batch x sequence tokens, h hidden, a heads of d, f ffn, t tensor ranks
                               norm  (all-gather)  T x f / t x h  activation  T x h x f / t  (all-reduce ...)  residual
     latent attention          products down to the latent numbers are of T/n tokens, whole on each rank; those numbers
                               are gathered in place of hidden features
-    experts                   E, of which k take a token: E products of T k / E tokens each, in one kernel, in tiles of
-                              :data:`EXPERT_ROWS` rows and no faster than all weights are read.  Balanced routing is
-                              assumed; tokens are copied to where their experts are, and what those give is summed back
+    experts                   E, of which k take a token: E products of T k / E tokens each, in one kernel.  Balanced
+                              routing is assumed; tokens are copied to where their experts are, and what those give is
+                              summed back
     e expert ranks            E / e experts on a rank, with the tokens of e ranks; two all-to-alls of T k / n rows
                               each way (a token is sent to each of its experts), of which nothing is hidden
     block, backward           for each product T x n x k two of their own shapes, T x k x n for the input and k x n x T
@@ -22,14 +22,16 @@ T = micro-batch x sequence tokens, h hidden, a heads of d, f ffn, t tensor ranks
                               logits stay cut, the loss sums three numbers a token
     unlike blocks             dense ones that come first count with the embedding, those of ``mtp`` with the head
 
-Ignored: what products and exchanges that overlap take from one another, data loading, Python between kernels; a second
-residual stream at once (GPT-NeoX: its blocks are priced as if one half came after the other).
+A pass takes no less than its host needs to launch its kernels (:data:`LAUNCH_S`); an exchange beside products takes a
+part of its time from them (:meth:`planner.extras.transformers.cluster.GpuCluster.waited_s`).
+Ignored: data loading; a second residual stream at once (GPT-NeoX: its blocks are priced as if one half came after the
+other).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.extras.kernels.estimates import Estimate
@@ -45,8 +47,11 @@ MEMORY = "memory-bound"
 EXCHANGE = "tensor exchanges"
 EXPERT_EXCHANGE = "expert exchanges"
 
-EXPERT_ROWS = 128
-"""Tokens of a tile of the kernel that multiplies by several experts at once; of each expert the last is filled up."""
+LAUNCH_S: Mapping[Fusion, float] = {Fusion.FUSED: 110e-6, Fusion.KERNELS: 65e-6, Fusion.EAGER: 20e-6}
+"""What the host takes of a kernel that is counted here, with the Python around it: Megatron-LM, by what its tests on
+H100 grow by from one stage to four (3.7 ms of a block's 34 kernels); GPT-2 small in PyTorch beside an H200 (31 ms of
+468 kernels, docs/gpu.md); separate operators, of which each is counted: 10 us beside H100 (Liger) to 25 us beside A100
+(rotary embeddings of estimate-train-time).  Passes take no less than all of theirs; CUDA graphs are not told."""
 
 _STREAMING = {
     "dropout_add": "dropout",
@@ -68,7 +73,8 @@ def layers_of(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees) ->
         embedding = embedding + _Rank(shape.dense, cluster, ways).block() * shape.first_dense
     if shape.mtp:
         head = head + (rank.joined() + block + head) * shape.mtp
-    return Layers(embedding, block, head)
+    launch_s = LAUNCH_S[ways.kernels]
+    return Layers(embedding.launched(launch_s), block.launched(launch_s), head.launched(launch_s))
 
 
 def layers_for(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees) -> Layers:
@@ -175,15 +181,15 @@ class _Rank:
         rows = self.rows(product)
         if not product.experts:
             return self.product(rows, outputs, inputs)
-        experts = self.own_experts(product)
-        padded = experts * EXPERT_ROWS * -(-rows // EXPERT_ROWS)
-        read = self.moved(experts * outputs * inputs, 2)
-        return max(self.product(padded, outputs, inputs), read, key=lambda cost: cost.seconds)
+        return Cost.of(PRODUCTS, self.kernels.grouped(rows, outputs, inputs, self.own_experts(product)))
 
     def weight_gradient(self, product: Product) -> Cost:
         """Of the product's matrices on this rank."""
         outputs, inputs = self.features(product)
-        return self.product(self.own_experts(product) * inputs, outputs, self.rows(product))
+        rows = self.rows(product)
+        if not product.experts:
+            return self.product(inputs, outputs, rows)
+        return Cost.of(PRODUCTS, self.kernels.grouped(inputs, outputs, rows, self.own_experts(product)))
 
     def moved(self, numbers: float, num_bytes: float, kind: str = "elementwise") -> Cost:
         """An operator that memory bounds, of so many numbers, at so many bytes each."""
@@ -203,21 +209,28 @@ class _Rank:
     def normed(self, num_bytes: float, kind: str) -> Cost:
         """The norms of a block's hidden features; of queries and keys, and of latent numbers, where they are normed."""
         s = self.shape
+        if self.ways.kernels is Fusion.EAGER and not s.layer_norm:
+            kind = f"eager_{kind}"
         norm = self.moved(self.own_tokens * s.hidden, num_bytes, kind) * s.norms
         heads = s.qk_norm * self.tokens * (s.heads + s.kv_heads) * s.head_size / self.ways.tensor
         latent = self.own_tokens * (s.query_rank + s.kv_rank)
         return costs([norm, self.moved(heads, num_bytes, kind), self.moved(latent, num_bytes, kind)])
 
     def eager(self, scores: float) -> Cost:
-        """What separate kernels move more: scale and mask of scores, seven of GELU's eight, heads brought together.
+        """What separate kernels move more: seven of GELU's eight, or a gate's product apart; what attention adds.
 
+        Around attention that is not fused these are scale and mask of scores, and heads brought together.
         Their backwards move as many bytes and half.
         """
+        s = self.shape
         if self.ways.kernels is not Fusion.EAGER:
             return Cost()
-        wide = self.tokens * self.shape.taken_ffn / self.ways.tensor
-        narrow = self.tokens * self.shape.hidden / self.ways.tensor
-        return costs([self.moved(scores, 4) * 2, self.moved(wide, 5) * 7, self.moved(narrow, 4) * 4])
+        wide = self.tokens * s.taken_ffn / self.ways.tensor
+        activation = self.moved(wide, 4) if s.gated else self.moved(wide, 5) * 7
+        if s.fused_attention:
+            return activation
+        narrow = self.tokens * s.hidden / self.ways.tensor
+        return costs([self.moved(scores, 4) * 2, activation, self.moved(narrow, 4) * 4])
 
     def biases(self, num_bytes: float) -> Cost:
         """Biases of products by kernels of their own: copied to where the product adds itself; sums of gradients."""
@@ -233,10 +246,11 @@ class _Rank:
         )
 
     def summed(self, name: str, numbers: float, beside: float = 0.0) -> Cost:
-        """An exchange of half-precision numbers among the tensor ranks; of which ``beside`` seconds are hidden."""
+        """An exchange of half-precision numbers among the tensor ranks; beside products of ``beside`` seconds."""
         estimate = self.cluster.exchange(name, 2 * numbers, self.ways.tensor)
         if beside and self.ways.overlap_tensor and estimate.seconds:
-            estimate = estimate * (max(0.0, estimate.seconds - beside) / estimate.seconds)
+            waited_s = self.cluster.waited_s(estimate, beside, self.ways.tensor)
+            estimate = estimate * (waited_s / estimate.seconds)
         return Cost.of(EXCHANGE, estimate)
 
     def core(self) -> Cost:
@@ -268,8 +282,9 @@ class _Rank:
         dropout = self.moved(scores * s.drops_scores, 5, "dropout_backward")
         return costs([square, of_values, thin * 2, softmax, dropout])
 
-    def fused_core(self, kernel: Callable[[AttentionShape], Estimate]) -> Cost:
+    def fused_core(self, kernel: Callable[..., Estimate]) -> Cost:
         """The mean of blocks in which a token sees all tokens before it, and of those in which it sees a window."""
+        kernel = functools.partial(kernel, tuned=self.ways.kernels is Fusion.FUSED)
         s = self.shape
         every = Cost.of(ATTENTION, kernel(self.attention))
         if not s.windowed or s.window >= s.seq:
@@ -327,13 +342,16 @@ class _Rank:
         sends = self.cluster.exchange("all_to_all", 2 * sent, self.ways.expert, self.ways.tensor)
         return costs([*parts, Cost.of(EXPERT_EXCHANGE, sends, 2)])
 
-    def rotary(self) -> Cost:
+    def rotary(self, num_bytes: float = 4, kind: str = "rope") -> Cost:
         """Queries and keys rotated; of latent attention the rotated features, and both brought together."""
         s = self.shape
         if s.kv_rank:
             rotated = self.moved(self.tokens * (s.heads / self.ways.tensor + 1) * s.rope_size, 4, "rope")
             return rotated + self.moved(self.tokens * 2 * s.heads * s.head_size / self.ways.tensor, 4)
-        return self.moved(s.rotary * self.tokens * (s.heads + s.kv_heads) * s.head_size / self.ways.tensor, 4, "rope")
+        numbers = s.rotary * self.tokens * (s.heads + s.kv_heads) * s.head_size / self.ways.tensor
+        if self.ways.kernels is Fusion.EAGER:
+            return self.moved(numbers, num_bytes, f"eager_{kind}")
+        return self.moved(numbers, 4, "rope")
 
     def block_backward(self) -> Cost:
         s = self.shape
@@ -346,7 +364,7 @@ class _Rank:
         parts.append(self.moved(s.dropout * own * s.hidden, 5, "dropout_backward") * 2)
         parts.append(self.moved(tokens * s.taken_ffn / self.ways.tensor, 10 if s.gated else 6, "activation_backward"))
         more = self.eager(self.ways.micro_batch * s.heads / self.ways.tensor * s.seq**2)
-        return costs([*parts, self.rotary(), self.routed(), more * 1.5, self.biases(2)])
+        return costs([*parts, self.rotary(6, "rope_backward"), self.routed(), more * 1.5, self.biases(2)])
 
     def half_backward(self, half: _Half) -> Sequence[Cost]:
         """Gradients of a half's inputs and weights, and its exchanges."""

@@ -25,7 +25,7 @@ MODEL = ("profiler.models.gpt:gpt", "--input", "8,32", "--arg", "width=64", "--a
 def test_a_network_is_planned_for_gpus_that_are_not_here_and_refused_where_it_runs(folder: Path) -> None:
     made = good("profile", *MODEL, "--dtype", "bfloat16", "--on", "h100-dgx", "--workers", "4", "--sizes", "2,8")
     assert "n0/gpu3: H100-SXM" in made.stdout
-    assert "of a step on H100-SXM: fitted, held-back error 3.6 %" in made.stdout
+    assert "of a step on H100-SXM: fitted, held-back error 4.4 %" in made.stdout
     profile = load("profile.json", Profile)
     assert {m.evidence for m in profile.measurements["H100-SXM"]} == {"kernels", "datasheet"}
     good("plan", "profile.json", "--global-batch", "32", "-o", "plan.json")

@@ -201,12 +201,12 @@ def test_a_launcher_changes_the_answer_where_the_best_cannot_be_told(folder: Pat
 def test_pools_that_a_launcher_cannot_compute_on_are_left_idle_and_stages_have_one_degree(folder: Path) -> None:
     del folder
     Path("mixed.yaml").write_text(unlike({"a": ("A100-40GB", 1), "v": ("V100-16GB", 2)}, 2), "utf-8")
-    asked = "--on mixed.yaml --gpus 6 --global-batch 16 --zero 0 -o ways.json --for"
+    asked = "--on mixed.yaml --gpus 6 --global-batch 128 --zero 0 -o ways.json --for"
     found = good("ways", SIZES, *asked.split(), "torchtitan")
     assert "on 2 A100-40GB" in found.output
     assert "2 of 6 devices used, 4 idle" in found.output
     good("export", "ways.json", "--to", "torchtitan")
-    assert ", bfloat16, global batch 16:" in Path("torchtitan.sh").read_text("utf-8")
+    assert ", bfloat16, global batch 128:" in Path("torchtitan.sh").read_text("utf-8")
     good("ways", SIZES, *asked.split(), "megatron")
     ways = json.loads(Path("ways.json").read_text("utf-8"))["best"]["ways"]
     assert len(set(ways["tensors"])) <= 1

@@ -26,13 +26,26 @@ def test_a_measured_size_is_read_off_the_table_and_more_bytes_take_longer(system
 
 
 def test_half_of_a_sum_is_a_scatter_or_a_gather_and_the_evidence_says_so() -> None:
-    known, size = links("a100_dgx"), 2.0**26
-    whole = known.collective("all_reduce", size, 8, 8)
+    known = links("v100_host")
+    size = 2.0**26
+    whole = known.collective("all_reduce", size, 4, 4)
     for name in ("reduce_scatter", "all_gather"):
-        half = known.collective(name, size, 8, 8)
+        half = known.collective(name, size, 4, 4)
         assert half.seconds == pytest.approx(whole.seconds / 2, rel=0.1)
-        assert "from all_reduce of 8" in half.evidence
+        assert "from all_reduce of 4" in half.evidence
         assert half.high / half.low > whole.high / whole.low
+
+
+def test_a_switch_that_sums_makes_sums_faster_than_their_halves() -> None:
+    """On H100, whose NVLink switches add what passes; where a table has scatters and gathers, it counts."""
+    for system, least, most in (("h100_dgx", 1.2, 1.5), ("a100_dgx", 0.9, 1.2)):
+        known = links(system)
+        size = 2.0**28
+        whole = known.collective("all_reduce", size, 8, 8)
+        for name in ("reduce_scatter", "all_gather", "all_to_all"):
+            half = known.collective(name, size, 8, 8)
+            assert half.evidence == whole.evidence == "measured table"
+            assert least < 2 * half.seconds / whole.seconds < most
 
 
 def test_a_stated_network_is_a_ring_over_the_cards_of_its_members() -> None:

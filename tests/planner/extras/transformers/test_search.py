@@ -100,7 +100,9 @@ def test_the_best_for_a_launcher_equals_the_best_of_all_that_it_can_be_told(laun
 
 def test_stages_of_unlike_numbers_of_blocks_are_better_where_the_head_is_long() -> None:
     """On four stages of 32 blocks the last has the head beside its blocks: 8 each is not the best."""
-    shape = replace(TINY, layers=32, vocab=40000)
+    shape = replace(
+        TINY, hidden=1024, ffn=4096, seq=512, layers=32, vocab=160_000
+    )  # its kernels outlast their launches
     space = DegreesSpace(tensor=(1,), pipeline=(4,), micro_batch=(1,), zero=(0,), interleave=(1,))
     found = search(shape, A100, 4, 32, space)
     assert len(set(found.best.ways.blocks)) > 1

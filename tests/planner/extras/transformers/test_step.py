@@ -14,8 +14,16 @@ from planner.costs.memory.memory_bound import kept_by
 from planner.extras.kernels.estimates import TABLE, Estimate
 from planner.extras.kernels.links import AlphaBeta
 from planner.extras.transformers import pipeline
-from planner.extras.transformers.cluster import GpuCluster, named_cluster
-from planner.extras.transformers.layers import ATTENTION, EXCHANGE, EXPERT_EXCHANGE, MEMORY, PRODUCTS, layers_for
+from planner.extras.transformers.cluster import TAKEN_ACROSS, TAKEN_WITHIN, GpuCluster, named_cluster
+from planner.extras.transformers.layers import (
+    ATTENTION,
+    EXCHANGE,
+    EXPERT_EXCHANGE,
+    LAUNCH_S,
+    MEMORY,
+    PRODUCTS,
+    layers_for,
+)
 from planner.extras.transformers.memory import (
     SINGLE,
     block_bytes,
@@ -25,8 +33,8 @@ from planner.extras.transformers.memory import (
     stage_memory,
     stage_parameters,
 )
-from planner.extras.transformers.passes import Cost
-from planner.extras.transformers.pipeline import Chunks, chunked, even_s, labels_of, longer
+from planner.extras.transformers.passes import HOST, Cost
+from planner.extras.transformers.pipeline import Chunks, chunked, even_s, label_of, longer
 from planner.extras.transformers.shape import Fusion, ParallelDegrees, Recompute, Sends, Transformer, named_transformer
 from planner.extras.transformers.step import BUBBLE, GRADIENTS, hops_of, least_s, predict
 from planner.ir.errors import UsageError
@@ -54,6 +62,9 @@ class Counting:
 
     def gemm(self, m: int, n: int, k: int, batch: int = 1) -> Estimate:
         return exact(2.0 * m * n * k * batch)
+
+    def grouped(self, m: int, n: int, k: int, groups: int) -> Estimate:
+        return exact(2.0 * m * n * k * groups)
 
     def memory_bound(self, num_bytes: float, launches: int = 1, kind: str = "elementwise") -> Estimate:
         return exact(num_bytes)
@@ -140,10 +151,10 @@ def test_expert_ranks_send_each_token_to_its_experts_and_multiply_more_tokens_by
     for part in (four.forward, four.backward):
         assert spent(part, EXPERT_EXCHANGE) == 2 * 3 / 4 * 2 * (2 * FINE.seq * 2 * 64)
     assert spent(four.forward, PRODUCTS) == spent(alone.forward, PRODUCTS)
-    few = replace(FINE, seq=64)  # 32 tokens an expert, in tiles of 128: with those of four ranks they are full
-    alone, four = (layers_for(few, COUNTED, ParallelDegrees(micro_batch=2, expert=expert)).block for expert in (1, 4))
-    routed = 2 * 3 * 64 * 32 * 2 * 2 * 64
-    assert spent(alone.forward, PRODUCTS) - spent(four.forward, PRODUCTS) == 3 * routed
+    few = replace(named_transformer("mixtral-8x7b"), seq=64)  # 16 tokens an expert wait for its weights
+    cluster = named_cluster("h100-dgx")
+    alone, four = (layers_for(few, cluster, ParallelDegrees(expert=expert)).block for expert in (1, 4))
+    assert spent(four.forward, PRODUCTS) < 0.5 * spent(alone.forward, PRODUCTS)
 
 
 def test_a_window_shortens_attention_in_the_blocks_that_have_one() -> None:
@@ -232,6 +243,42 @@ def test_beyond_a_pair_that_nvlink_joins_the_slower_link_counts() -> None:
 A100 = named_cluster("a100-dgx")
 
 SMALL = named_transformer("gpt2-345m")
+
+
+def test_all_to_all_leaves_a_host_by_each_ranks_own_share_of_the_cards() -> None:
+    """A ring passes every byte over a host's cards once; here each of its ranks sends half of its own to the other."""
+    cluster = replace(named_cluster("h100-dgx"), of_network=1.0, across=AlphaBeta(0.0, 8e9))
+    assert cluster.exchange("all_gather", 1e9, 16).seconds == pytest.approx(15 / 16 * 1e9 / 8e9)
+    assert cluster.exchange("all_to_all", 1e9, 16).seconds == pytest.approx(8 / 16 * 1e9 / 1e9)
+    inside = cluster.exchange("all_to_all", 1e9, 8)
+    assert inside.evidence.startswith("measured table")
+    fast = replace(cluster, across=AlphaBeta(0.0, 1e15))
+    assert fast.exchange("all_to_all", 1e9, 16).seconds == pytest.approx(fast.exchange("all_to_all", 0.5e9, 8).seconds)
+
+
+def test_what_runs_beside_a_pass_takes_a_part_of_it() -> None:
+    """Of an exchange that a pass hides, and the whole of what it does not hide."""
+    assert A100.waited_s(exact(1.0), 10.0, 8) == TAKEN_WITHIN
+    assert A100.waited_s(exact(1.0), 10.0, 2, stride=8) == TAKEN_ACROSS < TAKEN_WITHIN
+    assert A100.waited_s(exact(1.0), 0.25, 8) == 0.75
+    ways = ParallelDegrees(data=8, micro_batch=8, zero=3)
+    gathered, whole = (predict(SMALL, A100, replace(ways, zero=zero), 64).parts[GRADIENTS] for zero in (3, 1))
+    assert 0 < gathered < whole
+
+
+@pytest.mark.parametrize("kernels", Fusion)
+def test_passes_of_small_kernels_take_what_their_launches_take(kernels: Fusion) -> None:
+    small, large = (
+        layers_for(replace(SMALL, hidden=hidden, ffn=4 * hidden, seq=seq), A100, ways).block
+        for hidden, seq, ways in (
+            (128, 128, ParallelDegrees(kernels=kernels)),
+            (4096, 1024, ParallelDegrees(kernels=kernels, micro_batch=8)),
+        )
+    )
+    for each in (small.forward, small.backward):
+        assert each.seconds == pytest.approx(each.launches * LAUNCH_S[kernels])
+        assert spent(each, HOST) > 0
+    assert not spent(large.forward + large.backward, HOST)
 
 
 def test_the_parts_of_a_step_are_the_step() -> None:
@@ -466,7 +513,7 @@ def least_1f1b_s(chunks: Chunks, micro_batches: int) -> float:
 
 def least_of_windows_s(chunks: Chunks, micro_batches: int) -> float:
     """What the recurrence says of 1F1B."""
-    behind = labels_of()
+    behind = label_of()
     for window in range(1, chunks.stages + 1):
         forward_s, backward_s = (np.array([of[-window]]) for of in (chunks.forward_s, chunks.backward_s))
         work_s = micro_batches * (forward_s + backward_s)
