@@ -21,6 +21,9 @@ class WaysOptions:
     interleave: int = option(0, "Chunks of a stage; 0: open.", panel=FIXED, least=0, most=MOST_DEGREE)
     micro_batch: int = option(0, "Samples a micro-batch; 0: open.", panel=FIXED, least=0, most=MOST_DEGREE)
     expert: int = option(0, "Ranks that share a block's experts; 0: open.", panel=FIXED, least=0, most=MOST_DEGREE)
+    context: int = option(
+        0, "Ranks that share the tokens of a sample; 0: open.", panel=FIXED, least=0, most=MOST_DEGREE
+    )
     recompute: str = option("", "none, selective or full; empty: open.", "HOW", FIXED)
     zero: int = option(-1, "What replicas divide, 0 to 3; -1: open.", panel=FIXED, least=-1, most=3)
     launcher: str = option(

@@ -17,7 +17,7 @@ from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.extras.export.launchers import launcher_of, require_network, require_told
 from planner.extras.export.launchers.job import HostGroup, TrainingJob, dtype_of, hosts_of, launch_data
 from planner.extras.transformers.cluster import GpuCluster, named_cluster
-from planner.extras.transformers.layers import EXCHANGE, EXPERT_EXCHANGE
+from planner.extras.transformers.layers import CONTEXT_EXCHANGE, EXCHANGE, EXPERT_EXCHANGE
 from planner.extras.transformers.memory import Memory
 from planner.extras.transformers.passes import timed
 from planner.extras.transformers.pools import Pools, pools_of
@@ -158,7 +158,8 @@ class WaysReport:
         """What another device, link or batch would better."""
         best = self.sweep.best.prediction
         sweep = self.sweep
-        exchanges = sum(best.parts.get(what, 0.0) for what in (EXCHANGE, EXPERT_EXCHANGE, GRADIENTS, SENDS))
+        kinds = (EXCHANGE, EXPERT_EXCHANGE, CONTEXT_EXCHANGE, GRADIENTS, SENDS)
+        exchanges = sum(best.parts.get(what, 0.0) for what in kinds)
         reasons = {
             "computing": best.step.seconds - exchanges - best.parts[BUBBLE],
             "bubbles (a larger batch)": best.parts[BUBBLE],
@@ -436,7 +437,8 @@ def space_of(options: WaysOptions) -> DegreesSpace:
     """
     if options.recompute:
         units.require_known("recomputation", [options.recompute], [how.value for how in Recompute])
-    counts = {name: getattr(options, name) for name in ("tensor", "pipeline", "micro_batch", "interleave", "expert")}
+    names = ("tensor", "context", "pipeline", "micro_batch", "interleave", "expert")
+    counts = {name: getattr(options, name) for name in names}
     restrictions: dict[str, Any] = {name: (value,) for name, value in counts.items() if value}
     restrictions |= {"recompute": (Recompute(options.recompute),)} if options.recompute else {}
     restrictions |= {"zero": (options.zero,)} if options.zero >= 0 else {}

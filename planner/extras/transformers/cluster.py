@@ -1,6 +1,6 @@
 """A cluster of alike GPUs, as a transformer's exchanges see it.
 
-group       members, ``stride`` ranks apart: ranks lie on hosts in order, tensor innermost, then data, then pipeline
+group       members, ``stride`` ranks apart: ranks lie on hosts in order: tensor innermost, then context, data, pipeline
 within      of one host: the system's table, or a ring by latency and rate
 across      a ring over hosts; groups that talk at once share the cards of their host:
 t = steps x latency + factor x bytes / min(host rate / groups, rate within)

@@ -1,7 +1,8 @@
 """Whether a transformer's step fits a cluster, by memory alone, and what would make it fit.
 
-    least       over tensor x pipeline, each with as many replicas as there is room for, the smallest micro-batch, and
-                what is kept, divided and computed again as is least: the way whose fullest rank holds least
+    least       over tensor x context x pipeline, each with as many replicas as there is room for, the smallest
+                micro-batch, and what is kept, divided and computed again as is least: the way whose fullest
+                rank holds least
     blocks      of its stages: each goes where the fullest rank is then least full (a stage's bytes grow with its blocks
                 by a number of its own, so no other division has a less full one)
     changes     of what was asked, one at a time, each tried here: a choice that was fixed left open, or all of them;
@@ -26,7 +27,7 @@ from planner.ir.errors import UsageError
 
 _MOST_DOUBLINGS = 12
 _LEAST_SEQ = 128
-_CHOICES = ("tensor", "pipeline", "micro_batch", "interleave", "recompute", "zero", "expert")
+_CHOICES = ("tensor", "pipeline", "micro_batch", "interleave", "recompute", "zero", "expert", "context")
 """Fields of a space that people fix."""
 
 
@@ -135,9 +136,10 @@ def _frugal(
     largest: dict[tuple[int, ...], ParallelDegrees] = {}
     for ways in space.divisions(shape, cluster, devices, global_batch):
         replicas = (ways.data,) if shape.experts else ()  # whose number says how many may share experts
-        other = largest.setdefault((ways.tensor, ways.pipeline, *replicas), ways)
+        key = (ways.tensor, ways.context, ways.pipeline, *replicas)
+        other = largest.setdefault(key, ways)
         if (ways.data, -ways.micro_batch) > (other.data, -other.micro_batch):
-            largest[ways.tensor, ways.pipeline, *replicas] = ways
+            largest[key] = ways
     unchunked = replace(space, interleave=(1,) if 1 in space.interleave else space.interleave)
     for ways in largest.values():
         yield from _without_waste(unchunked.details(shape, cluster, ways, global_batch))

@@ -1,6 +1,7 @@
 """Kernels and exchanges of one pass through embedding, block and head, on one rank.
 
-T = micro-batch x sequence tokens, h hidden, a heads of d, f ffn, t tensor ranks; n = t with sequence parallelism, or 1.
+T = micro-batch x sequence / context tokens, h hidden, a heads of d, f ffn, t tensor ranks; n = t with sequence
+parallelism, or 1.
 
     block, forward            norm [T/n, h]  (all-gather)  T x (a + 2 a_kv) d / t x h  attention of a / t heads
                               T x h x a d / t  (all-reduce, or reduce-scatter)  dropout and residual [T/n, h]
@@ -12,6 +13,12 @@ T = micro-batch x sequence tokens, h hidden, a heads of d, f ffn, t tensor ranks
                               assumed; tokens are copied to where their experts are, and what those give is summed back
     e expert ranks            E / e experts on a rank, with the tokens of e ranks; two all-to-alls of T k / n rows
                               each way (a token is sent to each of its experts), of which nothing is hidden
+    c context ranks           T is 1 / c of the tokens; attention, of S tokens a sample:
+                              ring: S / c queries by as many keys, causal, then c - 1 times by S / (2 c) keys, each
+                              after a hop of keys and values that runs beside the part before it; sums of parts in
+                              float32; backward: gradients of keys and values go along, and one hop further, home
+                              all-to-all: a / c heads of S tokens; queries, keys and values there, the result back
+                              all-gather: S / c queries by S / 2 keys, the mean, which are gathered first
     block, backward           for each product T x n x k two of their own shapes, T x k x n for the input and k x n x T
                               for the weight; what memory bounds moves about 1.5 times the bytes; exchanges mirror those
                               of forward, and with sequence parallelism the input is gathered again
@@ -36,7 +43,15 @@ from planner.extras.kernels.estimates import Estimate
 from planner.extras.kernels.models import AttentionShape, Kernels
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.passes import Cost, Layers, Pass, costs
-from planner.extras.transformers.shape import Fusion, ParallelDegrees, Product, ProductCut, Recompute, Transformer
+from planner.extras.transformers.shape import (
+    ContextExchange,
+    Fusion,
+    ParallelDegrees,
+    Product,
+    ProductCut,
+    Recompute,
+    Transformer,
+)
 from planner.ir.errors import UsageError
 
 PRODUCTS = "products"
@@ -44,6 +59,7 @@ ATTENTION = "attention"
 MEMORY = "memory-bound"
 EXCHANGE = "tensor exchanges"
 EXPERT_EXCHANGE = "expert exchanges"
+CONTEXT_EXCHANGE = "context exchanges"
 
 EXPERT_ROWS = 128
 """Tokens of a tile of the kernel that multiplies by several experts at once; of each expert the last is filled up."""
@@ -90,7 +106,8 @@ def layers_for(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees) -
     of_rank = ParallelDegrees(
         tensor=ways.tensor, micro_batch=ways.micro_batch, sequence_parallel=ways.sequence_parallel,
         recompute=ways.recompute, fp32_gradients=ways.fp32_gradients, kernels=ways.kernels,
-        overlap_tensor=ways.overlap_tensor, expert=ways.expert,
+        overlap_tensor=ways.overlap_tensor, expert=ways.expert, context=ways.context,
+        context_exchange=ways.context_exchange,
     )  # fmt: skip
     return layers_of(shape, cluster, of_rank)
 
@@ -122,7 +139,7 @@ class _Rank:
 
     @property
     def tokens(self) -> int:
-        return self.ways.micro_batch * self.shape.seq
+        return self.ways.tokens(self.shape)
 
     @property
     def own_tokens(self) -> int:
@@ -149,7 +166,15 @@ class _Rank:
         tensor = self.ways.tensor
         kv_heads = max(1, s.kv_heads // tensor)
         size = (s.head_size + s.value_size) // 2
-        return AttentionShape(self.ways.micro_batch, s.heads // tensor, kv_heads, s.seq, s.seq, size, causal=True)
+        whole = AttentionShape(self.ways.micro_batch, s.heads // tensor, kv_heads, s.seq, s.seq, size, causal=True)
+        parts = self.ways.context
+        if parts == 1:
+            return whole
+        if self.ways.context_exchange is ContextExchange.ALL_TO_ALL:
+            return whole._replace(heads=whole.heads // parts, kv_heads=whole.kv_heads // parts)
+        if self.ways.context_exchange is ContextExchange.ALL_GATHER:
+            return whole._replace(queries=s.seq // parts, keys=s.seq // 2, causal=False)
+        return whole._replace(queries=s.seq // parts, keys=s.seq // parts)
 
     def product(self, m: int, n: int, k: int, batch: int = 1, what: str = PRODUCTS) -> Cost:
         return Cost.of(what, self.kernels.gemm(m, n, k, batch))
@@ -240,12 +265,13 @@ class _Rank:
         return Cost.of(EXCHANGE, estimate)
 
     def core(self) -> Cost:
-        """Scores, softmax, dropout and context; or one fused kernel."""
+        """Scores, softmax, dropout and context; or one fused kernel, with what it waits for of other ranks' tokens."""
         s = self.shape
         b = self.ways.micro_batch
         heads = s.heads // self.ways.tensor
         if s.fused_attention:
-            return self.fused_core(functools.partial(self.kernels.attention, fused=True))
+            kernel = functools.partial(self.kernels.attention, fused=True)
+            return self.fused_core(kernel) + self.context_exchanged(kernel)
         scores = b * heads * s.seq**2
         parts = [
             self.product(s.seq, s.seq, s.head_size, b * heads, ATTENTION),
@@ -259,7 +285,8 @@ class _Rank:
         b = self.ways.micro_batch
         heads = s.heads // self.ways.tensor
         if s.fused_attention:
-            return self.fused_core(functools.partial(self.kernels.attention_backward, fused=True))
+            kernel = functools.partial(self.kernels.attention_backward, fused=True)
+            return self.fused_core(kernel) + self.context_exchanged(kernel, backward=True)
         scores = b * heads * s.seq**2
         square = self.product(s.seq, s.seq, s.value_size, b * heads, ATTENTION)  # of probabilities
         of_values = self.product(s.seq, s.value_size, s.seq, b * heads, ATTENTION)
@@ -272,12 +299,63 @@ class _Rank:
         """The mean of blocks in which a token sees all tokens before it, and of those in which it sees a window."""
         s = self.shape
         every = Cost.of(ATTENTION, kernel(self.attention))
+        if self.is_ring:
+            return every + Cost.of(ATTENTION, kernel(self.others_keys), self.ways.context - 1)
         if not s.windowed or s.window >= s.seq:
             return every
         near_keys = round(s.window - s.window**2 / (2 * s.seq))  # the mean: early tokens see fewer
         near = Cost.of(ATTENTION, kernel(self.attention._replace(keys=near_keys, causal=False)))
         share = s.windowed / s.layers
         return every * (1 - share) + near * share
+
+    @property
+    def is_ring(self) -> bool:
+        """Whether keys and values of a sample pass from rank to rank."""
+        return self.ways.context > 1 and self.ways.context_exchange is ContextExchange.RING
+
+    @property
+    def others_keys(self) -> AttentionShape:
+        """Of a ring, attention to another rank's keys: all queries see half of them, or half of the queries all."""
+        own = self.attention
+        return own._replace(keys=own.keys // 2, causal=False)
+
+    def context_exchanged(self, kernel: Callable[[AttentionShape], Estimate], *, backward: bool = False) -> Cost:
+        """What ranks that share the tokens of samples wait for of one another, and sum of the parts of a ring."""
+        s = self.shape
+        ranks = self.ways.context
+        tensor = self.ways.tensor
+        if ranks == 1:
+            return Cost()
+        keys, values = (self.tokens * s.kv_heads * size / tensor for size in (s.head_size, s.value_size))
+        queries, results = (self.tokens * s.heads * size / tensor for size in (s.head_size, s.value_size))
+        if self.ways.context_exchange is ContextExchange.ALL_TO_ALL:
+            numbers = (queries, keys, values, results)
+            sent = (self.cluster.exchange("all_to_all", 2 * each, ranks, tensor) for each in numbers)
+            return costs(Cost.of(CONTEXT_EXCHANGE, each) for each in sent)
+        if self.ways.context_exchange is ContextExchange.ALL_GATHER:
+            name = "reduce_scatter" if backward else "all_gather"
+            gathered = self.cluster.exchange(name, 2 * (keys + values) * ranks, ranks, tensor)
+            return Cost.of(CONTEXT_EXCHANGE, gathered)
+        if not backward:
+            added = self.moved(results, 2 + 4 + 4) * (ranks - 1)
+            return added + self.passed_on(2 * (keys + values), kernel)
+        added = self.moved(queries + keys + values, 2 + 2 + 2) * (ranks - 1)
+        home = Cost.of(CONTEXT_EXCHANGE, self.hop(2 * (keys + values)))
+        return added + self.passed_on(4 * (keys + values), kernel) + home
+
+    def passed_on(self, num_bytes: float, kernel: Callable[[AttentionShape], Estimate]) -> Cost:
+        """Hops of a ring, of which each runs beside attention to the keys that are there."""
+        hop = self.hop(num_bytes)
+        own_s, other_s = (kernel(keys).seconds for keys in (self.attention, self.others_keys))
+        waits_s = max(0.0, hop.seconds - own_s) + (self.ways.context - 2) * max(0.0, hop.seconds - other_s)
+        return Cost.of(CONTEXT_EXCHANGE, hop, waits_s / hop.seconds) if waits_s else Cost()
+
+    def hop(self, num_bytes: float) -> Estimate:
+        """From one rank of a ring to the next; of a ring over several hosts one that leaves its host."""
+        tensor = self.ways.tensor
+        per_host = self.cluster.per_host
+        is_inside = tensor * self.ways.context <= per_host
+        return self.cluster.send(num_bytes, tensor if is_inside else per_host, min(tensor, per_host))
 
     def block(self) -> Pass:
         """Of a block, with what its backward computes again."""
@@ -292,7 +370,7 @@ class _Rank:
         products = [self.multiplied(each, *self.features(each)) for half in halves for each in half.products]
         activation = self.moved(tokens * s.taken_ffn / self.ways.tensor, 6 if s.gated else 4, "activation")
         exchanges = [cost for half in halves for cost in self.exchanged(half)]
-        more = self.eager(self.ways.micro_batch * s.heads / self.ways.tensor * s.seq**2)
+        more = self.eager(self.tokens * s.heads / self.ways.tensor * s.seq)
         parts = [*products, self.normed(4, "norm"), self.residual() * 2, activation, self.rotary(), self.core(), more]
         return costs([*parts, *exchanges, self.routed(), self.biases(4)])  # written, and read by the product
 
@@ -345,7 +423,7 @@ class _Rank:
         parts.append(self.normed(6, "norm_backward") + self.moved(own * s.hidden, 6) * 2)
         parts.append(self.moved(s.dropout * own * s.hidden, 5, "dropout_backward") * 2)
         parts.append(self.moved(tokens * s.taken_ffn / self.ways.tensor, 10 if s.gated else 6, "activation_backward"))
-        more = self.eager(self.ways.micro_batch * s.heads / self.ways.tensor * s.seq**2)
+        more = self.eager(self.tokens * s.heads / self.ways.tensor * s.seq)
         return costs([*parts, self.rotary(), self.routed(), more * 1.5, self.biases(2)])
 
     def half_backward(self, half: _Half) -> Sequence[Cost]:

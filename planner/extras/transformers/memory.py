@@ -9,6 +9,9 @@ p - r on stage r of 1F1B, all of GPipe, and p (1 + (p - 1) / (p v)) on the first
 weights, 2 or 4 of gradients, 12 of the optimiser (float32 weights and two moments); in float32 throughout 4, 4 and 8.
 Of latent attention the latent numbers are kept on both sides of their norms, whole on each tensor rank; of experts the
 tokens in their order, once for each expert that takes them, beside what the hidden layers of those experts hold.
+Ranks that share the tokens of a sample keep those of their own; with an all-to-all what attention gives is kept by
+tokens and by heads, with an all-gather the keys and values of the whole sample are, and in a ring those of two ranks
+and their gradients pass by (Liu et al. 2023, section 3; Jacobs et al. 2023, section 3).
 From when to when a micro-batch is held, and which level of ZeRO divides what, is read from the table that plans are
 priced by (:mod:`planner.costs.memory.table`).
 """
@@ -19,7 +22,7 @@ import functools
 from dataclasses import dataclass, replace
 
 from planner.costs.memory.table import What, divided, held_in_turn
-from planner.extras.transformers.shape import Fusion, ParallelDegrees, Recompute, Transformer
+from planner.extras.transformers.shape import ContextExchange, Fusion, ParallelDegrees, Recompute, Transformer
 from planner.ir.errors import UsageError
 from planner.ir.schedule import Pipeline, StageGraph
 from planner.schedules import max_in_flight
@@ -105,8 +108,8 @@ class RankWeights:
     def held(self, ways: ParallelDegrees, what: What) -> float:
         """Of the rank, of what ZeRO's level divides over replicas; those of an expert are of fewer."""
         expert = ways.expert
-        common = self.common / divided(what, ways.zero, ways.data)
-        return common + self.routed / expert / divided(what, ways.zero, ways.data // expert)
+        common = self.common / divided(what, ways.zero, ways.copies)
+        return common + self.routed / expert / divided(what, ways.zero, ways.copies // expert)
 
 
 def block_bytes(shape: Transformer, ways: ParallelDegrees, width: int = HALF) -> float:
@@ -117,7 +120,7 @@ def block_bytes(shape: Transformer, ways: ParallelDegrees, width: int = HALF) ->
     """
     s = shape
     t = ways.tensor
-    tokens = ways.micro_batch * s.seq
+    tokens = ways.tokens(s)
     own = tokens / t if ways.sequence_parallel else float(tokens)
     if ways.recompute is Recompute.FULL:
         return float(width) * tokens * s.hidden  # its input, whole on each rank
@@ -127,12 +130,22 @@ def block_bytes(shape: Transformer, ways: ParallelDegrees, width: int = HALF) ->
     alike += own * _ROUTER_BYTES * s.experts
     mixed = (s.head_size + s.value_size) * (s.heads + s.kv_heads)  # queries, keys, values, and what attention gives
     mixed += s.qk_norm * s.head_size * (s.heads + s.kv_heads)
+    mixed += _of_other_ranks(s, ways)
     cut = tokens * width * (mixed + (3 if s.gated else 1 if s.relu else 2) * s.taken_ffn) / t
     routed = tokens * width * s.hidden * s.top_k if s.experts else 0  # tokens in the order of their experts
     scores = 0.0
     if not s.fused_attention and ways.recompute is Recompute.NONE:
         scores = _score_bytes(s, width) * ways.micro_batch * s.heads * s.seq**2 / t
     return alike + cut + routed + scores
+
+
+def _of_other_ranks(shape: Transformer, ways: ParallelDegrees) -> int:
+    """Features, by token of a rank's own, that are kept for attention over ranks which share the tokens of a sample."""
+    if ways.context == 1 or ways.context_exchange is ContextExchange.RING:
+        return 0
+    if ways.context_exchange is ContextExchange.ALL_TO_ALL:
+        return shape.heads * shape.value_size
+    return (ways.context - 1) * shape.kv_heads * (shape.head_size + shape.value_size)
 
 
 def _score_bytes(shape: Transformer, width: int) -> int:
@@ -230,7 +243,7 @@ def memory_with(
     """Of a rank of a stage of so many blocks; as a function of them it is linear.
 
     Args:
-        ways: ``tensor``, ``data``, ``zero``, ``micro_batch`` and the like count, not what stages have.
+        ways: ``tensor``, ``data``, ``context``, ``zero``, ``micro_batch`` and the like count, not what stages have.
         held: micro-batches in flight (:func:`in_flight`).
         ends: whether it is the first stage, and whether it is the last.
     """
@@ -240,7 +253,7 @@ def memory_with(
     optimiser_bytes = MASTER_BYTES if width == HALF else 8  # two moments; the weights are float32 themselves
     each = (What.PARAMETERS, width), (What.GRADIENTS, gradient_bytes), (What.OPTIMISER_STATE, optimiser_bytes)
     state = [num_bytes * weights.held(ways, what) for what, num_bytes in each]
-    tokens = ways.micro_batch * shape.seq
+    tokens = ways.tokens(shape)
     own = tokens * shape.hidden / (ways.tensor if ways.sequence_parallel else 1)
     block = block_bytes(shape, ways, width)
     kept = held * blocks * block
@@ -254,12 +267,17 @@ def memory_with(
         logits = tokens * (-(-shape.vocab // ways.tensor)) * each_logit + 2 * width * own
         working += (1 + shape.mtp) * logits
         kept += held * shape.mtp * (block + 4 * width * own)  # its two inputs, and their norms
+    in_block = 0.0
     if ways.recompute is Recompute.FULL:
         whole = replace(ways, recompute=Recompute.NONE)
-        working = max(working, block_bytes(shape, whole, width))
+        in_block = block_bytes(shape, whole, width)
     elif ways.recompute is Recompute.SELECTIVE and not shape.fused_attention:
         scores = ways.micro_batch * shape.heads * shape.seq**2 / ways.tensor
-        working = max(working, _score_bytes(shape, width) * scores)
+        in_block = _score_bytes(shape, width) * scores
+    if ways.context > 1 and ways.context_exchange is ContextExchange.RING:
+        passed = tokens * width * shape.kv_heads * (shape.head_size + shape.value_size) / ways.tensor
+        in_block += 4 * passed  # those that are used and those that come, each with its gradients
+    working = max(working, in_block)
     if ways.zero >= 3:
         gathered = _of_block(shape, ways.tensor)
         working += 2 * width * (gathered.common + gathered.routed / ways.expert)

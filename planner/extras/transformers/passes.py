@@ -115,9 +115,9 @@ class Timed:
     layers: Mapping[tuple[int, int], Layers]
 
     def of(self, ways: ParallelDegrees) -> Layers | None:
-        """Those of a rank; None: nobody measured them (sequence parallelism and the core of attention never are)."""
+        """Those of a rank; None: nobody measured them (parts of the tokens and the core of attention never are)."""
         layers = self.layers.get((ways.tensor, ways.micro_batch))
-        if layers is None or ways.sequence_parallel or ways.recompute is Recompute.SELECTIVE:
+        if layers is None or ways.sequence_parallel or ways.context > 1 or ways.recompute is Recompute.SELECTIVE:
             return None
         if ways.recompute is Recompute.NONE:
             return layers

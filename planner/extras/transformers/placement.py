@@ -59,6 +59,8 @@ def require_executable(ways: ParallelDegrees) -> None:
     tensor = max(ways.degrees)
     if ways.expert > 1:
         wrong.append(f"expert {ways.expert}: layers of experts are not divided by experts")
+    if ways.context > 1:
+        wrong.append(f"context {ways.context}: attention over tokens of several ranks is not divided by tokens")
     if ways.zero and tensor > 1:
         wrong.append(f"ZeRO-{ways.zero} beside tensor {tensor}: who has a part of each weight keeps its state")
     if wrong:

@@ -358,6 +358,21 @@ class Sends(StrEnum):
     BLOCKING = "blocking"
 
 
+class ContextExchange(StrEnum):
+    """How ranks that share the tokens of a sample come to the keys and values of all of them.
+
+    ``RING``: from rank to rank, beside attention to those that are there (Liu et al. 2023, arXiv 2310.01889).  Rank r
+    of c has parts r and 2 c - 1 - r of 2 c, so that all ranks have as many pairs of tokens (Megatron-LM's p2p).
+    ``ALL_TO_ALL``: a part of the heads and all tokens in place of all heads and a part of the tokens, during attention
+    (Jacobs et al. 2023, arXiv 2309.14509: DeepSpeed Ulysses; Megatron-LM's a2a).
+    ``ALL_GATHER``: those of the whole sample on each rank, from before attention until its backward (torchtitan).
+    """
+
+    RING = "ring"
+    ALL_TO_ALL = "all-to-all"
+    ALL_GATHER = "all-gather"
+
+
 class Fusion(StrEnum):
     """Which operators share a kernel.
 
@@ -378,8 +393,10 @@ class ParallelDegrees:
     Attributes:
         tensor: ranks that share a block; heads and channels are cut, the vocabulary of embedding and head too.
         sequence_parallel: what the tensor ranks would compute alike is divided by tokens.
-        expert: ranks among the replicas that share a block's experts: each has some of them, whole or as its tensor
-            ranks divide them, and gets the tokens that are routed to them from the others.
+        expert: ranks among the copies that share a block's experts: each has some of them, whole or as its tensor ranks
+            divide them, and gets the tokens that are routed to them from the others.
+        context: ranks that share the tokens of a sample; each has all weights of its tensor rank, as replicas do.
+        context_exchange: how they come to the keys and values of the others.
         interleave: chunks of blocks on each stage.
         micro_batch: samples of a rank's pass.
         zero: what data-parallel ranks divide: 0 nothing, 1 optimiser state, 2 gradients too, 3 weights too.
@@ -408,12 +425,14 @@ class ParallelDegrees:
     sends: Sends = Sends.EXCHANGED
     schedule: str = "1f1b"
     expert: int = 1
+    context: int = 1
+    context_exchange: ContextExchange = ContextExchange.RING
     blocks: tuple[int, ...] = ()
     tensors: tuple[int, ...] = ()
     pools: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("tensor", "pipeline", "data", "micro_batch", "interleave", "expert"):
+        for name in ("tensor", "pipeline", "data", "micro_batch", "interleave", "expert", "context"):
             value = getattr(self, name)
             if not 1 <= value <= MOST_DEGREE:
                 raise UsageError(f"a way of {name} {value}", [f"from 1 to {MOST_DEGREE} can be meant"])
@@ -426,11 +445,20 @@ class ParallelDegrees:
     @property
     def devices(self) -> int:
         """Ranks that it takes."""
-        return self.data * sum(self.degrees)
+        return self.copies * sum(self.degrees)
+
+    @property
+    def copies(self) -> int:
+        """Ranks with the same weights, if ZeRO divides none: replicas, and those that share the tokens of a sample."""
+        return self.data * self.context
 
     def at(self, stage: int) -> ParallelDegrees:
         """As a rank of that stage sees it: ``tensor`` is the stage's own."""
         return replace(self, tensor=self.tensors[stage], tensors=()) if self.tensors else self
+
+    def tokens(self, shape: Transformer) -> int:
+        """Of a rank's pass, before its tensor ranks divide any."""
+        return self.micro_batch * shape.seq // self.context
 
     def micro_batches(self, global_batch: int) -> int:
         """Passes of a rank in a step.
@@ -475,9 +503,10 @@ class ParallelDegrees:
                         f"{shape.name}: {size} {what} do not divide by --tensor {tensor}",
                         [f"{size} = {size // tensor} x {tensor} + {size % tensor}"],
                     )
-            if self.sequence_parallel and shape.seq * self.micro_batch % tensor:
-                raise UsageError(f"{shape.seq * self.micro_batch} tokens do not divide by {tensor} ranks")
+            if self.sequence_parallel and self.tokens(shape) % tensor:
+                raise UsageError(f"{self.tokens(shape)} tokens do not divide by {tensor} ranks")
         self._check_experts(shape)
+        self._check_context(shape)
         for what, of_stages in (("tensor degrees", self.tensors), ("pools", self.pools)):
             if of_stages and len(of_stages) != self.pipeline:
                 raise UsageError(f"{len(of_stages)} {what} for {self.pipeline} stages")
@@ -486,7 +515,7 @@ class ParallelDegrees:
     def _check_experts(self, shape: Transformer) -> None:
         if self.expert == 1:
             return
-        for what, number in (("experts", shape.experts), ("replicas", self.data)):
+        for what, number in (("experts", shape.experts), ("copies of the weights", self.copies)):
             if not number or number % self.expert:
                 raise UsageError(
                     f"{shape.name}: {number} {what} do not divide by expert degree {self.expert}",
@@ -500,8 +529,39 @@ class ParallelDegrees:
                 ["sequence_parallel, or --tensor 1"],
             )
 
+    def _check_context(self, shape: Transformer) -> None:
+        if self.context == 1:
+            return
+        if shape.seq % (2 * self.context):
+            raise UsageError(
+                f"{shape.name}: {shape.seq} tokens do not divide by 2 x --context {self.context}",
+                ["each rank has two parts of a sample, which are as much work in pairs"],
+                ["another --context, or seq=..."],
+            )
+        refusals = {exchange: self.context_refusal(shape, exchange) for exchange in ContextExchange}
+        if refusals[self.context_exchange]:
+            raise UsageError(
+                f"{shape.name}: context {self.context} by {self.context_exchange.value}",
+                [refusals[self.context_exchange]],
+                [f"by {exchange.value}" for exchange, refusal in refusals.items() if not refusal],
+            )
+
+    def context_refusal(self, shape: Transformer, exchange: ContextExchange) -> str:
+        """Why ranks that share a sample's tokens cannot exchange keys so; empty: they can."""
+        if not shape.fused_attention:
+            return "attention is not fused: fused kernels alone join what parts of a sample give (fused_attention=1)"
+        if exchange is ContextExchange.RING and shape.windowed:
+            return f"{shape.windowed} blocks have windows of {shape.window} tokens, and a ring passes on all keys"
+        parts = self.context * max(self.degrees)
+        if exchange is ContextExchange.ALL_TO_ALL and shape.kv_heads % parts:
+            ranks = f"{self.context} context x {max(self.degrees)} tensor ranks"
+            return f"{shape.kv_heads} key heads do not divide by {ranks}"
+        return ""
+
     def __str__(self) -> str:
         parts = [f"tensor {self._degrees_text()}{' with sequence' * self.sequence_parallel}"]
+        if self.context > 1:
+            parts.append(f"context {self.context} by {self.context_exchange.value}")
         blocks = f" ({', '.join(map(str, self.blocks))} blocks)" if self.blocks else ""
         parts.append(f"pipeline {self.pipeline}" + (f" x {self.interleave}" if self.interleave > 1 else "") + blocks)
         parts.append(f"data {self.data}" + (f" ZeRO-{self.zero}" if self.zero else ""))

@@ -145,7 +145,7 @@ def flowing_s(cluster: GpuCluster | Pools, ways: ParallelDegrees, hop: Estimate)
     """Of a message the latency that what flows one way for long pays once a boundary, and a round trip every time."""
     if isinstance(cluster, Pools) or ways.sends is not Sends.OVERLAPPED or ways.schedule != "gpipe":
         return 0.0
-    return min(cluster.latency_s(ways.tensor * ways.data), hop.seconds)
+    return min(cluster.latency_s(ways.tensor * ways.copies), hop.seconds)
 
 
 def least_s(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees, global_batch: int) -> float:
@@ -216,7 +216,7 @@ def hops_of(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegre
     whole = message_bytes(shape, cluster, ways)
     if isinstance(cluster, Pools):
         return cluster.hops(ways, whole)
-    stride = ways.tensor * ways.data
+    stride = ways.tensor * ways.copies
     hosts = [stage * stride // cluster.per_host for stage in range(p)]
     gathered = NOTHING if ways.sequence_parallel else cluster.exchange("all_gather", whole, ways.tensor)
     at_once = min(cluster.per_host, stride)
@@ -226,13 +226,13 @@ def hops_of(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegre
 
 
 def message_bytes(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees) -> float:
-    """Of a micro-batch of a replica between two blocks."""
-    return float(cluster.width) * ways.micro_batch * shape.seq * shape.hidden
+    """Of a micro-batch of a rank's tokens between two blocks."""
+    return float(cluster.width) * ways.tokens(shape) * shape.hidden
 
 
 def _with_shards(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees, block: Pass) -> Pass:
     """With ZeRO-2 a micro-batch's gradients are scattered, with ZeRO-3 weights gathered: beside the block's pass."""
-    if ways.zero < 2 or ways.data == 1:
+    if ways.zero < 2 or ways.copies == 1:
         return block
     weights = parameters_of(shape, ways.tensor, 1, first=False, last=False)
     gradients = over_replicas(cluster, ways, "reduce_scatter", weights * (4 if ways.fp32_gradients else 2))
@@ -252,22 +252,22 @@ def _beyond(exchange: Estimate, beside_s: float) -> Cost:
 
 
 def over_replicas(cluster: GpuCluster, ways: ParallelDegrees, name: str, num_bytes: RankWeights) -> Estimate:
-    """An exchange of a rank's weights or gradients: over all replicas, or over those of the same experts."""
+    """An exchange of a rank's weights or gradients: over all copies, or over those of the same experts."""
     expert = ways.expert
     if expert == 1:
-        return cluster.exchange(name, num_bytes.common + num_bytes.routed, ways.data, ways.tensor)
-    common = cluster.exchange(name, num_bytes.common, ways.data, ways.tensor)
-    return common + cluster.exchange(name, num_bytes.routed / expert, ways.data // expert, ways.tensor * expert)
+        return cluster.exchange(name, num_bytes.common + num_bytes.routed, ways.copies, ways.tensor)
+    common = cluster.exchange(name, num_bytes.common, ways.copies, ways.tensor)
+    return common + cluster.exchange(name, num_bytes.routed / expert, ways.copies // expert, ways.tensor * expert)
 
 
 def gradients(cluster: GpuCluster, ways: ParallelDegrees, parameters: RankWeights, beside_s: float) -> Cost:
-    """Sums of a stage's gradients over the data-parallel ranks, after the last backward or beside it.
+    """Sums of a stage's gradients over the ranks with the same weights, after the last backward or beside it.
 
     Args:
         parameters: of a rank.
         beside_s: the backward of a micro-batch.
     """
-    if ways.data == 1:
+    if ways.copies == 1:
         return Cost()
     num_bytes = parameters * (4 if ways.fp32_gradients else 2)
     if ways.zero == 0:
@@ -291,7 +291,7 @@ def tied(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees)
         first, *_, last = cluster.places(ways)
         return Cost.of(GRADIENTS, cluster.sum_of_two(shape, ways, first, last))
     num_bytes = shape.vocab * shape.hidden / ways.tensor * (4 if ways.fp32_gradients else 2)
-    stride = ways.tensor * ways.data * (ways.pipeline - 1)
+    stride = ways.tensor * ways.copies * (ways.pipeline - 1)
     return Cost.of(GRADIENTS, cluster.exchange("all_reduce", num_bytes, 2, stride))
 
 
