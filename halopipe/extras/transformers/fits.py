@@ -166,6 +166,7 @@ def find(transformer: str, on: str, devices: int, global_batch: int | None, opti
     if not isinstance(cluster, GpuCluster):
         raise UsageError(f"--fits is asked of alike devices, and {on} has several kinds", [cluster.device])
     space = space_of(options)
+    space.require_context(shape)
     batch = global_batch or devices
     smallest = least(shape, cluster, devices, batch, space)
     if smallest is None:

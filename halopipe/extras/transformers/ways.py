@@ -295,7 +295,7 @@ def ways_of(text: str) -> ParallelDegrees:
         UsageError, UnknownNameError: a part is unknown, or its value cannot be meant.
     """
     kinds: dict[str, Callable[[str], Any]] = {
-        **dict.fromkeys(("tensor", "pipeline", "data", "micro_batch", "interleave"), units.whole),
+        **dict.fromkeys(("tensor", "context", "pipeline", "data", "micro_batch", "interleave"), units.whole),
         "zero": int,
         "sequence_parallel": lambda value: {"0": False, "1": True}[value],
         "recompute": Recompute,
@@ -415,6 +415,7 @@ def find(transformer: str, on: str, devices: int, global_batch: int | None, opti
         cluster = launcher.cluster_of(cluster)
     limit_s = options.time_limit_s
     space = space_of(options)
+    space.require_context(network.shape)
     try:
         sweep = search(network.shape, cluster, devices, global_batch, space, gap=options.gap, time_limit_s=limit_s)
     except (UsageError, InfeasibleError) as error:

@@ -265,13 +265,12 @@ class _Rank:
         return Cost.of(EXCHANGE, estimate)
 
     def core(self) -> Cost:
-        """Scores, softmax, dropout and context; or one fused kernel, with what it waits for of other ranks' tokens."""
+        """Scores, softmax, dropout and context; or one fused kernel."""
         s = self.shape
         b = self.ways.micro_batch
         heads = s.heads // self.ways.tensor
         if s.fused_attention:
-            kernel = functools.partial(self.kernels.attention, fused=True)
-            return self.fused_core(kernel) + self.context_exchanged(kernel)
+            return self.fused_core(functools.partial(self.kernels.attention, fused=True))
         scores = b * heads * s.seq**2
         parts = [
             self.product(s.seq, s.seq, s.head_size, b * heads, ATTENTION),
@@ -285,8 +284,7 @@ class _Rank:
         b = self.ways.micro_batch
         heads = s.heads // self.ways.tensor
         if s.fused_attention:
-            kernel = functools.partial(self.kernels.attention_backward, fused=True)
-            return self.fused_core(kernel) + self.context_exchanged(kernel, backward=True)
+            return self.fused_core(functools.partial(self.kernels.attention_backward, fused=True), backward=True)
         scores = b * heads * s.seq**2
         square = self.product(s.seq, s.seq, s.value_size, b * heads, ATTENTION)  # of probabilities
         of_values = self.product(s.seq, s.value_size, s.seq, b * heads, ATTENTION)
@@ -295,60 +293,63 @@ class _Rank:
         dropout = self.moved(scores * s.drops_scores, 5, "dropout_backward")
         return costs([square, of_values, thin * 2, softmax, dropout])
 
-    def fused_core(self, kernel: Callable[[AttentionShape], Estimate]) -> Cost:
-        """The mean of blocks in which a token sees all tokens before it, and of those in which it sees a window."""
+    def fused_core(self, kernel: Callable[[AttentionShape], Estimate], *, backward: bool = False) -> Cost:
+        """The mean of blocks in which a token sees all tokens before it, and of those in which it sees a window.
+
+        With what ranks that share the tokens of samples exchange for it.
+        """
         s = self.shape
         every = Cost.of(ATTENTION, kernel(self.attention))
-        if self.is_ring:
-            return every + Cost.of(ATTENTION, kernel(self.others_keys), self.ways.context - 1)
+        if self.ways.context > 1 and self.ways.context_exchange is ContextExchange.RING:
+            return every + self.ring(kernel, backward=backward)
+        exchanged = self.context_exchanged(backward=backward)
         if not s.windowed or s.window >= s.seq:
-            return every
+            return every + exchanged
         near_keys = round(s.window - s.window**2 / (2 * s.seq))  # the mean: early tokens see fewer
         near = Cost.of(ATTENTION, kernel(self.attention._replace(keys=near_keys, causal=False)))
         share = s.windowed / s.layers
-        return every * (1 - share) + near * share
+        return every * (1 - share) + near * share + exchanged
 
-    @property
-    def is_ring(self) -> bool:
-        """Whether keys and values of a sample pass from rank to rank."""
-        return self.ways.context > 1 and self.ways.context_exchange is ContextExchange.RING
-
-    @property
-    def others_keys(self) -> AttentionShape:
-        """Of a ring, attention to another rank's keys: all queries see half of them, or half of the queries all."""
-        own = self.attention
-        return own._replace(keys=own.keys // 2, causal=False)
-
-    def context_exchanged(self, kernel: Callable[[AttentionShape], Estimate], *, backward: bool = False) -> Cost:
-        """What ranks that share the tokens of samples wait for of one another, and sum of the parts of a ring."""
+    def context_exchanged(self, *, backward: bool) -> Cost:
+        """What ranks that share the tokens of samples send one another around attention, of which nothing is hidden."""
         s = self.shape
-        ranks = self.ways.context
         tensor = self.ways.tensor
-        if ranks == 1:
+        if self.ways.context == 1:
             return Cost()
-        keys, values = (self.tokens * s.kv_heads * size / tensor for size in (s.head_size, s.value_size))
-        queries, results = (self.tokens * s.heads * size / tensor for size in (s.head_size, s.value_size))
-        if self.ways.context_exchange is ContextExchange.ALL_TO_ALL:
-            numbers = (queries, keys, values, results)
-            sent = (self.cluster.exchange("all_to_all", 2 * each, ranks, tensor) for each in numbers)
-            return costs(Cost.of(CONTEXT_EXCHANGE, each) for each in sent)
+        keys = s.kv_heads * s.head_size
+        values = s.kv_heads * s.value_size
+        of_token = 2 * self.tokens / tensor
         if self.ways.context_exchange is ContextExchange.ALL_GATHER:
-            name = "reduce_scatter" if backward else "all_gather"
-            gathered = self.cluster.exchange(name, 2 * (keys + values) * ranks, ranks, tensor)
-            return Cost.of(CONTEXT_EXCHANGE, gathered)
-        if not backward:
-            added = self.moved(results, 2 + 4 + 4) * (ranks - 1)
-            return added + self.passed_on(2 * (keys + values), kernel)
-        added = self.moved(queries + keys + values, 2 + 2 + 2) * (ranks - 1)
-        home = Cost.of(CONTEXT_EXCHANGE, self.hop(2 * (keys + values)))
-        return added + self.passed_on(4 * (keys + values), kernel) + home
+            sent = [("reduce_scatter" if backward else "all_gather", self.ways.context * of_token * (keys + values))]
+        else:
+            features = (s.heads * s.head_size, keys, values, s.heads * s.value_size)
+            sent = [("all_to_all", of_token * each) for each in features]
+        exchanges = (self.cluster.exchange(name, num_bytes, self.ways.context, tensor) for name, num_bytes in sent)
+        return costs(Cost.of(CONTEXT_EXCHANGE, exchange) for exchange in exchanges)
 
-    def passed_on(self, num_bytes: float, kernel: Callable[[AttentionShape], Estimate]) -> Cost:
-        """Hops of a ring, of which each runs beside attention to the keys that are there."""
-        hop = self.hop(num_bytes)
-        own_s, other_s = (kernel(keys).seconds for keys in (self.attention, self.others_keys))
-        waits_s = max(0.0, hop.seconds - own_s) + (self.ways.context - 2) * max(0.0, hop.seconds - other_s)
-        return Cost.of(CONTEXT_EXCHANGE, hop, waits_s / hop.seconds) if waits_s else Cost()
+    def ring(self, kernel: Callable[[AttentionShape], Estimate], *, backward: bool) -> Cost:
+        """Of a ring, attention to the keys of other ranks, sums of the parts, and what is waited for of the hops.
+
+        A hop runs beside attention to the keys that are there.  All queries see half of another rank's keys, or half of
+        the queries all of them.
+        """
+        s = self.shape
+        of_rank = self.tokens / self.ways.tensor
+        others = self.ways.context - 1
+        results = of_rank * s.heads * s.value_size
+        keys_values = of_rank * s.kv_heads * (s.head_size + s.value_size)
+        own_s = kernel(self.attention).seconds
+        other = kernel(self.attention._replace(keys=self.attention.keys // 2, causal=False))
+        hop = self.hop((4 if backward else 2) * keys_values)  # backward the gradients go along
+        waits_s = max(0.0, hop.seconds - own_s) + (others - 1) * max(0.0, hop.seconds - other.seconds)
+        parts = [Cost.of(ATTENTION, other, others)]
+        if waits_s:
+            parts.append(Cost.of(CONTEXT_EXCHANGE, hop, waits_s / hop.seconds))
+        if backward:
+            gradients = of_rank * s.heads * s.head_size + keys_values
+            home = Cost.of(CONTEXT_EXCHANGE, self.hop(2 * keys_values))
+            return costs([*parts, self.moved(gradients, 2 + 2 + 2) * others, home])
+        return costs([*parts, self.moved(results, 2 + 4 + 4) * others])
 
     def hop(self, num_bytes: float) -> Estimate:
         """From one rank of a ring to the next; of a ring over several hosts one that leaves its host."""

@@ -2,8 +2,8 @@
 
     space       tensor x sequence x context x pipeline x data on the devices or some of them; any number of blocks on
                 each stage; interleaving, of chunks alike; micro-batch; recomputation; ZeRO: all that divide the network
-                and the batch (:class:`DegreesSpace`).  Of unlike GPUs each pool alone, and pipelines of 1F1B through several,
-                of which each stage has a pool and a tensor degree of its own
+                and the batch (:class:`DegreesSpace`).  Of unlike GPUs each pool alone, and pipelines of 1F1B through
+                several, of which each stage has a pool and a tensor degree of its own
     order       divisions by the work of their longest stage, then ways by what they can take at least
                 (:mod:`planner.extras.transformers.step`), stages by :mod:`planner.extras.transformers.division`; the
                 smallest first, each simulated in turn

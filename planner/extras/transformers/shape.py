@@ -506,7 +506,7 @@ class ParallelDegrees:
             if self.sequence_parallel and self.tokens(shape) % tensor:
                 raise UsageError(f"{self.tokens(shape)} tokens do not divide by {tensor} ranks")
         self._check_experts(shape)
-        self._check_context(shape)
+        self.check_context(shape)
         for what, of_stages in (("tensor degrees", self.tensors), ("pools", self.pools)):
             if of_stages and len(of_stages) != self.pipeline:
                 raise UsageError(f"{len(of_stages)} {what} for {self.pipeline} stages")
@@ -529,7 +529,8 @@ class ParallelDegrees:
                 ["sequence_parallel, or --tensor 1"],
             )
 
-    def _check_context(self, shape: Transformer) -> None:
+    def check_context(self, shape: Transformer) -> None:
+        """Raises :class:`UsageError` where ranks cannot share the tokens of its samples so."""
         if self.context == 1:
             return
         if shape.seq % (2 * self.context):

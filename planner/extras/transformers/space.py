@@ -151,6 +151,13 @@ class DegreesSpace:
                             if not self.limits.launcher or self.details(shape, cluster, ways, global_batch):
                                 yield ways
 
+    def require_context(self, shape: Transformer) -> None:
+        """Raises :class:`UsageError` where the ranks that are to share a sample's tokens cannot, and says why."""
+        for number in self.context:
+            ways = replace(self.base, context=number, context_exchange=self.limits.context[0])
+            if not self.exchanges(shape, ways):
+                ways.check_context(shape)
+
     def contexts(self, shape: Transformer, tensor: int, most: int) -> list[int]:
         """Ranks that can share a sample's tokens, beside tensor ranks: those that are wanted, or powers of two."""
         numbers = [number for number in self.context or _powers(most) if number <= most]

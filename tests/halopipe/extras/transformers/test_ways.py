@@ -244,6 +244,8 @@ def test_selective_recomputation_of_fused_attention_is_priced_and_said_to_save_n
         ("gpt3-175b", on(), 4, "does not fit on 8 A100-80GB"),
         (SIZES, on("a100-dgx", 7, "--tensor", "3"), 2, "no way divides"),
         (SIZES, on("a100-dgx", 8, "--recompute", "all"), 2, "no recomputation 'all'"),
+        (SIZES, on("a100-dgx", 8, "--context", "2"), 2, "attention is not fused"),
+        ("llama3-8b", on("a100-dgx", 8, "--context", "3"), 2, "8192 tokens do not divide by 2 x --context 3"),
         (SIZES, on("a100-dgx", 8, "--version", "0.2"), 2, "--version is of a launcher, and none is named"),
         (SIZES, on("a100-dgx", 8, "--for", "megatrn"), 2, "no launcher 'megatrn'"),
         (SIZES, on("a100-dgx", 8, "--for", "torchtitan", "--zero", "1"), 2, "torchtitan cannot be told --zero 1"),
@@ -321,6 +323,26 @@ def test_experts_are_told_with_what_a_token_goes_through_of_them_and_shared_by_r
     }  # fmt: skip
 
 
+def test_long_samples_are_shared_by_ranks_and_the_launcher_is_told_how(folder: Path) -> None:
+    long = "llama3-8b,seq=131072"
+    told = good("ways", long, *on("h100-dgx", 64, "--for", "megatron", "--gap", "0.05", "-o", "ways.json")).output
+    for text in ("context 8 by", "context exchanges", "no way is better"):
+        assert text in told
+    ways = json.loads(Path("ways.json").read_text("utf-8"))["best"]["ways"]
+    assert ways["context"] * ways["data"] * ways["tensor"] * ways["pipeline"] <= 64
+    good("export", "ways.json", "--to", "megatron")
+    kind = {"ring": "p2p", "all-to-all": "a2a"}[ways["context_exchange"]]
+    script = Path("megatron.sh").read_text("utf-8")
+    assert f"--context-parallel-size {ways['context']} --cp-comm-type {kind}" in script
+    require_said(folder, ["export", "ways.json", "--to", "torchtitan"], 2, "share the tokens of a sample")
+    asked = ["ways", long, "--on", "h100-dgx", "--gpus", "64", "--fits", "--recompute", "none", "--global-batch", "16"]
+    answer = json.loads(good(*asked, "--context", "1", "--json").stdout)
+    assert not answer["fits"]
+    cheapest = answer["would_fit"][0]
+    assert cheapest["ask"].startswith("--context ")
+    assert json.loads(good(*asked, *cheapest["ask"].split(), "--json").stdout)["fits"]
+
+
 def replaced(asked: list[str], words: list[str]) -> list[str]:
     """A question with other values of its options."""
     other = dict(zip(words[::2], words[1::2], strict=True))
@@ -380,6 +402,7 @@ def test_a_way_is_a_plan_of_ones_own_network_that_check_finds_good(folder: Path)
     for given, why in (
         ("tensor=8", "takes 8 devices"),
         ("tensor=2,zero=2", "ZeRO-2 beside tensor 2"),
+        ("context=2", "context 2: attention"),
         ("tensor=2,blocks=3", "part of a way"),
         ("tensor=none", "tensor=none"),
         (f"{way} --fix *=replicas:2", "--fix"),
