@@ -22,7 +22,7 @@ from planner.extras.transformers.memory import Memory
 from planner.extras.transformers.passes import timed
 from planner.extras.transformers.pools import Pools, pools_of
 from planner.extras.transformers.search import TIE, BestDegrees, PricedDegrees, search
-from planner.extras.transformers.shape import ParallelDegrees, Recompute, Transformer
+from planner.extras.transformers.shape import ParallelDegrees, Precision, Recompute, Transformer
 from planner.extras.transformers.space import DegreesSpace
 from planner.extras.transformers.step import BUBBLE, GRADIENTS, SENDS
 from planner.ir.codec import from_json
@@ -120,7 +120,7 @@ class WaysReport:
         rate = best.prediction.model_flop_per_s(self.shape, self.global_batch, self.devices) / 1e12
         step_text = units.seconds_within(step.seconds, step.low, step.high)
         lines = [
-            *self.network.lines(cluster),
+            *self.network.lines(cluster, best.ways.precision),
             f"global batch {self.global_batch}, on {devices}",
             "",
             f"  {best.ways}",
@@ -415,7 +415,7 @@ def find(transformer: str, on: str, devices: int, global_batch: int | None, opti
         cluster = launcher.cluster_of(cluster)
     limit_s = options.time_limit_s
     space = space_of(options)
-    space.require_context(network.shape)
+    space.require(network.shape, cluster)
     try:
         sweep = search(network.shape, cluster, devices, global_batch, space, gap=options.gap, time_limit_s=limit_s)
     except (UsageError, InfeasibleError) as error:
@@ -433,11 +433,13 @@ def space_of(options: WaysOptions) -> DegreesSpace:
     """The ways that are left by what is fixed, and by the launcher that is to be told.
 
     Raises:
-        UnknownNameError: there is no such kind of recomputation, launcher or version.
+        UnknownNameError: there is no such kind of recomputation, precision, launcher or version.
         UsageError: what is fixed cannot be told to the launcher.
     """
     if options.recompute:
         units.require_known("recomputation", [options.recompute], [how.value for how in Recompute])
+    units.require_known("precision", [options.precision], [each.value for each in Precision])
+    precision = Precision(options.precision)
     names = ("tensor", "context", "pipeline", "micro_batch", "interleave", "expert")
     counts = {name: getattr(options, name) for name in names}
     restrictions: dict[str, Any] = {name: (value,) for name, value in counts.items() if value}
@@ -445,8 +447,8 @@ def space_of(options: WaysOptions) -> DegreesSpace:
     restrictions |= {"zero": (options.zero,)} if options.zero >= 0 else {}
     if options.launcher:
         limits = launcher_of(options.launcher, options.version).limits
-        limits.require(restrictions)
+        limits.require(restrictions | {"precision": (precision,)})
         restrictions["limits"] = limits
     elif options.version:
         raise UsageError("--version is of a launcher, and none is named", [], ["--for LAUNCHER"])
-    return DegreesSpace(**restrictions)
+    return DegreesSpace(**restrictions, base=ParallelDegrees(precision=precision))

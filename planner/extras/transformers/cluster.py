@@ -32,6 +32,8 @@ from planner.extras.transformers.shape import ParallelDegrees
 from planner.ir.errors import UnknownNameError, nearest
 
 GBIT = 1e9 / 8
+EIGHT_BIT = "float8"
+"""What the catalogue calls numbers of 8 bits."""
 RESERVED_BYTES = 1.5 * 2**30
 """Of a device's memory what the CUDA context, NCCL's buffers and the libraries' workspaces take."""
 FRAGMENTED = 0.06
@@ -90,6 +92,11 @@ class GpuCluster:
     def kernels(self) -> Kernels:
         """What kernels take on its devices."""
         return _kernels(self.device, self.dtype)
+
+    @property
+    def eight_bit(self) -> Kernels:
+        """What products in 8 bits take on its devices."""
+        return _kernels(self.device, EIGHT_BIT)
 
     @property
     def usable_bytes(self) -> float:

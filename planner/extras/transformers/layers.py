@@ -24,6 +24,8 @@ parallelism, or 1.
                               of forward, and with sequence parallelism the input is gathered again
     with ``overlap_tensor``   sums of input gradients run beside the weight's product, the second gathering beside the
                               input's (Korthikanti et al. 2022, section 4.2.2): only what is longer is waited for
+    products in 8 bits        what they multiply is read for its largest number, then read and written as it is and
+                              transposed, of which kernels that need no transpose write one: inputs, weights, gradients
     recomputed                a forward of the whole block with its exchanges, or of the core of attention
     embedding, head           cut by vocabulary (Shoeybi et al. 2019, section 3): one all-reduce of the embedding;
                               logits stay cut, the loss sums three numbers a token
@@ -47,6 +49,7 @@ from planner.extras.transformers.shape import (
     ContextExchange,
     Fusion,
     ParallelDegrees,
+    Precision,
     Product,
     ProductCut,
     Recompute,
@@ -107,7 +110,7 @@ def layers_for(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees) -
         tensor=ways.tensor, micro_batch=ways.micro_batch, sequence_parallel=ways.sequence_parallel,
         recompute=ways.recompute, fp32_gradients=ways.fp32_gradients, kernels=ways.kernels,
         overlap_tensor=ways.overlap_tensor, expert=ways.expert, context=ways.context,
-        context_exchange=ways.context_exchange,
+        context_exchange=ways.context_exchange, precision=ways.precision,
     )  # fmt: skip
     return layers_of(shape, cluster, of_rank)
 
@@ -198,17 +201,36 @@ class _Rank:
     def multiplied(self, product: Product, outputs: int, inputs: int) -> Cost:
         """Rows of ``inputs`` numbers by matrices [outputs, inputs], those of several experts in one kernel."""
         rows = self.rows(product)
+        kernels = self.kernels_of(product)
         if not product.experts:
-            return self.product(rows, outputs, inputs)
+            return Cost.of(PRODUCTS, kernels.gemm(rows, outputs, inputs))
         experts = self.own_experts(product)
         padded = experts * EXPERT_ROWS * -(-rows // EXPERT_ROWS)
-        read = self.moved(experts * outputs * inputs, 2)
-        return max(self.product(padded, outputs, inputs), read, key=lambda cost: cost.seconds)
+        read = self.moved(experts * outputs * inputs, 1 if self.is_narrow(product) else 2)
+        return max(Cost.of(PRODUCTS, kernels.gemm(padded, outputs, inputs)), read, key=lambda cost: cost.seconds)
 
     def weight_gradient(self, product: Product) -> Cost:
         """Of the product's matrices on this rank."""
         outputs, inputs = self.features(product)
-        return self.product(self.own_experts(product) * inputs, outputs, self.rows(product))
+        gemm = self.kernels_of(product).gemm(self.own_experts(product) * inputs, outputs, self.rows(product))
+        return Cost.of(PRODUCTS, gemm)
+
+    def is_narrow(self, product: Product) -> bool:
+        """Whether it is computed in 8 bits."""
+        return self.ways.precision is Precision.FP8 and not product.weighs
+
+    def kernels_of(self, product: Product) -> Kernels:
+        """What it and its gradients take."""
+        return self.cluster.eight_bit if self.is_narrow(product) else self.kernels
+
+    def narrowed(self, product: Product, numbers: float) -> Cost:
+        """So many of a product's operands made numbers of 8 bits, where it is computed in them."""
+        return self.moved(numbers * self.is_narrow(product), 2 + 2 + 1 + 1)
+
+    def operands(self, product: Product) -> int:
+        """Numbers that it multiplies forward: inputs and weights."""
+        outputs, inputs = self.features(product)
+        return self.own_experts(product) * (self.rows(product) + outputs) * inputs
 
     def moved(self, numbers: float, num_bytes: float, kind: str = "elementwise") -> Cost:
         """An operator that memory bounds, of so many numbers, at so many bytes each."""
@@ -369,6 +391,7 @@ class _Rank:
         tokens = self.tokens
         halves = self.halves
         products = [self.multiplied(each, *self.features(each)) for half in halves for each in half.products]
+        products += [self.narrowed(each, self.operands(each)) for half in halves for each in half.products]
         activation = self.moved(tokens * s.taken_ffn / self.ways.tensor, 6 if s.gated else 4, "activation")
         exchanges = [cost for half in halves for cost in self.exchanged(half)]
         more = self.eager(self.tokens * s.heads / self.ways.tensor * s.seq)
@@ -437,6 +460,7 @@ class _Rank:
             of_input = self.multiplied(product, inputs, outputs)
             of_weight = self.weight_gradient(product)
             parts += [of_input, of_weight, self.added(self.own_experts(product) * outputs * inputs)]
+            parts.append(self.narrowed(product, self.own_experts(product) * self.rows(product) * outputs))
             if product.cut is ProductCut.COLUMN:
                 inputs_s += of_input.seconds
                 weights_s += of_weight.seconds

@@ -7,6 +7,8 @@ recomputation.  Written here for any width of the feed-forward part, shared keys
 is equal (a test says so); numbers have two bytes there, and ``width`` here.  A stage holds the micro-batches in flight:
 p - r on stage r of 1F1B, all of GPipe, and p (1 + (p - 1) / (p v)) on the first of interleaved 1F1B.  State: 2 bytes of
 weights, 2 or 4 of gradients, 12 of the optimiser (float32 weights and two moments); in float32 throughout 4, 4 and 8.
+With products in 8 bits blocks have their weights so too, twice (Transformer Engine keeps them and their transpose from
+micro-batch to micro-batch); what is kept for backward counts as in half precision, which a program keeps or less.
 Of latent attention the latent numbers are kept on both sides of their norms, whole on each tensor rank; of experts the
 tokens in their order, once for each expert that takes them, beside what the hidden layers of those experts hold.
 Ranks that share the tokens of a sample keep those of their own; with an all-to-all what attention gives is kept by
@@ -22,7 +24,14 @@ import functools
 from dataclasses import dataclass, replace
 
 from planner.costs.memory.table import What, divided, held_in_turn
-from planner.extras.transformers.shape import ContextExchange, Fusion, ParallelDegrees, Recompute, Transformer
+from planner.extras.transformers.shape import (
+    ContextExchange,
+    Fusion,
+    ParallelDegrees,
+    Precision,
+    Recompute,
+    Transformer,
+)
 from planner.ir.errors import UsageError
 from planner.ir.schedule import Pipeline, StageGraph
 from planner.schedules import max_in_flight
@@ -30,6 +39,7 @@ from planner.schedules.one_f_one_b import chunks_in_flight
 
 WEIGHT_BYTES = 2
 MASTER_BYTES = 12
+EIGHT_BIT_BYTES = 2
 HALF = 2
 SINGLE = 4
 """Bytes of a number: of weights and activations in half precision, with float32 weights in the optimiser; in float32
@@ -192,20 +202,25 @@ def parameters_of(shape: Transformer, tensor: int, blocks: int, first: bool, las
     The first stage has the embedding, and the dense blocks that come first; the last has the head, and the blocks of
     ``mtp``, which read the embedding too.
     """
-    block = _of_block(shape, tensor)
-    weights = block * blocks
+    weights = _of_blocks(shape, tensor, blocks, first, last)
     table = shape.vocab * shape.hidden / tensor
     if first:
         weights += RankWeights(shape.embedding_parameters - shape.vocab * shape.hidden + table)
-        if shape.first_dense:
-            weights += _of_block(shape.dense, tensor) * shape.first_dense
     if last:
         joined = 2 * shape.hidden**2 / tensor + 3 * shape.norm_parameters
-        weights += RankWeights(shape.norm_parameters) + (block + RankWeights(joined)) * shape.mtp
+        weights += RankWeights(shape.norm_parameters + shape.mtp * joined)
         tables = 0 if first and shape.parameters_tied else 1
         if shape.mtp and not first and not shape.parameters_tied:
             tables = 2
         weights += RankWeights(tables * table)
+    return weights
+
+
+def _of_blocks(shape: Transformer, tensor: int, blocks: int, first: bool, last: bool) -> RankWeights:
+    """Of so many alike blocks, and of those of another kind that are beside them."""
+    weights = _of_block(shape, tensor) * (blocks + last * shape.mtp)
+    if first and shape.first_dense:
+        weights += _of_block(shape.dense, tensor) * shape.first_dense
     return weights
 
 
@@ -253,6 +268,9 @@ def memory_with(
     optimiser_bytes = MASTER_BYTES if width == HALF else 8  # two moments; the weights are float32 themselves
     each = (What.PARAMETERS, width), (What.GRADIENTS, gradient_bytes), (What.OPTIMISER_STATE, optimiser_bytes)
     state = [num_bytes * weights.held(ways, what) for what, num_bytes in each]
+    if ways.precision is Precision.FP8:
+        in_eight_bits = _of_blocks(shape, ways.tensor, blocks, first, last)
+        state[0] += EIGHT_BIT_BYTES * in_eight_bits.held(ways, What.PARAMETERS)
     tokens = ways.tokens(shape)
     own = tokens * shape.hidden / (ways.tensor if ways.sequence_parallel else 1)
     block = block_bytes(shape, ways, width)

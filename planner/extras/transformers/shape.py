@@ -34,6 +34,7 @@ class Product:
         inputs, outputs: features of the whole network.
         bias: whether numbers are added to the outputs.
         experts: matrices of as many experts, of which a token goes through ``taken``; 0: one, for every token.
+        weighs: its outputs choose among experts, or weight them: never in 8 bits.
     """
 
     inputs: int
@@ -42,6 +43,7 @@ class Product:
     bias: bool = False
     experts: int = 0
     taken: int = 1
+    weighs: bool = False
 
     @property
     def weights(self) -> int:
@@ -215,9 +217,9 @@ class Transformer:
             return self._two_products(self.ffn)
         of_each = self._two_products(self.expert_ffn)
         routed = tuple(replace(each, bias=False, experts=self.experts, taken=self.top_k) for each in of_each)
-        router = Product(self.hidden, self.experts, ProductCut.WHOLE, self.router_bias)
+        router = Product(self.hidden, self.experts, ProductCut.WHOLE, self.router_bias, weighs=True)
         shared = self._two_products(self.shared_ffn) if self.shared_ffn else ()
-        gate = (Product(self.hidden, 1, ProductCut.WHOLE),) if self.shared_gate else ()
+        gate = (Product(self.hidden, 1, ProductCut.WHOLE, weighs=True),) if self.shared_gate else ()
         return router, *routed, *shared, *gate
 
     def _two_products(self, width: int) -> tuple[Product, Product]:
@@ -345,6 +347,18 @@ class Recompute(StrEnum):
     FULL = "full"
 
 
+class Precision(StrEnum):
+    """What the products of blocks are computed in.
+
+    ``BF16``: half precision (float16 on devices without bfloat16).  ``FP8``: 8 bits, forward and in both products of
+    backward (Micikevicius et al. 2022, arXiv 2209.05433); head, router, attention's core, sums and state are as with
+    ``BF16``.
+    """
+
+    BF16 = "bf16"
+    FP8 = "fp8"
+
+
 class Sends(StrEnum):
     """What a message between stages keeps busy.
 
@@ -397,6 +411,7 @@ class ParallelDegrees:
             divide them, and gets the tokens that are routed to them from the others.
         context: ranks that share the tokens of a sample; each has all weights of its tensor rank, as replicas do.
         context_exchange: how they come to the keys and values of the others.
+        precision: of the products of blocks.
         interleave: chunks of blocks on each stage.
         micro_batch: samples of a rank's pass.
         zero: what data-parallel ranks divide: 0 nothing, 1 optimiser state, 2 gradients too, 3 weights too.
@@ -427,6 +442,7 @@ class ParallelDegrees:
     expert: int = 1
     context: int = 1
     context_exchange: ContextExchange = ContextExchange.RING
+    precision: Precision = Precision.BF16
     blocks: tuple[int, ...] = ()
     tensors: tuple[int, ...] = ()
     pools: tuple[str, ...] = ()
@@ -571,6 +587,8 @@ class ParallelDegrees:
         parts.append(f"micro-batch {self.micro_batch}")
         if self.recompute is not Recompute.NONE:
             parts.append(f"recompute {self.recompute.value}")
+        if self.precision is not Precision.BF16:
+            parts.append(self.precision.value)
         return ", ".join(parts)
 
     def _degrees_text(self) -> str:

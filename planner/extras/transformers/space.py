@@ -8,9 +8,10 @@ from itertools import product
 from math import gcd
 from typing import Any
 
-from planner.extras.transformers.cluster import GpuCluster
+from planner.extras.catalogue.listing import device, devices
+from planner.extras.transformers.cluster import EIGHT_BIT, GpuCluster
 from planner.extras.transformers.pools import Pools
-from planner.extras.transformers.shape import ContextExchange, ParallelDegrees, Recompute, Transformer
+from planner.extras.transformers.shape import ContextExchange, ParallelDegrees, Precision, Recompute, Transformer
 from planner.ir.errors import UsageError
 
 _LOOKED_AT = (
@@ -151,12 +152,18 @@ class DegreesSpace:
                             if not self.limits.launcher or self.details(shape, cluster, ways, global_batch):
                                 yield ways
 
-    def require_context(self, shape: Transformer) -> None:
-        """Raises :class:`UsageError` where the ranks that are to share a sample's tokens cannot, and says why."""
+    def require(self, shape: Transformer, cluster: GpuCluster | Pools) -> None:
+        """Raises :class:`UsageError`, and says why, where what all ways are to have cannot be.
+
+        Ranks that share a sample's tokens, of a network; products in 8 bits, on devices.
+        """
         for number in self.context:
             ways = replace(self.base, context=number, context_exchange=self.limits.context[0])
             if not self.exchanges(shape, ways):
                 ways.check_context(shape)
+        if self.base.precision is Precision.FP8:
+            for place in [pool.cluster for pool in cluster.pools] if isinstance(cluster, Pools) else [cluster]:
+                _require_eight_bit(place)
 
     def contexts(self, shape: Transformer, tensor: int, most: int) -> list[int]:
         """Ranks that can share a sample's tokens, beside tensor ranks: those that are wanted, or powers of two."""
@@ -242,6 +249,22 @@ class DegreesSpace:
                     for sequence in self.sequence_parallel:
                         if sequence in self.limits.sequence_parallel:
                             yield replace(ways, sequence_parallel=sequence)
+
+
+def _require_eight_bit(cluster: GpuCluster) -> None:
+    if cluster.timed is not None:
+        raise UsageError(
+            "products in 8 bits of layers whose times were measured",
+            [f"those of {cluster.name} are in {cluster.dtype}"],
+            ["--precision bf16", "without --layers"],
+        )
+    if EIGHT_BIT not in device(cluster.device).peak_flop_per_s:
+        known = [name for name, entry in devices().items() if EIGHT_BIT in entry.peak_flop_per_s]
+        raise UsageError(
+            f"{cluster.device} ({cluster.name}) does not multiply in 8 bits",
+            [f"the catalogue states no peak of it in {EIGHT_BIT}; it does of {', '.join(known)}"],
+            ["--precision bf16", "--on another cluster"],
+        )
 
 
 def _powers(most: int) -> list[int]:

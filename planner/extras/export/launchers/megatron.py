@@ -24,7 +24,7 @@ from planner.extras.export.launchers.job import (
     script,
     torchrun,
 )
-from planner.extras.transformers.shape import ContextExchange, Recompute, Transformer
+from planner.extras.transformers.shape import ContextExchange, Precision, Recompute, Transformer
 from planner.extras.transformers.space import LauncherLimits
 
 _CONTEXT = {ContextExchange.RING: "p2p", ContextExchange.ALL_TO_ALL: "a2a"}
@@ -183,6 +183,8 @@ def _recomputation(how: Recompute) -> Iterator[tuple[str, ...]]:
 
 def _precision(job: TrainingJob) -> Iterator[tuple[str, ...]]:
     """Of products, then of sums of gradients, which Megatron-FSDP is told by an option of its own."""
+    if job.ways.precision is Precision.FP8:
+        yield "--transformer-impl", "transformer_engine", "--fp8-format", "hybrid", "--fp8-recipe", "tensorwise"
     if job.dtype == BFLOAT16:
         yield ("--bf16",)
     elif job.dtype == FLOAT16:
@@ -255,7 +257,7 @@ def _bridge(job: TrainingJob, file: str) -> LauncherFiles:
 
 
 MEGATRON = Launcher(
-    LauncherLimits("megatron", schedules=("1f1b",), one_degree=True, further=("expert",)),
+    LauncherLimits("megatron", schedules=("1f1b",), one_degree=True, further=("expert", "precision")),
     _megatron,
     network=_sizes,
 )

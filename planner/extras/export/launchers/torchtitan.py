@@ -27,7 +27,7 @@ from planner.extras.export.launchers.job import (
     script,
     torchrun,
 )
-from planner.extras.transformers.shape import ContextExchange, Recompute
+from planner.extras.transformers.shape import ContextExchange, Precision, Recompute
 from planner.extras.transformers.space import LauncherLimits
 
 _FLAVOURS = {"llama3-8b": "8B", "llama3-70b": "70B"}
@@ -41,6 +41,7 @@ _LIMITS = LauncherLimits(
     fp32_gradients=(True,),
     context=(ContextExchange.ALL_GATHER,),
     slices_context=True,
+    further=("precision",),
 )
 _ABOUT = "arguments: what is yours (data, optimiser)"
 
@@ -108,6 +109,9 @@ def _newest(job: TrainingJob, file: str) -> LauncherFiles:
     ]
     about = f"torchtitan of August 2026 (commit b5bcd76c), in its folder; {_ABOUT}"
     missing = _missing(job, "MODULE=... and CONFIG=... name a configuration of it")
+    if ways.precision is Precision.FP8:
+        converter = "Float8LinearConverter.Config(filter_fqns=['lm_head'], model_compile_enabled=True)"
+        missing = (*missing, f"8 bits: {converter} among converters= of model_registry, in the configuration's code")
     return LauncherFiles(script(job, about, command), missing=missing)
 
 
@@ -120,6 +124,8 @@ def _microbatches(job: TrainingJob) -> Iterator[tuple[str, ...]]:
 def _precision(job: TrainingJob) -> Iterator[tuple[str, ...]]:
     yield "--training.mixed_precision_param", job.dtype
     yield "--training.mixed_precision_reduce", FLOAT32
+    if job.ways.precision is Precision.FP8:
+        yield ("--compile.enable",)
 
 
 def _of_v0_2(job: TrainingJob, file: str) -> LauncherFiles:
@@ -137,12 +143,20 @@ def _of_v0_2(job: TrainingJob, file: str) -> LauncherFiles:
         *_precision(job),
         *_parallelism(job, "output"),
         *([("--parallelism.context_parallel_rotate_method", "alltoall")] if ways.context > 1 else []),
+        *(_float8() if ways.precision is Precision.FP8 else []),
         ("--parallelism.pipeline_parallel_microbatch_size", str(ways.micro_batch)),
         ("--activation_checkpoint.mode", ways.recompute.value),
         (ARGUMENTS,),
     ]
     missing = _missing(job, "FLAVOR=... names one of its configurations")
     return LauncherFiles(script(job, f"torchtitan v0.2.2, in its folder; {_ABOUT}", command), missing=missing)
+
+
+def _float8() -> Iterator[tuple[str, str]]:
+    """The converter of v0.2.2; it leaves the head in half precision."""
+    yield "--model.converters", "quantize.linear.float8"
+    yield "--quantize.linear.float8.recipe_name", "rowwise"
+    yield "--quantize.linear.float8.filter_fqns", "output"
 
 
 NEWEST = Launcher(_LIMITS, _newest, dtypes=(BFLOAT16, FLOAT32))

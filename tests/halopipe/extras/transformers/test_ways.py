@@ -245,6 +245,9 @@ def test_selective_recomputation_of_fused_attention_is_priced_and_said_to_save_n
         (SIZES, on("a100-dgx", 7, "--tensor", "3"), 2, "no way divides"),
         (SIZES, on("a100-dgx", 8, "--recompute", "all"), 2, "no recomputation 'all'"),
         (SIZES, on("a100-dgx", 8, "--context", "2"), 2, "attention is not fused"),
+        (SIZES, on("a100-dgx", 8, "--precision", "fp8"), 2, "A100-80GB (a100-dgx) does not multiply in 8 bits"),
+        (SIZES, on("a100-dgx", 8, "--precision", "int4"), 2, "no precision 'int4'"),
+        (SIZES, on("h100-dgx", 8, "--precision", "fp8", "--for", "deepspeed"), 2, "told --precision fp8"),
         ("llama3-8b", on("a100-dgx", 8, "--context", "3"), 2, "8192 tokens do not divide by 2 x --context 3"),
         (SIZES, on("a100-dgx", 8, "--version", "0.2"), 2, "--version is of a launcher, and none is named"),
         (SIZES, on("a100-dgx", 8, "--for", "megatrn"), 2, "no launcher 'megatrn'"),
@@ -341,6 +344,19 @@ def test_long_samples_are_shared_by_ranks_and_the_launcher_is_told_how(folder: P
     cheapest = answer["would_fit"][0]
     assert cheapest["ask"].startswith("--context ")
     assert json.loads(good(*asked, *cheapest["ask"].split(), "--json").stdout)["fits"]
+
+
+def test_products_in_8_bits_are_asked_for_and_said(folder: Path) -> None:
+    del folder
+    steps = {}
+    for precision in ("bf16", "fp8"):
+        asked = on("h100-dgx", 8, "--precision", precision, "--for", "megatron", "-o", f"{precision}.json")
+        told = good("ways", "llama3-8b", *asked).output
+        assert ("products of blocks in 8 bits" in told) == ("fp8\n" in told) == (precision == "fp8")
+        steps[precision] = json.loads(Path(f"{precision}.json").read_text("utf-8"))["best"]["step_s"]
+    assert steps["fp8"] < 0.95 * steps["bf16"]
+    good("export", "fp8.json", "--to", "megatron")
+    assert "--fp8-format hybrid" in Path("megatron.sh").read_text("utf-8")
 
 
 def replaced(asked: list[str], words: list[str]) -> list[str]:

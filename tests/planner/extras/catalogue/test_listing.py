@@ -15,7 +15,7 @@ from planner.ir.graph import BYTES_PER_ELEMENT
 
 ENTRIES = [*catalogue.devices().values(), *catalogue.links().values()]
 
-DTYPES = {*BYTES_PER_ELEMENT, "tfloat32"}
+DTYPES = {*BYTES_PER_ELEMENT, "tfloat32", "float8"}
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)

@@ -33,6 +33,7 @@ from planner.extras.transformers.pools import GpuPool, Pools
 from planner.extras.transformers.shape import (
     ContextExchange,
     ParallelDegrees,
+    Precision,
     Recompute,
     Transformer,
     named_transformer,
@@ -395,6 +396,23 @@ def test_sums_in_half_precision_and_other_dtypes_are_told_or_refused(name: str, 
     for dtype, refused in {"float16": {"torchtitan"}, "float32": {"megatron-bridge"}}.items():
         said = list(launcher.refusals(job_of(SLICED, dtype=dtype)))
         assert bool(said) == (name in refused)
+
+
+@pytest.mark.parametrize(("name", "version"), EVERY)
+def test_products_in_8_bits_are_told_or_refused(name: str, version: str) -> None:
+    launcher = launcher_of(name, version)
+    job = job_of(ParallelDegrees(data=4, micro_batch=2, zero=3, precision=Precision.FP8))
+    told = {
+        "megatron 0.20": "--fp8-format hybrid --fp8-recipe tensorwise",
+        "torchtitan 2026-08": "--compile.enable",
+        "torchtitan 0.2": "--model.converters quantize.linear.float8",
+    }
+    said = told.get(f"{name} {version}")
+    assert ("precision fp8" in launcher.refusals(job)) == (said is None)
+    if said is not None:
+        files = written(launcher, job, "x")
+        assert said in files.text
+        assert any("Float8LinearConverter" in text for text in files.missing) == (version == "2026-08")
 
 
 def test_what_is_left_to_the_users_code_is_said() -> None:

@@ -38,6 +38,7 @@ from planner.extras.transformers.shape import (
     ContextExchange,
     Fusion,
     ParallelDegrees,
+    Precision,
     Recompute,
     Sends,
     Transformer,
@@ -84,6 +85,13 @@ class Counting:
         return self.attention(shape, fused) * 2.5
 
 
+class Halved(Counting):
+    """Products that take half a second for each operation."""
+
+    def gemm(self, m: int, n: int, k: int, batch: int = 1) -> Estimate:
+        return exact(1.0 * m * n * k * batch)
+
+
 def exact(seconds: float) -> Estimate:
     return Estimate(seconds, seconds, seconds, TABLE)
 
@@ -95,6 +103,10 @@ class Counted(GpuCluster):
     @property
     def kernels(self) -> Any:
         return Counting()
+
+    @property
+    def eight_bit(self) -> Any:
+        return Halved()
 
     def exchange(self, name: str, num_bytes: float, members: int, stride: int = 1) -> Estimate:
         return exact((2 if name == "all_reduce" else 1) * (members - 1) / members * num_bytes)
@@ -169,6 +181,40 @@ def test_expert_ranks_send_each_token_to_its_experts_and_multiply_more_tokens_by
     alone, four = (layers_for(few, COUNTED, ParallelDegrees(micro_batch=2, expert=expert)).block for expert in (1, 4))
     routed = 2 * 3 * 64 * 32 * 2 * 2 * 64
     assert spent(alone.forward, PRODUCTS) - spent(four.forward, PRODUCTS) == 3 * routed
+
+
+@pytest.mark.parametrize(("shape", "tensor"), [(TINY, 2), (SHARED, 1), (FINE, 1)])
+def test_products_of_blocks_in_8_bits_take_half_and_their_operands_are_made_so(shape: Transformer, tensor: int) -> None:
+    """Each is read for its largest number, read, and written twice: 6 bytes; head and router stay as they are."""
+    half, eight = (
+        layers_for(shape, COUNTED, ParallelDegrees(tensor, micro_batch=2, precision=precision)) for precision in Precision
+    )
+    tokens = 2 * shape.seq
+    router = 2 * tokens * shape.hidden * shape.experts
+    for times, whole, narrow in ((1, half.block.forward, eight.block.forward), (2, half.block.backward, eight.block.backward)):
+        assert spent(narrow, PRODUCTS) - times * router == (spent(whole, PRODUCTS) - times * router) / 2
+        assert spent(narrow, ATTENTION) == spent(whole, ATTENTION)
+    assert eight.head.forward.seconds - half.head.forward.seconds == (
+        shape.mtp * (eight.block.forward.seconds - half.block.forward.seconds)
+    )
+    if shape is SHARED:
+        products = [(64, 128), (64, 64), (64, 512), (256, 64)]  # 8 heads and twice 4 of 8; a gate
+        operands = sum(tokens * inputs + inputs * outputs for inputs, outputs in products)
+        assert spent(eight.block.forward, MEMORY) - spent(half.block.forward, MEMORY) == 6 * operands
+        gradients = sum(tokens * outputs for _, outputs in products)
+        assert spent(eight.block.backward, MEMORY) - spent(half.block.backward, MEMORY) == 6 * gradients
+
+
+def test_8_bits_are_quicker_by_less_than_half_and_keep_weights_of_blocks_twice_more() -> None:
+    llama = named_transformer("llama3-8b")
+    half, eight = (ParallelDegrees(data=8, zero=1, precision=precision) for precision in Precision)
+    whole, narrow = (predict(llama, H100, ways, 8).step.seconds for ways in (half, eight))
+    assert 0.5 < narrow / whole < 0.95
+    held, more = (memory_of(llama, ways, 1) for ways in (half, eight))
+    assert more.weights - held.weights == 2 * llama.layers * llama.block_parameters
+    assert (more.gradients, more.optimiser, more.activations) == (held.gradients, held.optimiser, held.activations)
+    assert "fp8" in str(eight)
+    assert "fp8" not in str(half)
 
 
 def test_a_window_shortens_attention_in_the_blocks_that_have_one() -> None:
@@ -328,7 +374,7 @@ def test_beyond_a_pair_that_nvlink_joins_the_slower_link_counts() -> None:
     assert pairs.send(size, stride=2).seconds > 4 * whole.send(size, stride=2).seconds
 
 
-A100 = named_cluster("a100-dgx")
+A100, H100 = map(named_cluster, ("a100-dgx", "h100-dgx"))
 
 SMALL = named_transformer("gpt2-345m")
 
