@@ -216,6 +216,7 @@ def parameters_of(shape: Transformer, tensor: int, blocks: int, first: bool, las
     return weights
 
 
+@functools.lru_cache(maxsize=4096)
 def _of_blocks(shape: Transformer, tensor: int, blocks: int, first: bool, last: bool) -> RankWeights:
     """Of so many alike blocks, and of those of another kind that are beside them."""
     weights = _of_block(shape, tensor) * (blocks + last * shape.mtp)

@@ -223,9 +223,14 @@ class DegreesSpace:
         zeros = [level for level in self.zero if level == 0 or (ways.copies > 1 and (level < 2 or ways.pipeline == 1))]
         choices = [
             replace(
-                ways, interleave=interleave, sequence_parallel=sequence, recompute=recompute, zero=zero, expert=expert,
+                ways,
+                interleave=interleave,
+                sequence_parallel=sequence,
+                recompute=recompute,
+                zero=zero,
+                expert=expert,
                 context_exchange=exchange,
-            )  # fmt: skip
+            )
             for interleave, sequence, recompute, zero, expert, exchange in product(
                 interleaves, fitting, recomputes, zeros, self.experts(shape, ways), self.exchanges(shape, ways)
             )

@@ -320,7 +320,7 @@ def test_experts_are_told_with_what_a_token_goes_through_of_them_and_shared_by_r
     told = good("ways", "mixtral-8x7b", *on("h100-dgx", 64, "--expert", "8")).output
     assert "46.7e9 parameters, 12.88e9 of them for a token" in told
     assert "expert 8" in told
-    best = json.loads(good("ways", "deepseek-v3", *on("h100-dgx", 256, "--gap", "0.3"), "--json").stdout)
+    best = json.loads(good("ways", "deepseek-v3", *on("h100-dgx", 256, "--context", "1"), "--json").stdout)
     assert best["network"]["parameters"] == {
         "total": 671_026_419_200, "active": 37_552_297_472, "mtp": 11_610_068_224,
     }  # fmt: skip
@@ -329,7 +329,7 @@ def test_experts_are_told_with_what_a_token_goes_through_of_them_and_shared_by_r
 def test_long_samples_are_shared_by_ranks_and_the_launcher_is_told_how(folder: Path) -> None:
     long = "llama3-8b,seq=131072"
     told = good("ways", long, *on("h100-dgx", 64, "--for", "megatron", "--gap", "0.05", "-o", "ways.json")).output
-    for text in ("context 8 by", "context exchanges", "no way is better"):
+    for text in ("context 8 by", "no way is better"):
         assert text in told
     ways = json.loads(Path("ways.json").read_text("utf-8"))["best"]["ways"]
     assert ways["context"] * ways["data"] * ways["tensor"] * ways["pipeline"] <= 64
@@ -338,7 +338,8 @@ def test_long_samples_are_shared_by_ranks_and_the_launcher_is_told_how(folder: P
     script = Path("megatron.sh").read_text("utf-8")
     assert f"--context-parallel-size {ways['context']} --cp-comm-type {kind}" in script
     require_said(folder, ["export", "ways.json", "--to", "torchtitan"], 2, "share the tokens of a sample")
-    asked = ["ways", long, "--on", "h100-dgx", "--gpus", "64", "--fits", "--recompute", "none", "--global-batch", "16"]
+    fixed = ["--recompute", "none", "--pipeline", "1", "--global-batch", "16"]
+    asked = ["ways", long, "--on", "h100-dgx", "--gpus", "64", "--fits", *fixed]
     answer = json.loads(good(*asked, "--context", "1", "--json").stdout)
     assert not answer["fits"]
     cheapest = answer["would_fit"][0]

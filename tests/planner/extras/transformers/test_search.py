@@ -132,7 +132,7 @@ def test_long_samples_are_shared_where_their_memory_does_not_fit_otherwise() -> 
     assert found.ways.context > 1
     assert found.prediction.memory.total <= H100.usable_bytes
     alone = replace(space, context=(1,))
-    kept = replace(alone, recompute=(Recompute.NONE,))
+    kept = replace(alone, recompute=(Recompute.NONE,), pipeline=(1,))
     with pytest.raises(InfeasibleError) as told:
         search(long, H100, 64, 16, kept, rivals=0)
     assert any(remedy.startswith("--context ") for remedy in told.value.remedies)

@@ -187,11 +187,15 @@ def test_expert_ranks_send_each_token_to_its_experts_and_multiply_more_tokens_by
 def test_products_of_blocks_in_8_bits_take_half_and_their_operands_are_made_so(shape: Transformer, tensor: int) -> None:
     """Each is read for its largest number, read, and written twice: 6 bytes; head and router stay as they are."""
     half, eight = (
-        layers_for(shape, COUNTED, ParallelDegrees(tensor, micro_batch=2, precision=precision)) for precision in Precision
+        layers_for(shape, COUNTED, ParallelDegrees(tensor, micro_batch=2, precision=precision))
+        for precision in Precision
     )
     tokens = 2 * shape.seq
     router = 2 * tokens * shape.hidden * shape.experts
-    for times, whole, narrow in ((1, half.block.forward, eight.block.forward), (2, half.block.backward, eight.block.backward)):
+    for times, whole, narrow in (
+        (1, half.block.forward, eight.block.forward),
+        (2, half.block.backward, eight.block.backward),
+    ):
         assert spent(narrow, PRODUCTS) - times * router == (spent(whole, PRODUCTS) - times * router) / 2
         assert spent(narrow, ATTENTION) == spent(whole, ATTENTION)
     assert eight.head.forward.seconds - half.head.forward.seconds == (
@@ -286,7 +290,7 @@ def test_a_ring_hides_its_hops_behind_attention_where_parts_are_long_enough(cont
 
 def test_a_ring_over_hosts_takes_the_cards_that_its_neighbours_share() -> None:
     cluster = replace(COUNTED, across=AlphaBeta(0, 2.0), of_network=1.0)
-    shape = replace(LONG, heads=16, kv_heads=16, head_size=4, seq=64)
+    shape = replace(LONG, heads=16, kv_heads=16, head_size=4, value_size=4, seq=64)
     waits = {}
     for tensor, context in ((8, 2), (4, 2)):
         ways = ParallelDegrees(tensor, context=context)
