@@ -17,12 +17,13 @@ from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.extras.export.launchers import launcher_of, require_network, require_told
 from planner.extras.export.launchers.job import HostGroup, TrainingJob, dtype_of, hosts_of, launch_data
 from planner.extras.transformers.cluster import GpuCluster, named_cluster
+from planner.extras.transformers.host import COPIES, UPDATE
 from planner.extras.transformers.layers import CONTEXT_EXCHANGE, EXCHANGE, EXPERT_EXCHANGE
 from planner.extras.transformers.memory import Memory
 from planner.extras.transformers.passes import timed
 from planner.extras.transformers.pools import Pools, pools_of
 from planner.extras.transformers.search import TIE, BestDegrees, PricedDegrees, search
-from planner.extras.transformers.shape import ParallelDegrees, Precision, Recompute, Transformer
+from planner.extras.transformers.shape import Offload, ParallelDegrees, Precision, Recompute, Transformer
 from planner.extras.transformers.space import DegreesSpace
 from planner.extras.transformers.step import BUBBLE, GRADIENTS, SENDS
 from planner.ir.codec import from_json
@@ -100,7 +101,7 @@ class WaysReport:
             "high_s": prediction.step.high,
             "evidence": prediction.step.evidence,
             "spent_s": dict(prediction.parts),
-            "memory_bytes": {"state": memory.state, **memory.parts},
+            "memory_bytes": {"state": memory.state, **memory.parts, "host": memory.host},
             "micro_batches": prediction.micro_batches,
             "model_flop_per_s": prediction.model_flop_per_s(self.shape, self.global_batch, self.devices),
             **({"dollars_per_step": self._dollars(choice)} if self.price_per_hour else {}),
@@ -160,10 +161,12 @@ class WaysReport:
         sweep = self.sweep
         kinds = (EXCHANGE, EXPERT_EXCHANGE, CONTEXT_EXCHANGE, GRADIENTS, SENDS)
         exchanges = sum(best.parts.get(what, 0.0) for what in kinds)
+        on_host = sum(best.parts.get(what, 0.0) for what in (COPIES, UPDATE))
         reasons = {
-            "computing": best.step.seconds - exchanges - best.parts[BUBBLE],
+            "computing": best.step.seconds - exchanges - on_host - best.parts[BUBBLE],
             "bubbles (a larger batch)": best.parts[BUBBLE],
             "links": exchanges,
+            "the host": on_host,
         }
         limits = [f"{max(reasons, key=lambda reason: reasons[reason])}"]
         if best.memory.total > _FULL * sweep.usable_bytes:
@@ -384,7 +387,8 @@ def memory_text(memory: Memory, usable_bytes: float) -> str:
     """What a rank holds, of what it may, and what that is."""
     gib = 2**30
     breakdown = ", ".join(f"{what.replace('_', ' ')} {size / gib:.1f}" for what, size in memory.parts.items())
-    return f"{memory.total / gib:.1f} of {usable_bytes / gib:.1f} GiB ({breakdown})"
+    on_host = f"; {memory.host / gib:.1f} GiB on its host" if memory.host else ""
+    return f"{memory.total / gib:.1f} of {usable_bytes / gib:.1f} GiB ({breakdown}){on_host}"
 
 
 def find(transformer: str, on: str, devices: int, global_batch: int | None, options: WaysOptions) -> WaysReport:
@@ -438,8 +442,11 @@ def space_of(options: WaysOptions) -> DegreesSpace:
     """
     if options.recompute:
         units.require_known("recomputation", [options.recompute], [how.value for how in Recompute])
+    if options.offload:
+        units.require_known("offload", [options.offload], [what.value for what in Offload])
     units.require_known("precision", [options.precision], [each.value for each in Precision])
     precision = Precision(options.precision)
+    offload = Offload(options.offload or Offload.NONE)
     names = ("tensor", "context", "pipeline", "micro_batch", "interleave", "expert")
     counts = {name: getattr(options, name) for name in names}
     restrictions: dict[str, Any] = {name: (value,) for name, value in counts.items() if value}
@@ -447,8 +454,8 @@ def space_of(options: WaysOptions) -> DegreesSpace:
     restrictions |= {"zero": (options.zero,)} if options.zero >= 0 else {}
     if options.launcher:
         limits = launcher_of(options.launcher, options.version).limits
-        limits.require(restrictions | {"precision": (precision,)})
+        limits.require(restrictions | {"precision": (precision,), "offload": (offload,)})
         restrictions["limits"] = limits
     elif options.version:
         raise UsageError("--version is of a launcher, and none is named", [], ["--for LAUNCHER"])
-    return DegreesSpace(**restrictions, base=ParallelDegrees(precision=precision))
+    return DegreesSpace(**restrictions, base=ParallelDegrees(precision=precision, offload=offload))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2
 
 from planner.extras.catalogue.listing import device, link
@@ -27,6 +27,7 @@ from planner.extras.kernels.links import (
     links,
 )
 from planner.extras.kernels.models import Kernels, kernels
+from planner.extras.transformers.host import HOSTS, HostSide
 from planner.extras.transformers.passes import Timed
 from planner.extras.transformers.shape import ParallelDegrees
 from planner.ir.errors import UnknownNameError, nearest
@@ -59,6 +60,7 @@ class GpuCluster:
         island: neighbours that NVLink joins, where it does not join all of a host; 0: all of them.
         stream_bytes_per_s: what one rank gets of the cards at most; 0: all, where it is alone.
         timed: passes that were measured on these devices, in place of those of kernels.
+        host: what hosts keep for their devices; None: nothing is known of them.
     """
 
     name: str
@@ -72,6 +74,7 @@ class GpuCluster:
     island: int = 0
     stream_bytes_per_s: float = 0.0
     timed: Timed | None = None
+    host: HostSide | None = None
 
     def at(self, ways: ParallelDegrees, stage: int) -> GpuCluster:
         """Where a stage is: here."""
@@ -202,7 +205,7 @@ def clusters() -> Mapping[str, GpuCluster]:
         # g4dn.12xlarge: 4 T4, 50 Gbit/s between them by PCIe (Li et al. 2022, AMP) and a host.
         GpuCluster("g4dn.12xlarge", "T4", 4, AlphaBeta(30e-6, 50 * GBIT), AlphaBeta(60e-6, 50 * GBIT)),
     ]
-    return {cluster.name: cluster for cluster in named}
+    return {cluster.name: replace(cluster, host=HOSTS.get(cluster.name)) for cluster in named}
 
 
 def _cards(system: System) -> AlphaBeta:

@@ -6,7 +6,8 @@
     blocks      of its stages: each goes where the fullest rank is then least full (a stage's bytes grow with its blocks
                 by a number of its own, so no other division has a less full one)
     changes     of what was asked, one at a time, each tried here: a choice that was fixed left open, or all of them;
-                more devices, the least that do of 2, 4, ... times as many; shorter samples, halved until they fit
+                something in the host's memory; more devices, the least that do of 2, 4, ... times as many; shorter
+                samples, halved until they fit
 
 More replicas never hold more: state is divided over more of them, and each has fewer micro-batches in flight.
 """
@@ -20,7 +21,7 @@ from operator import attrgetter
 
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.memory import Memory, ends_of, in_flight, memory_with
-from planner.extras.transformers.shape import ParallelDegrees, Transformer
+from planner.extras.transformers.shape import Offload, ParallelDegrees, Transformer
 from planner.extras.transformers.space import DegreesSpace
 from planner.extras.transformers.step import fullest
 from planner.ir.errors import UsageError
@@ -167,14 +168,20 @@ def changes(
     whole = DegreesSpace(base=space.base)
     fixed = tuple(name for name in _CHOICES if getattr(space, name) != getattr(whole, name))
 
-    def tried(to: Transformer, number: int, opened: tuple[str, ...]) -> list[Change]:
+    def tried(to: Transformer, number: int, opened: tuple[str, ...], offload: Offload | None = None) -> list[Change]:
         freer = replace(space, **{name: getattr(whole, name) for name in opened})
+        if offload is not None:
+            freer = replace(freer, base=replace(space.base, offload=offload))
+            opened = (*opened, "offload")
         fit = least(to, cluster, number, global_batch, freer)
         return [Change(to, number, freer, opened, fit)] if fit is not None and fit.fits else []
 
     alone = [change for name in fixed for change in tried(shape, devices, (name,))]
     if not alone and len(fixed) > 1:
         alone = tried(shape, devices, fixed)
+    if cluster.host is not None and space.base.offload is Offload.NONE:
+        for offload in (Offload.OPTIMIZER, Offload.ACTIVATIONS):
+            alone = alone + tried(shape, devices, (), offload)
     numbers = [devices << power for power in range(1, _MOST_DOUBLINGS)]
     more = next(filter(None, (tried(shape, number, ()) for number in numbers)), [])
     if not more and not alone and fixed:

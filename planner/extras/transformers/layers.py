@@ -44,10 +44,13 @@ from dataclasses import dataclass
 from planner.extras.kernels.estimates import Estimate
 from planner.extras.kernels.models import AttentionShape, Kernels
 from planner.extras.transformers.cluster import GpuCluster
+from planner.extras.transformers.host import COPIES, known_host
+from planner.extras.transformers.memory import block_bytes
 from planner.extras.transformers.passes import Cost, Layers, Pass, costs
 from planner.extras.transformers.shape import (
     ContextExchange,
     Fusion,
+    Offload,
     ParallelDegrees,
     Precision,
     Product,
@@ -110,7 +113,7 @@ def layers_for(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees) -
         tensor=ways.tensor, micro_batch=ways.micro_batch, sequence_parallel=ways.sequence_parallel,
         recompute=ways.recompute, fp32_gradients=ways.fp32_gradients, kernels=ways.kernels,
         overlap_tensor=ways.overlap_tensor, expert=ways.expert, context=ways.context,
-        context_exchange=ways.context_exchange, precision=ways.precision,
+        context_exchange=ways.context_exchange, precision=ways.precision, offload=ways.offload,
     )  # fmt: skip
     return layers_of(shape, cluster, of_rank)
 
@@ -384,7 +387,17 @@ class _Rank:
         """Of a block, with what its backward computes again."""
         forward = self.block_forward()
         recomputed = {Recompute.NONE: Cost(), Recompute.SELECTIVE: self.core(), Recompute.FULL: forward}
-        return Pass(forward, self.block_backward() + recomputed[self.ways.recompute])
+        backward = self.block_backward() + recomputed[self.ways.recompute]
+        return Pass(forward + self.copied_beside(forward), backward + self.copied_beside(backward))
+
+    def copied_beside(self, work: Cost) -> Cost:
+        """What is waited for of what is kept, where that is on the host: it goes, and comes back, beside a pass."""
+        if self.ways.offload is not Offload.ACTIVATIONS:
+            return Cost()
+        host = known_host(self.cluster.name, self.cluster.host)
+        copy = host.copied(block_bytes(self.shape, self.ways))
+        left_s = max(0.0, copy.seconds - work.seconds)
+        return Cost.of(COPIES, copy, left_s / copy.seconds) if left_s else Cost()
 
     def block_forward(self) -> Cost:
         s = self.shape

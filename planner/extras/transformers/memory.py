@@ -14,6 +14,7 @@ tokens in their order, once for each expert that takes them, beside what the hid
 Ranks that share the tokens of a sample keep those of their own; with an all-to-all what attention gives is kept by
 tokens and by heads, with an all-gather the keys and values of the whole sample are, and in a ring those of two ranks
 and their gradients pass by (Liu et al. 2023, section 3; Jacobs et al. 2023, section 3).
+What is kept of blocks may be in the host's memory, but for the block that is computed and the one that comes or goes.
 From when to when a micro-batch is held, and which level of ZeRO divides what, is read from the table that plans are
 priced by (:mod:`planner.costs.memory.table`).
 """
@@ -27,6 +28,7 @@ from planner.costs.memory.table import What, divided, held_in_turn
 from planner.extras.transformers.shape import (
     ContextExchange,
     Fusion,
+    Offload,
     ParallelDegrees,
     Precision,
     Recompute,
@@ -61,6 +63,7 @@ class Memory:
         activations: kept for backward, of the micro-batches in flight.
         working: what one pass holds beside them: logits, a block that is computed again, gathered weights.
         stage: the rank's.
+        host: what is in the memory of its host in place of its own.
     """
 
     weights: float
@@ -69,6 +72,7 @@ class Memory:
     activations: float
     working: float
     stage: int = 0
+    host: float = 0.0
 
     @property
     def parts(self) -> dict[str, float]:
@@ -88,7 +92,7 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """All of it, but for what is on the host."""
         return self.state + self.activations + self.working
 
 
@@ -300,7 +304,15 @@ def memory_with(
     if ways.zero >= 3:
         gathered = _of_block(shape, ways.tensor)
         working += 2 * width * (gathered.common + gathered.routed / ways.expert)
-    return Memory(state[0], state[1], state[2], kept, working)
+    weight_bytes, of_gradients, of_optimiser = state
+    if ways.offload is Offload.OPTIMIZER:
+        copies = gradient_bytes + width  # on their way there and back
+        on_host = of_optimiser + copies * weights.held(ways, What.OPTIMISER_STATE)
+        return Memory(weight_bytes, of_gradients, 0.0, kept, working, host=on_host)
+    if ways.offload is Offload.ACTIVATIONS:
+        on_host = held * blocks * block
+        return Memory(weight_bytes, of_gradients, of_optimiser, kept - on_host + 2 * block, working, host=on_host)
+    return Memory(weight_bytes, of_gradients, of_optimiser, kept, working)
 
 
 def memory_of(shape: Transformer, ways: ParallelDegrees, micro_batches: int, width: int = HALF) -> Memory:

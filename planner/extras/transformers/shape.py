@@ -359,6 +359,14 @@ class Precision(StrEnum):
     FP8 = "fp8"
 
 
+class Offload(StrEnum):
+    """What is in the host's memory: nothing, the optimiser with its state, or what is kept for backward."""
+
+    NONE = "none"
+    OPTIMIZER = "optimizer"
+    ACTIVATIONS = "activations"
+
+
 class Sends(StrEnum):
     """What a message between stages keeps busy.
 
@@ -412,6 +420,7 @@ class ParallelDegrees:
         context: ranks that share the tokens of a sample; each has all weights of its tensor rank, as replicas do.
         context_exchange: how they come to the keys and values of the others.
         precision: of the products of blocks.
+        offload: what is in the host's memory.
         interleave: chunks of blocks on each stage.
         micro_batch: samples of a rank's pass.
         zero: what data-parallel ranks divide: 0 nothing, 1 optimiser state, 2 gradients too, 3 weights too.
@@ -443,6 +452,7 @@ class ParallelDegrees:
     context: int = 1
     context_exchange: ContextExchange = ContextExchange.RING
     precision: Precision = Precision.BF16
+    offload: Offload = Offload.NONE
     blocks: tuple[int, ...] = ()
     tensors: tuple[int, ...] = ()
     pools: tuple[str, ...] = ()
@@ -523,6 +533,7 @@ class ParallelDegrees:
                 raise UsageError(f"{self.tokens(shape)} tokens do not divide by {tensor} ranks")
         self._check_experts(shape)
         self.check_context(shape)
+        self.check_offload()
         for what, of_stages in (("tensor degrees", self.tensors), ("pools", self.pools)):
             if of_stages and len(of_stages) != self.pipeline:
                 raise UsageError(f"{len(of_stages)} {what} for {self.pipeline} stages")
@@ -563,6 +574,15 @@ class ParallelDegrees:
                 [f"by {exchange.value}" for exchange, refusal in refusals.items() if not refusal],
             )
 
+    def check_offload(self) -> None:
+        """Raises :class:`UsageError` where that cannot be in the host's memory so."""
+        if self.offload is Offload.ACTIVATIONS and self.recompute is not Recompute.NONE:
+            raise UsageError(
+                f"{self.recompute.value} recomputation beside activations in the host's memory",
+                ["what is kept there need not be computed again"],
+                ["--recompute none"],
+            )
+
     def context_refusal(self, shape: Transformer, exchange: ContextExchange) -> str:
         """Why ranks that share a sample's tokens cannot exchange keys so; empty: they can."""
         if not shape.fused_attention:
@@ -589,6 +609,8 @@ class ParallelDegrees:
             parts.append(f"recompute {self.recompute.value}")
         if self.precision is not Precision.BF16:
             parts.append(self.precision.value)
+        if self.offload is not Offload.NONE:
+            parts.append(f"{self.offload.value} on the host")
         return ", ".join(parts)
 
     def _degrees_text(self) -> str:

@@ -10,14 +10,23 @@ from typing import Any
 
 from planner.extras.catalogue.listing import device, devices
 from planner.extras.transformers.cluster import EIGHT_BIT, GpuCluster
+from planner.extras.transformers.host import known_host
+from planner.extras.transformers.memory import stage_memory, unlike_stages
 from planner.extras.transformers.pools import Pools
-from planner.extras.transformers.shape import ContextExchange, ParallelDegrees, Precision, Recompute, Transformer
+from planner.extras.transformers.shape import (
+    ContextExchange,
+    Offload,
+    ParallelDegrees,
+    Precision,
+    Recompute,
+    Transformer,
+)
 from planner.ir.errors import UsageError
 
 _LOOKED_AT = (
     *("tensor", "pipeline", "data", "micro_batch", "sequence_parallel", "interleave", "recompute", "zero"),
     *("fp32_gradients", "kernels", "overlap_tensor", "overlap_gradients", "sends", "schedule"),
-    *("context", "context_exchange", "blocks", "tensors", "pools"),
+    *("context", "context_exchange", "offload", "blocks", "tensors", "pools"),
 )
 _FURTHER = tuple(part for part in fields(ParallelDegrees) if part.name not in _LOOKED_AT)
 """Parts of a way that the limits of launchers do not speak of."""
@@ -38,6 +47,9 @@ class LauncherLimits:
         context: how ranks may share the tokens of a sample.
         context_beside_tensor: whether tensor ranks may be beside those.
         slices_context: whether such ranks must slice what they have alike (ZeRO-2, ZeRO-3).
+        offload: what may be in the host's memory.
+        offload_zero: levels of several copies, beside which the optimiser may be there.
+        offload_alone: whether activations go there where there is one stage alone.
         further: parts of a way beyond these that it can be told.
     """
 
@@ -53,6 +65,9 @@ class LauncherLimits:
     context: tuple[ContextExchange, ...] = (ContextExchange.RING, ContextExchange.ALL_TO_ALL)
     context_beside_tensor: bool = True
     slices_context: bool = False
+    offload: tuple[Offload, ...] = tuple(Offload)
+    offload_zero: tuple[int, ...] = (1, 2, 3)
+    offload_alone: bool = False
     further: tuple[str, ...] = ()
 
     def refusals(self, ways: ParallelDegrees) -> Iterator[str]:
@@ -71,6 +86,7 @@ class LauncherLimits:
         if max(ways.degrees) > 1 and ways.sequence_parallel not in self.sequence_parallel:
             yield f"tensor ranks with{'' if ways.sequence_parallel else 'out'} sequence parallelism"
         yield from self._context_refusals(ways)
+        yield from self._offload_refusals(ways)
         if ways.recompute not in self.recompute:
             yield f"recomputation {ways.recompute.value}: it has {', '.join(how.value for how in self.recompute)}"
         if ways.fp32_gradients not in self.fp32_gradients:
@@ -91,9 +107,17 @@ class LauncherLimits:
         if self.slices_context and ways.zero < 2:
             yield f"whole weights of {shared}: it slices them"
 
+    def _offload_refusals(self, ways: ParallelDegrees) -> Iterator[str]:
+        if ways.offload not in self.offload:
+            yield f"{ways.offload.value} in the host's memory: it has {', '.join(what.value for what in self.offload)}"
+        if ways.offload is Offload.OPTIMIZER and ways.copies > 1 and ways.zero not in self.offload_zero:
+            yield f"the optimiser in the host's memory beside ZeRO-{ways.zero}"
+        if ways.offload is Offload.ACTIVATIONS and self.offload_alone and ways.pipeline > 1:
+            yield f"activations in the host's memory beside {ways.pipeline} stages"
+
     def require(self, fixed: Mapping[str, tuple[Any, ...]]) -> None:
         """Raises :class:`UsageError` where one of the fixed choices, by name, is none that it can be told."""
-        choices: dict[str, tuple[Any, ...]] = {"zero": self.zero, "recompute": self.recompute}
+        choices: dict[str, tuple[Any, ...]] = {"zero": self.zero, "recompute": self.recompute, "offload": self.offload}
         choices |= {part.name: (part.default,) for part in _FURTHER if part.name not in self.further}
         if not self.stages:
             choices |= {"pipeline": (1,), "interleave": (1,)}
@@ -155,15 +179,20 @@ class DegreesSpace:
     def require(self, shape: Transformer, cluster: GpuCluster | Pools) -> None:
         """Raises :class:`UsageError`, and says why, where what all ways are to have cannot be.
 
-        Ranks that share a sample's tokens, of a network; products in 8 bits, on devices.
+        Ranks that share a sample's tokens, of a network; products in 8 bits, on devices; what is in the hosts' memory.
         """
         for number in self.context:
             ways = replace(self.base, context=number, context_exchange=self.limits.context[0])
             if not self.exchanges(shape, ways):
                 ways.check_context(shape)
-        if self.base.precision is Precision.FP8:
-            for place in [pool.cluster for pool in cluster.pools] if isinstance(cluster, Pools) else [cluster]:
+        places = [pool.cluster for pool in cluster.pools] if isinstance(cluster, Pools) else [cluster]
+        for place in places:
+            if self.base.precision is Precision.FP8:
                 _require_eight_bit(place)
+            if self.base.offload is not Offload.NONE:
+                known_host(place.name, place.host)
+        if Recompute.NONE not in self.recompute:
+            replace(self.base, recompute=self.recompute[0]).check_offload()
 
     def contexts(self, shape: Transformer, tensor: int, most: int) -> list[int]:
         """Ranks that can share a sample's tokens, beside tensor ranks: those that are wanted, or powers of two."""
@@ -220,6 +249,8 @@ class DegreesSpace:
         ]
         fused = shape.fused_attention  # whose scores are never kept: of several choices this is none
         recomputes = [how for how in self.recompute if not (fused and how is Recompute.SELECTIVE)] or self.recompute
+        if ways.offload is Offload.ACTIVATIONS:
+            recomputes = [Recompute.NONE] if Recompute.NONE in self.recompute else []
         zeros = [level for level in self.zero if level == 0 or (ways.copies > 1 and (level < 2 or ways.pipeline == 1))]
         choices = [
             replace(
@@ -238,6 +269,8 @@ class DegreesSpace:
         ]
         if self.limits.launcher:
             choices = [each for each in choices if not any(self.limits.refusals(each))]
+        if ways.offload is not Offload.NONE:
+            choices = [each for each in choices if _has_room(shape, cluster, each, micro_batches)]
         timed = cluster.timed if isinstance(cluster, GpuCluster) else None
         return choices if timed is None else [each for each in choices if timed.of(each) is not None]
 
@@ -254,6 +287,16 @@ class DegreesSpace:
                     for sequence in self.sequence_parallel:
                         if sequence in self.limits.sequence_parallel:
                             yield replace(ways, sequence_parallel=sequence)
+
+
+def _has_room(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees, micro_batches: int) -> bool:
+    """Whether the host's memory has room for what is in it, of stages that are as even as can be."""
+    for stage in unlike_stages(shape, ways):
+        place = cluster.at(ways, stage)
+        on_host = stage_memory(shape, ways, stage, micro_batches, place.width).host
+        if on_host > known_host(place.name, place.host).room_bytes(place.per_host):
+            return False
+    return True
 
 
 def _require_eight_bit(cluster: GpuCluster) -> None:

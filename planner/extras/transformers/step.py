@@ -22,6 +22,7 @@ from math import sqrt
 from planner.costs.memory.table import What
 from planner.extras.kernels.estimates import NOTHING, Estimate
 from planner.extras.transformers.cluster import GpuCluster
+from planner.extras.transformers.host import UPDATE, known_host
 from planner.extras.transformers.layers import layers_for
 from planner.extras.transformers.memory import (
     MASTER_BYTES,
@@ -36,7 +37,7 @@ from planner.extras.transformers.memory import (
 from planner.extras.transformers.passes import OPTIMISER, Cost, Layers, Pass
 from planner.extras.transformers.pipeline import Chunks, chunked
 from planner.extras.transformers.pools import Pools
-from planner.extras.transformers.shape import ParallelDegrees, Sends, Transformer
+from planner.extras.transformers.shape import Offload, ParallelDegrees, Sends, Transformer
 
 MODEL_ERROR = 0.06
 """Of a step, what it leaves out (data, jitter, Python) makes it longer or shorter: a judgement, of what four runs of
@@ -300,11 +301,14 @@ def optimiser(
 ) -> Cost:
     """Adam with float32 weights: state read and written, gradients zeroed, read for their norm and for the update.
 
-    Or what was measured of each layer.
+    Or what was measured of each layer; or on the host, where its state is there.
     """
     if layers.update is not None:
         return layers.update * ((blocks + sum(ends)) / (ways.data if ways.zero else 1))
     held = parameters_of(shape, ways.tensor, blocks, *ends).held(ways, What.OPTIMISER_STATE)
     gradient_bytes = 4 if ways.fp32_gradients else 2
+    if ways.offload is Offload.OPTIMIZER:
+        host = known_host(cluster.name, cluster.host)
+        return Cost.of(UPDATE, host.updated(held, gradient_bytes, cluster.per_host))
     num_bytes = held * (2 * MASTER_BYTES + WEIGHT_BYTES + 3 * gradient_bytes)
     return Cost.of(OPTIMISER, cluster.kernels.memory_bound(num_bytes, 8))

@@ -24,7 +24,7 @@ from planner.extras.export.launchers.job import (
     TrainingJob,
     script,
 )
-from planner.extras.transformers.shape import ContextExchange, Recompute
+from planner.extras.transformers.shape import ContextExchange, Offload, Recompute
 from planner.extras.transformers.space import LauncherLimits
 
 _WORDS = {BFLOAT16: "bf16", FLOAT16: "fp16", FLOAT32: "no"}
@@ -114,6 +114,7 @@ ACCELERATE = Launcher(
         recompute=(Recompute.NONE, Recompute.FULL),
         context=(ContextExchange.RING,),
         slices_context=True,
+        offload=(Offload.NONE,),
     ),
     _accelerate,
     unlike_hosts=False,

@@ -26,7 +26,7 @@ from planner.extras.export.launchers.job import (
     script,
     torchrun,
 )
-from planner.extras.transformers.shape import ContextExchange, Recompute
+from planner.extras.transformers.shape import ContextExchange, Offload, Recompute
 from planner.extras.transformers.space import LauncherLimits
 
 _WORDS = {BFLOAT16: "bf16", FLOAT16: "fp16", FLOAT32: "fp32"}
@@ -36,12 +36,14 @@ def _settings(job: TrainingJob) -> dict[str, Any]:
     ways = job.ways
     half = _WORDS[job.dtype]
     summed = "fp32" if ways.fp32_gradients else half
+    on_host = {"offload_optimizer": {"device": "cpu", "pin_memory": True}} if ways.offload is Offload.OPTIMIZER else {}
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": ways.micro_batch,
         "gradient_accumulation_steps": job.micro_batches,
         "zero_optimization": {
             "stage": ways.zero if ways.copies > 1 else max(1, ways.zero),
             "overlap_comm": ways.overlap_gradients or ways.zero > 1,
+            **on_host,
         },
         "communication_data_type": summed,
         "data_types": {"grad_accum_dtype": summed},
@@ -90,6 +92,7 @@ DEEPSPEED = Launcher(
         sequence_parallel=(False,),
         context=(ContextExchange.ALL_TO_ALL,),
         context_beside_tensor=False,
+        offload=(Offload.NONE, Offload.OPTIMIZER),
     ),
     _deepspeed,
 )

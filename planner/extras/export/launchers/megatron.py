@@ -24,7 +24,7 @@ from planner.extras.export.launchers.job import (
     script,
     torchrun,
 )
-from planner.extras.transformers.shape import ContextExchange, Precision, Recompute, Transformer
+from planner.extras.transformers.shape import ContextExchange, Offload, Precision, Recompute, Transformer
 from planner.extras.transformers.space import LauncherLimits
 
 _CONTEXT = {ContextExchange.RING: "p2p", ContextExchange.ALL_TO_ALL: "a2a"}
@@ -164,8 +164,13 @@ def _division(job: TrainingJob) -> Iterator[tuple[str, ...]]:
     yield "--global-batch-size", str(job.global_batch)
     yield from _recomputation(ways.recompute)
     yield from _precision(job)
-    if ways.zero == 1:
+    if ways.zero == 1 or ways.offload is Offload.OPTIMIZER:
         yield ("--use-distributed-optimizer",)
+    if ways.offload is Offload.OPTIMIZER:
+        yield "--optimizer-cpu-offload", "--optimizer-offload-fraction", "1.0"
+        yield "--use-precision-aware-optimizer", "--overlap-cpu-optimizer-d2h-h2d"
+    if ways.offload is Offload.ACTIVATIONS:
+        yield "--cpu-offloading-num-layers", str(sum(job.blocks) - 1)
     if ways.zero > 1:
         yield "--use-megatron-fsdp", "--data-parallel-sharding-strategy", _STRATEGIES[ways.zero]
         yield "--ckpt-format", "fsdp_dtensor"
@@ -257,13 +262,25 @@ def _bridge(job: TrainingJob, file: str) -> LauncherFiles:
 
 
 MEGATRON = Launcher(
-    LauncherLimits("megatron", schedules=("1f1b",), one_degree=True, further=("expert", "precision")),
+    LauncherLimits(
+        "megatron",
+        schedules=("1f1b",),
+        one_degree=True,
+        offload_zero=(1,),
+        offload_alone=True,
+        further=("expert", "precision"),
+    ),
     _megatron,
     network=_sizes,
 )
 BRIDGE = Launcher(
     LauncherLimits(
-        "megatron-bridge", schedules=("1f1b",), one_degree=True, fp32_gradients=(True,), further=("expert",)
+        "megatron-bridge",
+        schedules=("1f1b",),
+        one_degree=True,
+        fp32_gradients=(True,),
+        offload=(Offload.NONE,),
+        further=("expert",),
     ),
     _bridge,
     dtypes=(BFLOAT16, FLOAT16),

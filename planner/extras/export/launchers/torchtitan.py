@@ -27,7 +27,7 @@ from planner.extras.export.launchers.job import (
     script,
     torchrun,
 )
-from planner.extras.transformers.shape import ContextExchange, Precision, Recompute
+from planner.extras.transformers.shape import ContextExchange, Offload, Precision, Recompute
 from planner.extras.transformers.space import LauncherLimits
 
 _FLAVOURS = {"llama3-8b": "8B", "llama3-70b": "70B"}
@@ -41,6 +41,7 @@ _LIMITS = LauncherLimits(
     fp32_gradients=(True,),
     context=(ContextExchange.ALL_GATHER,),
     slices_context=True,
+    offload=(Offload.NONE,),
     further=("precision",),
 )
 _ABOUT = "arguments: what is yours (data, optimiser)"

@@ -247,6 +247,9 @@ def test_selective_recomputation_of_fused_attention_is_priced_and_said_to_save_n
         (SIZES, on("a100-dgx", 8, "--context", "2"), 2, "attention is not fused"),
         (SIZES, on("a100-dgx", 8, "--precision", "fp8"), 2, "A100-80GB (a100-dgx) does not multiply in 8 bits"),
         (SIZES, on("a100-dgx", 8, "--precision", "int4"), 2, "no precision 'int4'"),
+        (SIZES, on("p3.2xlarge", 8, "--offload", "optimizer"), 2, "how much the hosts of p3.2xlarge keep"),
+        (SIZES, on("a100-dgx", 8, "--offload", "disk"), 2, "no offload 'disk'"),
+        (SIZES, on("a100-dgx", 8, "--offload", "activations", "--recompute", "full"), 2, "full recomputation beside"),
         (SIZES, on("h100-dgx", 8, "--precision", "fp8", "--for", "deepspeed"), 2, "told --precision fp8"),
         ("llama3-8b", on("a100-dgx", 8, "--context", "3"), 2, "8192 tokens do not divide by 2 x --context 3"),
         (SIZES, on("a100-dgx", 8, "--version", "0.2"), 2, "--version is of a launcher, and none is named"),
@@ -360,10 +363,25 @@ def test_products_in_8_bits_are_asked_for_and_said(folder: Path) -> None:
     assert "--fp8-format hybrid" in Path("megatron.sh").read_text("utf-8")
 
 
+def test_an_optimiser_on_the_host_is_advised_asked_for_and_said(folder: Path) -> None:
+    asked = ["ways", "llama3-8b", "--on", "h100-dgx", "--gpus", "1", "--global-batch", "8"]
+    answer = json.loads(good(*asked, "--fits", "--json").stdout)
+    assert "--offload optimizer" in [change["ask"] for change in answer["would_fit"]]
+    told = good(*asked, "--offload", "optimizer", "-o", "ways.json").output
+    for text in ("optimizer on the host", "GiB on its host", "optimiser on the host"):
+        assert text in told
+    assert json.loads(Path("ways.json").read_text("utf-8"))["best"]["memory_bytes"]["host"] > 90e9
+    good("export", "ways.json", "--to", "megatron")
+    assert "--optimizer-cpu-offload" in Path("megatron.sh").read_text("utf-8")
+    good("export", "ways.json", "--to", "deepspeed")
+    require_said(folder, ["export", "ways.json", "--to", "torchtitan"], 2, "optimizer in the host's memory")
+
+
 def replaced(asked: list[str], words: list[str]) -> list[str]:
-    """A question with other values of its options."""
+    """A question with other values of its options, and with those that it had not."""
     other = dict(zip(words[::2], words[1::2], strict=True))
-    return [other.get(before, word) for before, word in zip(["", *asked], asked, strict=False)]
+    kept = [other.pop(before, word) for before, word in zip(["", *asked], asked, strict=False)]
+    return [*kept, *(word for pair in other.items() for word in pair)]
 
 
 def test_whether_it_fits_is_said_with_changes_that_do_what_they_say(folder: Path) -> None:

@@ -32,6 +32,7 @@ from planner.extras.transformers.cluster import named_cluster
 from planner.extras.transformers.pools import GpuPool, Pools
 from planner.extras.transformers.shape import (
     ContextExchange,
+    Offload,
     ParallelDegrees,
     Precision,
     Recompute,
@@ -413,6 +414,30 @@ def test_products_in_8_bits_are_told_or_refused(name: str, version: str) -> None
         files = written(launcher, job, "x")
         assert said in files.text
         assert any("Float8LinearConverter" in text for text in files.missing) == (version == "2026-08")
+
+
+@pytest.mark.parametrize(("name", "version"), EVERY)
+def test_what_is_in_the_hosts_memory_is_told_or_refused(name: str, version: str) -> None:
+    launcher = launcher_of(name, version)
+    state = ParallelDegrees(data=4, micro_batch=2, zero=1, offload=Offload.OPTIMIZER)
+    kept = ParallelDegrees(data=4, micro_batch=2, zero=3, offload=Offload.ACTIVATIONS)
+    told = {
+        ("megatron", state): "--optimizer-cpu-offload --optimizer-offload-fraction 1.0",
+        ("megatron", kept): "--cpu-offloading-num-layers 31",
+        ("deepspeed", state): '"device": "cpu"',
+    }
+    for ways in (state, kept):
+        said = told.get((name, ways))
+        refusals = " ".join(launcher.refusals(job_of(ways)))
+        assert (f"{ways.offload.value} in the host's memory" in refusals) == (said is None)
+        if said is not None:
+            assert said in written(launcher, job_of(ways), "x").text
+    if name == "megatron":
+        for ways, why in (
+            (replace(state, zero=3), "the optimiser in the host's memory beside ZeRO-3"),
+            (replace(kept, pipeline=2, zero=1), "activations in the host's memory beside 2 stages"),
+        ):
+            assert why in list(launcher.refusals(job_of(ways)))
 
 
 def test_what_is_left_to_the_users_code_is_said() -> None:

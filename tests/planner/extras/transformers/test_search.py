@@ -14,12 +14,14 @@ from planner.extras.kernels.estimates import TABLE, Estimate
 from planner.extras.kernels.links import AlphaBeta
 from planner.extras.transformers.cluster import GpuCluster, named_cluster
 from planner.extras.transformers.fits import changes, least
+from planner.extras.transformers.host import HOSTS
 from planner.extras.transformers.memory import memory_of, stage_memory
 from planner.extras.transformers.passes import Cost, Layers, Pass, Timed
 from planner.extras.transformers.pools import GpuPool, Pools
 from planner.extras.transformers.search import search
 from planner.extras.transformers.shape import (
     ContextExchange,
+    Offload,
     ParallelDegrees,
     Recompute,
     Sends,
@@ -48,6 +50,9 @@ LONG = replace(
 """Of which ranks may share the tokens of a sample."""
 
 A100, H100, V100, T4 = map(named_cluster, ("a100-dgx", "h100-dgx", "p3.2xlarge", "g4dn.12xlarge"))
+
+ON_HOST = replace(A100, memory_bytes=2.4 * 2**30, host=replace(HOSTS["a100-dgx"], memory_bytes=4 * 2**30))
+"""Hosts that keep 0.4 GiB for each device: not all that these would have there."""
 
 
 def compositions(blocks: int, stages: int) -> Iterator[tuple[int, ...]]:
@@ -84,6 +89,8 @@ def enumerated(
         (ROUTED, A100, 5, 8, DegreesSpace(recompute=(Recompute.NONE,))),
         (LONG, A100, 5, 4, DegreesSpace(zero=(0, 1))),
         (LONG, replace(V100, memory_bytes=2.4 * 2**30), 4, 1, DegreesSpace()),
+        (FEW, ON_HOST, 4, 8, DegreesSpace(base=ParallelDegrees(offload=Offload.OPTIMIZER))),
+        (FEW, ON_HOST, 4, 8, DegreesSpace(base=ParallelDegrees(offload=Offload.ACTIVATIONS), zero=(0, 1))),
         (replace(ROUTED, fused_attention=True, seq=256), T4, 4, 2, DegreesSpace(zero=(0, 3), micro_batch=(1,))),
     ],
 )
@@ -203,6 +210,21 @@ def test_what_cannot_be_is_said() -> None:
         search(SMALL, A100, 8, 8, DegreesSpace(tensor=(3,)))
 
 
+@pytest.mark.parametrize(("what", "gib"), [(Offload.OPTIMIZER, 4), (Offload.ACTIVATIONS, 0.3)])
+def test_what_is_on_the_host_has_room_there(what: Offload, gib: float) -> None:
+    host = replace(HOSTS["a100-dgx"], memory_bytes=gib * 2**30)
+    space = DegreesSpace(base=ParallelDegrees(offload=what))
+    wide = set(enumerated(FEW, A100, 4, 8, space))
+    narrow = set(enumerated(FEW, replace(A100, host=host), 4, 8, space))
+    assert narrow < wide
+    for ways in narrow:
+        even = replace(ways, blocks=())
+        held = (stage_memory(FEW, even, stage, ways.micro_batches(8)).host for stage in range(ways.pipeline))
+        assert max(held) <= host.room_bytes(8)
+    with pytest.raises(UsageError, match=r"nothing says how much the hosts of p3.2xlarge keep"):
+        search(FEW, V100, 1, 8, space)
+
+
 @pytest.mark.parametrize(
     ("shape", "space"),
     [
@@ -228,11 +250,11 @@ def test_each_change_that_is_told_makes_it_fit_and_is_no_longer_than_need_be() -
     shape = named_transformer("llama3-8b")
     space = DegreesSpace(tensor=(1,), pipeline=(1,), zero=(0,), recompute=(Recompute.NONE,))
     told = changes(shape, A100, 8, 8, space)
-    assert {change.opened for change in told} == {("tensor",), ("pipeline",), ("zero",)}
+    assert {change.opened for change in told} == {("tensor",), ("pipeline",), ("zero",), ("offload",)}
     for change in told:
         assert search(change.shape, A100, change.devices, 8, change.space, gap=0.5, rivals=0).best.ways
     few = replace(A100, memory_bytes=24 * 2**30)
-    (more,) = changes(shape, few, 4, 4, DegreesSpace())
+    (more,) = changes(shape, replace(few, host=None), 4, 4, DegreesSpace())
     assert more.devices == 8
     assert more.options(shape, 4) == "--gpus 8"
     long = replace(shape, seq=2**17)

@@ -14,6 +14,7 @@ from planner.extras.kernels.links import AlphaBeta
 from planner.extras.kernels.models import AttentionShape
 from planner.extras.transformers import pipeline
 from planner.extras.transformers.cluster import GpuCluster, named_cluster
+from planner.extras.transformers.host import COPIED, COPIES, UPDATE, UPDATED, HostSide
 from planner.extras.transformers.layers import (
     ATTENTION,
     CONTEXT_EXCHANGE,
@@ -37,6 +38,7 @@ from planner.extras.transformers.pipeline import Chunks, chunked, even_s, stay_s
 from planner.extras.transformers.shape import (
     ContextExchange,
     Fusion,
+    Offload,
     ParallelDegrees,
     Precision,
     Recompute,
@@ -219,6 +221,46 @@ def test_8_bits_are_quicker_by_less_than_half_and_keep_weights_of_blocks_twice_m
     assert (more.gradients, more.optimiser, more.activations) == (held.gradients, held.optimiser, held.activations)
     assert "fp8" in str(eight)
     assert "fp8" not in str(half)
+
+
+def test_an_optimiser_on_the_host_takes_the_longest_of_its_copies_and_its_step() -> None:
+    """Ren et al. 2021, section 4.1: 4 bytes a weight there and back with gradients of 2; Adam in the host's memory."""
+    llama = named_transformer("llama3-8b")
+    ways = ParallelDegrees(data=8, zero=1, offload=Offload.OPTIMIZER, fp32_gradients=False)
+    weights = llama.parameters / 8
+    for link, rate in (("PCIe-4-x16", 31.5e9), ("Ethernet-10G", 1.25e9)):
+        host = HostSide(link, 1e15, 8e11, "a test")
+        found = predict(llama, replace(A100, host=host), ways, 8)
+        copy_s = 2 * weights / (COPIED * rate)
+        adam_s = (2 * 12 + 2 + 2) * weights / (UPDATED * 1e11)
+        assert found.parts[UPDATE] == pytest.approx(max(copy_s, adam_s))
+    here, there = (
+        stage_memory(llama, replace(ways, offload=offload), 0, 1) for offload in (Offload.NONE, ways.offload)
+    )
+    assert (there.optimiser, there.gradients, there.weights) == (0.0, here.gradients, here.weights)
+    assert there.host == pytest.approx((12 + 2 + 2) * weights)
+    assert there.total == pytest.approx(here.total - 12 * weights)
+
+
+@pytest.mark.parametrize("link", ["NVLink-4", "PCIe-5-x16"])
+def test_activations_go_to_the_host_beside_the_passes_that_hide_them(link: str) -> None:
+    """Of three stages the first has three micro-batches in flight; two blocks stay, that computed and the next."""
+    llama = replace(named_transformer("llama3-8b"), layers=12)
+    host = HostSide(link, 1e15, 1e12, "a test")
+    cluster = replace(H100, host=host)
+    ways = ParallelDegrees(pipeline=3, offload=Offload.ACTIVATIONS)
+    alone, beside = (
+        layers_for(llama, cluster, replace(ways, offload=what)).block for what in (Offload.NONE, ways.offload)
+    )
+    block = block_bytes(llama, ways)
+    copy_s = host.copied(block).seconds
+    for one, other in ((alone.forward, beside.forward), (alone.backward, beside.backward)):
+        assert spent(other, COPIES) == pytest.approx(max(0.0, copy_s - one.seconds))
+        assert (spent(other, COPIES) > 0) == (link == "PCIe-5-x16")
+    here, there = (stage_memory(llama, replace(ways, offload=what), 0, 8) for what in (Offload.NONE, ways.offload))
+    assert here.activations == 3 * 4 * block
+    assert (there.activations, there.host) == (2 * block, 3 * 4 * block)
+    assert (there.state, there.working) == (here.state, here.working)
 
 
 def test_a_window_shortens_attention_in_the_blocks_that_have_one() -> None:
@@ -431,6 +473,10 @@ def test_messages_within_a_host_are_not_those_across() -> None:
         (ParallelDegrees(data=2, expert=2), "0 experts do not divide by expert degree 2"),
         (ParallelDegrees(context=3), "1024 tokens do not divide by 2 x --context 3"),
         (ParallelDegrees(context=2), "gpt2-345m: context 2 by ring"),
+        (
+            ParallelDegrees(recompute=Recompute.FULL, offload=Offload.ACTIVATIONS),
+            "full recomputation beside activations",
+        ),
         (ParallelDegrees(data=3), "a global batch of 16 is not divided by 3 replicas x 1 samples"),
         (ParallelDegrees(pipeline=8, interleave=4), "24 blocks are fewer than 8 stages x 4 chunks"),
         (ParallelDegrees(pipeline=2, blocks=(12, 11)), "2 chunks of 23 blocks for 2 chunks of 24 blocks"),
