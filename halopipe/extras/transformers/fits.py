@@ -90,7 +90,7 @@ class FitsReport:
         aside = f"of {whole / GIB:.1f} GiB {RESERVED_BYTES / GIB:.1f} are left to CUDA and NCCL"
         aside += f", and {100 * FRAGMENTED:.0f} % of the rest to the allocator"
         lines = [
-            *self.network.lines(cluster),
+            *self.network.lines(cluster, self.smallest.ways.precision),
             f"{batch}, on {self.devices} {cluster.device} ({cluster.name}, {cluster.per_host} a host)",
             f"  {aside}",
             "",
@@ -166,6 +166,7 @@ def find(transformer: str, on: str, devices: int, global_batch: int | None, opti
     if not isinstance(cluster, GpuCluster):
         raise UsageError(f"--fits is asked of alike devices, and {on} has several kinds", [cluster.device])
     space = space_of(options)
+    space.require(shape, cluster)
     batch = global_batch or devices
     smallest = least(shape, cluster, devices, batch, space)
     if smallest is None:

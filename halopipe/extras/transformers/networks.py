@@ -12,7 +12,7 @@ from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.hf_config import Described, read_config
 from planner.extras.transformers.memory import SINGLE
 from planner.extras.transformers.pools import Pools
-from planner.extras.transformers.shape import TRANSFORMERS, Transformer, named_transformer
+from planner.extras.transformers.shape import TRANSFORMERS, Precision, Transformer, named_transformer
 from planner.ir.errors import UsageError
 
 _NEEDED = ("hidden", "ffn", "heads", "layers", "vocab", "seq")
@@ -41,7 +41,7 @@ class Network:
         counts = {"total": shape.parameters, "active": shape.active_parameters, "mtp": shape.mtp_parameters}
         return {"parameters": counts, "left_out": dict(self.left_out), "notes": list(self.notes)}
 
-    def lines(self, cluster: GpuCluster | Pools) -> list[str]:
+    def lines(self, cluster: GpuCluster | Pools, precision: Precision) -> list[str]:
         """For people: what it is, and what was not said of it."""
         shape = self.shape
         parts = [f"{_billions(shape.parameters)} parameters"]
@@ -54,6 +54,8 @@ class Network:
             parts.append(f"{blocks} on the first stage, before the {shape.layers} that stages share")
         parts.append(f"sequence {shape.seq:,}")
         half = "bfloat16 or float16, gradients and optimiser in float32"
+        if precision is Precision.FP8:
+            half = f"products of blocks in 8 bits, others in {half}"
         parts.append("float32" if cluster.width == SINGLE else half)
         lines = [f"{shape.name}: {'; '.join(parts)}"]
         if self.left_out:

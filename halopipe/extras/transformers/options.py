@@ -21,7 +21,12 @@ class WaysOptions:
     interleave: int = option(0, "Chunks of a stage; 0: open.", panel=FIXED, least=0, most=MOST_DEGREE)
     micro_batch: int = option(0, "Samples a micro-batch; 0: open.", panel=FIXED, least=0, most=MOST_DEGREE)
     expert: int = option(0, "Ranks that share a block's experts; 0: open.", panel=FIXED, least=0, most=MOST_DEGREE)
+    context: int = option(
+        0, "Ranks that share the tokens of a sample; 0: open.", panel=FIXED, least=0, most=MOST_DEGREE
+    )
     recompute: str = option("", "none, selective or full; empty: open.", "HOW", FIXED)
+    precision: str = option("bf16", "Of the products of blocks: bf16, or fp8 (8 bits).", "PRECISION", FIXED)
+    offload: str = option("", "In the host's memory: optimizer or activations; empty: nothing.", "WHAT", FIXED)
     zero: int = option(-1, "What replicas divide, 0 to 3; -1: open.", panel=FIXED, least=-1, most=3)
     launcher: str = option(
         "", "Ways that this program can be told, alone: megatron, torchtitan, ...; empty: all.", "LAUNCHER", FIXED,

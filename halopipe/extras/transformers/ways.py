@@ -18,12 +18,13 @@ from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.extras.export.launchers import launcher_of, require_network, require_told
 from planner.extras.export.launchers.job import HostGroup, TrainingJob, dtype_of, hosts_of, launch_data
 from planner.extras.transformers.cluster import GpuCluster, named_cluster
-from planner.extras.transformers.layers import EXCHANGE, EXPERT_EXCHANGE
+from planner.extras.transformers.host import COPIES, UPDATE
+from planner.extras.transformers.layers import CONTEXT_EXCHANGE, EXCHANGE, EXPERT_EXCHANGE
 from planner.extras.transformers.memory import Memory
 from planner.extras.transformers.passes import OPTIMISER, timed
 from planner.extras.transformers.pools import Pools, pools_of
 from planner.extras.transformers.search import TIE, BestDegrees, PricedDegrees, search
-from planner.extras.transformers.shape import ParallelDegrees, Recompute, Transformer
+from planner.extras.transformers.shape import Offload, ParallelDegrees, Precision, Recompute, Transformer
 from planner.extras.transformers.space import DegreesSpace
 from planner.extras.transformers.step import BUBBLE, GRADIENTS, SENDS, StepPrediction
 from planner.ir.codec import from_json
@@ -121,7 +122,7 @@ class WaysReport:
             "evidence": prediction.step.evidence,
             "published_runs": 0 if evidence is None else evidence.runs,
             "spent_s": dict(prediction.parts),
-            "memory_bytes": {"state": memory.state, **memory.parts},
+            "memory_bytes": {"state": memory.state, **memory.parts, "host": memory.host},
             "micro_batches": prediction.micro_batches,
             "model_flop_per_s": prediction.model_flop_per_s(self.shape, self.global_batch, self.devices),
             **({"dollars_per_step": self._dollars(choice)} if self.price_per_hour else {}),
@@ -151,7 +152,7 @@ class WaysReport:
         rate = best.prediction.model_flop_per_s(self.shape, self.global_batch, self.devices) / 1e12
         step_text = units.seconds_within(step.seconds, *self.range_s(best))
         lines = [
-            *self.network.lines(cluster),
+            *self.network.lines(cluster, best.ways.precision),
             f"global batch {self.global_batch}, on {devices}",
             "",
             f"  {best.ways}",
@@ -193,6 +194,7 @@ class WaysReport:
             "computing": shares["computing"] + shares["optimiser"],
             "bubbles (a larger batch)": shares["bubble"],
             "links": shares["exposed communication"],
+            "the host": shares["the host"],
         }
         limits = [f"{max(reasons, key=lambda reason: reasons[reason])}"]
         if best.memory.total > _FULL * sweep.usable_bytes:
@@ -223,15 +225,17 @@ class WaysReport:
 
 
 def shares_s(prediction: StepPrediction) -> dict[str, float]:
-    """Seconds of the step by what limits it: computing, communication that nothing hides, the bubble, the optimiser."""
+    """Seconds of the step by what limits it: computing, exposed communication, the bubble, the optimiser, the host."""
     parts = prediction.parts
-    exposed_s = sum(parts.get(what, 0.0) for what in (EXCHANGE, EXPERT_EXCHANGE, GRADIENTS, SENDS))
-    others_s = exposed_s + parts[BUBBLE] + parts.get(OPTIMISER, 0.0)
+    exposed_s = sum(parts.get(what, 0.0) for what in (EXCHANGE, EXPERT_EXCHANGE, CONTEXT_EXCHANGE, GRADIENTS, SENDS))
+    on_host_s = sum(parts.get(what, 0.0) for what in (COPIES, UPDATE))
+    others_s = exposed_s + parts[BUBBLE] + parts.get(OPTIMISER, 0.0) + on_host_s
     return {
         "computing": prediction.step.seconds - others_s,
         "exposed communication": exposed_s,
         "bubble": parts[BUBBLE],
         "optimiser": parts.get(OPTIMISER, 0.0),
+        "the host": on_host_s,
     }
 
 
@@ -338,7 +342,7 @@ def ways_of(text: str) -> ParallelDegrees:
         UsageError, UnknownNameError: a part is unknown, or its value cannot be meant.
     """
     kinds: dict[str, Callable[[str], Any]] = {
-        **dict.fromkeys(("tensor", "pipeline", "data", "micro_batch", "interleave"), units.whole),
+        **dict.fromkeys(("tensor", "context", "pipeline", "data", "micro_batch", "interleave"), units.whole),
         "zero": int,
         "sequence_parallel": lambda value: {"0": False, "1": True}[value],
         "recompute": Recompute,
@@ -427,7 +431,8 @@ def memory_text(memory: Memory, usable_bytes: float) -> str:
     """What a rank holds, of what it may, and what that is."""
     gib = 2**30
     breakdown = ", ".join(f"{what.replace('_', ' ')} {size / gib:.1f}" for what, size in memory.parts.items())
-    return f"{memory.total / gib:.1f} of {usable_bytes / gib:.1f} GiB ({breakdown})"
+    on_host = f"; {memory.host / gib:.1f} GiB on its host" if memory.host else ""
+    return f"{memory.total / gib:.1f} of {usable_bytes / gib:.1f} GiB ({breakdown}){on_host}"
 
 
 def find(transformer: str, on: str, devices: int, global_batch: int | None, options: WaysOptions) -> WaysReport:
@@ -458,6 +463,7 @@ def find(transformer: str, on: str, devices: int, global_batch: int | None, opti
         cluster = launcher.cluster_of(cluster)
     limit_s = options.time_limit_s
     space = space_of(options)
+    space.require(network.shape, cluster)
     try:
         sweep = search(network.shape, cluster, devices, global_batch, space, gap=options.gap, time_limit_s=limit_s)
     except (UsageError, InfeasibleError) as error:
@@ -475,19 +481,25 @@ def space_of(options: WaysOptions) -> DegreesSpace:
     """The ways that are left by what is fixed, and by the launcher that is to be told.
 
     Raises:
-        UnknownNameError: there is no such kind of recomputation, launcher or version.
+        UnknownNameError: there is no such kind of recomputation, precision, launcher or version.
         UsageError: what is fixed cannot be told to the launcher.
     """
     if options.recompute:
         units.require_known("recomputation", [options.recompute], [how.value for how in Recompute])
-    counts = {name: getattr(options, name) for name in ("tensor", "pipeline", "micro_batch", "interleave", "expert")}
+    if options.offload:
+        units.require_known("offload", [options.offload], [what.value for what in Offload])
+    units.require_known("precision", [options.precision], [each.value for each in Precision])
+    precision = Precision(options.precision)
+    offload = Offload(options.offload or Offload.NONE)
+    names = ("tensor", "context", "pipeline", "micro_batch", "interleave", "expert")
+    counts = {name: getattr(options, name) for name in names}
     restrictions: dict[str, Any] = {name: (value,) for name, value in counts.items() if value}
     restrictions |= {"recompute": (Recompute(options.recompute),)} if options.recompute else {}
     restrictions |= {"zero": (options.zero,)} if options.zero >= 0 else {}
     if options.launcher:
         limits = launcher_of(options.launcher, options.version).limits
-        limits.require(restrictions)
+        limits.require(restrictions | {"precision": (precision,), "offload": (offload,)})
         restrictions["limits"] = limits
     elif options.version:
         raise UsageError("--version is of a launcher, and none is named", [], ["--for LAUNCHER"])
-    return DegreesSpace(**restrictions)
+    return DegreesSpace(**restrictions, base=ParallelDegrees(precision=precision, offload=offload))

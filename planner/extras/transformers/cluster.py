@@ -1,6 +1,6 @@
 """A cluster of alike GPUs, as a transformer's exchanges see it.
 
-group       members, ``stride`` ranks apart: ranks lie on hosts in order, tensor innermost, then data, then pipeline
+group       members, ``stride`` ranks apart: ranks lie on hosts in order: tensor innermost, then context, data, pipeline
 within      of one host: the system's table, or a ring by latency and rate
 across      a ring over hosts; groups that talk at once share the cards of their host:
 t = steps x latency + factor x bytes / min(host rate / groups, rate within)
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2
 
 from planner.extras.catalogue.listing import device, link
@@ -29,11 +29,14 @@ from planner.extras.kernels.links import (
     links,
 )
 from planner.extras.kernels.models import Kernels, kernels
+from planner.extras.transformers.host import HOSTS, HostSide
 from planner.extras.transformers.passes import Timed
 from planner.extras.transformers.shape import ParallelDegrees
 from planner.ir.errors import UnknownNameError, nearest
 
 GBIT = 1e9 / 8
+EIGHT_BIT = "float8"
+"""What the catalogue calls numbers of 8 bits."""
 RESERVED_BYTES = 1.5 * 2**30
 """Of a device's memory what the CUDA context, NCCL's buffers and the libraries' workspaces take."""
 FRAGMENTED = 0.06
@@ -64,6 +67,7 @@ class GpuCluster:
         island: neighbours that NVLink joins, where it does not join all of a host; 0: all of them.
         stream_bytes_per_s: what one rank gets of the cards at most; 0: all, where it is alone.
         timed: passes that were measured on these devices, in place of those of kernels.
+        host: what hosts keep for their devices; None: nothing is known of them.
     """
 
     name: str
@@ -77,6 +81,7 @@ class GpuCluster:
     island: int = 0
     stream_bytes_per_s: float = 0.0
     timed: Timed | None = None
+    host: HostSide | None = None
 
     def at(self, ways: ParallelDegrees, stage: int) -> GpuCluster:
         """Where a stage is: here."""
@@ -97,6 +102,11 @@ class GpuCluster:
     def kernels(self) -> Kernels:
         """What kernels take on its devices."""
         return _kernels(self.device, self.dtype)
+
+    @property
+    def eight_bit(self) -> Kernels:
+        """What products in 8 bits take on its devices."""
+        return _kernels(self.device, EIGHT_BIT)
 
     @property
     def usable_bytes(self) -> float:
@@ -219,7 +229,7 @@ def clusters() -> Mapping[str, GpuCluster]:
         # g4dn.12xlarge: 4 T4, 50 Gbit/s between them by PCIe (Li et al. 2022, AMP) and a host.
         GpuCluster("g4dn.12xlarge", "T4", 4, AlphaBeta(30e-6, 50 * GBIT), AlphaBeta(60e-6, 50 * GBIT)),
     ]
-    return {cluster.name: cluster for cluster in named}
+    return {cluster.name: replace(cluster, host=HOSTS.get(cluster.name)) for cluster in named}
 
 
 def _cards(system: System) -> AlphaBeta:

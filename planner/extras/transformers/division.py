@@ -283,7 +283,7 @@ class DivisionSearch:
         if self.ways.overlap_gradients:
             return 0.0
         devices = sum(pool.devices for pool in self._pools)
-        stages = self.stages or devices / self.ways.data
+        stages = self.stages or devices / self.ways.copies
         whole = self.shape.layers * parameters_of(self.shape, 1, 1, False, False)
         return min(
             gradients(seat.cluster, seat.ways, whole / stages / (1 if self._pools else seat.ways.tensor), 0.0).seconds
@@ -307,7 +307,7 @@ class DivisionSearch:
             free = [pool.devices - gpus for pool, gpus in zip(self._pools, used, strict=True)]
             longest = left * np.float64(longest_s(1, self.seats, free))
         else:
-            units = [(pool.devices - gpus) // self.ways.data for pool, gpus in zip(self._pools, used, strict=True)]
+            units = [(pool.devices - gpus) // self.ways.copies for pool, gpus in zip(self._pools, used, strict=True)]
             longest = self._table[(left, *units)]
         return self._micro_batches * longest
 
@@ -318,7 +318,7 @@ class DivisionSearch:
         Of stages before others: each waits for a message, at least.
         """
         pools = self.cluster
-        units = [pool.devices // self.ways.data + 1 for pool in self._pools]
+        units = [pool.devices // self.ways.copies + 1 for pool in self._pools]
         if not isinstance(pools, Pools) or np.prod(units, dtype=float) > _LARGEST_TABLE // self.shape.layers:
             return None
         hops_s = [pools.least_hop_s(self.ways, self._bytes, seat.cluster, seat.ways.tensor) for seat in self.seats]
@@ -341,7 +341,7 @@ class DivisionSearch:
         if not self._pools:
             return GpuRange(seat.cluster, seat.ways.tensor, 0, 0), used
         pool: GpuPool = self._pools[seat.pool]
-        start, stop = pool.after(used[seat.pool], seat.ways.tensor, self.ways.data)
+        start, stop = pool.after(used[seat.pool], seat.ways.tensor, self.ways.copies)
         if stop > pool.devices:
             return None
         filled = (*used[: seat.pool], stop, *used[seat.pool + 1 :])
@@ -404,7 +404,7 @@ def longest_s(blocks: int, seats: Sequence[StageSeat], free: Sequence[int]) -> f
     """Passes of the longest stage at least, if all free GPUs of the pools are as busy as they can be."""
     rates = [0.0] * len(free)
     for seat in seats:
-        rates[seat.pool] = max(rates[seat.pool], 1 / (seat.block_s * seat.ways.tensor * seat.ways.data))
+        rates[seat.pool] = max(rates[seat.pool], 1 / (seat.block_s * seat.ways.tensor * seat.ways.copies))
     rate = sum(gpus * rate for gpus, rate in zip(free, rates, strict=True))
     return blocks / rate if rate else inf
 

@@ -1,11 +1,13 @@
 """Whether a transformer's step fits a cluster, by memory alone, and what would make it fit.
 
-    least       over tensor x pipeline, each with as many replicas as there is room for, the smallest micro-batch, and
-                what is kept, divided and computed again as is least: the way whose fullest rank holds least
+    least       over tensor x context x pipeline, each with as many replicas as there is room for, the smallest
+                micro-batch, and what is kept, divided and computed again as is least: the way whose fullest
+                rank holds least
     blocks      of its stages: each goes where the fullest rank is then least full (a stage's bytes grow with its blocks
                 by a number of its own, so no other division has a less full one)
     changes     of what was asked, one at a time, each tried here: a choice that was fixed left open, or all of them;
-                more devices, the least that do of 2, 4, ... times as many; shorter samples, halved until they fit
+                something in the host's memory; more devices, the least that do of 2, 4, ... times as many; shorter
+                samples, halved until they fit
 
 More replicas never hold more: state is divided over more of them, and each has fewer micro-batches in flight.
 """
@@ -19,14 +21,14 @@ from operator import attrgetter
 
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.memory import Memory, ends_of, in_flight, memory_with
-from planner.extras.transformers.shape import ParallelDegrees, Transformer
+from planner.extras.transformers.shape import Offload, ParallelDegrees, Transformer
 from planner.extras.transformers.space import DegreesSpace
 from planner.extras.transformers.step import fullest
 from planner.ir.errors import UsageError
 
 _MOST_DOUBLINGS = 12
 _LEAST_SEQ = 128
-_CHOICES = ("tensor", "pipeline", "micro_batch", "interleave", "recompute", "zero", "expert")
+_CHOICES = ("tensor", "pipeline", "micro_batch", "interleave", "recompute", "zero", "expert", "context")
 """Fields of a space that people fix."""
 
 
@@ -147,9 +149,10 @@ def _frugal(
     largest: dict[tuple[int, ...], ParallelDegrees] = {}
     for ways in space.divisions(shape, cluster, devices, global_batch):
         replicas = (ways.data,) if shape.experts else ()  # whose number says how many may share experts
-        other = largest.setdefault((ways.tensor, ways.pipeline, *replicas), ways)
+        key = (ways.tensor, ways.context, ways.pipeline, *replicas)
+        other = largest.setdefault(key, ways)
         if (ways.data, -ways.micro_batch) > (other.data, -other.micro_batch):
-            largest[ways.tensor, ways.pipeline, *replicas] = ways
+            largest[key] = ways
     unchunked = replace(space, interleave=(1,) if 1 in space.interleave else space.interleave)
     for ways in largest.values():
         yield from _without_waste(unchunked.details(shape, cluster, ways, global_batch))
@@ -177,14 +180,20 @@ def changes(
     whole = DegreesSpace(base=space.base)
     fixed = tuple(name for name in _CHOICES if getattr(space, name) != getattr(whole, name))
 
-    def tried(to: Transformer, number: int, opened: tuple[str, ...]) -> list[Change]:
+    def tried(to: Transformer, number: int, opened: tuple[str, ...], offload: Offload | None = None) -> list[Change]:
         freer = replace(space, **{name: getattr(whole, name) for name in opened})
+        if offload is not None:
+            freer = replace(freer, base=replace(space.base, offload=offload))
+            opened = (*opened, "offload")
         fit = least(to, cluster, number, global_batch, freer)
         return [Change(to, number, freer, opened, fit)] if fit is not None and fit.fits else []
 
     alone = [change for name in fixed for change in tried(shape, devices, (name,))]
     if not alone and len(fixed) > 1:
         alone = tried(shape, devices, fixed)
+    if cluster.host is not None and space.base.offload is Offload.NONE:
+        for offload in (Offload.OPTIMIZER, Offload.ACTIVATIONS):
+            alone = alone + tried(shape, devices, (), offload)
     numbers = [devices << power for power in range(1, _MOST_DOUBLINGS)]
     more = next(filter(None, (tried(shape, number, ()) for number in numbers)), [])
     if not more and not alone and fixed:

@@ -1,6 +1,7 @@
 """Kernels and exchanges of one pass through embedding, block and head, on one rank.
 
-T = micro-batch x sequence tokens, h hidden, a heads of d, f ffn, t tensor ranks; n = t with sequence parallelism, or 1.
+T = micro-batch x sequence / context tokens, h hidden, a heads of d, f ffn, t tensor ranks; n = t with sequence
+parallelism, or 1.
 
     block, forward            norm [T/n, h]  (all-gather)  T x (a + 2 a_kv) d / t x h  attention of a / t heads
                               T x h x a d / t  (all-reduce, or reduce-scatter)  dropout and residual [T/n, h]
@@ -12,11 +13,19 @@ T = micro-batch x sequence tokens, h hidden, a heads of d, f ffn, t tensor ranks
                               summed back
     e expert ranks            E / e experts on a rank, with the tokens of e ranks; two all-to-alls of T k / n rows
                               each way (a token is sent to each of its experts), of which nothing is hidden
+    c context ranks           T is 1 / c of the tokens; attention, of S tokens a sample:
+                              ring: S / c queries by as many keys, causal, then c - 1 times by S / (2 c) keys, each
+                              after a hop of keys and values that runs beside the part before it; sums of parts in
+                              float32; backward: gradients of keys and values go along, and one hop further, home
+                              all-to-all: a / c heads of S tokens; queries, keys and values there, the result back
+                              all-gather: S / c queries by S / 2 keys, the mean, which are gathered first
     block, backward           for each product T x n x k two of their own shapes, T x k x n for the input and k x n x T
                               for the weight; what memory bounds moves about 1.5 times the bytes; exchanges mirror those
                               of forward, and with sequence parallelism the input is gathered again
     with ``overlap_tensor``   sums of input gradients run beside the weight's product, the second gathering beside the
                               input's (Korthikanti et al. 2022, section 4.2.2): only what is longer is waited for
+    products in 8 bits        what they multiply is read for its largest number, then read and written as it is and
+                              transposed, of which kernels that need no transpose write one: inputs, weights, gradients
     recomputed                a forward of the whole block with its exchanges, or of the core of attention
     embedding, head           cut by vocabulary (Shoeybi et al. 2019, section 3): one all-reduce of the embedding;
                               logits stay cut, the loss sums three numbers a token
@@ -37,8 +46,20 @@ from dataclasses import dataclass
 from planner.extras.kernels.estimates import Estimate
 from planner.extras.kernels.models import AttentionShape, Kernels
 from planner.extras.transformers.cluster import GpuCluster
+from planner.extras.transformers.host import COPIES, known_host
+from planner.extras.transformers.memory import block_bytes
 from planner.extras.transformers.passes import Cost, Layers, Pass, costs
-from planner.extras.transformers.shape import Fusion, ParallelDegrees, Product, ProductCut, Recompute, Transformer
+from planner.extras.transformers.shape import (
+    ContextExchange,
+    Fusion,
+    Offload,
+    ParallelDegrees,
+    Precision,
+    Product,
+    ProductCut,
+    Recompute,
+    Transformer,
+)
 from planner.ir.errors import UsageError
 
 PRODUCTS = "products"
@@ -46,6 +67,7 @@ ATTENTION = "attention"
 MEMORY = "memory-bound"
 EXCHANGE = "tensor exchanges"
 EXPERT_EXCHANGE = "expert exchanges"
+CONTEXT_EXCHANGE = "context exchanges"
 
 LAUNCH_S: Mapping[Fusion, float] = {Fusion.FUSED: 110e-6, Fusion.KERNELS: 65e-6, Fusion.EAGER: 20e-6}
 """What the host takes of a kernel that is counted here, with the Python around it: Megatron-LM, by what its tests on
@@ -96,7 +118,8 @@ def layers_for(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees) -
     of_rank = ParallelDegrees(
         tensor=ways.tensor, micro_batch=ways.micro_batch, sequence_parallel=ways.sequence_parallel,
         recompute=ways.recompute, fp32_gradients=ways.fp32_gradients, kernels=ways.kernels,
-        overlap_tensor=ways.overlap_tensor, expert=ways.expert,
+        overlap_tensor=ways.overlap_tensor, expert=ways.expert, context=ways.context,
+        context_exchange=ways.context_exchange, precision=ways.precision, offload=ways.offload,
     )  # fmt: skip
     return layers_of(shape, cluster, of_rank)
 
@@ -128,7 +151,7 @@ class _Rank:
 
     @property
     def tokens(self) -> int:
-        return self.ways.micro_batch * self.shape.seq
+        return self.ways.tokens(self.shape)
 
     @property
     def own_tokens(self) -> int:
@@ -155,7 +178,15 @@ class _Rank:
         tensor = self.ways.tensor
         kv_heads = max(1, s.kv_heads // tensor)
         size = (s.head_size + s.value_size) // 2
-        return AttentionShape(self.ways.micro_batch, s.heads // tensor, kv_heads, s.seq, s.seq, size, causal=True)
+        whole = AttentionShape(self.ways.micro_batch, s.heads // tensor, kv_heads, s.seq, s.seq, size, causal=True)
+        parts = self.ways.context
+        if parts == 1:
+            return whole
+        if self.ways.context_exchange is ContextExchange.ALL_TO_ALL:
+            return whole._replace(heads=whole.heads // parts, kv_heads=whole.kv_heads // parts)
+        if self.ways.context_exchange is ContextExchange.ALL_GATHER:
+            return whole._replace(queries=s.seq // parts, keys=s.seq // 2, causal=False)
+        return whole._replace(queries=s.seq // parts, keys=s.seq // parts)
 
     def product(self, m: int, n: int, k: int, batch: int = 1, what: str = PRODUCTS) -> Cost:
         return Cost.of(what, self.kernels.gemm(m, n, k, batch))
@@ -179,17 +210,36 @@ class _Rank:
     def multiplied(self, product: Product, outputs: int, inputs: int) -> Cost:
         """Rows of ``inputs`` numbers by matrices [outputs, inputs], those of several experts in one kernel."""
         rows = self.rows(product)
+        kernels = self.kernels_of(product)
         if not product.experts:
-            return self.product(rows, outputs, inputs)
-        return Cost.of(PRODUCTS, self.kernels.grouped(rows, outputs, inputs, self.own_experts(product)))
+            return Cost.of(PRODUCTS, kernels.gemm(rows, outputs, inputs))
+        return Cost.of(PRODUCTS, kernels.grouped(rows, outputs, inputs, self.own_experts(product)))
 
     def weight_gradient(self, product: Product) -> Cost:
         """Of the product's matrices on this rank."""
         outputs, inputs = self.features(product)
         rows = self.rows(product)
+        kernels = self.kernels_of(product)
         if not product.experts:
-            return self.product(inputs, outputs, rows)
-        return Cost.of(PRODUCTS, self.kernels.grouped(inputs, outputs, rows, self.own_experts(product)))
+            return Cost.of(PRODUCTS, kernels.gemm(inputs, outputs, rows))
+        return Cost.of(PRODUCTS, kernels.grouped(inputs, outputs, rows, self.own_experts(product)))
+
+    def is_narrow(self, product: Product) -> bool:
+        """Whether it is computed in 8 bits."""
+        return self.ways.precision is Precision.FP8 and not product.weighs
+
+    def kernels_of(self, product: Product) -> Kernels:
+        """What it and its gradients take."""
+        return self.cluster.eight_bit if self.is_narrow(product) else self.kernels
+
+    def narrowed(self, product: Product, numbers: float) -> Cost:
+        """So many of a product's operands made numbers of 8 bits, where it is computed in them."""
+        return self.moved(numbers * self.is_narrow(product), 2 + 2 + 1 + 1)
+
+    def operands(self, product: Product) -> int:
+        """Numbers that it multiplies forward: inputs and weights."""
+        outputs, inputs = self.features(product)
+        return self.own_experts(product) * (self.rows(product) + outputs) * inputs
 
     def moved(self, numbers: float, num_bytes: float, kind: str = "elementwise") -> Cost:
         """An operator that memory bounds, of so many numbers, at so many bytes each."""
@@ -273,7 +323,7 @@ class _Rank:
         b = self.ways.micro_batch
         heads = s.heads // self.ways.tensor
         if s.fused_attention:
-            return self.fused_core(functools.partial(self.kernels.attention_backward, fused=True))
+            return self.fused_core(functools.partial(self.kernels.attention_backward, fused=True), backward=True)
         scores = b * heads * s.seq**2
         square = self.product(s.seq, s.seq, s.value_size, b * heads, ATTENTION)  # of probabilities
         of_values = self.product(s.seq, s.value_size, s.seq, b * heads, ATTENTION)
@@ -282,32 +332,97 @@ class _Rank:
         dropout = self.moved(scores * s.drops_scores, 5, "dropout_backward")
         return costs([square, of_values, thin * 2, softmax, dropout])
 
-    def fused_core(self, kernel: Callable[..., Estimate]) -> Cost:
-        """The mean of blocks in which a token sees all tokens before it, and of those in which it sees a window."""
+    def fused_core(self, kernel: Callable[..., Estimate], *, backward: bool = False) -> Cost:
+        """The mean of blocks in which a token sees all tokens before it, and of those in which it sees a window.
+
+        With what ranks that share the tokens of samples exchange for it.
+        """
         kernel = functools.partial(kernel, tuned=self.ways.kernels is Fusion.FUSED)
         s = self.shape
         every = Cost.of(ATTENTION, kernel(self.attention))
+        if self.ways.context > 1 and self.ways.context_exchange is ContextExchange.RING:
+            return every + self.ring(kernel, backward=backward)
+        exchanged = self.context_exchanged(backward=backward)
         if not s.windowed or s.window >= s.seq:
-            return every
+            return every + exchanged
         near_keys = round(s.window - s.window**2 / (2 * s.seq))  # the mean: early tokens see fewer
         near = Cost.of(ATTENTION, kernel(self.attention._replace(keys=near_keys, causal=False)))
         share = s.windowed / s.layers
-        return every * (1 - share) + near * share
+        return every * (1 - share) + near * share + exchanged
+
+    def context_exchanged(self, *, backward: bool) -> Cost:
+        """What ranks that share the tokens of samples send one another around attention, of which nothing is hidden."""
+        s = self.shape
+        tensor = self.ways.tensor
+        if self.ways.context == 1:
+            return Cost()
+        keys = s.kv_heads * s.head_size
+        values = s.kv_heads * s.value_size
+        of_token = 2 * self.tokens / tensor
+        if self.ways.context_exchange is ContextExchange.ALL_GATHER:
+            sent = [("reduce_scatter" if backward else "all_gather", self.ways.context * of_token * (keys + values))]
+        else:
+            features = (s.heads * s.head_size, keys, values, s.heads * s.value_size)
+            sent = [("all_to_all", of_token * each) for each in features]
+        exchanges = (self.cluster.exchange(name, num_bytes, self.ways.context, tensor) for name, num_bytes in sent)
+        return costs(Cost.of(CONTEXT_EXCHANGE, exchange) for exchange in exchanges)
+
+    def ring(self, kernel: Callable[[AttentionShape], Estimate], *, backward: bool) -> Cost:
+        """Of a ring, attention to the keys of other ranks, sums of the parts, and what is waited for of the hops.
+
+        A hop runs beside attention to the keys that are there.  All queries see half of another rank's keys, or half of
+        the queries all of them.
+        """
+        s = self.shape
+        of_rank = self.tokens / self.ways.tensor
+        others = self.ways.context - 1
+        results = of_rank * s.heads * s.value_size
+        keys_values = of_rank * s.kv_heads * (s.head_size + s.value_size)
+        own_s = kernel(self.attention).seconds
+        other = kernel(self.attention._replace(keys=self.attention.keys // 2, causal=False))
+        hop = self.hop((4 if backward else 2) * keys_values)  # backward the gradients go along
+        waits_s = max(0.0, hop.seconds - own_s) + (others - 1) * max(0.0, hop.seconds - other.seconds)
+        parts = [Cost.of(ATTENTION, other, others)]
+        if waits_s:
+            parts.append(Cost.of(CONTEXT_EXCHANGE, hop, waits_s / hop.seconds))
+        if backward:
+            gradients = of_rank * s.heads * s.head_size + keys_values
+            home = Cost.of(CONTEXT_EXCHANGE, self.hop(2 * keys_values))
+            return costs([*parts, self.moved(gradients, 2 + 2 + 2) * others, home])
+        return costs([*parts, self.moved(results, 2 + 4 + 4) * others])
+
+    def hop(self, num_bytes: float) -> Estimate:
+        """From one rank of a ring to the next; of a ring over several hosts one that leaves its host."""
+        tensor = self.ways.tensor
+        per_host = self.cluster.per_host
+        is_inside = tensor * self.ways.context <= per_host
+        return self.cluster.send(num_bytes, tensor if is_inside else per_host, min(tensor, per_host))
 
     def block(self) -> Pass:
         """Of a block, with what its backward computes again."""
         forward = self.block_forward()
         recomputed = {Recompute.NONE: Cost(), Recompute.SELECTIVE: self.core(), Recompute.FULL: forward}
-        return Pass(forward, self.block_backward() + recomputed[self.ways.recompute])
+        backward = self.block_backward() + recomputed[self.ways.recompute]
+        return Pass(forward + self.copied_beside(forward), backward + self.copied_beside(backward))
+
+    def copied_beside(self, work: Cost) -> Cost:
+        """What is waited for of what is kept, where that is on the host: it goes, and comes back, beside a pass."""
+        if self.ways.offload is not Offload.ACTIVATIONS:
+            return Cost()
+        host = known_host(self.cluster.name, self.cluster.host)
+        copy = host.copied(block_bytes(self.shape, self.ways))
+        left_s = max(0.0, copy.seconds - work.seconds)
+        return Cost.of(COPIES, copy, left_s / copy.seconds) if left_s else Cost()
 
     def block_forward(self) -> Cost:
         s = self.shape
         tokens = self.tokens
         halves = self.halves
         products = [self.multiplied(each, *self.features(each)) for half in halves for each in half.products]
+        products += [self.narrowed(each, self.operands(each)) for half in halves for each in half.products]
         activation = self.moved(tokens * s.taken_ffn / self.ways.tensor, 6 if s.gated else 4, "activation")
         exchanges = [cost for half in halves for cost in self.exchanged(half)]
-        more = self.eager(self.ways.micro_batch * s.heads / self.ways.tensor * s.seq**2)
+        more = self.eager(self.tokens * s.heads / self.ways.tensor * s.seq)
         parts = [*products, self.normed(4, "norm"), self.residual() * 2, activation, self.rotary(), self.core(), more]
         return costs([*parts, *exchanges, self.routed(), self.biases(4)])  # written, and read by the product
 
@@ -363,7 +478,7 @@ class _Rank:
         parts.append(self.normed(6, "norm_backward") + self.moved(own * s.hidden, 6) * 2)
         parts.append(self.moved(s.dropout * own * s.hidden, 5, "dropout_backward") * 2)
         parts.append(self.moved(tokens * s.taken_ffn / self.ways.tensor, 10 if s.gated else 6, "activation_backward"))
-        more = self.eager(self.ways.micro_batch * s.heads / self.ways.tensor * s.seq**2)
+        more = self.eager(self.tokens * s.heads / self.ways.tensor * s.seq)
         return costs([*parts, self.rotary(6, "rope_backward"), self.routed(), more * 1.5, self.biases(2)])
 
     def half_backward(self, half: _Half) -> Sequence[Cost]:
@@ -376,6 +491,7 @@ class _Rank:
             of_input = self.multiplied(product, inputs, outputs)
             of_weight = self.weight_gradient(product)
             parts += [of_input, of_weight, self.added(self.own_experts(product) * outputs * inputs)]
+            parts.append(self.narrowed(product, self.own_experts(product) * self.rows(product) * outputs))
             if product.cut is ProductCut.COLUMN:
                 inputs_s += of_input.seconds
                 weights_s += of_weight.seconds

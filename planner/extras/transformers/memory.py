@@ -7,8 +7,14 @@ recomputation.  Written here for any width of the feed-forward part, shared keys
 is equal (a test says so); numbers have two bytes there, and ``width`` here.  A stage holds the micro-batches in flight:
 p - r on stage r of 1F1B, all of GPipe, and p (1 + (p - 1) / (p v)) on the first of interleaved 1F1B.  State: 2 bytes of
 weights, 2 or 4 of gradients, 12 of the optimiser (float32 weights and two moments); in float32 throughout 4, 4 and 8.
+With products in 8 bits blocks have their weights so too, twice (Transformer Engine keeps them and their transpose from
+micro-batch to micro-batch); what is kept for backward counts as in half precision, which a program keeps or less.
 Of latent attention the latent numbers are kept on both sides of their norms, whole on each tensor rank; of experts the
 tokens in their order, once for each expert that takes them, beside what the hidden layers of those experts hold.
+Ranks that share the tokens of a sample keep those of their own; with an all-to-all what attention gives is kept by
+tokens and by heads, with an all-gather the keys and values of the whole sample are, and in a ring those of two ranks
+and their gradients pass by (Liu et al. 2023, section 3; Jacobs et al. 2023, section 3).
+What is kept of blocks may be in the host's memory, but for the block that is computed and the one that comes or goes.
 From when to when a micro-batch is held, and which level of ZeRO divides what, is read from the table that plans are
 priced by (:mod:`planner.costs.memory.table`).
 """
@@ -19,7 +25,15 @@ import functools
 from dataclasses import dataclass, replace
 
 from planner.costs.memory.table import What, divided, held_in_turn
-from planner.extras.transformers.shape import Fusion, ParallelDegrees, Recompute, Transformer
+from planner.extras.transformers.shape import (
+    ContextExchange,
+    Fusion,
+    Offload,
+    ParallelDegrees,
+    Precision,
+    Recompute,
+    Transformer,
+)
 from planner.ir.errors import UsageError
 from planner.ir.schedule import Pipeline, StageGraph
 from planner.schedules import max_in_flight
@@ -27,6 +41,7 @@ from planner.schedules.one_f_one_b import chunks_in_flight
 
 WEIGHT_BYTES = 2
 MASTER_BYTES = 12
+EIGHT_BIT_BYTES = 2
 HALF = 2
 SINGLE = 4
 """Bytes of a number: of weights and activations in half precision, with float32 weights in the optimiser; in float32
@@ -48,6 +63,7 @@ class Memory:
         activations: kept for backward, of the micro-batches in flight.
         working: what one pass holds beside them: logits, a block that is computed again, gathered weights.
         stage: the rank's.
+        host: what is in the memory of its host in place of its own.
     """
 
     weights: float
@@ -56,6 +72,7 @@ class Memory:
     activations: float
     working: float
     stage: int = 0
+    host: float = 0.0
 
     @property
     def parts(self) -> dict[str, float]:
@@ -75,7 +92,7 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """All of it, but for what is on the host."""
         return self.state + self.activations + self.working
 
 
@@ -105,8 +122,8 @@ class RankWeights:
     def held(self, ways: ParallelDegrees, what: What) -> float:
         """Of the rank, of what ZeRO's level divides over replicas; those of an expert are of fewer."""
         expert = ways.expert
-        common = self.common / divided(what, ways.zero, ways.data)
-        return common + self.routed / expert / divided(what, ways.zero, ways.data // expert)
+        common = self.common / divided(what, ways.zero, ways.copies)
+        return common + self.routed / expert / divided(what, ways.zero, ways.copies // expert)
 
 
 def block_bytes(shape: Transformer, ways: ParallelDegrees, width: int = HALF) -> float:
@@ -117,7 +134,7 @@ def block_bytes(shape: Transformer, ways: ParallelDegrees, width: int = HALF) ->
     """
     s = shape
     t = ways.tensor
-    tokens = ways.micro_batch * s.seq
+    tokens = ways.tokens(s)
     own = tokens / t if ways.sequence_parallel else float(tokens)
     if ways.recompute is Recompute.FULL:
         return float(width) * tokens * s.hidden  # its input, whole on each rank
@@ -127,12 +144,22 @@ def block_bytes(shape: Transformer, ways: ParallelDegrees, width: int = HALF) ->
     alike += own * _ROUTER_BYTES * s.experts
     mixed = (s.head_size + s.value_size) * (s.heads + s.kv_heads)  # queries, keys, values, and what attention gives
     mixed += s.qk_norm * s.head_size * (s.heads + s.kv_heads)
+    mixed += _of_other_ranks(s, ways)
     cut = tokens * width * (mixed + (3 if s.gated else 1 if s.relu else 2) * s.taken_ffn) / t
     routed = tokens * width * s.hidden * s.top_k if s.experts else 0  # tokens in the order of their experts
     scores = 0.0
     if not s.fused_attention and ways.recompute is Recompute.NONE:
         scores = _score_bytes(s, width) * ways.micro_batch * s.heads * s.seq**2 / t
     return alike + cut + routed + scores
+
+
+def _of_other_ranks(shape: Transformer, ways: ParallelDegrees) -> int:
+    """Features, by token of a rank's own, that are kept for attention over ranks which share the tokens of a sample."""
+    if ways.context == 1 or ways.context_exchange is ContextExchange.RING:
+        return 0
+    if ways.context_exchange is ContextExchange.ALL_TO_ALL:
+        return shape.heads * shape.value_size
+    return (ways.context - 1) * shape.kv_heads * (shape.head_size + shape.value_size)
 
 
 def _score_bytes(shape: Transformer, width: int) -> int:
@@ -179,20 +206,26 @@ def parameters_of(shape: Transformer, tensor: int, blocks: int, first: bool, las
     The first stage has the embedding, and the dense blocks that come first; the last has the head, and the blocks of
     ``mtp``, which read the embedding too.
     """
-    block = _of_block(shape, tensor)
-    weights = block * blocks
+    weights = _of_blocks(shape, tensor, blocks, first, last)
     table = shape.vocab * shape.hidden / tensor
     if first:
         weights += RankWeights(shape.embedding_parameters - shape.vocab * shape.hidden + table)
-        if shape.first_dense:
-            weights += _of_block(shape.dense, tensor) * shape.first_dense
     if last:
         joined = 2 * shape.hidden**2 / tensor + 3 * shape.norm_parameters
-        weights += RankWeights(shape.norm_parameters) + (block + RankWeights(joined)) * shape.mtp
+        weights += RankWeights(shape.norm_parameters + shape.mtp * joined)
         tables = 0 if first and shape.parameters_tied else 1
         if shape.mtp and not first and not shape.parameters_tied:
             tables = 2
         weights += RankWeights(tables * table)
+    return weights
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_blocks(shape: Transformer, tensor: int, blocks: int, first: bool, last: bool) -> RankWeights:
+    """Of so many alike blocks, and of those of another kind that are beside them."""
+    weights = _of_block(shape, tensor) * (blocks + last * shape.mtp)
+    if first and shape.first_dense:
+        weights += _of_block(shape.dense, tensor) * shape.first_dense
     return weights
 
 
@@ -230,7 +263,7 @@ def memory_with(
     """Of a rank of a stage of so many blocks; as a function of them it is linear.
 
     Args:
-        ways: ``tensor``, ``data``, ``zero``, ``micro_batch`` and the like count, not what stages have.
+        ways: ``tensor``, ``data``, ``context``, ``zero``, ``micro_batch`` and the like count, not what stages have.
         held: micro-batches in flight (:func:`in_flight`).
         ends: whether it is the first stage, and whether it is the last.
     """
@@ -240,7 +273,10 @@ def memory_with(
     optimiser_bytes = MASTER_BYTES if width == HALF else 8  # two moments; the weights are float32 themselves
     each = (What.PARAMETERS, width), (What.GRADIENTS, gradient_bytes), (What.OPTIMISER_STATE, optimiser_bytes)
     state = [num_bytes * weights.held(ways, what) for what, num_bytes in each]
-    tokens = ways.micro_batch * shape.seq
+    if ways.precision is Precision.FP8:
+        in_eight_bits = _of_blocks(shape, ways.tensor, blocks, first, last)
+        state[0] += EIGHT_BIT_BYTES * in_eight_bits.held(ways, What.PARAMETERS)
+    tokens = ways.tokens(shape)
     own = tokens * shape.hidden / (ways.tensor if ways.sequence_parallel else 1)
     block = block_bytes(shape, ways, width)
     kept = held * blocks * block
@@ -254,16 +290,29 @@ def memory_with(
         logits = tokens * (-(-shape.vocab // ways.tensor)) * each_logit + 2 * width * own
         working += (1 + shape.mtp) * logits
         kept += held * shape.mtp * (block + 4 * width * own)  # its two inputs, and their norms
+    in_block = 0.0
     if ways.recompute is Recompute.FULL:
         whole = replace(ways, recompute=Recompute.NONE)
-        working = max(working, block_bytes(shape, whole, width))
+        in_block = block_bytes(shape, whole, width)
     elif ways.recompute is Recompute.SELECTIVE and not shape.fused_attention:
         scores = ways.micro_batch * shape.heads * shape.seq**2 / ways.tensor
-        working = max(working, _score_bytes(shape, width) * scores)
+        in_block = _score_bytes(shape, width) * scores
+    if ways.context > 1 and ways.context_exchange is ContextExchange.RING:
+        passed = tokens * width * shape.kv_heads * (shape.head_size + shape.value_size) / ways.tensor
+        in_block += 4 * passed  # those that are used and those that come, each with its gradients
+    working = max(working, in_block)
     if ways.zero >= 3:
         gathered = _of_block(shape, ways.tensor)
         working += 2 * width * (gathered.common + gathered.routed / ways.expert)
-    return Memory(state[0], state[1], state[2], kept, working)
+    weight_bytes, of_gradients, of_optimiser = state
+    if ways.offload is Offload.OPTIMIZER:
+        copies = gradient_bytes + width  # on their way there and back
+        on_host = of_optimiser + copies * weights.held(ways, What.OPTIMISER_STATE)
+        return Memory(weight_bytes, of_gradients, 0.0, kept, working, host=on_host)
+    if ways.offload is Offload.ACTIVATIONS:
+        on_host = held * blocks * block
+        return Memory(weight_bytes, of_gradients, of_optimiser, kept - on_host + 2 * block, working, host=on_host)
+    return Memory(weight_bytes, of_gradients, of_optimiser, kept, working)
 
 
 def memory_of(shape: Transformer, ways: ParallelDegrees, micro_batches: int, width: int = HALF) -> Memory:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.extras.kernels.estimates import DATASHEET, NOTHING, TABLE, Estimate
-from planner.extras.transformers.shape import ParallelDegrees, Recompute
+from planner.extras.transformers.shape import ParallelDegrees, Precision, Recompute
 from planner.ir.errors import UsageError
 
 OPTIMISER = "optimiser"
@@ -135,9 +135,11 @@ class Timed:
     layers: Mapping[tuple[int, int], Layers]
 
     def of(self, ways: ParallelDegrees) -> Layers | None:
-        """Those of a rank; None: nobody measured them (sequence parallelism and the core of attention never are)."""
+        """Those of a rank; None: nobody measured them (parts of the tokens, attention's core and 8 bits never are)."""
         layers = self.layers.get((ways.tensor, ways.micro_batch))
-        if layers is None or ways.sequence_parallel or ways.recompute is Recompute.SELECTIVE:
+        parts_of_tokens = ways.sequence_parallel or ways.context > 1
+        others = ways.recompute is Recompute.SELECTIVE or ways.precision is Precision.FP8
+        if layers is None or parts_of_tokens or others:
             return None
         if ways.recompute is Recompute.NONE:
             return layers

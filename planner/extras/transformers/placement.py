@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 from planner.extras.transformers.pools import Pools
-from planner.extras.transformers.shape import ParallelDegrees
+from planner.extras.transformers.shape import Offload, ParallelDegrees, Precision
 from planner.ir.box import Box, intersect, volume, whole
 from planner.ir.errors import UsageError, operator_of
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, producer
@@ -59,6 +59,12 @@ def require_executable(ways: ParallelDegrees) -> None:
     tensor = max(ways.degrees)
     if ways.expert > 1:
         wrong.append(f"expert {ways.expert}: layers of experts are not divided by experts")
+    if ways.context > 1:
+        wrong.append(f"context {ways.context}: attention over tokens of several ranks is not divided by tokens")
+    if ways.precision is not Precision.BF16:
+        wrong.append(f"products in {ways.precision.value}: they are in what the profile was measured in")
+    if ways.offload is not Offload.NONE:
+        wrong.append(f"{ways.offload.value} in the host's memory")
     if ways.zero and tensor > 1:
         wrong.append(f"ZeRO-{ways.zero} beside tensor {tensor}: who has a part of each weight keeps its state")
     if wrong:

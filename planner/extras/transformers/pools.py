@@ -39,9 +39,9 @@ class GpuPool:
     devices: int
     ranks: tuple[int, ...] = ()
 
-    def after(self, used: int, tensor: int, data: int) -> tuple[int, int]:
+    def after(self, used: int, tensor: int, copies: int) -> tuple[int, int]:
         """The GPUs of the next stage: from the first one on, up to the last, exclusive; ``used`` are before it."""
-        size = tensor * data
+        size = tensor * copies
         per_host = self.cluster.per_host
         unit = size if per_host % size == 0 else per_host
         start = -(-used // unit) * unit
@@ -91,7 +91,7 @@ class Pools:
         places: list[GpuRange] = []
         for name, tensor in reversed(list(zip(ways.pools, ways.degrees, strict=True))):
             pool = self.pool(name)
-            start, used[name] = pool.after(used[name], tensor, ways.data)
+            start, used[name] = pool.after(used[name], tensor, ways.copies)
             places.append(GpuRange(pool.cluster, tensor, start, used[name]))
         return places[::-1]
 
@@ -106,8 +106,8 @@ class Pools:
         gathered_s = 0.0
         if not ways.sequence_parallel:
             gathered_s = cluster.exchange("all_gather", num_bytes, tensor).seconds
-        sent_s = cluster.card_s(num_bytes / tensor, min(cluster.per_host, tensor * ways.data))
-        if (tensor + 1) * ways.data <= cluster.per_host:
+        sent_s = cluster.card_s(num_bytes / tensor, min(cluster.per_host, tensor * ways.copies))
+        if (tensor + 1) * ways.copies <= cluster.per_host:
             sent_s = min(sent_s, cluster.send(num_bytes / tensor, 1).seconds)
         return sent_s + gathered_s
 
@@ -170,7 +170,7 @@ def message(
         gathered = max(parts, key=lambda part: part.seconds)
     if one.shares_host(other):
         return one.cluster.send(num_bytes / min(one.tensor, other.tensor), 1) + gathered
-    ends = [(end, min(end.cluster.per_host, end.tensor * ways.data)) for end in (one, other)]
+    ends = [(end, min(end.cluster.per_host, end.tensor * ways.copies)) for end in (one, other)]
     times = [end.cluster.card_s(num_bytes / end.tensor, at_once) for end, at_once in ends]
     if wire is not None:
         times.append(wire.alpha_s + max(at_once * num_bytes / end.tensor for end, at_once in ends) / wire.bytes_per_s)

@@ -1,9 +1,9 @@
 """The best way to divide a transformer's step over a cluster, with a proof.
 
-    space       tensor x sequence x pipeline x data on the devices or some of them; any number of blocks on each stage;
-                interleaving, of chunks alike; micro-batch; recomputation; ZeRO: all that divide the network and the
-                batch (:class:`DegreesSpace`).  Of unlike GPUs each pool alone, and pipelines of 1F1B through several,
-                of which each stage has a pool and a tensor degree of its own
+    space       tensor x sequence x context x pipeline x data on the devices or some of them; any number of blocks on
+                each stage; interleaving, of chunks alike; micro-batch; recomputation; ZeRO: all that divide the network
+                and the batch (:class:`DegreesSpace`).  Of unlike GPUs each pool alone, and pipelines of 1F1B through
+                several, of which each stage has a pool and a tensor degree of its own
     order       divisions by the work of their longest stage, then ways by what they can take at least
                 (:mod:`planner.extras.transformers.step`), stages by :mod:`planner.extras.transformers.division`; the
                 smallest first, each simulated in turn
@@ -168,11 +168,15 @@ class _DegreesSearch:
     def divide(self, cluster: GpuCluster, devices: int) -> None:
         """All divisions over alike devices, by the work of their longest stage."""
         for ways in self.space.divisions(self.shape, cluster, devices, self.global_batch):
-            choices = product((False, True), self.space.experts(self.shape, ways))
+            choices = product(
+                (False, True), self.space.experts(self.shape, ways), self.space.exchanges(self.shape, ways)
+            )
             chunked = replace(ways, interleave=max(self.space.interleave))
             bounds_s = (
-                self._shortest_s(cluster, replace(chunked, sequence_parallel=on, expert=expert))
-                for on, expert in choices
+                self._shortest_s(
+                    cluster, replace(chunked, sequence_parallel=on, expert=expert, context_exchange=exchange)
+                )
+                for on, expert, exchange in choices
             )
             bound_s = min(bounds_s, default=inf)
             self.num_ways += bound_s < inf
@@ -358,7 +362,8 @@ class _DegreesSearch:
 
 def _of_block(ways: ParallelDegrees) -> tuple[object, ...]:
     """What both passes of a block depend on."""
-    return ways.tensor, ways.micro_batch, ways.sequence_parallel, ways.recompute, ways.expert
+    context = ways.context, ways.context_exchange
+    return ways.tensor, ways.micro_batch, ways.sequence_parallel, ways.recompute, ways.expert, *context
 
 
 def _order(choice: PricedDegrees) -> tuple[float, int, int, int, str]:
@@ -368,4 +373,4 @@ def _order(choice: PricedDegrees) -> tuple[float, int, int, int, str]:
 
 
 def _division(ways: ParallelDegrees) -> tuple[object, ...]:
-    return ways.degrees, ways.pools, ways.data
+    return ways.degrees, ways.pools, ways.data, ways.context

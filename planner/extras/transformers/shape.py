@@ -34,6 +34,7 @@ class Product:
         inputs, outputs: features of the whole network.
         bias: whether numbers are added to the outputs.
         experts: matrices of as many experts, of which a token goes through ``taken``; 0: one, for every token.
+        weighs: its outputs choose among experts, or weight them: never in 8 bits.
     """
 
     inputs: int
@@ -42,6 +43,7 @@ class Product:
     bias: bool = False
     experts: int = 0
     taken: int = 1
+    weighs: bool = False
 
     @property
     def weights(self) -> int:
@@ -215,9 +217,9 @@ class Transformer:
             return self._two_products(self.ffn)
         of_each = self._two_products(self.expert_ffn)
         routed = tuple(replace(each, bias=False, experts=self.experts, taken=self.top_k) for each in of_each)
-        router = Product(self.hidden, self.experts, ProductCut.WHOLE, self.router_bias)
+        router = Product(self.hidden, self.experts, ProductCut.WHOLE, self.router_bias, weighs=True)
         shared = self._two_products(self.shared_ffn) if self.shared_ffn else ()
-        gate = (Product(self.hidden, 1, ProductCut.WHOLE),) if self.shared_gate else ()
+        gate = (Product(self.hidden, 1, ProductCut.WHOLE, weighs=True),) if self.shared_gate else ()
         return router, *routed, *shared, *gate
 
     def _two_products(self, width: int) -> tuple[Product, Product]:
@@ -345,6 +347,26 @@ class Recompute(StrEnum):
     FULL = "full"
 
 
+class Precision(StrEnum):
+    """What the products of blocks are computed in.
+
+    ``BF16``: half precision (float16 on devices without bfloat16).  ``FP8``: 8 bits, forward and in both products of
+    backward (Micikevicius et al. 2022, arXiv 2209.05433); head, router, attention's core, sums and state are as with
+    ``BF16``.
+    """
+
+    BF16 = "bf16"
+    FP8 = "fp8"
+
+
+class Offload(StrEnum):
+    """What is in the host's memory: nothing, the optimiser with its state, or what is kept for backward."""
+
+    NONE = "none"
+    OPTIMIZER = "optimizer"
+    ACTIVATIONS = "activations"
+
+
 class Sends(StrEnum):
     """What a message between stages keeps busy.
 
@@ -356,6 +378,21 @@ class Sends(StrEnum):
     OVERLAPPED = "overlapped"
     EXCHANGED = "exchanged"
     BLOCKING = "blocking"
+
+
+class ContextExchange(StrEnum):
+    """How ranks that share the tokens of a sample come to the keys and values of all of them.
+
+    ``RING``: from rank to rank, beside attention to those that are there (Liu et al. 2023, arXiv 2310.01889).  Rank r
+    of c has parts r and 2 c - 1 - r of 2 c, so that all ranks have as many pairs of tokens (Megatron-LM's p2p).
+    ``ALL_TO_ALL``: a part of the heads and all tokens in place of all heads and a part of the tokens, during attention
+    (Jacobs et al. 2023, arXiv 2309.14509: DeepSpeed Ulysses; Megatron-LM's a2a).
+    ``ALL_GATHER``: those of the whole sample on each rank, from before attention until its backward (torchtitan).
+    """
+
+    RING = "ring"
+    ALL_TO_ALL = "all-to-all"
+    ALL_GATHER = "all-gather"
 
 
 class Fusion(StrEnum):
@@ -378,8 +415,12 @@ class ParallelDegrees:
     Attributes:
         tensor: ranks that share a block; heads and channels are cut, the vocabulary of embedding and head too.
         sequence_parallel: what the tensor ranks would compute alike is divided by tokens.
-        expert: ranks among the replicas that share a block's experts: each has some of them, whole or as its tensor
-            ranks divide them, and gets the tokens that are routed to them from the others.
+        expert: ranks among the copies that share a block's experts: each has some of them, whole or as its tensor ranks
+            divide them, and gets the tokens that are routed to them from the others.
+        context: ranks that share the tokens of a sample; each has all weights of its tensor rank, as replicas do.
+        context_exchange: how they come to the keys and values of the others.
+        precision: of the products of blocks.
+        offload: what is in the host's memory.
         interleave: chunks of blocks on each stage.
         micro_batch: samples of a rank's pass.
         zero: what data-parallel ranks divide: 0 nothing, 1 optimiser state, 2 gradients too, 3 weights too.
@@ -408,12 +449,16 @@ class ParallelDegrees:
     sends: Sends = Sends.EXCHANGED
     schedule: str = "1f1b"
     expert: int = 1
+    context: int = 1
+    context_exchange: ContextExchange = ContextExchange.RING
+    precision: Precision = Precision.BF16
+    offload: Offload = Offload.NONE
     blocks: tuple[int, ...] = ()
     tensors: tuple[int, ...] = ()
     pools: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("tensor", "pipeline", "data", "micro_batch", "interleave", "expert"):
+        for name in ("tensor", "pipeline", "data", "micro_batch", "interleave", "expert", "context"):
             value = getattr(self, name)
             if not 1 <= value <= MOST_DEGREE:
                 raise UsageError(f"a way of {name} {value}", [f"from 1 to {MOST_DEGREE} can be meant"])
@@ -426,11 +471,20 @@ class ParallelDegrees:
     @property
     def devices(self) -> int:
         """Ranks that it takes."""
-        return self.data * sum(self.degrees)
+        return self.copies * sum(self.degrees)
+
+    @property
+    def copies(self) -> int:
+        """Ranks with the same weights, if ZeRO divides none: replicas, and those that share the tokens of a sample."""
+        return self.data * self.context
 
     def at(self, stage: int) -> ParallelDegrees:
         """As a rank of that stage sees it: ``tensor`` is the stage's own."""
         return replace(self, tensor=self.tensors[stage], tensors=()) if self.tensors else self
+
+    def tokens(self, shape: Transformer) -> int:
+        """Of a rank's pass, before its tensor ranks divide any."""
+        return self.micro_batch * shape.seq // self.context
 
     def micro_batches(self, global_batch: int) -> int:
         """Passes of a rank in a step.
@@ -475,9 +529,11 @@ class ParallelDegrees:
                         f"{shape.name}: {size} {what} do not divide by --tensor {tensor}",
                         [f"{size} = {size // tensor} x {tensor} + {size % tensor}"],
                     )
-            if self.sequence_parallel and shape.seq * self.micro_batch % tensor:
-                raise UsageError(f"{shape.seq * self.micro_batch} tokens do not divide by {tensor} ranks")
+            if self.sequence_parallel and self.tokens(shape) % tensor:
+                raise UsageError(f"{self.tokens(shape)} tokens do not divide by {tensor} ranks")
         self._check_experts(shape)
+        self.check_context(shape)
+        self.check_offload()
         for what, of_stages in (("tensor degrees", self.tensors), ("pools", self.pools)):
             if of_stages and len(of_stages) != self.pipeline:
                 raise UsageError(f"{len(of_stages)} {what} for {self.pipeline} stages")
@@ -486,7 +542,7 @@ class ParallelDegrees:
     def _check_experts(self, shape: Transformer) -> None:
         if self.expert == 1:
             return
-        for what, number in (("experts", shape.experts), ("replicas", self.data)):
+        for what, number in (("experts", shape.experts), ("copies of the weights", self.copies)):
             if not number or number % self.expert:
                 raise UsageError(
                     f"{shape.name}: {number} {what} do not divide by expert degree {self.expert}",
@@ -500,8 +556,49 @@ class ParallelDegrees:
                 ["sequence_parallel, or --tensor 1"],
             )
 
+    def check_context(self, shape: Transformer) -> None:
+        """Raises :class:`UsageError` where ranks cannot share the tokens of its samples so."""
+        if self.context == 1:
+            return
+        if shape.seq % (2 * self.context):
+            raise UsageError(
+                f"{shape.name}: {shape.seq} tokens do not divide by 2 x --context {self.context}",
+                ["each rank has two parts of a sample, which are as much work in pairs"],
+                ["another --context, or seq=..."],
+            )
+        refusals = {exchange: self.context_refusal(shape, exchange) for exchange in ContextExchange}
+        if refusals[self.context_exchange]:
+            raise UsageError(
+                f"{shape.name}: context {self.context} by {self.context_exchange.value}",
+                [refusals[self.context_exchange]],
+                [f"by {exchange.value}" for exchange, refusal in refusals.items() if not refusal],
+            )
+
+    def check_offload(self) -> None:
+        """Raises :class:`UsageError` where that cannot be in the host's memory so."""
+        if self.offload is Offload.ACTIVATIONS and self.recompute is not Recompute.NONE:
+            raise UsageError(
+                f"{self.recompute.value} recomputation beside activations in the host's memory",
+                ["what is kept there need not be computed again"],
+                ["--recompute none"],
+            )
+
+    def context_refusal(self, shape: Transformer, exchange: ContextExchange) -> str:
+        """Why ranks that share a sample's tokens cannot exchange keys so; empty: they can."""
+        if not shape.fused_attention:
+            return "attention is not fused: fused kernels alone join what parts of a sample give (fused_attention=1)"
+        if exchange is ContextExchange.RING and shape.windowed:
+            return f"{shape.windowed} blocks have windows of {shape.window} tokens, and a ring passes on all keys"
+        parts = self.context * max(self.degrees)
+        if exchange is ContextExchange.ALL_TO_ALL and shape.kv_heads % parts:
+            ranks = f"{self.context} context x {max(self.degrees)} tensor ranks"
+            return f"{shape.kv_heads} key heads do not divide by {ranks}"
+        return ""
+
     def __str__(self) -> str:
         parts = [f"tensor {self._degrees_text()}{' with sequence' * self.sequence_parallel}"]
+        if self.context > 1:
+            parts.append(f"context {self.context} by {self.context_exchange.value}")
         blocks = f" ({', '.join(map(str, self.blocks))} blocks)" if self.blocks else ""
         parts.append(f"pipeline {self.pipeline}" + (f" x {self.interleave}" if self.interleave > 1 else "") + blocks)
         parts.append(f"data {self.data}" + (f" ZeRO-{self.zero}" if self.zero else ""))
@@ -510,6 +607,10 @@ class ParallelDegrees:
         parts.append(f"micro-batch {self.micro_batch}")
         if self.recompute is not Recompute.NONE:
             parts.append(f"recompute {self.recompute.value}")
+        if self.precision is not Precision.BF16:
+            parts.append(self.precision.value)
+        if self.offload is not Offload.NONE:
+            parts.append(f"{self.offload.value} on the host")
         return ", ".join(parts)
 
     def _degrees_text(self) -> str:

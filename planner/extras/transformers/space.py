@@ -8,15 +8,25 @@ from itertools import product
 from math import gcd
 from typing import Any
 
-from planner.extras.transformers.cluster import GpuCluster
+from planner.extras.catalogue.listing import device, devices
+from planner.extras.transformers.cluster import EIGHT_BIT, GpuCluster
+from planner.extras.transformers.host import known_host
+from planner.extras.transformers.memory import stage_memory, unlike_stages
 from planner.extras.transformers.pools import Pools
-from planner.extras.transformers.shape import ParallelDegrees, Recompute, Transformer
+from planner.extras.transformers.shape import (
+    ContextExchange,
+    Offload,
+    ParallelDegrees,
+    Precision,
+    Recompute,
+    Transformer,
+)
 from planner.ir.errors import UsageError
 
 _LOOKED_AT = (
     *("tensor", "pipeline", "data", "micro_batch", "sequence_parallel", "interleave", "recompute", "zero"),
     *("fp32_gradients", "kernels", "overlap_tensor", "overlap_gradients", "sends", "schedule"),
-    *("blocks", "tensors", "pools"),
+    *("context", "context_exchange", "offload", "blocks", "tensors", "pools"),
 )
 _FURTHER = tuple(part for part in fields(ParallelDegrees) if part.name not in _LOOKED_AT)
 """Parts of a way that the limits of launchers do not speak of."""
@@ -34,6 +44,12 @@ class LauncherLimits:
         slices_beside: whether a replica of several ranks must be sliced (ZeRO-2, ZeRO-3).
         one_degree: whether all stages have the same tensor degree.
         sequence_parallel: choices beside tensor ranks.
+        context: how ranks may share the tokens of a sample.
+        context_beside_tensor: whether tensor ranks may be beside those.
+        slices_context: whether such ranks must slice what they have alike (ZeRO-2, ZeRO-3).
+        offload: what may be in the host's memory.
+        offload_zero: levels of several copies, beside which the optimiser may be there.
+        offload_alone: whether activations go there where there is one stage alone.
         further: parts of a way beyond these that it can be told.
     """
 
@@ -46,23 +62,31 @@ class LauncherLimits:
     sequence_parallel: tuple[bool, ...] = (False, True)
     recompute: tuple[Recompute, ...] = tuple(Recompute)
     fp32_gradients: tuple[bool, ...] = (False, True)
+    context: tuple[ContextExchange, ...] = (ContextExchange.RING, ContextExchange.ALL_TO_ALL)
+    context_beside_tensor: bool = True
+    slices_context: bool = False
+    offload: tuple[Offload, ...] = tuple(Offload)
+    offload_zero: tuple[int, ...] = (1, 2, 3)
+    offload_alone: bool = False
     further: tuple[str, ...] = ()
 
     def refusals(self, ways: ParallelDegrees) -> Iterator[str]:
         """What of ``ways`` it cannot be told."""
-        of_replica = ways.devices // ways.data
+        of_replica = ways.devices // ways.copies
         if ways.pipeline > 1 and not self.stages:
             yield f"{ways.pipeline} stages: it has one"
         if ways.pipeline > 1 and ways.interleave == 1 and ways.schedule not in self.schedules:
             yield f"the schedule {ways.schedule}: it has {', '.join(self.schedules)}"
-        if ways.data > 1 and ways.zero not in self.zero:
-            yield f"ZeRO-{ways.zero} of {ways.data} replicas: it has the levels {', '.join(map(str, self.zero))}"
-        if self.slices_beside and of_replica > 1 and (ways.zero < 2 or ways.data == 1):
+        if ways.copies > 1 and ways.zero not in self.zero:
+            yield f"ZeRO-{ways.zero} of {ways.copies} replicas: it has the levels {', '.join(map(str, self.zero))}"
+        if self.slices_beside and of_replica > 1 and (ways.zero < 2 or ways.copies == 1):
             yield f"whole weights of {of_replica} ranks a replica: beside tensor ranks and stages it slices them"
         if self.one_degree and len(set(ways.degrees)) > 1:
             yield f"tensor degrees {', '.join(map(str, ways.degrees))} of stages: it has one for all"
         if max(ways.degrees) > 1 and ways.sequence_parallel not in self.sequence_parallel:
             yield f"tensor ranks with{'' if ways.sequence_parallel else 'out'} sequence parallelism"
+        yield from self._context_refusals(ways)
+        yield from self._offload_refusals(ways)
         if ways.recompute not in self.recompute:
             yield f"recomputation {ways.recompute.value}: it has {', '.join(how.value for how in self.recompute)}"
         if ways.fp32_gradients not in self.fp32_gradients:
@@ -71,9 +95,29 @@ class LauncherLimits:
             if part.name not in self.further and getattr(ways, part.name) != part.default:
                 yield f"{part.name} {getattr(ways, part.name)}"
 
+    def _context_refusals(self, ways: ParallelDegrees) -> Iterator[str]:
+        if ways.context == 1:
+            return
+        shared = f"{ways.context} ranks that share the tokens of a sample"
+        if ways.context_exchange not in self.context:
+            known = ", ".join(f"by {exchange.value}" for exchange in self.context)
+            yield f"{shared} by {ways.context_exchange.value}: it has {known}"
+        if max(ways.degrees) > 1 and not self.context_beside_tensor:
+            yield f"{shared} beside {max(ways.degrees)} tensor ranks"
+        if self.slices_context and ways.zero < 2:
+            yield f"whole weights of {shared}: it slices them"
+
+    def _offload_refusals(self, ways: ParallelDegrees) -> Iterator[str]:
+        if ways.offload not in self.offload:
+            yield f"{ways.offload.value} in the host's memory: it has {', '.join(what.value for what in self.offload)}"
+        if ways.offload is Offload.OPTIMIZER and ways.copies > 1 and ways.zero not in self.offload_zero:
+            yield f"the optimiser in the host's memory beside ZeRO-{ways.zero}"
+        if ways.offload is Offload.ACTIVATIONS and self.offload_alone and ways.pipeline > 1:
+            yield f"activations in the host's memory beside {ways.pipeline} stages"
+
     def require(self, fixed: Mapping[str, tuple[Any, ...]]) -> None:
         """Raises :class:`UsageError` where one of the fixed choices, by name, is none that it can be told."""
-        choices: dict[str, tuple[Any, ...]] = {"zero": self.zero, "recompute": self.recompute}
+        choices: dict[str, tuple[Any, ...]] = {"zero": self.zero, "recompute": self.recompute, "offload": self.offload}
         choices |= {part.name: (part.default,) for part in _FURTHER if part.name not in self.further}
         if not self.stages:
             choices |= {"pipeline": (1,), "interleave": (1,)}
@@ -95,7 +139,8 @@ class DegreesSpace:
         interleave: chunks a stage, where the blocks divide by the chunks, and the micro-batches by the stages.
         micro_batch: samples; open: powers of two.
         zero: levels; 2 and 3 without a pipeline alone.
-        expert: expert ranks; open: powers of two that divide replicas and experts.
+        expert: expert ranks; open: powers of two that divide copies and experts.
+        context: ranks that share the tokens of a sample; open: powers of two that halves of a sample divide by.
         base: what is the same in all.
         limits: of the launcher that is to be told.
     """
@@ -108,24 +153,60 @@ class DegreesSpace:
     recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
     zero: tuple[int, ...] = (0, 1, 2, 3)
     expert: tuple[int, ...] = ()
+    context: tuple[int, ...] = ()
     base: ParallelDegrees = field(default_factory=ParallelDegrees)
     limits: LauncherLimits = LauncherLimits()
 
     def divisions(
         self, shape: Transformer, cluster: GpuCluster, devices: int, global_batch: int
     ) -> Iterator[ParallelDegrees]:
-        """All into tensor, pipeline and data ranks and micro-batches, on at most so many devices."""
+        """All into tensor, context, pipeline and data ranks and micro-batches, on at most so many devices."""
         for tensor in self.degrees(shape, min(cluster.per_host, devices)):
-            if tensor > devices:
-                continue
-            for pipeline in self.pipeline or range(1, min(shape.layers, devices // tensor) + 1):
-                if pipeline > shape.layers:
-                    continue
-                for data in _divisors(global_batch, devices // (tensor * pipeline)):
-                    for micro_batch in self.micro_batches(global_batch, data):
-                        ways = replace(self.base, tensor=tensor, pipeline=pipeline, data=data, micro_batch=micro_batch)
-                        if not self.limits.launcher or self.details(shape, cluster, ways, global_batch):
-                            yield ways
+            for context in self.contexts(shape, tensor, devices // tensor):
+                most = devices // (tensor * context)
+                for pipeline in self.pipeline or range(1, min(shape.layers, most) + 1):
+                    if pipeline > shape.layers:
+                        continue
+                    for data in _divisors(global_batch, most // pipeline):
+                        for micro_batch in self.micro_batches(global_batch, data):
+                            ways = replace(
+                                self.base, tensor=tensor, context=context, pipeline=pipeline, data=data,
+                                micro_batch=micro_batch,
+                            )  # fmt: skip
+                            if not self.limits.launcher or self.details(shape, cluster, ways, global_batch):
+                                yield ways
+
+    def require(self, shape: Transformer, cluster: GpuCluster | Pools) -> None:
+        """Raises :class:`UsageError`, and says why, where what all ways are to have cannot be.
+
+        Ranks that share a sample's tokens, of a network; products in 8 bits, on devices; what is in the hosts' memory.
+        """
+        for number in self.context:
+            ways = replace(self.base, context=number, context_exchange=self.limits.context[0])
+            if not self.exchanges(shape, ways):
+                ways.check_context(shape)
+        places = [pool.cluster for pool in cluster.pools] if isinstance(cluster, Pools) else [cluster]
+        for place in places:
+            if self.base.precision is Precision.FP8:
+                _require_eight_bit(place)
+            if self.base.offload is not Offload.NONE:
+                known_host(place.name, place.host)
+        if Recompute.NONE not in self.recompute:
+            replace(self.base, recompute=self.recompute[0]).check_offload()
+
+    def contexts(self, shape: Transformer, tensor: int, most: int) -> list[int]:
+        """Ranks that can share a sample's tokens, beside tensor ranks: those that are wanted, or powers of two."""
+        numbers = [number for number in self.context or _powers(most) if number <= most]
+        of_ranks = (replace(self.base, tensor=tensor, context=number) for number in numbers)
+        return [ways.context for ways in of_ranks if self.exchanges(shape, ways)]
+
+    def exchanges(self, shape: Transformer, ways: ParallelDegrees) -> list[ContextExchange]:
+        """How the ranks that share a sample's tokens may exchange keys; where there is one rank, one choice."""
+        if ways.context == 1:
+            return [self.base.context_exchange]
+        if shape.seq % (2 * ways.context):
+            return []
+        return [exchange for exchange in self.limits.context if not ways.context_refusal(shape, exchange)]
 
     def degrees(self, shape: Transformer, most: int) -> list[int]:
         """Tensor degrees that divide the network: those that are wanted, or powers of two."""
@@ -146,8 +227,8 @@ class DegreesSpace:
         return [size for size in self.micro_batch or _powers(share) if share % size == 0]
 
     def experts(self, shape: Transformer, ways: ParallelDegrees) -> list[int]:
-        """Expert ranks that divide the replicas and the network's experts: those that are wanted, or powers of two."""
-        most = gcd(ways.data, shape.experts) if shape.experts else 1
+        """Expert ranks that divide the copies and the network's experts: those that are wanted, or powers of two."""
+        most = gcd(ways.copies, shape.experts) if shape.experts else 1
         return [number for number in self.expert or _powers(most) if most % number == 0]
 
     def details(
@@ -164,38 +245,74 @@ class DegreesSpace:
         fitting = [
             sequence
             for sequence in self.sequence_parallel
-            if not sequence or (ways.tensor > 1 and shape.seq * ways.micro_batch % ways.tensor == 0)
+            if not sequence or (ways.tensor > 1 and ways.tokens(shape) % ways.tensor == 0)
         ]
         fused = shape.fused_attention  # whose scores are never kept: of several choices this is none
         recomputes = [how for how in self.recompute if not (fused and how is Recompute.SELECTIVE)] or self.recompute
-        zeros = [level for level in self.zero if level == 0 or (ways.data > 1 and (level < 2 or ways.pipeline == 1))]
+        if ways.offload is Offload.ACTIVATIONS:
+            recomputes = [Recompute.NONE] if Recompute.NONE in self.recompute else []
+        zeros = [level for level in self.zero if level == 0 or (ways.copies > 1 and (level < 2 or ways.pipeline == 1))]
         choices = [
             replace(
-                ways, interleave=interleave, sequence_parallel=sequence, recompute=recompute, zero=zero, expert=expert
+                ways,
+                interleave=interleave,
+                sequence_parallel=sequence,
+                recompute=recompute,
+                zero=zero,
+                expert=expert,
+                context_exchange=exchange,
             )
-            for interleave, sequence, recompute, zero, expert in product(
-                interleaves, fitting, recomputes, zeros, self.experts(shape, ways)
+            for interleave, sequence, recompute, zero, expert, exchange in product(
+                interleaves, fitting, recomputes, zeros, self.experts(shape, ways), self.exchanges(shape, ways)
             )
             if expert == 1 or sequence or ways.tensor == 1
         ]
         if self.limits.launcher:
             choices = [each for each in choices if not any(self.limits.refusals(each))]
+        if ways.offload is not Offload.NONE:
+            choices = [each for each in choices if _has_room(shape, cluster, each, micro_batches)]
         timed = cluster.timed if isinstance(cluster, GpuCluster) else None
         return choices if timed is None else [each for each in choices if timed.of(each) is not None]
 
     def through_pools(self, shape: Transformer, pools: Pools, global_batch: int) -> Iterator[ParallelDegrees]:
-        """Replicas, micro-batches and details of pipelines through several pools, without expert ranks."""
-        if 1 not in self.interleave or (self.expert and 1 not in self.expert):
+        """Replicas, micro-batches and details of pipelines through several pools, without expert and context ranks."""
+        if any(of and 1 not in of for of in (self.interleave, self.expert, self.context)):
             return
         most = pools.devices // 2
         for data in _divisors(global_batch, most):
             for micro_batch in self.micro_batches(global_batch, data):
                 divided = replace(self.base, tensor=1, pipeline=2, data=data, micro_batch=micro_batch)
-                only = replace(self, interleave=(1,), sequence_parallel=(False,), expert=(1,))
+                only = replace(self, interleave=(1,), sequence_parallel=(False,), expert=(1,), context=(1,))
                 for ways in only.details(shape, pools, divided, global_batch):
                     for sequence in self.sequence_parallel:
                         if sequence in self.limits.sequence_parallel:
                             yield replace(ways, sequence_parallel=sequence)
+
+
+def _has_room(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees, micro_batches: int) -> bool:
+    """Whether the host's memory has room for what is in it, of stages that are as even as can be."""
+    for stage in unlike_stages(shape, ways):
+        place = cluster.at(ways, stage)
+        on_host = stage_memory(shape, ways, stage, micro_batches, place.width).host
+        if on_host > known_host(place.name, place.host).room_bytes(place.per_host):
+            return False
+    return True
+
+
+def _require_eight_bit(cluster: GpuCluster) -> None:
+    if cluster.timed is not None:
+        raise UsageError(
+            "products in 8 bits of layers whose times were measured",
+            [f"those of {cluster.name} are in {cluster.dtype}"],
+            ["--precision bf16", "without --layers"],
+        )
+    if EIGHT_BIT not in device(cluster.device).peak_flop_per_s:
+        known = [name for name, entry in devices().items() if EIGHT_BIT in entry.peak_flop_per_s]
+        raise UsageError(
+            f"{cluster.device} ({cluster.name}) does not multiply in 8 bits",
+            [f"the catalogue states no peak of it in {EIGHT_BIT}; it does of {', '.join(known)}"],
+            ["--precision bf16", "--on another cluster"],
+        )
 
 
 def _powers(most: int) -> list[int]:

@@ -23,6 +23,7 @@ from operator import attrgetter
 from planner.costs.memory.table import What
 from planner.extras.kernels.estimates import NOTHING, Estimate
 from planner.extras.transformers.cluster import GpuCluster
+from planner.extras.transformers.host import UPDATE, known_host
 from planner.extras.transformers.layers import LAUNCH_S, layers_for
 from planner.extras.transformers.memory import (
     MASTER_BYTES,
@@ -37,7 +38,7 @@ from planner.extras.transformers.memory import (
 from planner.extras.transformers.passes import OPTIMISER, Cost, Layers, Pass, costs
 from planner.extras.transformers.pipeline import Chunks, N, chunked
 from planner.extras.transformers.pools import GpuRange, Pools, message
-from planner.extras.transformers.shape import ParallelDegrees, Sends, Transformer
+from planner.extras.transformers.shape import Offload, ParallelDegrees, Sends, Transformer
 from planner.ir.lazy import Memo
 
 MODEL_ERROR = 0.06
@@ -244,7 +245,7 @@ class Messages:
         longest = max(hops, key=lambda hop: hop.seconds, default=NOTHING)
         flowing_s = 0.0
         if isinstance(cluster, GpuCluster) and ways.sends is Sends.OVERLAPPED and ways.schedule == "gpipe":
-            flowing_s = min(cluster.latency_s(ways.tensor * ways.data), longest.seconds)
+            flowing_s = min(cluster.latency_s(ways.tensor * ways.copies), longest.seconds)
         return cls(tuple(hop.seconds - flowing_s for hop in hops), 2 * (ways.pipeline - 1) * flowing_s, longest)
 
 
@@ -257,7 +258,7 @@ def hops_of(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegre
     whole = message_bytes(shape, cluster, ways)
     if isinstance(cluster, Pools):
         return [cluster.hop(ways, whole, *ends) for ends in pairwise(cluster.places(ways))]
-    ranks = ways.tensor * ways.data
+    ranks = ways.tensor * ways.copies
     places = [GpuRange(cluster, ways.tensor, stage * ranks, (stage + 1) * ranks) for stage in range(p)]
     ends = [(places[chunk % p], places[(chunk + 1) % p]) for chunk in chunks]
     inside = [one.shares_host(other) for one, other in ends]
@@ -266,13 +267,13 @@ def hops_of(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegre
 
 
 def message_bytes(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees) -> float:
-    """Of a micro-batch of a replica between two blocks."""
-    return float(cluster.width) * ways.micro_batch * shape.seq * shape.hidden
+    """Of a micro-batch of a rank's tokens between two blocks."""
+    return float(cluster.width) * ways.tokens(shape) * shape.hidden
 
 
 def _with_shards(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees, block: Pass) -> Pass:
     """With ZeRO-2 a micro-batch's gradients are scattered, with ZeRO-3 weights gathered: beside the block's pass."""
-    if ways.zero < 2 or ways.data == 1:
+    if ways.zero < 2 or ways.copies == 1:
         return block
     weights = parameters_of(shape, ways.tensor, 1, first=False, last=False)
     gradients = over_replicas(cluster, ways, "reduce_scatter", weights * (4 if ways.fp32_gradients else 2))
@@ -287,27 +288,27 @@ def _with_shards(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees,
 
 def _beyond(cluster: GpuCluster, ways: ParallelDegrees, exchange: Estimate, beside_s: float) -> Cost:
     """What a pass waits for an exchange over replicas that runs beside it."""
-    waited_s = cluster.waited_s(exchange, beside_s, ways.data, ways.tensor)
+    waited_s = cluster.waited_s(exchange, beside_s, ways.copies, ways.tensor)
     return Cost.of(GRADIENTS, exchange, waited_s / exchange.seconds) if waited_s else Cost()
 
 
 def over_replicas(cluster: GpuCluster, ways: ParallelDegrees, name: str, num_bytes: RankWeights) -> Estimate:
-    """An exchange of a rank's weights or gradients: over all replicas, or over those of the same experts."""
+    """An exchange of a rank's weights or gradients: over all copies, or over those of the same experts."""
     expert = ways.expert
     if expert == 1:
-        return cluster.exchange(name, num_bytes.common + num_bytes.routed, ways.data, ways.tensor)
-    common = cluster.exchange(name, num_bytes.common, ways.data, ways.tensor)
-    return common + cluster.exchange(name, num_bytes.routed / expert, ways.data // expert, ways.tensor * expert)
+        return cluster.exchange(name, num_bytes.common + num_bytes.routed, ways.copies, ways.tensor)
+    common = cluster.exchange(name, num_bytes.common, ways.copies, ways.tensor)
+    return common + cluster.exchange(name, num_bytes.routed / expert, ways.copies // expert, ways.tensor * expert)
 
 
 def gradients(cluster: GpuCluster, ways: ParallelDegrees, parameters: RankWeights, beside_s: float) -> Cost:
-    """Sums of a stage's gradients over the data-parallel ranks, after the last backward or beside it.
+    """Sums of a stage's gradients over the ranks with the same weights, after the last backward or beside it.
 
     Args:
         parameters: of a rank.
         beside_s: the backward of a micro-batch.
     """
-    if ways.data == 1:
+    if ways.copies == 1:
         return Cost()
     num_bytes = parameters * (4 if ways.fp32_gradients else 2)
     if ways.zero == 0:
@@ -331,7 +332,7 @@ def tied(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees)
         first, *_, last = cluster.places(ways)
         return Cost.of(GRADIENTS, cluster.sum_of_two(shape, ways, first, last))
     num_bytes = shape.vocab * shape.hidden / ways.tensor * (4 if ways.fp32_gradients else 2)
-    stride = ways.tensor * ways.data * (ways.pipeline - 1)
+    stride = ways.tensor * ways.copies * (ways.pipeline - 1)
     return Cost.of(GRADIENTS, cluster.exchange("all_reduce", num_bytes, 2, stride))
 
 
@@ -340,12 +341,15 @@ def optimiser(
 ) -> Cost:
     """Adam with float32 weights: state read and written, gradients zeroed, read for their norm and for the update.
 
-    Or what was measured of each layer.
+    Or what was measured of each layer; or on the host, where its state is there.
     """
     if layers.update is not None:
         return layers.update * ((blocks + sum(ends)) / (ways.data if ways.zero else 1))
     held = parameters_of(shape, ways.tensor, blocks, *ends).held(ways, What.OPTIMISER_STATE)
     gradient_bytes = 4 if ways.fp32_gradients else 2
+    if ways.offload is Offload.OPTIMIZER:
+        host = known_host(cluster.name, cluster.host)
+        return Cost.of(UPDATE, host.updated(held, gradient_bytes, cluster.per_host))
     num_bytes = held * (2 * MASTER_BYTES + WEIGHT_BYTES + 3 * gradient_bytes)
     update = Cost.of(OPTIMISER, cluster.kernels.memory_bound(num_bytes, 8))
     return replace(update, launches=STEP_LAUNCHES).launched(LAUNCH_S[ways.kernels])

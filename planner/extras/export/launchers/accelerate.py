@@ -2,7 +2,9 @@
 
 Keys are those of huggingface/accelerate: ``src/accelerate/commands/config/config_args.py``,
 ``src/accelerate/commands/launch.py``, ``FullyShardedDataParallelPlugin`` of ``src/accelerate/utils/dataclasses.py`` and
-``src/accelerate/parallelism_config.py`` (1.15, commit 16cb6eb8 of July 2026).  It has tensor ranks beside slices alone.
+``src/accelerate/parallelism_config.py`` (1.15, commit 16cb6eb8 of July 2026).  It has tensor ranks, and ranks
+that share a sample's tokens, beside slices alone; weights are divided over the latter and the replicas
+(``docs/source/concept_guides/context_parallelism.md``).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from planner.extras.export.launchers.job import (
     TrainingJob,
     script,
 )
-from planner.extras.transformers.shape import Recompute
+from planner.extras.transformers.shape import ContextExchange, Offload, Recompute
 from planner.extras.transformers.space import LauncherLimits
 
 _WORDS = {BFLOAT16: "bf16", FLOAT16: "fp16", FLOAT32: "no"}
@@ -47,12 +49,13 @@ def _settings(job: TrainingJob) -> dict[str, Any]:
             "fsdp_offload_params": False,
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         }
-    if job.tensor > 1:
+    if max(job.tensor, ways.context) > 1:
         settings["parallelism_config"] = {
             "parallelism_config_dp_replicate_size": 1,
             "parallelism_config_dp_shard_size": ways.data,
             "parallelism_config_tp_size": job.tensor,
-            "parallelism_config_cp_size": 1,
+            "parallelism_config_cp_size": ways.context,
+            **({"parallelism_config_cp_comm_strategy": "alltoall"} if ways.context > 1 else {}),
         }
     return settings
 
@@ -78,6 +81,11 @@ def _missing(job: TrainingJob) -> list[str]:
         )
     if job.tensor > 1:
         missing.append("the vocabulary in parts: the model's tp_plan says what tensor ranks divide")
+    if job.ways.context > 1:
+        missing.append(
+            f"samples in {job.ways.context} parts: accelerator.maybe_context_parallel(buffers=..., "
+            "buffer_seq_dims=...) around each pass, and causal attention of torch (sdpa) without a mask, in the program"
+        )
     if job.ways.recompute is Recompute.FULL and not job.ways.zero:
         missing.append(CHECKPOINTING)
     return missing
@@ -104,6 +112,9 @@ ACCELERATE = Launcher(
         slices_beside=True,
         sequence_parallel=(False,),
         recompute=(Recompute.NONE, Recompute.FULL),
+        context=(ContextExchange.RING,),
+        slices_context=True,
+        offload=(Offload.NONE,),
     ),
     _accelerate,
     unlike_hosts=False,

@@ -4,7 +4,9 @@ Keys are those of deepspeedai/DeepSpeed: ``deepspeed/runtime/config.py``, ``deep
 ``deepspeed/runtime/tensor_parallel/config.py`` and ``docs/_pages/config-json.md`` (0.19.6, commit edaa7221 of August
 2026).  Of the samples two of three numbers are told, since it counts tensor ranks among the replicas of the third.  Its
 stages are a ``PipelineModule``, which is a network written anew: no configuration makes them.  Without ZeRO it sums
-gradients in half precision; one replica's optimiser state is the same at level 1.
+gradients in half precision; one replica's optimiser state is the same at level 1.  Ranks that share a sample's tokens
+exchange heads for tokens (``deepspeed/runtime/sequence_parallel/ulysses_sp.py``), which the program asks for; they
+slice with the replicas.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from planner.extras.export.launchers.job import (
     script,
     torchrun,
 )
-from planner.extras.transformers.shape import Recompute
+from planner.extras.transformers.shape import ContextExchange, Offload, Recompute
 from planner.extras.transformers.space import LauncherLimits
 
 _WORDS = {BFLOAT16: "bf16", FLOAT16: "fp16", FLOAT32: "fp32"}
@@ -34,18 +36,22 @@ def _settings(job: TrainingJob) -> dict[str, Any]:
     ways = job.ways
     half = _WORDS[job.dtype]
     summed = "fp32" if ways.fp32_gradients else half
+    on_host = {"offload_optimizer": {"device": "cpu", "pin_memory": True}} if ways.offload is Offload.OPTIMIZER else {}
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": ways.micro_batch,
         "gradient_accumulation_steps": job.micro_batches,
         "zero_optimization": {
-            "stage": ways.zero if ways.data > 1 else max(1, ways.zero),
+            "stage": ways.zero if ways.copies > 1 else max(1, ways.zero),
             "overlap_comm": ways.overlap_gradients or ways.zero > 1,
+            **on_host,
         },
         "communication_data_type": summed,
         "data_types": {"grad_accum_dtype": summed},
     }
     if job.dtype != FLOAT32:
         settings[half] = {"enabled": True}
+    if ways.context > 1:
+        settings["sequence_parallel_size"] = ways.context
     if job.tensor > 1:
         settings["tensor_parallel"] = {"autotp_size": job.tensor}
     return settings
@@ -55,6 +61,11 @@ def _missing(job: TrainingJob) -> list[str]:
     missing = [f"the sizes of {job.shape.name}: the network is the program's"]
     if job.tensor > 1:
         missing.append("the vocabulary in parts: AutoTP keeps the embedding whole on each rank, and gathers logits")
+    if job.ways.context > 1:
+        missing.append(
+            f"UlyssesSPAttentionHF.register_with_transformers(sequence_parallel_size={job.ways.context}, ...), whose "
+            "result is mpu= of deepspeed.initialize, and UlyssesSPDataLoaderAdapter, in the program"
+        )
     if job.ways.recompute is Recompute.FULL:
         missing.append(CHECKPOINTING)
     elif job.ways.recompute is Recompute.SELECTIVE:
@@ -73,4 +84,15 @@ def _deepspeed(job: TrainingJob, file: str) -> LauncherFiles:
     return LauncherFiles(text, script(job, f"DeepSpeed 0.19; {about}", command), tuple(_missing(job)))
 
 
-DEEPSPEED = Launcher(LauncherLimits("deepspeed", stages=False, zero=(1, 2, 3), sequence_parallel=(False,)), _deepspeed)
+DEEPSPEED = Launcher(
+    LauncherLimits(
+        "deepspeed",
+        stages=False,
+        zero=(1, 2, 3),
+        sequence_parallel=(False,),
+        context=(ContextExchange.ALL_TO_ALL,),
+        context_beside_tensor=False,
+        offload=(Offload.NONE, Offload.OPTIMIZER),
+    ),
+    _deepspeed,
+)

@@ -1,7 +1,8 @@
 """A training job that is to be launched, the script that starts it, and what a launcher is.
 
 ``torchrun`` (torch 2.13, ``torch/distributed/run.py``) gives the processes of node rank 0 the first ranks, then those
-of node rank 1: hosts are listed in the order of ranks, which is tensor ranks, then replicas, then stages.
+of node rank 1: hosts are listed in the order of ranks, which is tensor ranks, then those that share a
+sample's tokens, then replicas, then stages.
 """
 
 from __future__ import annotations

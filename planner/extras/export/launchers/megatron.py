@@ -2,7 +2,8 @@
 
 Names are those of NVIDIA/Megatron-LM: ``megatron/training/arguments.py`` and, for what that generates from fields,
 ``megatron/core/transformer/transformer_config.py``, ``megatron/core/model_parallel_config.py`` and
-``megatron/training/config/training_config.py``; the layout is that of
+``megatron/training/config/training_config.py``; ranks that share a sample's tokens are between tensor ranks and
+replicas, and weights are divided over both (``megatron/core/parallel_state.py``); the layout is that of
 ``megatron/core/transformer/pipeline_parallel_layer_layout.py`` (core 0.17 to 0.20, commit d98e8a64 of August 2026).
 Of NVIDIA-NeMo/Megatron-Bridge: ``scripts/training/run_recipe.py``, ``src/megatron/bridge/training/config.py``,
 ``src/megatron/bridge/recipes/llama/__init__.py`` (0.7, commit 067f987d of August 2026).
@@ -23,9 +24,10 @@ from planner.extras.export.launchers.job import (
     script,
     torchrun,
 )
-from planner.extras.transformers.shape import Recompute, Transformer
+from planner.extras.transformers.shape import ContextExchange, Offload, Precision, Recompute, Transformer
 from planner.extras.transformers.space import LauncherLimits
 
+_CONTEXT = {ContextExchange.RING: "p2p", ContextExchange.ALL_TO_ALL: "a2a"}
 _STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
 """Of Megatron-FSDP, by ZeRO's level."""
 
@@ -50,10 +52,10 @@ def _repeated(layer: str, number: int) -> str:
 
 
 def _environment(job: TrainingJob) -> list[str]:
-    """Sums of tensor ranks run beside products on one queue; those of slices need several."""
+    """Exchanges of tensor and context ranks run beside kernels on one queue; those of slices need several."""
     if job.ways.zero > 1:
         return ["unset CUDA_DEVICE_MAX_CONNECTIONS"]
-    return ["export CUDA_DEVICE_MAX_CONNECTIONS=1"] if job.tensor > 1 else []
+    return ["export CUDA_DEVICE_MAX_CONNECTIONS=1"] if max(job.tensor, job.ways.context) > 1 else []
 
 
 _SIZES = (
@@ -149,6 +151,8 @@ def _division(job: TrainingJob) -> Iterator[tuple[str, ...]]:
     """Options that say how its step is divided, and in which precision."""
     ways = job.ways
     yield "--tensor-model-parallel-size", str(job.tensor)
+    if ways.context > 1:
+        yield "--context-parallel-size", str(ways.context), "--cp-comm-type", _CONTEXT[ways.context_exchange]
     if ways.expert > 1:
         yield "--expert-model-parallel-size", str(ways.expert)
     if job.tensor > 1 and ways.sequence_parallel:
@@ -160,8 +164,13 @@ def _division(job: TrainingJob) -> Iterator[tuple[str, ...]]:
     yield "--global-batch-size", str(job.global_batch)
     yield from _recomputation(ways.recompute)
     yield from _precision(job)
-    if ways.zero == 1:
+    if ways.zero == 1 or ways.offload is Offload.OPTIMIZER:
         yield ("--use-distributed-optimizer",)
+    if ways.offload is Offload.OPTIMIZER:
+        yield "--optimizer-cpu-offload", "--optimizer-offload-fraction", "1.0"
+        yield "--use-precision-aware-optimizer", "--overlap-cpu-optimizer-d2h-h2d"
+    if ways.offload is Offload.ACTIVATIONS:
+        yield "--cpu-offloading-num-layers", str(sum(job.blocks) - 1)
     if ways.zero > 1:
         yield "--use-megatron-fsdp", "--data-parallel-sharding-strategy", _STRATEGIES[ways.zero]
         yield "--ckpt-format", "fsdp_dtensor"
@@ -179,6 +188,8 @@ def _recomputation(how: Recompute) -> Iterator[tuple[str, ...]]:
 
 def _precision(job: TrainingJob) -> Iterator[tuple[str, ...]]:
     """Of products, then of sums of gradients, which Megatron-FSDP is told by an option of its own."""
+    if job.ways.precision is Precision.FP8:
+        yield "--transformer-impl", "transformer_engine", "--fp8-format", "hybrid", "--fp8-recipe", "tensorwise"
     if job.dtype == BFLOAT16:
         yield ("--bf16",)
     elif job.dtype == FLOAT16:
@@ -213,7 +224,8 @@ def _fields(job: TrainingJob) -> Iterator[tuple[str, object]]:
     yield "train.global_batch_size", job.global_batch
     yield "model.tensor_model_parallel_size", job.tensor
     yield "model.sequence_parallel", job.tensor > 1 and ways.sequence_parallel
-    yield "model.context_parallel_size", 1
+    yield "model.context_parallel_size", ways.context
+    yield "model.cp_comm_type", _CONTEXT[ways.context_exchange] if ways.context > 1 else None
     yield "model.expert_model_parallel_size", ways.expert
     yield "model.pipeline_model_parallel_size", ways.pipeline
     yield "model.virtual_pipeline_model_parallel_size", ways.interleave if ways.interleave > 1 else None
@@ -250,13 +262,25 @@ def _bridge(job: TrainingJob, file: str) -> LauncherFiles:
 
 
 MEGATRON = Launcher(
-    LauncherLimits("megatron", schedules=("1f1b",), one_degree=True, further=("expert",)),
+    LauncherLimits(
+        "megatron",
+        schedules=("1f1b",),
+        one_degree=True,
+        offload_zero=(1,),
+        offload_alone=True,
+        further=("expert", "precision"),
+    ),
     _megatron,
     network=_sizes,
 )
 BRIDGE = Launcher(
     LauncherLimits(
-        "megatron-bridge", schedules=("1f1b",), one_degree=True, fp32_gradients=(True,), further=("expert",)
+        "megatron-bridge",
+        schedules=("1f1b",),
+        one_degree=True,
+        fp32_gradients=(True,),
+        offload=(Offload.NONE,),
+        further=("expert",),
     ),
     _bridge,
     dtypes=(BFLOAT16, FLOAT16),

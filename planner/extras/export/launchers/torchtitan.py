@@ -4,9 +4,11 @@ Names are those of pytorch/torchtitan: ``torchtitan/config/configs.py`` and
 ``torchtitan/distributed/activation_checkpoint.py`` of August 2026 (commit b5bcd76c, tokens in place of samples), and
 ``torchtitan/config/job_config.py`` of v0.2.2 (February 2026).  What they do is in ``torchtitan/distributed/fsdp.py``
 and ``pipeline_parallel.py``, and in ``torchtitan/models/llama3/parallelize.py``: replicas divide nothing, or gradients
-and optimiser (ZeRO-2: weights stay gathered between the passes), or weights too; sums are in float32.  In v0.2.2
-weights are cast to bfloat16 where they are sliced, or replicas are of one rank each, alone, and tensor ranks always
-divide tokens too.
+and optimiser (ZeRO-2: weights stay gathered between the passes), or weights too; sums are in float32.  Ranks that
+share a sample's tokens always slice what they have alike, with the replicas (``resolve_fsdp_mesh``); keys and values
+are gathered before attention (``torchtitan/models/common/decoder_sharding.py``).  In v0.2.2 they pass from rank to
+rank; weights are cast to bfloat16 where they are sliced, or replicas are of one rank each, alone, and tensor ranks
+always divide tokens too.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from planner.extras.export.launchers.job import (
     script,
     torchrun,
 )
-from planner.extras.transformers.shape import Recompute
+from planner.extras.transformers.shape import ContextExchange, Offload, Precision, Recompute
 from planner.extras.transformers.space import LauncherLimits
 
 _FLAVOURS = {"llama3-8b": "8B", "llama3-70b": "70B"}
@@ -37,6 +39,10 @@ _LIMITS = LauncherLimits(
     one_degree=True,
     recompute=(Recompute.NONE, Recompute.FULL),
     fp32_gradients=(True,),
+    context=(ContextExchange.ALL_GATHER,),
+    slices_context=True,
+    offload=(Offload.NONE,),
+    further=("precision",),
 )
 _ABOUT = "arguments: what is yours (data, optimiser)"
 
@@ -52,6 +58,8 @@ def _parallelism(job: TrainingJob, head: str) -> Iterator[tuple[str, ...]]:
     yield "--parallelism.tensor_parallel_degree", str(job.tensor)
     if job.tensor > 1 and not ways.sequence_parallel:
         yield ("--parallelism.no-enable_sequence_parallel",)
+    if ways.context > 1:
+        yield "--parallelism.context_parallel_degree", str(ways.context)
     yield "--parallelism.pipeline_parallel_degree", str(ways.pipeline)
     if ways.pipeline > 1:
         yield "--parallelism.module_fqns_per_model_part", *modules_of(job, head)
@@ -102,6 +110,9 @@ def _newest(job: TrainingJob, file: str) -> LauncherFiles:
     ]
     about = f"torchtitan of August 2026 (commit b5bcd76c), in its folder; {_ABOUT}"
     missing = _missing(job, "MODULE=... and CONFIG=... name a configuration of it")
+    if ways.precision is Precision.FP8:
+        converter = "Float8LinearConverter.Config(filter_fqns=['lm_head'], model_compile_enabled=True)"
+        missing = (*missing, f"8 bits: {converter} among converters= of model_registry, in the configuration's code")
     return LauncherFiles(script(job, about, command), missing=missing)
 
 
@@ -114,6 +125,8 @@ def _microbatches(job: TrainingJob) -> Iterator[tuple[str, ...]]:
 def _precision(job: TrainingJob) -> Iterator[tuple[str, ...]]:
     yield "--training.mixed_precision_param", job.dtype
     yield "--training.mixed_precision_reduce", FLOAT32
+    if job.ways.precision is Precision.FP8:
+        yield ("--compile.enable",)
 
 
 def _of_v0_2(job: TrainingJob, file: str) -> LauncherFiles:
@@ -130,6 +143,8 @@ def _of_v0_2(job: TrainingJob, file: str) -> LauncherFiles:
         ("--training.seq_len", str(job.shape.seq)),
         *_precision(job),
         *_parallelism(job, "output"),
+        *([("--parallelism.context_parallel_rotate_method", "alltoall")] if ways.context > 1 else []),
+        *(_float8() if ways.precision is Precision.FP8 else []),
         ("--parallelism.pipeline_parallel_microbatch_size", str(ways.micro_batch)),
         ("--activation_checkpoint.mode", ways.recompute.value),
         (ARGUMENTS,),
@@ -138,5 +153,16 @@ def _of_v0_2(job: TrainingJob, file: str) -> LauncherFiles:
     return LauncherFiles(script(job, f"torchtitan v0.2.2, in its folder; {_ABOUT}", command), missing=missing)
 
 
+def _float8() -> Iterator[tuple[str, str]]:
+    """The converter of v0.2.2; it leaves the head in half precision."""
+    yield "--model.converters", "quantize.linear.float8"
+    yield "--quantize.linear.float8.recipe_name", "rowwise"
+    yield "--quantize.linear.float8.filter_fqns", "output"
+
+
 NEWEST = Launcher(_LIMITS, _newest, dtypes=(BFLOAT16, FLOAT32))
-V0_2 = replace(NEWEST, limits=replace(_LIMITS, slices_beside=True, sequence_parallel=(True,)), write=_of_v0_2)
+V0_2 = replace(
+    NEWEST,
+    limits=replace(_LIMITS, slices_beside=True, sequence_parallel=(True,), context=(ContextExchange.RING,)),
+    write=_of_v0_2,
+)

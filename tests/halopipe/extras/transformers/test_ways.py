@@ -244,6 +244,14 @@ def test_selective_recomputation_of_fused_attention_is_priced_and_said_to_save_n
         ("gpt3-175b", on(), 4, "does not fit on 8 A100-80GB"),
         (SIZES, on("a100-dgx", 7, "--tensor", "3"), 2, "no way divides"),
         (SIZES, on("a100-dgx", 8, "--recompute", "all"), 2, "no recomputation 'all'"),
+        (SIZES, on("a100-dgx", 8, "--context", "2"), 2, "attention is not fused"),
+        (SIZES, on("a100-dgx", 8, "--precision", "fp8"), 2, "A100-80GB (a100-dgx) does not multiply in 8 bits"),
+        (SIZES, on("a100-dgx", 8, "--precision", "int4"), 2, "no precision 'int4'"),
+        (SIZES, on("p3.2xlarge", 8, "--offload", "optimizer"), 2, "how much the hosts of p3.2xlarge keep"),
+        (SIZES, on("a100-dgx", 8, "--offload", "disk"), 2, "no offload 'disk'"),
+        (SIZES, on("a100-dgx", 8, "--offload", "activations", "--recompute", "full"), 2, "full recomputation beside"),
+        (SIZES, on("h100-dgx", 8, "--precision", "fp8", "--for", "deepspeed"), 2, "told --precision fp8"),
+        ("llama3-8b", on("a100-dgx", 8, "--context", "3"), 2, "8192 tokens do not divide by 2 x --context 3"),
         (SIZES, on("a100-dgx", 8, "--version", "0.2"), 2, "--version is of a launcher, and none is named"),
         (SIZES, on("a100-dgx", 8, "--for", "megatrn"), 2, "no launcher 'megatrn'"),
         (SIZES, on("a100-dgx", 8, "--for", "torchtitan", "--zero", "1"), 2, "torchtitan cannot be told --zero 1"),
@@ -315,16 +323,65 @@ def test_experts_are_told_with_what_a_token_goes_through_of_them_and_shared_by_r
     told = good("ways", "mixtral-8x7b", *on("h100-dgx", 64, "--expert", "8")).output
     assert "46.7e9 parameters, 12.88e9 of them for a token" in told
     assert "expert 8" in told
-    best = json.loads(good("ways", "deepseek-v3", *on("h100-dgx", 256, "--gap", "0.3"), "--json").stdout)
+    best = json.loads(good("ways", "deepseek-v3", *on("h100-dgx", 256, "--context", "1"), "--json").stdout)
     assert best["network"]["parameters"] == {
         "total": 671_026_419_200, "active": 37_552_297_472, "mtp": 11_610_068_224,
     }  # fmt: skip
 
 
+def test_long_samples_are_shared_by_ranks_and_the_launcher_is_told_how(folder: Path) -> None:
+    long = "llama3-8b,seq=131072"
+    told = good("ways", long, *on("h100-dgx", 64, "--for", "megatron", "--gap", "0.05", "-o", "ways.json")).output
+    for text in ("context 8 by", "no way is better"):
+        assert text in told
+    ways = json.loads(Path("ways.json").read_text("utf-8"))["best"]["ways"]
+    assert ways["context"] * ways["data"] * ways["tensor"] * ways["pipeline"] <= 64
+    good("export", "ways.json", "--to", "megatron")
+    kind = {"ring": "p2p", "all-to-all": "a2a"}[ways["context_exchange"]]
+    script = Path("megatron.sh").read_text("utf-8")
+    assert f"--context-parallel-size {ways['context']} --cp-comm-type {kind}" in script
+    require_said(folder, ["export", "ways.json", "--to", "torchtitan"], 2, "share the tokens of a sample")
+    fixed = ["--recompute", "none", "--pipeline", "1", "--global-batch", "16"]
+    asked = ["ways", long, "--on", "h100-dgx", "--gpus", "64", "--fits", *fixed]
+    answer = json.loads(good(*asked, "--context", "1", "--json").stdout)
+    assert not answer["fits"]
+    cheapest = answer["would_fit"][0]
+    assert cheapest["ask"].startswith("--context ")
+    assert json.loads(good(*asked, *cheapest["ask"].split(), "--json").stdout)["fits"]
+
+
+def test_products_in_8_bits_are_asked_for_and_said(folder: Path) -> None:
+    del folder
+    steps = {}
+    for precision in ("bf16", "fp8"):
+        asked = on("h100-dgx", 8, "--precision", precision, "--for", "megatron", "-o", f"{precision}.json")
+        told = good("ways", "llama3-8b", *asked).output
+        assert ("products of blocks in 8 bits" in told) == ("fp8\n" in told) == (precision == "fp8")
+        steps[precision] = json.loads(Path(f"{precision}.json").read_text("utf-8"))["best"]["step_s"]
+    assert steps["fp8"] < 0.95 * steps["bf16"]
+    good("export", "fp8.json", "--to", "megatron")
+    assert "--fp8-format hybrid" in Path("megatron.sh").read_text("utf-8")
+
+
+def test_an_optimiser_on_the_host_is_advised_asked_for_and_said(folder: Path) -> None:
+    asked = ["ways", "llama3-8b", "--on", "h100-dgx", "--gpus", "1", "--global-batch", "8"]
+    answer = json.loads(good(*asked, "--fits", "--json").stdout)
+    assert "--offload optimizer" in [change["ask"] for change in answer["would_fit"]]
+    told = good(*asked, "--offload", "optimizer", "-o", "ways.json").output
+    for text in ("optimizer on the host", "GiB on its host", "optimiser on the host"):
+        assert text in told
+    assert json.loads(Path("ways.json").read_text("utf-8"))["best"]["memory_bytes"]["host"] > 90e9
+    good("export", "ways.json", "--to", "megatron")
+    assert "--optimizer-cpu-offload" in Path("megatron.sh").read_text("utf-8")
+    good("export", "ways.json", "--to", "deepspeed")
+    require_said(folder, ["export", "ways.json", "--to", "torchtitan"], 2, "optimizer in the host's memory")
+
+
 def replaced(asked: list[str], words: list[str]) -> list[str]:
-    """A question with other values of its options."""
+    """A question with other values of its options, and with those that it had not."""
     other = dict(zip(words[::2], words[1::2], strict=True))
-    return [other.get(before, word) for before, word in zip(["", *asked], asked, strict=False)]
+    kept = [other.pop(before, word) for before, word in zip(["", *asked], asked, strict=False)]
+    return [*kept, *(word for pair in other.items() for word in pair)]
 
 
 def test_whether_it_fits_is_said_with_changes_that_do_what_they_say(folder: Path) -> None:
@@ -380,6 +437,7 @@ def test_a_way_is_a_plan_of_ones_own_network_that_check_finds_good(folder: Path)
     for given, why in (
         ("tensor=8", "takes 8 devices"),
         ("tensor=2,zero=2", "ZeRO-2 beside tensor 2"),
+        ("context=2", "context 2: attention"),
         ("tensor=2,blocks=3", "part of a way"),
         ("tensor=none", "tensor=none"),
         (f"{way} --fix *=replicas:2", "--fix"),

@@ -30,7 +30,15 @@ from planner.extras.export.launchers.torchtitan import modules_of
 from planner.extras.kernels.links import AlphaBeta
 from planner.extras.transformers.cluster import named_cluster
 from planner.extras.transformers.pools import GpuPool, Pools
-from planner.extras.transformers.shape import ParallelDegrees, Recompute, Transformer, named_transformer
+from planner.extras.transformers.shape import (
+    ContextExchange,
+    Offload,
+    ParallelDegrees,
+    Precision,
+    Recompute,
+    Transformer,
+    named_transformer,
+)
 from planner.ir.errors import UnknownNameError, UsageError
 
 LLAMA = named_transformer("llama3-8b")
@@ -51,7 +59,19 @@ WAYS = [
     ParallelDegrees(pipeline=4, micro_batch=1, schedule="gpipe"),
     ParallelDegrees(micro_batch=4, recompute=Recompute.SELECTIVE),
     ParallelDegrees(4, 2, 2, tensors=(2, 4), pools=("A100-40GB", "V100-16GB")),
+    ParallelDegrees(tensor=2, pipeline=2, data=2, micro_batch=1, zero=1, context=2),
+    ParallelDegrees(data=2, micro_batch=1, zero=3, context=4),
+    ParallelDegrees(micro_batch=2, zero=2, context=4, context_exchange=ContextExchange.ALL_TO_ALL),
+    ParallelDegrees(2, 1, 2, 2, zero=3, context=2, context_exchange=ContextExchange.ALL_TO_ALL),
+    ParallelDegrees(data=2, micro_batch=2, zero=2, context=2, context_exchange=ContextExchange.ALL_GATHER),
 ]
+EXCHANGES = {
+    "torchtitan": (ContextExchange.ALL_GATHER,),
+    "torchtitan 0.2": (ContextExchange.RING,),
+    "deepspeed": (ContextExchange.ALL_TO_ALL,),
+    "accelerate": (ContextExchange.RING,),
+}
+"""How ranks may share the tokens of a sample; of the others by ring and by all-to-all."""
 EVERY = [(name, version) for name, versions in LAUNCHERS.items() for version in versions]
 
 
@@ -81,7 +101,7 @@ SIZES = (
     *("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "kv-channels", "num-query-groups"),
     *("seq-length", "max-position-embeddings", "rotary-base", "make-vocab-size-divisible-by"),
     *("tensor-model-parallel-size", "pipeline-model-parallel-size", "micro-batch-size", "global-batch-size"),
-    *("recompute-num-layers",),
+    *("recompute-num-layers", "context-parallel-size"),
 )
 FLAGS = (
     *("group-query-attention", "swiglu", "disable-bias-linear", "untie-embeddings-and-output-weights"),
@@ -112,6 +132,7 @@ def megatron_parser() -> argparse.ArgumentParser:
     for name, values in choices.items():
         parser.add_argument(f"--{name}", choices=values)
     parser.add_argument("--recompute-modules", nargs="+")
+    parser.add_argument("--cp-comm-type", nargs="+", choices=["p2p", "a2a", "allgather", "a2a+p2p"], default=["p2p"])
     parser.add_argument("--pipeline-model-parallel-layout")
     return parser
 
@@ -133,6 +154,8 @@ def layers_of(layout: str) -> list[str]:
 @ways_for("megatron")
 @pytest.mark.parametrize("shape", [LLAMA, GPT], ids=lambda shape: shape.name)
 def test_megatron_is_told_the_network_and_all_of_its_division(shape: Transformer, ways: ParallelDegrees) -> None:
+    if ways.context > 1:
+        shape = replace(shape, fused_attention=True)
     if ways.blocks:
         ways = replace(ways, blocks=(5, 12, shape.layers - 17))
     told = files_of(ways, "megatron", shape=shape)
@@ -140,16 +163,20 @@ def test_megatron_is_told_the_network_and_all_of_its_division(shape: Transformer
     assert (found.tensor_model_parallel_size, found.pipeline_model_parallel_size) == (ways.tensor, ways.pipeline)
     assert (found.num_layers, found.hidden_size, found.kv_channels) == (shape.layers, shape.hidden, shape.head_size)
     assert (found.micro_batch_size, found.global_batch_size) == (ways.micro_batch, 48)
-    is_llama = shape is LLAMA
+    is_llama = shape.name == LLAMA.name
     assert (found.normalization == "RMSNorm", found.disable_bias_linear, found.swiglu) == (is_llama,) * 3
-    assert (found.rotary_base, found.attention_backend) == ((500_000, "auto") if is_llama else (None, "unfused"))
+    assert found.rotary_base == (500_000 if is_llama else None)
+    assert found.attention_backend == ("auto" if shape.fused_attention else "unfused")
+    assert (found.context_parallel_size or 1) == ways.context
+    assert found.cp_comm_type == ["a2a" if ways.context_exchange is ContextExchange.ALL_TO_ALL else "p2p"]
     assert found.bf16
     assert found.accumulate_allreduce_grads_in_fp32
     assert found.use_distributed_optimizer == (ways.zero == 1)
     sliced = {2: "optim_grads", 3: "optim_grads_params"}.get(ways.zero)
     assert (found.use_megatron_fsdp, found.data_parallel_sharding_strategy) == (sliced is not None, sliced)
     assert found.recompute_granularity == (None if ways.recompute is Recompute.NONE else ways.recompute.value)
-    assert ("export CUDA_DEVICE_MAX_CONNECTIONS=1" in told.text) == (ways.tensor > 1 and ways.zero < 2)
+    is_on_one_queue = max(ways.tensor, ways.context) > 1 and ways.zero < 2
+    assert ("export CUDA_DEVICE_MAX_CONNECTIONS=1" in told.text) == is_on_one_queue
     if ways.pipeline > 1:
         chunks = layers_of(found.pipeline_model_parallel_layout)
         assert [chunk.count("t") for chunk in chunks] == list(ways.chunks(shape.layers))
@@ -184,6 +211,8 @@ def test_a_recipe_is_told_by_fields_that_hydra_reads(ways: ParallelDegrees) -> N
     assert told[:4] == ["--recipe", "llama3_8b_pretrain_config", "--mode", "pretrain"]
     fields = dict(word.split("=", 1) for word in told[4:])
     assert fields["model.tensor_model_parallel_size"] == str(ways.tensor)
+    assert fields["model.context_parallel_size"] == str(ways.context)
+    assert fields["model.cp_comm_type"] in ("p2p", "a2a") if ways.context > 1 else ("null",)
     assert fields["ddp.use_megatron_fsdp"] == ("true" if ways.zero > 1 else "false")
     parser = pytest.importorskip("hydra.core.override_parser.overrides_parser").OverridesParser.create()
     read = {each.key_or_group: each.value() for each in parser.parse_overrides(told[4:])}
@@ -262,8 +291,9 @@ def registry_of(tyro: Any) -> Any:
 
 def require_parallelism(told: Any, ways: ParallelDegrees, head: str) -> None:
     assert (told.tensor_parallel_degree, told.pipeline_parallel_degree) == (ways.tensor, ways.pipeline)
+    assert told.context_parallel_degree == ways.context
     assert told.data_parallel_replicate_degree * told.data_parallel_shard_degree == ways.data
-    assert (told.data_parallel_shard_degree > 1) == (ways.zero >= 2)
+    assert (told.data_parallel_shard_degree > 1) == (ways.zero >= 2 and ways.data > 1)
     if head == "lm_head":  # of the older one tensor ranks always divide tokens too
         assert told.enable_sequence_parallel == (ways.sequence_parallel or ways.tensor == 1)
     if ways.pipeline > 1:
@@ -280,6 +310,8 @@ def test_deepspeed_reads_what_it_is_told(ways: ParallelDegrees, monkeypatch: pyt
     settings = json.loads(told.text)
     assert settings["gradient_accumulation_steps"] * settings["train_micro_batch_size_per_gpu"] * ways.data == 48
     assert settings.get("tensor_parallel", {"autotp_size": 1})["autotp_size"] == ways.tensor
+    assert settings.get("sequence_parallel_size", 1) == ways.context
+    assert any("UlyssesSPAttentionHF" in text for text in told.missing) == (ways.context > 1)
     assert words(told.script, "${PROGRAM:-train.py}") == ["--deepspeed", "--deepspeed_config", "deepspeed.json"]
     reason = "deepspeed is not installed (it parses settings without a GPU: DS_BUILD_OPS=0 pip install deepspeed)"
     config = pytest.importorskip("deepspeed.runtime.config", reason=reason)
@@ -287,7 +319,7 @@ def test_deepspeed_reads_what_it_is_told(ways: ParallelDegrees, monkeypatch: pyt
     ranks = SimpleNamespace(get_data_parallel_world_size=lambda: ways.data)
     found = config.DeepSpeedConfig(settings, mpu=ranks)
     assert (found.train_batch_size, found.gradient_accumulation_steps) == (48, ways.micro_batches(48))
-    assert int(found.zero_config.stage) == (ways.zero if ways.data > 1 else 1)
+    assert int(found.zero_config.stage) == (ways.zero if ways.copies > 1 else 1)
     assert found.grad_accum_dtype == "fp32"
 
 
@@ -302,6 +334,8 @@ def test_accelerate_reads_what_it_is_told(ways: ParallelDegrees, tmp_path: Path)
     assert (found.num_processes, found.mixed_precision) == (ways.devices, "bf16")
     assert found.fsdp_config.get("fsdp_reshard_after_forward") == {0: None, 2: False, 3: True}[ways.zero]
     sizes = found.parallelism_config
+    assert sizes.pop("parallelism_config_cp_comm_strategy", None) == ("alltoall" if ways.context > 1 else None)
+    assert any("maybe_context_parallel" in text for text in told.missing) == (ways.context > 1)
     degrees = pytest.importorskip("accelerate.parallelism_config").ParallelismConfig(
         **{name.removeprefix("parallelism_config_"): size for name, size in sizes.items()}
     )
@@ -316,6 +350,9 @@ def test_a_way_is_told_whole_or_refused(name: str, version: str, ways: ParallelD
     said = " ".join(launcher.refusals(job))
     no_stages = name in ("deepspeed", "accelerate")
     whole = {"torchtitan 0.2": ways.zero < 2, "accelerate": ways.zero < 2}
+    slices = name in ("torchtitan", "accelerate") and ways.context > 1 and ways.zero < 2
+    exchange = ways.context_exchange
+    known = EXCHANGES.get(f"{name} {version}", EXCHANGES.get(name, (ContextExchange.RING, ContextExchange.ALL_TO_ALL)))
     expected = {
         f"{ways.pipeline} stages: it has one": no_stages and ways.pipeline > 1,
         "schedule gpipe": name.startswith("megatron") and ways.schedule == "gpipe",
@@ -325,7 +362,13 @@ def test_a_way_is_told_whole_or_refused(name: str, version: str, ways: ParallelD
         "recomputation selective": name in ("torchtitan", "accelerate") and ways.recompute is Recompute.SELECTIVE,
         "with sequence": no_stages and ways.sequence_parallel,
         "without sequence": version == "0.2" and ways.tensor > 1 and not ways.sequence_parallel,
-        "whole weights": whole.get(f"{name} {version}", whole.get(name, False)) and ways.devices > ways.data,
+        "whole weights": slices
+        or (whole.get(f"{name} {version}", whole.get(name, False)) and ways.devices > ways.copies),
+        f"{ways.context} ranks that share the tokens of a sample by {exchange.value}: it has": ways.context > 1
+        and exchange not in known,
+        "ranks that share the tokens of a sample beside 2 tensor ranks": name == "deepspeed"
+        and ways.context > 1
+        and ways.tensor > 1,
     }
     assert {text: text in said for text in expected} == expected
     if said:
@@ -354,6 +397,47 @@ def test_sums_in_half_precision_and_other_dtypes_are_told_or_refused(name: str, 
     for dtype, refused in {"float16": {"torchtitan"}, "float32": {"megatron-bridge"}}.items():
         said = list(launcher.refusals(job_of(SLICED, dtype=dtype)))
         assert bool(said) == (name in refused)
+
+
+@pytest.mark.parametrize(("name", "version"), EVERY)
+def test_products_in_8_bits_are_told_or_refused(name: str, version: str) -> None:
+    launcher = launcher_of(name, version)
+    job = job_of(ParallelDegrees(data=4, micro_batch=2, zero=3, precision=Precision.FP8))
+    told = {
+        "megatron 0.20": "--fp8-format hybrid --fp8-recipe tensorwise",
+        "torchtitan 2026-08": "--compile.enable",
+        "torchtitan 0.2": "--model.converters quantize.linear.float8",
+    }
+    said = told.get(f"{name} {version}")
+    assert ("precision fp8" in launcher.refusals(job)) == (said is None)
+    if said is not None:
+        files = written(launcher, job, "x")
+        assert said in files.text
+        assert any("Float8LinearConverter" in text for text in files.missing) == (version == "2026-08")
+
+
+@pytest.mark.parametrize(("name", "version"), EVERY)
+def test_what_is_in_the_hosts_memory_is_told_or_refused(name: str, version: str) -> None:
+    launcher = launcher_of(name, version)
+    state = ParallelDegrees(data=4, micro_batch=2, zero=1, offload=Offload.OPTIMIZER)
+    kept = ParallelDegrees(data=4, micro_batch=2, zero=3, offload=Offload.ACTIVATIONS)
+    told = {
+        ("megatron", state): "--optimizer-cpu-offload --optimizer-offload-fraction 1.0",
+        ("megatron", kept): "--cpu-offloading-num-layers 31",
+        ("deepspeed", state): '"device": "cpu"',
+    }
+    for ways in (state, kept):
+        said = told.get((name, ways))
+        refusals = " ".join(launcher.refusals(job_of(ways)))
+        assert (f"{ways.offload.value} in the host's memory" in refusals) == (said is None)
+        if said is not None:
+            assert said in written(launcher, job_of(ways), "x").text
+    if name == "megatron":
+        for ways, why in (
+            (replace(state, zero=3), "the optimiser in the host's memory beside ZeRO-3"),
+            (replace(kept, pipeline=2, zero=1), "activations in the host's memory beside 2 stages"),
+        ):
+            assert why in list(launcher.refusals(job_of(ways)))
 
 
 def test_what_is_left_to_the_users_code_is_said() -> None:

@@ -14,11 +14,20 @@ from planner.extras.kernels.estimates import TABLE, Estimate
 from planner.extras.kernels.links import AlphaBeta
 from planner.extras.transformers.cluster import GpuCluster, named_cluster
 from planner.extras.transformers.fits import changes, least
+from planner.extras.transformers.host import HOSTS
 from planner.extras.transformers.memory import memory_of, stage_memory
 from planner.extras.transformers.passes import Cost, Layers, Pass, Timed
 from planner.extras.transformers.pools import GpuPool, Pools
 from planner.extras.transformers.search import search
-from planner.extras.transformers.shape import ParallelDegrees, Recompute, Sends, Transformer, named_transformer
+from planner.extras.transformers.shape import (
+    ContextExchange,
+    Offload,
+    ParallelDegrees,
+    Recompute,
+    Sends,
+    Transformer,
+    named_transformer,
+)
 from planner.extras.transformers.space import DegreesSpace
 from planner.extras.transformers.step import hops_of, predict
 from planner.ir.errors import InfeasibleError, UsageError
@@ -34,7 +43,16 @@ ROUTED = replace(
     parameters_tied=False,
 )  # fmt: skip
 
-A100, V100, T4 = map(named_cluster, ("a100-dgx", "p3.2xlarge", "g4dn.12xlarge"))
+LONG = replace(
+    FEW, layers=3, vocab=4096, seq=4096, kv_heads=4, gated=True, rotary=True, fused_attention=True, dropout=False,
+    parameters_tied=False,
+)  # fmt: skip
+"""Of which ranks may share the tokens of a sample."""
+
+A100, H100, V100, T4 = map(named_cluster, ("a100-dgx", "h100-dgx", "p3.2xlarge", "g4dn.12xlarge"))
+
+ON_HOST = replace(A100, memory_bytes=2.4 * 2**30, host=replace(HOSTS["a100-dgx"], memory_bytes=4 * 2**30))
+"""Hosts that keep 0.4 GiB for each device: not all that these would have there."""
 
 
 def compositions(blocks: int, stages: int) -> Iterator[tuple[int, ...]]:
@@ -69,6 +87,11 @@ def enumerated(
         (replace(FEW, layers=4), T4, 6, 6, DegreesSpace(base=ParallelDegrees(sends=Sends.OVERLAPPED))),
         (FEW, V100, 3, 12, DegreesSpace(base=ParallelDegrees(overlap_gradients=True, sends=Sends.BLOCKING))),
         (ROUTED, A100, 5, 8, DegreesSpace(recompute=(Recompute.NONE,))),
+        (LONG, A100, 5, 4, DegreesSpace(zero=(0, 1))),
+        (LONG, replace(V100, memory_bytes=2.4 * 2**30), 4, 1, DegreesSpace()),
+        (FEW, ON_HOST, 4, 8, DegreesSpace(base=ParallelDegrees(offload=Offload.OPTIMIZER))),
+        (FEW, ON_HOST, 4, 8, DegreesSpace(base=ParallelDegrees(offload=Offload.ACTIVATIONS), zero=(0, 1))),
+        (replace(ROUTED, fused_attention=True, seq=256), T4, 4, 2, DegreesSpace(zero=(0, 3), micro_batch=(1,))),
     ],
 )
 def test_the_search_equals_exhaustive_enumeration(
@@ -82,6 +105,46 @@ def test_the_search_equals_exhaustive_enumeration(
     assert fits(shape, cluster, found.best.ways, batch)
     used = {ways.devices for ways in every}
     assert min(used) < devices  # some of them leave devices idle
+
+
+def test_the_space_has_every_way_to_share_the_tokens_of_a_sample() -> None:
+    """Written out, without the space: all degrees that are powers of two, all exchanges, where the network divides."""
+    powers = (1, 2, 4, 8)
+    every = set()
+    for tensor, context, data, pipeline in itertools.product(powers, powers, (1, 2), (1, 2, 3)):
+        for exchange in (ContextExchange.RING, ContextExchange.ALL_TO_ALL)[: 1 if context == 1 else 2]:
+            ways = ParallelDegrees(tensor, pipeline, data, context=context, context_exchange=exchange)
+            if ways.devices <= 8 and divides(ways, LONG):
+                every.add(ways)
+    space = DegreesSpace(
+        micro_batch=(1,), zero=(0,), interleave=(1,), sequence_parallel=(False,), recompute=(Recompute.NONE,)
+    )
+    assert {replace(ways, blocks=()) for ways in enumerated(LONG, A100, 8, 2, space)} == every
+    assert {ways.context for ways in every} == {1, 2, 4, 8}
+    assert {ways.context_exchange for ways in every} == {ContextExchange.RING, ContextExchange.ALL_TO_ALL}
+
+
+def divides(ways: ParallelDegrees, shape: Transformer) -> bool:
+    try:
+        ways.check(shape)
+    except UsageError:
+        return False
+    return True
+
+
+def test_long_samples_are_shared_where_their_memory_does_not_fit_otherwise() -> None:
+    long = replace(named_transformer("llama3-8b"), seq=131072)
+    space = DegreesSpace(recompute=(Recompute.NONE, Recompute.FULL))
+    found = search(long, H100, 64, 16, space, gap=0.02, rivals=0).best
+    assert found.ways.context > 1
+    assert found.prediction.memory.total <= H100.usable_bytes
+    alone = replace(space, context=(1,))
+    kept = replace(alone, recompute=(Recompute.NONE,), pipeline=(1,))
+    with pytest.raises(InfeasibleError) as told:
+        search(long, H100, 64, 16, kept, rivals=0)
+    assert any(remedy.startswith("--context ") for remedy in told.value.remedies)
+    other = search(long, H100, 64, 16, alone, gap=0.02, rivals=0).best
+    assert found.prediction.step.seconds < 0.98 * other.prediction.step.seconds
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -149,6 +212,21 @@ def test_what_cannot_be_is_said() -> None:
         search(SMALL, A100, 8, 8, DegreesSpace(tensor=(3,)))
 
 
+@pytest.mark.parametrize(("what", "gib"), [(Offload.OPTIMIZER, 4), (Offload.ACTIVATIONS, 0.3)])
+def test_what_is_on_the_host_has_room_there(what: Offload, gib: float) -> None:
+    host = replace(HOSTS["a100-dgx"], memory_bytes=gib * 2**30)
+    space = DegreesSpace(base=ParallelDegrees(offload=what))
+    wide = set(enumerated(FEW, A100, 4, 8, space))
+    narrow = set(enumerated(FEW, replace(A100, host=host), 4, 8, space))
+    assert narrow < wide
+    for ways in narrow:
+        even = replace(ways, blocks=())
+        held = (stage_memory(FEW, even, stage, ways.micro_batches(8)).host for stage in range(ways.pipeline))
+        assert max(held) <= host.room_bytes(8)
+    with pytest.raises(UsageError, match=r"nothing says how much the hosts of p3.2xlarge keep"):
+        search(FEW, V100, 1, 8, space)
+
+
 @pytest.mark.parametrize(
     ("shape", "space"),
     [
@@ -156,6 +234,7 @@ def test_what_cannot_be_is_said() -> None:
         (ROUTED, DegreesSpace(zero=(0, 1))),
         (replace(FEW, fused_attention=True), DegreesSpace(tensor=(1,), recompute=(Recompute.NONE,), zero=(3, 2))),
         (ROUTED, DegreesSpace(pipeline=(3,))),
+        (LONG, DegreesSpace(zero=(0, 2))),
     ],
 )
 def test_the_way_that_holds_least_is_the_least_of_all(shape: Transformer, space: DegreesSpace) -> None:
@@ -173,11 +252,11 @@ def test_each_change_that_is_told_makes_it_fit_and_is_no_longer_than_need_be() -
     shape = named_transformer("llama3-8b")
     space = DegreesSpace(tensor=(1,), pipeline=(1,), zero=(0,), recompute=(Recompute.NONE,))
     told = changes(shape, A100, 8, 8, space)
-    assert {change.opened for change in told} == {("tensor",), ("pipeline",), ("zero",)}
+    assert {change.opened for change in told} == {("tensor",), ("pipeline",), ("zero",), ("offload",)}
     for change in told:
         assert search(change.shape, A100, change.devices, 8, change.space, gap=0.5, rivals=0).best.ways
     few = replace(A100, memory_bytes=24 * 2**30)
-    (more,) = changes(shape, few, 4, 4, DegreesSpace())
+    (more,) = changes(shape, replace(few, host=None), 4, 4, DegreesSpace())
     assert more.devices == 8
     assert more.options(shape, 4) == "--gpus 8"
     long = replace(shape, seq=2**17)

@@ -13,10 +13,13 @@ import pytest
 from planner.costs.memory.memory_bound import kept_by
 from planner.extras.kernels.estimates import TABLE, Estimate
 from planner.extras.kernels.links import AlphaBeta
+from planner.extras.kernels.models import AttentionShape
 from planner.extras.transformers import pipeline
 from planner.extras.transformers.cluster import TAKEN_ACROSS, TAKEN_WITHIN, GpuCluster, named_cluster
+from planner.extras.transformers.host import COPIED, COPIES, UPDATE, UPDATED, HostSide
 from planner.extras.transformers.layers import (
     ATTENTION,
+    CONTEXT_EXCHANGE,
     EXCHANGE,
     EXPERT_EXCHANGE,
     LAUNCH_S,
@@ -35,7 +38,17 @@ from planner.extras.transformers.memory import (
 )
 from planner.extras.transformers.passes import HOST, Cost
 from planner.extras.transformers.pipeline import Chunks, chunked, even_s, label_of, longer
-from planner.extras.transformers.shape import Fusion, ParallelDegrees, Recompute, Sends, Transformer, named_transformer
+from planner.extras.transformers.shape import (
+    ContextExchange,
+    Fusion,
+    Offload,
+    ParallelDegrees,
+    Precision,
+    Recompute,
+    Sends,
+    Transformer,
+    named_transformer,
+)
 from planner.extras.transformers.step import BUBBLE, GRADIENTS, hops_of, least_s, predict
 from planner.ir.errors import UsageError
 from planner.solvers.best_first.recurrence import LaidOutStages
@@ -50,6 +63,10 @@ FINE = replace(
     ffn_bias=False, layer_norm=False, parameters_tied=False,
 )  # fmt: skip
 """Latent attention and experts, which are 128 tokens each of two samples: a tile."""
+
+
+LONG = replace(SHARED, fused_attention=True, parameters_tied=False)
+"""With a kernel of its own for attention, so that ranks may share the tokens of a sample."""
 
 
 def fine_attention(hidden: int = 64) -> int:
@@ -69,6 +86,20 @@ class Counting:
     def memory_bound(self, num_bytes: float, launches: int = 1, kind: str = "elementwise") -> Estimate:
         return exact(num_bytes)
 
+    def attention(self, shape: AttentionShape, fused: bool) -> Estimate:
+        pairs = shape.queries * shape.keys * (0.5 if shape.causal else 1)
+        return exact(4.0 * shape.batch * shape.heads * pairs * shape.head_size)
+
+    def attention_backward(self, shape: AttentionShape, fused: bool) -> Estimate:
+        return self.attention(shape, fused) * 2.5
+
+
+class Halved(Counting):
+    """Products that take half a second for each operation."""
+
+    def gemm(self, m: int, n: int, k: int, batch: int = 1) -> Estimate:
+        return exact(1.0 * m * n * k * batch)
+
 
 def exact(seconds: float) -> Estimate:
     return Estimate(seconds, seconds, seconds, TABLE)
@@ -81,6 +112,10 @@ class Counted(GpuCluster):
     @property
     def kernels(self) -> Any:
         return Counting()
+
+    @property
+    def eight_bit(self) -> Any:
+        return Halved()
 
     def exchange(self, name: str, num_bytes: float, members: int, stride: int = 1) -> Estimate:
         return exact((2 if name == "all_reduce" else 1) * (members - 1) / members * num_bytes)
@@ -157,6 +192,84 @@ def test_expert_ranks_send_each_token_to_its_experts_and_multiply_more_tokens_by
     assert spent(four.forward, PRODUCTS) < 0.5 * spent(alone.forward, PRODUCTS)
 
 
+@pytest.mark.parametrize(("shape", "tensor"), [(TINY, 2), (SHARED, 1), (FINE, 1)])
+def test_products_of_blocks_in_8_bits_take_half_and_their_operands_are_made_so(shape: Transformer, tensor: int) -> None:
+    """Each is read for its largest number, read, and written twice: 6 bytes; head and router stay as they are."""
+    half, eight = (
+        layers_for(shape, COUNTED, ParallelDegrees(tensor, micro_batch=2, precision=precision))
+        for precision in Precision
+    )
+    tokens = 2 * shape.seq
+    router = 2 * tokens * shape.hidden * shape.experts
+    for times, whole, narrow in (
+        (1, half.block.forward, eight.block.forward),
+        (2, half.block.backward, eight.block.backward),
+    ):
+        assert spent(narrow, PRODUCTS) - times * router == (spent(whole, PRODUCTS) - times * router) / 2
+        assert spent(narrow, ATTENTION) == spent(whole, ATTENTION)
+    assert eight.head.forward.seconds - half.head.forward.seconds == (
+        shape.mtp * (eight.block.forward.seconds - half.block.forward.seconds)
+    )
+    if shape is SHARED:
+        products = [(64, 128), (64, 64), (64, 512), (256, 64)]  # 8 heads and twice 4 of 8; a gate
+        operands = sum(tokens * inputs + inputs * outputs for inputs, outputs in products)
+        assert spent(eight.block.forward, MEMORY) - spent(half.block.forward, MEMORY) == 6 * operands
+        gradients = sum(tokens * outputs for _, outputs in products)
+        assert spent(eight.block.backward, MEMORY) - spent(half.block.backward, MEMORY) == 6 * gradients
+
+
+def test_8_bits_are_quicker_by_less_than_half_and_keep_weights_of_blocks_twice_more() -> None:
+    llama = named_transformer("llama3-8b")
+    half, eight = (ParallelDegrees(data=8, zero=1, precision=precision) for precision in Precision)
+    whole, narrow = (predict(llama, H100, ways, 8).step.seconds for ways in (half, eight))
+    assert 0.5 < narrow / whole < 0.95
+    held, more = (memory_of(llama, ways, 1) for ways in (half, eight))
+    assert more.weights - held.weights == 2 * llama.layers * llama.block_parameters
+    assert (more.gradients, more.optimiser, more.activations) == (held.gradients, held.optimiser, held.activations)
+    assert "fp8" in str(eight)
+    assert "fp8" not in str(half)
+
+
+def test_an_optimiser_on_the_host_takes_the_longest_of_its_copies_and_its_step() -> None:
+    """Ren et al. 2021, section 4.1: 4 bytes a weight there and back with gradients of 2; Adam in the host's memory."""
+    llama = named_transformer("llama3-8b")
+    ways = ParallelDegrees(data=8, zero=1, offload=Offload.OPTIMIZER, fp32_gradients=False)
+    weights = llama.parameters / 8
+    for link, rate in (("PCIe-4-x16", 31.5e9), ("Ethernet-10G", 1.25e9)):
+        host = HostSide(link, 1e15, 8e11, "a test")
+        found = predict(llama, replace(A100, host=host), ways, 8)
+        copy_s = 2 * weights / (COPIED * rate)
+        adam_s = (2 * 12 + 2 + 2) * weights / (UPDATED * 1e11)
+        assert found.parts[UPDATE] == pytest.approx(max(copy_s, adam_s))
+    here, there = (
+        stage_memory(llama, replace(ways, offload=offload), 0, 1) for offload in (Offload.NONE, ways.offload)
+    )
+    assert (there.optimiser, there.gradients, there.weights) == (0.0, here.gradients, here.weights)
+    assert there.host == pytest.approx((12 + 2 + 2) * weights)
+    assert there.total == pytest.approx(here.total - 12 * weights)
+
+
+@pytest.mark.parametrize("link", ["NVLink-4", "PCIe-5-x16"])
+def test_activations_go_to_the_host_beside_the_passes_that_hide_them(link: str) -> None:
+    """Of three stages the first has three micro-batches in flight; two blocks stay, that computed and the next."""
+    llama = replace(named_transformer("llama3-8b"), layers=12)
+    host = HostSide(link, 1e15, 1e12, "a test")
+    cluster = replace(H100, host=host)
+    ways = ParallelDegrees(pipeline=3, offload=Offload.ACTIVATIONS)
+    alone, beside = (
+        layers_for(llama, cluster, replace(ways, offload=what)).block for what in (Offload.NONE, ways.offload)
+    )
+    block = block_bytes(llama, ways)
+    copy_s = host.copied(block).seconds
+    for one, other in ((alone.forward, beside.forward), (alone.backward, beside.backward)):
+        assert spent(other, COPIES) == pytest.approx(max(0.0, copy_s - one.seconds))
+        assert (spent(other, COPIES) > 0) == (link == "PCIe-5-x16")
+    here, there = (stage_memory(llama, replace(ways, offload=what), 0, 8) for what in (Offload.NONE, ways.offload))
+    assert here.activations == 3 * 4 * block
+    assert (there.activations, there.host) == (2 * block, 3 * 4 * block)
+    assert (there.state, there.working) == (here.state, here.working)
+
+
 def test_a_window_shortens_attention_in_the_blocks_that_have_one() -> None:
     """With half of the tokens in sight: three quarters of all pairs before a token."""
     shape = replace(named_transformer("mistral-7b"), window=0, windowed=0)
@@ -167,6 +280,80 @@ def test_a_window_shortens_attention_in_the_blocks_that_have_one() -> None:
     assert every == pytest.approx(0.75 * whole, rel=0.1)
     assert some == pytest.approx((whole + every) / 2)
     assert replace(shape, window=shape.seq // 2, windowed=32).step_flop(1) < shape.step_flop(1)
+
+
+@pytest.mark.parametrize("exchange", ContextExchange)
+@pytest.mark.parametrize(("tensor", "context"), [(1, 2), (1, 4), (2, 2)])
+def test_ranks_that_share_tokens_divide_all_products_and_pairs(
+    exchange: ContextExchange, tensor: int, context: int
+) -> None:
+    """Of causal attention too: halves of a ring are as much work on each rank (LONG's keys divide by all ranks)."""
+    plain, cut = (
+        layers_for(LONG, COUNTED, ParallelDegrees(tensor, micro_batch=2, context=ranks, context_exchange=exchange))
+        for ranks in (1, context)
+    )
+    for one, other in ((plain.block, cut.block), (plain.head, cut.head)):
+        for whole, part in ((one.forward, other.forward), (one.backward, other.backward)):
+            for what in (PRODUCTS, ATTENTION):
+                assert context * spent(part, what) == spent(whole, what)
+    assert context * spent(cut.embedding.forward, MEMORY) == spent(plain.embedding.forward, MEMORY)
+
+
+@pytest.mark.parametrize("context", [2, 4])
+def test_an_all_to_all_sends_what_ulysses_sends(context: int) -> None:
+    """Jacobs et al. 2023, section 3.2: of N tokens, h features and P ranks 4 N h / P a rank, each way."""
+    shape = replace(LONG, kv_heads=8)
+    ways = ParallelDegrees(context=context, context_exchange=ContextExchange.ALL_TO_ALL)
+    block = layers_for(shape, COUNTED, ways).block
+    sent = 2 * 4 * shape.seq * shape.hidden / context * (context - 1) / context
+    assert spent(block.forward, CONTEXT_EXCHANGE) == spent(block.backward, CONTEXT_EXCHANGE) == sent
+    shared = layers_for(LONG, COUNTED, ways).block  # half as many keys and values
+    assert spent(shared.forward, CONTEXT_EXCHANGE) == 0.75 * sent
+
+
+@pytest.mark.parametrize("context", [2, 4])
+def test_a_ring_hides_its_hops_behind_attention_where_parts_are_long_enough(context: int) -> None:
+    """Liu et al. 2023, section 3: a part of n tokens hides a hop if its pairs take as long as its keys and values.
+
+    Here each rank sees half of another's keys: 2 n n h operations beside 4 n h bytes, so that n = 2 hides them.
+    Backward there are 2.5 times as many beside twice as much, and the gradients' way home, which nothing hides.
+    """
+    shape = replace(LONG, kv_heads=8)
+    part = shape.seq // context
+    keys_values = 2 * 2 * part * shape.hidden
+    pairs = 2 * part * part * shape.hidden
+    ways = ParallelDegrees(context=context)
+    hidden = layers_for(shape, COUNTED, ways).block
+    assert spent(hidden.forward, CONTEXT_EXCHANGE) == 0
+    assert spent(hidden.backward, CONTEXT_EXCHANGE) == keys_values
+    rate = 1 / 100
+    slow = layers_for(shape, replace(COUNTED, within=AlphaBeta(0, rate)), ways).block
+    hops = context - 1
+    assert spent(slow.forward, CONTEXT_EXCHANGE) == pytest.approx(hops * (keys_values / rate - pairs))
+    back = hops * (2 * keys_values / rate - 2.5 * pairs) + keys_values / rate
+    assert spent(slow.backward, CONTEXT_EXCHANGE) == pytest.approx(back)
+    alone = layers_for(shape, COUNTED, ParallelDegrees()).block.forward
+    sums = hops * (2 + 4 + 4) * part * shape.hidden
+    assert context * (spent(hidden.forward, MEMORY) - sums) == pytest.approx(spent(alone, MEMORY))
+
+
+def test_a_ring_over_hosts_takes_the_cards_that_its_neighbours_share() -> None:
+    cluster = replace(COUNTED, across=AlphaBeta(0, 2.0), of_network=1.0)
+    shape = replace(LONG, heads=16, kv_heads=16, head_size=4, value_size=4, seq=64)
+    waits = {}
+    for tensor, context in ((8, 2), (4, 2)):
+        ways = ParallelDegrees(tensor, context=context)
+        waits[tensor] = spent(layers_for(shape, cluster, ways).block.backward, CONTEXT_EXCHANGE)
+    keys_values = 2 * 2 * shape.seq / 2 * shape.hidden
+    assert waits[8] == keys_values / 8 * 4  # eight ranks a host, each with an eighth of two bytes a second
+    assert waits[4] == keys_values / 4  # within the host: a byte a second each
+
+
+def test_gathered_keys_are_waited_for_and_their_gradients_scattered() -> None:
+    ways = ParallelDegrees(context=4, context_exchange=ContextExchange.ALL_GATHER)
+    block = layers_for(LONG, COUNTED, ways).block
+    gathered = 3 / 4 * 2 * LONG.seq * 2 * LONG.kv_heads * LONG.head_size
+    assert spent(block.forward, CONTEXT_EXCHANGE) == spent(block.backward, CONTEXT_EXCHANGE) == gathered
 
 
 def test_sequence_parallelism_sends_as_much_forward_and_moves_less() -> None:
@@ -240,7 +427,7 @@ def test_beyond_a_pair_that_nvlink_joins_the_slower_link_counts() -> None:
     assert pairs.send(size, stride=2).seconds > 4 * whole.send(size, stride=2).seconds
 
 
-A100 = named_cluster("a100-dgx")
+A100, H100 = map(named_cluster, ("a100-dgx", "h100-dgx"))
 
 SMALL = named_transformer("gpt2-345m")
 
@@ -301,6 +488,19 @@ def test_replicas_sum_their_gradients_over_the_ring_of_their_tensor_rank() -> No
     assert halves.parts[GRADIENTS] < found.parts[GRADIENTS]
 
 
+def test_gradients_are_summed_over_replicas_and_the_ranks_that_share_their_tokens() -> None:
+    llama = named_transformer("llama3-8b")
+    ways = ParallelDegrees(2, data=2, context=4, overlap_gradients=False)
+    found = predict(llama, A100, ways, 8)
+    num_bytes = 4 * stage_parameters(llama, ways, 0)
+    assert ways.devices == 16
+    assert found.parts[GRADIENTS] == pytest.approx(A100.exchange("all_reduce", num_bytes, 8, stride=2).seconds)
+    assert found.micro_batches == 4
+    cut = replace(ways, pipeline=2, tensor=1, context=2)
+    (message,) = hops_of(llama, A100, cut)
+    assert message == A100.send(2 * llama.seq / 2 * llama.hidden, 1)
+
+
 def test_messages_within_a_host_are_not_those_across() -> None:
     """Two stages of four ranks on each host of eight: the second boundary is between hosts."""
     cut = ParallelDegrees(4, 4, sequence_parallel=True)
@@ -317,6 +517,12 @@ def test_messages_within_a_host_are_not_those_across() -> None:
     [
         (ParallelDegrees(tensor=3), "16 heads do not divide by --tensor 3"),
         (ParallelDegrees(data=2, expert=2), "0 experts do not divide by expert degree 2"),
+        (ParallelDegrees(context=3), "1024 tokens do not divide by 2 x --context 3"),
+        (ParallelDegrees(context=2), "gpt2-345m: context 2 by ring"),
+        (
+            ParallelDegrees(recompute=Recompute.FULL, offload=Offload.ACTIVATIONS),
+            "full recomputation beside activations",
+        ),
         (ParallelDegrees(data=3), "a global batch of 16 is not divided by 3 replicas x 1 samples"),
         (ParallelDegrees(pipeline=8, interleave=4), "24 blocks are fewer than 8 stages x 4 chunks"),
         (ParallelDegrees(pipeline=2, blocks=(12, 11)), "2 chunks of 23 blocks for 2 chunks of 24 blocks"),
@@ -340,6 +546,39 @@ def test_a_block_keeps_what_korthikanti_et_al_say(name: str, tensor: int) -> Non
     assert block_bytes(shape, cut) == pytest.approx(unit * (34 + scores) / tensor)
     assert block_bytes(shape, replace(cut, recompute=Recompute.SELECTIVE)) == pytest.approx(unit * 34 / tensor)
     assert block_bytes(shape, replace(ways, recompute=Recompute.FULL)) == 2 * unit
+
+
+def test_ways_to_exchange_keys_that_a_network_has_not_are_refused_with_those_that_it_has() -> None:
+    llama = named_transformer("llama3-8b")
+    with pytest.raises(UsageError, match="by all-to-all") as told:
+        ParallelDegrees(4, context=4, context_exchange=ContextExchange.ALL_TO_ALL).check(llama)
+    assert told.value.details == ("8 key heads do not divide by 4 context x 4 tensor ranks",)
+    assert told.value.remedies == ("by ring", "by all-gather")
+    with pytest.raises(UsageError, match="by ring") as told:
+        ParallelDegrees(context=2).check(named_transformer("mistral-7b"))
+    assert "32 blocks have windows of 4096 tokens" in told.value.details[0]
+    ParallelDegrees(2, context=4, context_exchange=ContextExchange.ALL_TO_ALL).check(llama)
+
+
+@pytest.mark.parametrize(("tensor", "context"), [(1, 4), (8, 2)])
+def test_ranks_that_share_tokens_keep_their_own_and_what_they_exchange(tensor: int, context: int) -> None:
+    """Korthikanti et al. 2022, section 4, by context: s b h 34 / (t c) of a block whose scores are never kept."""
+    shape = replace(named_transformer("gpt3-175b"), fused_attention=True)
+    token = shape.seq // context * shape.hidden  # numbers of a rank's tokens
+    ring = ParallelDegrees(tensor, sequence_parallel=True, context=context)
+    assert block_bytes(shape, ring) == pytest.approx(34 * token / tensor)
+    assert block_bytes(shape, replace(ring, recompute=Recompute.FULL)) == 2 * token
+    heads = replace(ring, context_exchange=ContextExchange.ALL_TO_ALL)
+    assert block_bytes(shape, heads) == pytest.approx((34 + 2) * token / tensor)
+    gathered = replace(ring, context_exchange=ContextExchange.ALL_GATHER)
+    assert block_bytes(shape, gathered) == pytest.approx((34 + (context - 1) * 4) * token / tensor)
+    many, few = (stage_memory(shape, replace(ring, zero=3, data=4 // ranks, context=ranks), 0, 1) for ranks in (1, 4))
+    assert many.state == few.state  # slices are of replicas and of ranks that share tokens alike
+    held = memory_of(shape, replace(ring, recompute=Recompute.FULL), 1)
+    whole = memory_of(replace(shape, seq=shape.seq // context), replace(ring, context=1, recompute=Recompute.FULL), 1)
+    passing = 4 * 2 * 2 * token / tensor
+    assert held.activations == pytest.approx(whole.activations)
+    assert held.working == pytest.approx(max(whole.working, block_bytes(shape, ring) + passing))
 
 
 @pytest.mark.parametrize("tensor", [1, 4])
