@@ -73,7 +73,8 @@ def together(
         context = RankContext(plan.decision, optimizer, model=captured, module=twin.module, transport=end, **own)
         context.activity = rank_heartbeat.activity
         rank = Rank(plan, context)
-        rank.model, rank.engine = twin, Engine(context)
+        rank.model = twin
+        rank.engine = Engine(context)
         rank._stack.callback(end.close)
         with rank_heartbeat, Execution(rank) as execution:
             return do(execution)

@@ -18,7 +18,8 @@ from runtime.numerics.compare import (
 )
 from runtime.numerics.difference import Difference
 
-EXACT, SINGLE = TOLERANCES[torch.float64], TOLERANCES[torch.float32]
+EXACT = TOLERANCES[torch.float64]
+SINGLE = TOLERANCES[torch.float32]
 
 
 def difference(error: float, kind: str = "gradient", name: str = "w", accepted: float = 1e-2) -> Difference:
@@ -154,7 +155,8 @@ def test_where_one_device_overflows_a_dtype_that_holds_more_is_named(dtype: str,
 
 
 def test_where_one_device_overflows_that_is_what_is_said() -> None:
-    overflowed, fine = difference(float("nan"), name="w"), difference(1e-3)
+    overflowed = difference(float("nan"), name="w")
+    fine = difference(1e-3)
     overflowed = replace(overflowed, found=float("inf"), expected=float("inf"))
     with pytest.raises(NumericsError, match="one device's own numbers are not finite") as caught:
         report([fine, overflowed], "float16")

@@ -50,8 +50,10 @@ def test_random_exchanges_equal_those_by_messages(tmp_path):
                 PeerGroup(transport, STAGES[stage]),
                 CollectivePeerGroup(collectives[stage], STAGES[stage]),
             )
-            position, moves = wires[0].position, moves_between(owned, held, wanted)
-            plain, joint = Exchange.of(wires[0], held, wanted, moves), wires[1].exchange(held, wanted, moves)
+            position = wires[0].position
+            moves = moves_between(owned, held, wanted)
+            plain = Exchange.of(wires[0], held, wanted, moves)
+            joint = wires[1].exchange(held, wanted, moves)
             mine = x[slices(held[position], whole(shape))]
             gradient = torch.randn([len(i) for i in wanted[position]], dtype=torch.float64)
             for one, other in zip(found(plain, mine, gradient), found(joint, mine, gradient), strict=True):
@@ -67,7 +69,8 @@ def test_sums_and_gathers_of_parts_of_a_stage(tmp_path):
     def program(transport):
         rank = transport.rank
         stage = open_collectives({7: (0, 1, 2, 3)}, groups=[(0, 2), (1, 3), (0, 1, 2, 3)], timeout_s=20.0)[7]
-        half, everybody = ((0, 2), (1, 3))[rank % 2], (0, 1, 2, 3)
+        half = ((0, 2), (1, 3))[rank % 2]
+        everybody = (0, 1, 2, 3)
         term = torch.full((2, 3), float(rank + 1)).t()  # not contiguous
         pending = stage.start_sum(term, half)
         whole_sum = torch.tensor([float(rank)])
