@@ -52,7 +52,9 @@ TILES: dict[str, Any] = {
     "validation_share": 0.25,
 }
 NUM_CLASSES = 8
-VOXELS, NUM_SHAPES, NUM_HELD_BACK = 3200, 512, 128
+VOXELS = 3200
+NUM_SHAPES = 512
+NUM_HELD_BACK = 128
 BATCH = 8
 SEED = 0
 BASELINES = ("one-device", "data-parallel", "sparsepipe")
@@ -264,7 +266,9 @@ def judge(task: Task, weights: Mapping[str, Tensor]) -> dict[str, Any]:
         data = classification_held_back(BATCH, (), SEED)
         table = confusion(NUM_CLASSES, answers(module, data, per_site=False))
         return {"confusion": table.tolist(), "samples": NUM_HELD_BACK}
-    data, table, drawn = tiles("validation"), torch.zeros(2, 2, dtype=torch.int64), []
+    data = tiles("validation")
+    table = torch.zeros(2, 2, dtype=torch.int64)
+    drawn = []
     for sample, (said, right) in zip(data, answers(module, data, per_site=True), strict=True):
         table += confusion(2, [(said, right)])
         count = int(sample[0][2])

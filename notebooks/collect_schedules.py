@@ -31,8 +31,11 @@ from planner.solvers.candidates.candidate import decision_of, plan_of, split_bat
 
 DATA = Path(__file__).resolve().parent / "data" / "schedules"
 OPTIONS = RunOptions(steps=14, warmup=4)
-MOST_RUNS, CALM = 4, 0.04
-GLOBAL_BATCH, MICRO_BATCH, NUM_RANKS = 16, 2, 2
+MOST_RUNS = 4
+CALM = 0.04
+GLOBAL_BATCH = 16
+MICRO_BATCH = 2
+NUM_RANKS = 2
 ARGUMENTS = {"vocabulary": 256, "width": 256, "layers": 8, "heads": 4, "context": 64}
 SHOWN = tuple(name for name in names() if traits(name).synchronous and traits(name).trains)
 

@@ -113,7 +113,8 @@ def _plain(points: Iterable[Point]) -> list[dict[str, Any]]:
 
 def _text(found: Mapping[str, Any]) -> str:
     """JSON with a line for each point."""
-    machine, data = json.dumps(found["machine"]), found["data"]
+    machine = json.dumps(found["machine"])
+    data = found["data"]
     points = ",\n".join(json.dumps(each) for each in data) if isinstance(data, list) else ""
     return f'{{"machine": {machine},\n"data": ' + (f"[\n{points}\n]" if points else json.dumps(data)) + "}\n"
 

@@ -95,7 +95,9 @@ def stamp(folder: str, *, measured: bool = True) -> None:
 
 def untrue(folder: str) -> list[str]:
     """What a folder's stamp does not say, and the command that mends it."""
-    kept, files, now = stamps()[folder], _files(folder), list(behind(folder))
+    kept = stamps()[folder]
+    files = _files(folder)
+    now = list(behind(folder))
     found = [
         f"{name}: changed since it was stamped"
         for name in sorted({*files, *kept["files"]})
@@ -117,7 +119,8 @@ def price(folder: str) -> None:
     profiles = _profiles(folder)
     for path in sorted((DATA / folder).glob("*.plan.json")):
         plan = load(path, Plan)
-        profile, measured = profiles[plan.inputs.profile_fingerprint], plan.measured
+        profile = profiles[plan.inputs.profile_fingerprint]
+        measured = plan.measured
         prediction, _ = predict_again(plan, profile)
         if measured is not None:
             measured = replace(measured, error=measured.step_s / prediction.step_s - 1)

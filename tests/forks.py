@@ -67,7 +67,8 @@ def outcomes(
         os._exit(0)  # not pytest's own clean-up
 
     context = multiprocessing.get_context("fork")  # programs are closures, and importing torch anew takes seconds
-    channels, processes = [], []
+    channels = []
+    processes = []
     for rank in range(count):
         mine, theirs = context.Pipe(duplex=False)
         channels.append(mine)

@@ -17,7 +17,9 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.norm, self.last = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)
+        self.first = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.last = nn.Linear(4, 4)
         self.last.weight = self.first.weight
         self.register_buffer("table", torch.arange(4.0), persistent=False)
 
@@ -46,7 +48,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[LoadedModel]:
 
 
 def test_a_model_that_is_alike_gets_a_graph_of_its_own_module(asked: list[LoadedModel]) -> None:
-    first, second = net(), net()
+    first = net()
+    second = net()
     loss = captures.capture(first).graph_module(6, *first.inputs, *first.targets)
     loss.backward()
     with torch.no_grad():

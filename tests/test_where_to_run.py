@@ -23,7 +23,8 @@ from tests.halopipe.plans import mined, plan_of
 
 HOME = Path(__file__).resolve().parent.parent
 PAGE = (HOME / "docs" / "where_to_run.md").read_text("utf-8")
-MANIFEST, RAY = HOME / "docs/examples/pytorchjob.yaml", HOME / "docs/examples/ray_train.py"
+MANIFEST = HOME / "docs/examples/pytorchjob.yaml"
+RAY = HOME / "docs/examples/ray_train.py"
 
 
 def pods(job: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, str]]]:
@@ -162,7 +163,8 @@ def test_a_plan_is_trained_by_two_workers_of_ray_as_on_one_device(tmp_path: Path
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     network, (inputs, targets), loss_fn = example.perceptron()
-    optimizer, expected = torch.optim.SGD(network.parameters(), lr=0.1), []
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    expected = []
     for _ in range(example.STEPS):
         optimizer.zero_grad()
         loss = loss_fn(network(inputs), targets)

@@ -23,7 +23,7 @@ from benchmarks.house import picture
 from benchmarks.house.measures import HOME, TABLE, Walk, figures, halopipe, rows, walk, watch
 from benchmarks.report import Row, at_most, run
 from tests.planner.costs.test_one_rule import pricing_places
-from tests.test_architecture import CODE, complaints, read_sources
+from tests.test_architecture import CODE, TOP_LEVEL, complaints, read_sources
 
 NETWORK = ("profiler.models.resnet:resnet18", "--input", "8,3,32,32", "--arg", "width=16", "--arg", "num_classes=10")
 GOALS = {
@@ -45,7 +45,7 @@ SECOND_PLACES = ("planner/check", "tests/oracles")
 
 def measure(quick: bool) -> list[Row]:
     """All figures; the seconds of installation, tests and demonstration only where there is time."""
-    of_text = figures(read_sources(HOME))
+    of_text = figures(read_sources(HOME, TOP_LEVEL))
     of_core = sum(value for name, value in of_text.items() if name.endswith(" core tokens"))
     rows_of_text = [
         at_most(name, value, "", GOALS[name]) if name in GOALS else Row(name, value, "")
@@ -58,7 +58,7 @@ def measure(quick: bool) -> list[Row]:
 
 def record(why: str) -> None:
     """Put the text's figures behind :data:`TABLE`, with the day and the reason."""
-    row = {"date": f"{datetime.date.today()}", **figures(read_sources(HOME)), "why": why}
+    row = {"date": f"{datetime.date.today()}", **figures(read_sources(HOME, TOP_LEVEL)), "why": why}
     history = rows() if TABLE.exists() else []
     with TABLE.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(row), extrasaction="ignore", lineterminator="\n")  # figures come and go

@@ -21,6 +21,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 PACKAGES = ("planner", "profiler", "runtime", "cuda_ops", "halopipe")
@@ -93,18 +94,14 @@ def figures(sources: Mapping[str, str]) -> dict[str, int]:
     """What :data:`TABLE` has a column for, of the text of modules by name.
 
     Tokens of a package's core are those without its folder ``extras``; parameters count with ``self``.  Packed
-    assignments are counted in benchmarks too, all else in the packages alone.
+    assignments are counted in all modules, all else in those of the packages.
     """
     ours = {module: text for module, text in sources.items() if module.partition(".")[0] in PACKAGES}
     trees = {module: ast.parse(text) for module, text in ours.items()}
     tokens = {module: num_tokens(text, trees[module]) for module, text in ours.items()}
     nodes = [node for tree in trees.values() for node in ast.walk(tree)]
-    of_benchmarks = [
-        node
-        for module, text in sources.items()
-        if module.startswith("benchmarks.")
-        for node in ast.walk(ast.parse(text))
-    ]
+    others = (text for module, text in sources.items() if module not in ours)
+    of_others = (node for text in others for node in ast.walk(ast.parse(text)))
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     classes = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
     return {
@@ -118,7 +115,7 @@ def figures(sources: Mapping[str, str]) -> dict[str, int]:
         "vague names": sum(not VAGUE.isdisjoint(_bound(function)) for function in functions),
         "wide functions": sum(len(_parameters(function)) > MOST_PARAMETERS for function in functions),
         "functions of many names": sum(len(set(_bound(function))) > MOST_NAMES for function in functions),
-        "packed assignments": sum(is_packed(node) for node in [*nodes, *of_benchmarks]),
+        "packed assignments": sum(is_packed(node) for node in chain(nodes, of_others)),
     }
 
 

@@ -18,8 +18,10 @@ class DividedConv2d(nn.Module):
 
     def __init__(self, whole: nn.Conv2d, rows: Partition, ranks: Ranks) -> None:
         super().__init__()
-        self.ranks, self.rows = ranks, rows
-        self.stride, self.padding = whole.stride, whole.padding[1]
+        self.ranks = ranks
+        self.rows = rows
+        self.stride = whole.stride
+        self.padding = whole.padding[1]
         made, self.read = rows.windowed({2: Window(whole.kernel_size[0], whole.stride[0], whole.padding[0])})
         self.made = [box[2] for box in made.boxes]
         self.owned = {name: Partition.at(value.shape, 0, ranks.size) for name, value in whole.named_parameters()}
@@ -40,9 +42,11 @@ def main() -> None:
     ranks = Ranks()
     torch.manual_seed(0)
     whole = nn.Sequential(nn.Conv2d(3, 5, 3, padding=1), nn.ReLU(), nn.Conv2d(5, 4, 3, stride=2, padding=1)).double()
-    x, target = torch.randn(2, 3, 13, 9).double(), torch.randn(2, 4, 7, 5).double()
+    x = torch.randn(2, 3, 13, 9).double()
+    target = torch.randn(2, 4, 7, 5).double()
     cuts = {2: [0, *range(2, ranks.size + 2)]}  # the first rank has twice the rows of any other
-    inputs, between = Partition.of(x.shape, cuts), Partition.of((2, 5, 13, 9), cuts)
+    inputs = Partition.of(x.shape, cuts)
+    between = Partition.of((2, 5, 13, 9), cuts)
     divided = nn.Sequential(DividedConv2d(whole[0], inputs, ranks), nn.ReLU(), DividedConv2d(whole[2], between, ranks))
     made = divided[2].made[ranks.rank]
     optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (whole, divided)]

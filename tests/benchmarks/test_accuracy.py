@@ -91,7 +91,8 @@ def test_a_speed_up_is_over_the_turns_of_one_device_beside_the_plans() -> None:
 
 
 def test_errors_that_plans_of_a_setting_share_are_not_apart() -> None:
-    alone, shared = replace(OUTCOME, kind=ONE, predicted_s=1.2), replace(OUTCOME, kind=SHARING, predicted_s=1.2)
+    alone = replace(OUTCOME, kind=ONE, predicted_s=1.2)
+    shared = replace(OUTCOME, kind=SHARING, predicted_s=1.2)
     assert errors_apart([alone, shared]) == {(ONE, SHARING): pytest.approx(0.0)}
     assert errors_apart([alone, replace(shared, predicted_s=0.6)]) == {(ONE, SHARING): pytest.approx(math.log(2))}
     assert errors_apart([alone, replace(shared, setting="B")]) == {}
@@ -111,7 +112,8 @@ def test_a_run_that_ended_early_goes_on_after_its_last_turn(tmp_path: Path, monk
     """Whoever ends it, between any two turns; another question starts anew."""
     problem = Problem(chain_profile(6, 2), 4)
     planned = {"N1": [case(problem, name, pads=False) for name in (CHOSEN, ONE, DATA_PARALLEL)]}
-    asked, ran = accuracy.Asked(new=True, only=("N1",)), []
+    asked = accuracy.Asked(new=True, only=("N1",))
+    ran = []
 
     def run_here(plan: Plan, steps: int, warm_up: int) -> Ran:
         ran.append(plan.decision)

@@ -66,7 +66,8 @@ class Clock:
 class Wire:
     """A transport of two ranks that does whatever it is asked by one function, of the name of what is asked."""
 
-    rank, world_size = 1, 2
+    rank = 1
+    world_size = 2
 
     def __init__(self, does: object) -> None:
         self._does = does
@@ -83,7 +84,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_work_takes_the_factor_as_long_and_a_rank_that_had_no_core_is_held_the_less(clock: Clock) -> None:
-    device, wall_s = VirtualDevice(2.5), 0.0
+    device = VirtualDevice(2.5)
+    wall_s = 0.0
     for slept_s, took_s, late_s in ((0.0, 2.5, 0.0), (1.2, 2.5, 0.0), (3.0, 4.0, 1.5), (0.0, 2.5, 1.5)):
         with device.working():
             clock.work(1.0)
@@ -189,7 +191,8 @@ def test_steps_of_other_pieces_are_refused(device: SteadyDevice, rehearsed: list
 
 def test_what_ranks_do_together_amid_work_is_really_done_after_the_rehearsals_alone(device: SteadyDevice) -> None:
     done = list[str]()
-    held, tensor = HeldTransport(Wire(done.append), device), torch.ones(2)  # type: ignore[arg-type]
+    held = HeldTransport(Wire(done.append), device)
+    tensor = torch.ones(2)  # type: ignore[arg-type]
     for _ in range(REHEARSALS + 1):
         assert done == []
         device.begin_step()
@@ -265,7 +268,8 @@ def test_every_way_to_share_a_batch_computes_the_same() -> None:
         "shared": (shared, False),
         "counted": (shared, True),
     }
-    data, losses = batches(2, 4, 40, 20, 100, 60), {}
+    data = batches(2, 4, 40, 20, 100, 60)
+    losses = {}
     for name, (decision, counts) in plans.items():
         steps = network.run(Case(name, decision, None, counts), data, warm_up=1)  # type: ignore[arg-type]
         losses[name] = [each.ranks[0].loss for each in steps]
@@ -280,7 +284,8 @@ def took(seconds: float, delay: float) -> Step:
 
 
 def test_disturbed_steps_are_left_out_as_long_as_enough_are_left() -> None:
-    quiet, loud = [took(1.0, 0.0)] * 3, [took(9.0, 0.5), took(8.0, 0.4)]
+    quiet = [took(1.0, 0.0)] * 3
+    loud = [took(9.0, 0.5), took(8.0, 0.4)]
     assert undisturbed([*loud, *quiet]) == quiet
     assert undisturbed([*loud, *quiet[:2]]) == [*quiet[:2], loud[1]]
 

@@ -112,7 +112,8 @@ def test_more_devices_are_held_against_the_best_on_fewer() -> None:
 
 
 def test_networks_are_as_much_work_however_many_layers_the_same_each_time_and_planned() -> None:
-    few, many = scale.scale_profile(50, 16, 2), scale.scale_profile(1000, 16, 2)
+    few = scale.scale_profile(50, 16, 2)
+    many = scale.scale_profile(1000, 16, 2)
     assert fingerprint(few) == fingerprint(scale.scale_profile(50, 16, 2))
     kinds = [device.kind for device in few.cluster.devices]
     assert kinds == [kinds[0]] * 8 + [kinds[-1]] * 8
@@ -146,7 +147,8 @@ def test_published_runs_are_predicted_and_only_those_of_licensed_sources_ship() 
     assert rows["Sailor, GH200: mean error of memory"].holds
     assert rows["Alpa, 8 V100: mean error"].value < 5
     one = "Megatron on A100, gpt3-175B-selective"
-    step_s, measured_s = rows[f"{one}: predicted"].value, rows[f"{one}: measured"].value
+    step_s = rows[f"{one}: predicted"].value
+    measured_s = rows[f"{one}: measured"].value
     assert rows[f"{one}: error"].value == pytest.approx(100 * (step_s / measured_s - 1))
     assert "DS3Lab" not in "".join(path.read_text("utf-8") for path in DATA.glob("*.csv"))
     assert not list(DATA.glob("amp*"))

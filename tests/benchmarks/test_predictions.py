@@ -47,7 +47,8 @@ from tests.planner.networks import mesh_like, priced
 from tests.planner.parts import with_parts
 
 counts = pytest.mark.skipif(bool(available()), reason="no compiler for the counting allocator")
-GPT, GPT_ARGUMENTS = "profiler.models.gpt:gpt", {"layers": "2", "heads": "4"}
+GPT = "profiler.models.gpt:gpt"
+GPT_ARGUMENTS = {"layers": "2", "heads": "4"}
 SAMPLES = 4
 MESH = "profiler.models.mesh_tangling:mesh_tangling_128"
 SOURCE = ModelSource(MESH, {"width": "0.0625"}, (2, 18, 32, 32))
@@ -96,7 +97,8 @@ def test_what_selective_recomputation_holds_is_predicted_within_three_per_cent(
     plain = case(problem, plan, pads=False).decision
     spans = [cores_among(profile.graph, plain.layers_of(number)) for number in range(len(plain.stages))]
     stages = tuple(replace(each, recomputed=own) for each, own in zip(plain.stages, spans, strict=True))
-    again, cost_model = replace(plain, stages=stages), CostModel(problem.profile)
+    again = replace(plain, stages=stages)
+    cost_model = CostModel(problem.profile)
     said, before = (
         [rank.peak_bytes for rank in forecast(Pricing(cost_model), each, 0.0).memories] for each in (again, plain)
     )
@@ -182,7 +184,8 @@ def test_the_mix_is_no_slower_than_any_uniform_layout_nor_dryden_and_wins_each_o
 
 @pytest.mark.exhaustive("captures and runs the mesh network twice")
 def test_every_layer_is_timed_on_every_rank_and_losses_agree() -> None:
-    network, losses = ScaledNetwork(SOURCE), {}
+    network = ScaledNetwork(SOURCE)
+    losses = {}
     names = {layer.name for layer in graph().layers}
     for ranks, grid in ((1, {}), (2, {"height": 2})):
         way = ways(ranks).uniform(grid)
@@ -211,7 +214,8 @@ def test_time_belongs_to_the_innermost_layer_and_a_backward_is_that_of_its_nodes
     clock._leave()
     clock.next_step()
     assert clock.medians() == {"outer": (0.0, 2.0), "inner": (0.0, 1.0)}
-    clock, weight = LayerClock(), nn.Parameter(torch.ones(2))
+    clock = LayerClock()
+    weight = nn.Parameter(torch.ones(2))
 
     def first(x: Tensor) -> Tensor:
         return (x * weight).sin()

@@ -32,7 +32,8 @@ SOURCES = [
     for folder in ("benchmarks", "cuda_ops", "docs", "halopipe", "notebooks", "planner", "profiler", "runtime", "tests")
     for path in sorted((HOME / folder).rglob("*.py"))
 ]
-QUICK_S, BUSY = 60.0, 5
+QUICK_S = 60.0
+BUSY = 5
 """What ``--quick`` means, on two cores that do nothing else; machines that run tests are shared, and slower."""
 
 NEEDS = {
@@ -60,7 +61,8 @@ def started(names: list[str], *arguments: str) -> dict[str, str]:
     """What each program, called so, wrote, with its exit code in front; in this process, as ``python -m`` would."""
     found = {}
     for name in names:
-        output, code = io.StringIO(), 0
+        output = io.StringIO()
+        code = 0
         sys.argv = [name, *arguments]
         silent = contextlib.redirect_stdout(output), contextlib.redirect_stderr(io.StringIO())
         with silent[0], silent[1], warnings.catch_warnings():
@@ -127,7 +129,8 @@ def test_the_quick_form_of_a_benchmark_ends_in_its_time(name: str, tmp_path: Pat
 
 def test_nothing_follows_where_a_program_begins() -> None:
     """What stands behind it is not there yet when it runs, though it is for who imports the module."""
-    program, later = 'if __name__ == "__main__":\n    main()\n', "def main():\n    pass\n"
+    program = 'if __name__ == "__main__":\n    main()\n'
+    later = "def main():\n    pass\n"
     assert begins_early(program + later)
     assert not begins_early(later + program)
     assert [str(path.relative_to(HOME)) for path in SOURCES if begins_early(path.read_text("utf-8"))] == []

@@ -16,7 +16,8 @@ from planner.ir.errors import UsageError
 from tests.zoo.entries import DATA, PIPELINE, Entry
 from tests.zoo.judging import ADMITTED, CRASHED, EQUAL, REFUSED, WRONG, Verdict
 
-HOSTILE, REFUSALS = hostile_inputs.rows(), rows()
+HOSTILE = hostile_inputs.rows()
+REFUSALS = rows()
 CHEAP, DEAR = ([row for row in REFUSALS if row.is_dear == is_dear] for is_dear in (False, True))
 
 

@@ -61,8 +61,10 @@ def test_a_coarse_site_belongs_to_the_owner_of_its_origin(
 
 
 def test_owner_is_a_function_of_the_block_alone_and_nobody_can_write_into_it() -> None:
-    owned, random = scattered(), np.random.default_rng(1)
-    samples, sites = random.integers(4, size=300), random.integers(-99, 99, size=(300, 3))
+    owned = scattered()
+    random = np.random.default_rng(1)
+    samples = random.integers(4, size=300)
+    sites = random.integers(-99, 99, size=(300, 3))
     ranks = owned.owner(samples, sites)
     assert ranks.tolist() == owned.owner(samples, sites // 4 * 4).tolist()
     assert ranks.tolist() == [owned.owner(samples[i : i + 1], sites[i : i + 1])[0] for i in range(300)]
@@ -150,7 +152,8 @@ def test_pairs_are_those_of_a_dense_search_and_maps_between_levels_go_both_ways(
         for level in case.levels
     ]
     for table in case.maps:
-        source, target = levels[table.source], levels[table.target]
+        source = levels[table.source]
+        target = levels[table.target]
         pairs = int((table.neighbours >= 0).sum())
         if table.source == table.target:
             near = list(product((-1, 0, 1), repeat=3))

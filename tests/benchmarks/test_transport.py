@@ -103,7 +103,8 @@ def test_what_ranks_do_together_lasts_from_the_first_start_to_the_last_stop() ->
 @pytest.mark.parametrize("number", [None, *range(8)])
 def test_hostile_requests_and_large_bodies_are_refused_and_right_ones_answered(number: int | None) -> None:
     """Of the benchmark of a service; the bodies are of the size that is asked for."""
-    takes, size = StandIn(nn.Identity()), 2**14
+    takes = StandIn(nn.Identity())
+    size = 2**14
     requests = serving._hostile(18)
     if number is None:
         takes.dtype = torch.float32

@@ -12,7 +12,9 @@ from profiler.capture.graph import capture
 from profiler.source.losses import TrainedLoss
 from profiler.source.model import LoadedModel
 
-TIME, CLASSES, SAMPLES = 7, 5, 4
+TIME = 7
+CLASSES = 5
+SAMPLES = 4
 
 
 class Recogniser(nn.Module):

@@ -108,7 +108,8 @@ def test_a_mode_sees_what_runs_but_not_what_runs_outside_of_all_modes() -> None:
 
 
 def test_operators_have_types_schemas_and_names() -> None:
-    add, write = ATEN.add.Tensor, ATEN.add_.Tensor
+    add = ATEN.add.Tensor
+    write = ATEN.add_.Tensor
     assert isinstance(add, OpOverload)
     for name in ("wrap_with_autocast", "wrap_with_set_grad_enabled"):
         assert isinstance(getattr(torch.ops.higher_order, name), HigherOrderOperator)
@@ -135,14 +136,16 @@ def test_a_size_that_becomes_a_number_is_told_where_it_does() -> None:
 
 
 def test_python_kernels_take_effect_once_the_dispatch_cache_is_cleared() -> None:
-    operator, calls = ATEN.gru.input, []
+    operator = ATEN.gru.input
+    calls = []
     before = dict(operator.py_kernels)
 
     def kernel(*arguments: object, **_: object) -> tuple[object, object]:
         calls.append(len(arguments))
         return arguments[0], arguments[1]
 
-    rnn, x = nn.GRU(2, 2), torch.ones(3, 1, 2)
+    rnn = nn.GRU(2, 2)
+    x = torch.ones(3, 1, 2)
     with FakeTensorMode() as fakes, torch._dispatch.python.enable_python_dispatcher():
         rnn = nn.GRU(2, 2)
         try:
@@ -160,7 +163,8 @@ def test_python_kernels_take_effect_once_the_dispatch_cache_is_cleared() -> None
 
 def test_a_weak_reference_keeps_the_number_of_a_storage_and_not_its_memory() -> None:
     tensor = torch.ones(1024)
-    kept, number = _torch.weak_storage(tensor), _torch.storage_id(tensor)
+    kept = _torch.weak_storage(tensor)
+    number = _torch.storage_id(tensor)
     assert not kept.expired()
     del tensor
     assert kept.expired()
@@ -187,7 +191,8 @@ def test_writes_are_counted_but_not_in_inference_mode() -> None:
 
 @pytest.mark.parametrize("make", [torch.zeros, lambda *shape: torch.zeros(*shape, device="meta")])
 def test_a_storage_is_known_without_data(make: Callable[..., Tensor]) -> None:
-    x, other = make(2, 0), make(2, 0)
+    x = make(2, 0)
+    other = make(2, 0)
     assert _torch.storage_id(x) == _torch.storage_id(x.view(0)) != _torch.storage_id(other)
 
 
@@ -205,7 +210,8 @@ def test_batch_norms_and_dropouts_have_one_base() -> None:
 
 def test_the_kernel_of_a_convolution_is_named() -> None:
     options = (1, 1), (0, 0), (2, 2), False, (0, 0), 1
-    x, weight = torch.ones(1, 2, 9, 9).double(), torch.ones(2, 2, 3, 3).double()  # oneDNN has no float64
+    x = torch.ones(1, 2, 9, 9).double()
+    weight = torch.ones(2, 2, 3, 3).double()  # oneDNN has no float64
     assert _torch.conv_backend(x, weight, *options) == "SlowDilated2d"
     transposed = (2, 2), (1, 1), (1, 1), True, (1, 1), 1
     assert _torch.conv_backend(x, weight, *transposed) == "SlowTranspose2d"
@@ -213,14 +219,16 @@ def test_the_kernel_of_a_convolution_is_named() -> None:
 
 def test_backward_by_edges_adds_to_gradients() -> None:
     x = torch.ones(2, requires_grad=True)
-    y, z = x * 2, x * 3
+    y = x * 2
+    z = x * 3
     _torch.run_backward([get_gradient_edge(y), get_gradient_edge(z)], [torch.ones(2), torch.ones(2)])
     assert x.grad is not None
     assert x.grad.tolist() == [5.0, 5.0]
 
 
 def test_attention_gives_its_weights() -> None:
-    query, key = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 4)
+    query = torch.randn(1, 2, 3, 4)
+    key = torch.randn(1, 2, 5, 4)
     _, weights = _torch.attention_with_weights(query, key, key[..., :0], None, 0.0, False, None)
     torch.testing.assert_close(weights, (query @ key.transpose(-1, -2) / 2).softmax(-1))
 
@@ -261,7 +269,8 @@ def test_an_optimiser_is_made_like_another_and_schedules_know_of_its_steps() -> 
     schedule = torch.optim.lr_scheduler.StepLR(given, 1)
     _torch.note_step(given)
     schedule.step()  # else it warns
-    attributes, groups = _torch.optimizer_attributes(given), [{**given.param_groups[0], "params": weights[1:]}]
+    attributes = _torch.optimizer_attributes(given)
+    groups = [{**given.param_groups[0], "params": weights[1:]}]
     twin = torch.optim.AdamW.__new__(torch.optim.AdamW)
     _torch.optimizer_like(twin, attributes, groups, defaultdict(dict))
     weights[1].grad = torch.ones(2)
@@ -276,7 +285,8 @@ def test_an_optimiser_is_made_like_another_and_schedules_know_of_its_steps() -> 
 
 def test_an_interpreter_says_which_node_it_is_at() -> None:
     graph = torch.fx.symbolic_trace(nn.Linear(1, 1))
-    interpreter, (node, *_) = torch.fx.Interpreter(graph), graph.graph.nodes
+    interpreter = torch.fx.Interpreter(graph)
+    node, *_ = graph.graph.nodes
     with _torch.at_node(interpreter, node):
         assert torch.fx.traceback.get_current_meta() is not None
 

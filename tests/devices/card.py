@@ -46,10 +46,14 @@ _ATEN = torch.ops.aten
 _READS = (_ATEN._local_scalar_dense.default, _ATEN.is_nonzero.default, _ATEN.equal.default)
 _COPIES = (_ATEN._to_copy.default, _ATEN.copy_.default, _ATEN.copy.default)
 
-COPY, READ, WAIT, MADE = "copy to the host", "number read by the host", "copy that waits", "tensor made on the host"
+COPY = "copy to the host"
+READ = "number read by the host"
+WAIT = "copy that waits"
+MADE = "tensor made on the host"
 """What crosses between card and host."""
 
-_AFTER, _ONCE = "once the step is over", "once for each size of a batch"
+_AFTER = "once the step is over"
+_ONCE = "once for each size of a batch"
 ALLOWED: Mapping[tuple[str, str], str] = {
     ("runtime/stage/local_stage.py:<genexpr>", READ): f"losses are read {_AFTER}",
     ("runtime/numerics/finite.py:all_finite", READ): "NaN is looked for before each update, one number a stage",
@@ -133,7 +137,9 @@ class Card(TorchDispatchMode):
 
     def __init__(self, fakes: FakeTensorMode, generators: Mapping[int, torch.Generator], crossings: Crossings) -> None:
         super().__init__()
-        self._fakes, self._generators, self._crossings = fakes, generators, crossings
+        self._fakes = fakes
+        self._generators = generators
+        self._crossings = crossings
         self.in_step = False
 
     @contextmanager
@@ -172,7 +178,8 @@ class Card(TorchDispatchMode):
             self._crossings.note(WAIT, function)
         if function is _ATEN.batch_norm_update_stats.default:  # which has no rule for fake tensors
             return args[0].new_empty(args[0].shape[1]), args[0].new_empty(args[0].shape[1])
-        args, named = self._faked(args), self._faked(named)
+        args = self._faked(args)
+        named = self._faked(named)
         try:
             with self._fakes:
                 return function(*args, **named)
@@ -220,7 +227,8 @@ def _zeros(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Tens
 @contextmanager
 def card() -> Iterator[Callable[[Crossings], Card]]:
     """Meanwhile a card is thought to be there; what is given makes a rank's view of it."""
-    fakes, generators = FakeTensorMode(), dict[int, torch.Generator]()
+    fakes = FakeTensorMode()
+    generators = dict[int, torch.Generator]()
     data = Tensor.data
 
     def moved(tensor: FakeTensor, value: Tensor) -> None:
@@ -290,20 +298,23 @@ def _autograd() -> Iterator[None]:
     hooks = [*_virtual(detail / "AcceleratorHooksInterface.h"), *_virtual(detail / "CUDAHooksInterface.h")]
     guard = [*_virtual(headers / "c10" / "core" / "impl" / "DeviceGuardImplInterface.h")]
     with _overridden(get_hooks(), hooks, _HOOKS), _overridden(guards[_META] or 0, guard, _GUARD):
-        before, guards[_CUDA] = guards[_CUDA], guards[_META]
+        before = guards[_CUDA]
+        guards[_CUDA] = guards[_META]
         try:
             yield
         finally:
             guards[_CUDA] = before
 
 
-_CUDA, _META = 1, 14
+_CUDA = 1
+_META = 14
 """c10::DeviceType."""
 _HOOKS = {"isBuilt": 1, "isAvailable": 1, "hasCUDA": 1, "hasPrimaryContext": 1}
 _GUARD = {"getStream": _CUDA, "record": 0, "block": 0, "destroyEvent": 0}
 """By function of C++, what it gives: of a stream its device, ``cuda:0``; where it gives nothing, nobody looks."""
 _ANSWERS = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p)
-_WORD, _BEFORE = ctypes.sizeof(ctypes.c_void_p), 2
+_WORD = ctypes.sizeof(ctypes.c_void_p)
+_BEFORE = 2
 """What stands before the first of a table of virtual functions, in words."""
 
 
@@ -315,7 +326,8 @@ def _overridden(thing: int, names: Sequence[str], answers: Mapping[str, int]) ->
         names: of all its functions, in the order of their table.
     """
     table = ctypes.c_void_p.from_address(thing)
-    size, before = _BEFORE + len(names), table.value or 0
+    size = _BEFORE + len(names)
+    before = table.value or 0
     functions = (ctypes.c_void_p * size).from_buffer_copy(ctypes.string_at(before - _BEFORE * _WORD, size * _WORD))
     kept = {name: _ANSWERS(lambda own, answer=answer: answer) for name, answer in answers.items()}
     for name, function in kept.items():

@@ -35,13 +35,11 @@ Sketches = Mapping[str, Mapping[str, Sketch]]
 """Of gradients and of parameters and buffers, by name."""
 
 SEED = 0
-RECOMPUTED, BY_HOST, OPTIMISER, GRADIENTS, PARAMETERS = (
-    "recomputed",
-    "messages by way of the host",
-    "optimiser in slices",
-    "gradients in slices",
-    "parameters in slices",
-)
+RECOMPUTED = "recomputed"
+BY_HOST = "messages by way of the host"
+OPTIMISER = "optimiser in slices"
+GRADIENTS = "gradients in slices"
+PARAMETERS = "parameters in slices"
 PLANS = (PIPELINE, SPLIT, DATA, SPATIAL, RECOMPUTED, BY_HOST, OPTIMISER, GRADIENTS, PARAMETERS)
 _LEVELS = {OPTIMISER: 1, GRADIENTS: 2, PARAMETERS: 3}
 

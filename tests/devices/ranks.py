@@ -62,7 +62,8 @@ def on_card(
         copies = [hosted(each, network) for each in cards]
 
         def run(end: InProcessTransport) -> T:
-            own, (model, captured) = cards[end.rank], copies[end.rank]
+            own = cards[end.rank]
+            model, captured = copies[end.rank]
             # Backward in this thread, in its turn.
             with end._hub.changed, torch.autograd.set_multithreading_enabled(False), own:
                 told = {"model": captured, "module": model.module, "transport": end, **options}

@@ -97,7 +97,8 @@ def network(name: str) -> tuple[LoadedModel, CapturedModule]:
 
 
 def test_graphs_that_operators_call_go_to_the_card_with_their_stage() -> None:
-    found, crossings = network(WITH_GRAPHS), Crossings()
+    found = network(WITH_GRAPHS)
+    crossings = Crossings()
     assert any(isinstance(each, fx.GraphModule) for each in found[1].graph_module.children())
     by_plan(found, DATA, decided(ALL[WITH_GRAPHS], DATA, found[1]), crossings, evaluates=True)
     assert not crossings.faults
@@ -144,7 +145,8 @@ def test_a_stage_under_autocast_may_begin_with_a_graph() -> None:
 @pytest.mark.every_case
 @pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)])
 def test_the_weights_of_targets_are_summed_on_the_card_without_a_wait(weight: Tensor | None) -> None:
-    target, crossings = torch.tensor([0, 2, -100, 1]), Crossings(allowed={})
+    target = torch.tensor([0, 2, -100, 1])
+    crossings = Crossings(allowed={})
     expected = 3.0 if weight is None else 7.0
     assert weight_of_targets(torch.zeros(4, 3), target, weight, -100).item() == expected
     with card() as made:
@@ -159,7 +161,8 @@ def test_the_weights_of_targets_are_summed_on_the_card_without_a_wait(weight: Te
 
 def test_a_pipeline_runs_as_planned_where_ranks_exchange_by_way_of_the_host() -> None:
     """And what goes over the host is counted, so that nothing else does unseen."""
-    found, crossings = network(WITH_AUTOCAST), Crossings()
+    found = network(WITH_AUTOCAST)
+    crossings = Crossings()
     decision = decided(ALL[WITH_AUTOCAST], BY_HOST, found[1])
     by_plan(found, BY_HOST, decision, crossings, evaluates=True)
     assert not crossings.faults

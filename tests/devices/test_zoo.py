@@ -42,7 +42,8 @@ def test_a_network_stays_on_its_card(entry: Entry) -> None:
     model = load_model(entry.source, SEED)
     captured = capture(model)
     network = as_captured(model, captured.graph.inputs, captured.graph.samples), captured
-    crossings, plans = Crossings(), plans_of(network[1])
+    crossings = Crossings()
+    plans = plans_of(network[1])
     evaluates = not (entry.draws or network[1].evaluation)
     if not sampling.everything:
         plans = (plans[zlib.crc32(entry.name.encode()) % len(plans)],)

@@ -25,8 +25,10 @@ from tests.planner.shared_hosts import random_plan
 from tests.planner.solvers.laid_out_plans import random_candidate, random_network
 
 TABLE = FOLDER / "candidates.npz"
-CHUNK, IN_ALL = 100, 10_000
-LAID_OUT, ALONE = "layouts", "alone"
+CHUNK = 100
+IN_ALL = 10_000
+LAID_OUT = "layouts"
+ALONE = "alone"
 OF_HOSTS_ALONE = ("1f1b", "1f1b-sno", "pipedream", "zb-h2")
 """Schedules that are also looked at where each rank has a host of its own, and messages share nothing."""
 

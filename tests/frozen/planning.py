@@ -222,7 +222,8 @@ def of_ties() -> Iterator[Named]:
 
 def of_measurements() -> Iterator[Named]:
     """Sizes between those that were measured, of profiles that tell how measurements vary."""
-    draw, even = random.Random(0), chain(5, 2)
+    draw = random.Random(0)
+    even = chain(5, 2)
     varied = {
         kind: tuple(replace(each, forward_s=each.forward_s * draw.uniform(0.8, 1.2)) for each in measured)
         for kind, measured in even.measurements.items()

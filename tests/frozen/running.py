@@ -236,7 +236,8 @@ def _on_one_device() -> dict[str, Any]:
 
 def _of_the_zoo(pair: str) -> Any:
     name, variant = PAIRS[pair]
-    entry, (plan, change) = ALL[name], VARIANTS[variant]
+    entry = ALL[name]
+    plan, change = VARIANTS[variant]
     torch.set_num_threads(1)
     logs: dict[int, list[list[Any]]] = {}
     try:

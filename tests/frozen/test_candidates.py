@@ -10,7 +10,8 @@ from tests.frozen.candidates import CHUNK, IN_ALL, OF_HOSTS_ALONE, chunks, froze
 
 @pytest.mark.parametrize("name", chunks())
 def test_random_plans_take_the_time_and_the_memory_that_they_took(name: str) -> None:
-    was, now = frozen()[name], priced(*chunks()[name])
+    was = frozen()[name]
+    now = priced(*chunks()[name])
     assert now.shape == was.shape
     wrong = np.flatnonzero(~same(now, was))
     lines = [f"plan {row} of {name}: step, peak, all peaks: {[*was[row]]} -> {[*now[row]]}" for row in wrong[:5]]

@@ -177,7 +177,8 @@ TIRING_STEP = 40
 class Dozing(nn.Module):
     def __init__(self, width: int, slow: bool) -> None:
         super().__init__()
-        self.linear, self.slow = nn.Linear(width, width), slow
+        self.linear = nn.Linear(width, width)
+        self.slow = slow
         nn.init.eye_(self.linear.weight)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -16,7 +16,10 @@ from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource
 from tests.halopipe.plans import plan_of
 
-NUM_CLOUDS, POINTS, CHANNELS, NUM_CLASSES = 11, 40, 2, 3
+NUM_CLOUDS = 11
+POINTS = 40
+CHANNELS = 2
+NUM_CLASSES = 3
 Sample = tuple[tuple[Tensor, Tensor, int], Tensor]
 
 
@@ -112,8 +115,10 @@ def cloud_sample(number: int, *, per_site: bool = True) -> Sample:
     """As a Dataset gives it: padded to the same number of points."""
     voxels, features = cloud(number)
     count = len(voxels)
-    coordinates, values = torch.zeros(POINTS, 3, dtype=torch.int32), torch.zeros(POINTS, CHANNELS)
-    coordinates[:count], values[:count] = voxels, features
+    coordinates = torch.zeros(POINTS, 3, dtype=torch.int32)
+    values = torch.zeros(POINTS, CHANNELS)
+    coordinates[:count] = voxels
+    values[:count] = features
     if not per_site:
         return (coordinates, values, count), torch.tensor(number % NUM_CLASSES)
     targets = torch.full((POINTS,), -100)
@@ -125,7 +130,9 @@ class Clouds(Dataset[Sample]):
     """Eleven clouds of fixed size, with a target a point or a cloud."""
 
     def __init__(self, *, per_site: bool, fault: str = "", faulty_from: int = 0) -> None:
-        self._per_site, self._fault, self._faulty_from = per_site, fault, faulty_from
+        self._per_site = per_site
+        self._fault = fault
+        self._faulty_from = faulty_from
 
     def __len__(self) -> int:
         return NUM_CLOUDS

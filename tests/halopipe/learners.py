@@ -18,7 +18,9 @@ from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource
 from tests.halopipe.plans import plan_of
 
-NUM_SAMPLES, NUM_CLASSES, WIDTH = 19, 3, 5
+NUM_SAMPLES = 19
+NUM_CLASSES = 3
+WIDTH = 5
 
 
 def classifier(
@@ -60,7 +62,8 @@ class Heads(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Linear(WIDTH, 7), nn.Hardtanh())
-        self.classes, self.size = nn.Linear(7, NUM_CLASSES), nn.Linear(7, 1)
+        self.classes = nn.Linear(7, NUM_CLASSES)
+        self.size = nn.Linear(7, 1)
 
     def forward(self, x: Tensor) -> dict[str, object]:
         found = self.body(x)
@@ -70,7 +73,8 @@ class Heads(nn.Module):
 
 def heads() -> tuple[object, ...]:
     """A classifier that also tells sizes."""
-    module, (_, example, _) = Heads(), classifier()
+    module = Heads()
+    _, example, _ = classifier()
     _fill(module)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -91,7 +95,8 @@ class Confusion:
     """A metric: how often the right class was found, and a number that depends on the order of the samples."""
 
     def __init__(self) -> None:
-        self.counts, self.seen = torch.zeros(NUM_CLASSES, NUM_CLASSES), list[Tensor]()
+        self.counts = torch.zeros(NUM_CLASSES, NUM_CLASSES)
+        self.seen = list[Tensor]()
 
     def update(self, prediction: Tensor, target: Tensor) -> None:
         self.seen.append(prediction.double().flatten())

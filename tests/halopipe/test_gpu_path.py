@@ -79,7 +79,8 @@ def test_a_run_over_channels_computes_what_one_device_does(
 
 
 def test_stages_that_are_placed_train_as_those_that_stay(tmp_path: Path) -> None:
-    plan, losses = plan_of(MODEL, [0.5]), []
+    plan = plan_of(MODEL, [0.5])
+    losses = []
     for name, device in (("there", HERE), ("here", None)):
         (tmp_path / name).mkdir()
         losses.append(run_job(plan, tmp_path / name, device=device).losses)
@@ -90,7 +91,8 @@ def test_the_memory_of_placed_stages_is_that_of_the_device_s_meter(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Meter:
-        current_bytes, taken = 7, 0
+        current_bytes = 7
+        taken = 0
 
         def take_peak(self) -> int:
             self.taken += 1

@@ -21,7 +21,9 @@ NAMES = ("cuda_ops", "planner", "profiler", "runtime")
 def test_a_file_or_package_that_comes_first_is_named_and_a_plain_folder_or_what_comes_later_hides_nothing(
     tmp_path: Path, name: str
 ) -> None:
-    here, ours, file = str(tmp_path), str(HOME), tmp_path / f"{name}.py"
+    here = str(tmp_path)
+    ours = str(HOME)
+    file = tmp_path / f"{name}.py"
     check_not_shadowed([here, ours])
     (tmp_path / name).mkdir()
     check_not_shadowed([ours, here])
@@ -69,7 +71,8 @@ def test_a_process_ends_with_words_and_its_exit_code_and_imports_no_such_file(
     file = tmp_path / "profiler.py"
     file.write_text("print('imported')\n")
     (tmp_path / name).write_text(text)
-    command, environment = [sys.executable, name, "schema", "plan"], {**os.environ, "PYTHONPATH": str(HOME)}
+    command = [sys.executable, name, "schema", "plan"]
+    environment = {**os.environ, "PYTHONPATH": str(HOME)}
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (code, out)
     assert result.stderr.startswith(told.format(file=file))

@@ -86,7 +86,8 @@ def test_backward_is_the_adjoint_of_every_primitive(seed: int) -> None:
     shape = tuple(rng.randint(2, 7) for _ in range(rng.randint(1, 3)))
     grid = rng.choice(GRIDS)
     size = len(drawn(rng, shape, grid, copies=False).boxes)
-    source, target = drawn(rng, shape, grid, copies=True), drawn(rng, shape, grid, copies=True)
+    source = drawn(rng, shape, grid, copies=True)
+    target = drawn(rng, shape, grid, copies=True)
     halos = {dim: (rng.randint(0, 9), rng.randint(0, 2)) for dim in range(len(shape))}  # wider than parts, too
     one = disjoint(rng, shape, size)
     maps: list[tuple[Partition, Partition, Map]] = [
@@ -111,7 +112,8 @@ def test_ranks_get_what_their_boxes_say(seed: int) -> None:
     rng = random.Random(seed)
     shape = tuple(rng.randint(2, 6) for _ in range(rng.randint(1, 3)))
     grid = rng.choice(GRIDS)
-    source, target = drawn(rng, shape, grid, copies=True), drawn(rng, shape, grid, copies=True)
+    source = drawn(rng, shape, grid, copies=True)
+    target = drawn(rng, shape, grid, copies=True)
     size = len(source.boxes)
     one = disjoint(rng, shape, size)
     x = torch.randn(shape, dtype=torch.float64)
@@ -149,7 +151,8 @@ def test_ranks_get_what_their_boxes_say(seed: int) -> None:
 )
 @pytest.mark.parametrize("points", [(0, 7, 13), (0, 1, 13), (0, 4, 5, 13), (0, 12, 13)])
 def test_a_window_over_uneven_rows_makes_what_one_over_all_of_them_does(each: Window, points: tuple[int, ...]) -> None:
-    x, weight = torch.randn(2, 13, dtype=torch.float64), torch.randn(1, 1, each.kernel, dtype=torch.float64)
+    x = torch.randn(2, 13, dtype=torch.float64)
+    weight = torch.randn(1, 1, each.kernel, dtype=torch.float64)
     expected = torch.conv1d(x[:, None], weight, None, each.stride, each.padding, each.dilation)[:, 0]
     rows = Partition.of(x.shape, {1: points})
     made, read = rows.windowed({1: each})
@@ -182,13 +185,15 @@ def test_a_rank_that_needs_no_gradient_takes_part_in_the_backward_of_those_that_
 
 
 def test_what_cannot_be_meant_is_refused_with_both_numbers() -> None:
-    halves, thirds = Partition.of((6, 2), {0: (0, 1, 2)}), Partition.of((6, 2), {0: (0, 1, 2, 3)})
+    halves = Partition.of((6, 2), {0: (0, 1, 2)})
+    thirds = Partition.of((6, 2), {0: (0, 1, 2, 3)})
     holes = Partition((6, 2), (halves.boxes[0], halves.boxes[0]))
     across = Partition((6, 2), (halves.boxes[0], halves.grown({0: (1, 0)}).boxes[1]))
     other = Partition.of((6, 3), {0: (0, 1, 2)})
 
     def run(transport: InProcessTransport) -> list[str]:
-        ranks, x = Ranks.over(transport, timeout_s=20.0), torch.zeros(3, 2)
+        ranks = Ranks.over(transport, timeout_s=20.0)
+        x = torch.zeros(3, 2)
         calls: list[Callable[[], object]] = [
             lambda: repartition(torch.zeros(4, 2), halves, halves, ranks),
             lambda: repartition(x, halves, thirds, ranks),
@@ -246,7 +251,8 @@ def test_a_group_of_some_ranks_exchanges_by_its_own_numbers() -> None:
         try:
             if rank == 1:
                 return None
-            ranks, halves = Ranks(group, timeout_s=20.0), Partition.of((4,), {0: (0, 1, 4)})
+            ranks = Ranks(group, timeout_s=20.0)
+            halves = Partition.of((4,), {0: (0, 1, 4)})
             x = torch.arange(4.0)[halves.slices(ranks.rank)].requires_grad_()
             whole_of = repartition(x, halves, Partition.copies((4,), 2), ranks)
             (whole_of * (ranks.rank + 1)).sum().backward()

@@ -27,7 +27,8 @@ from tests.halopipe.training.sessions import together
 
 torch.set_num_threads(1)
 
-SITES, CLASSES = "tests.halopipe.cloudy:sites", "tests.halopipe.cloudy:classes"
+SITES = "tests.halopipe.cloudy:sites"
+CLASSES = "tests.halopipe.cloudy:classes"
 SHARED = {"cuts": [], "ranks": [(0, 1)]}
 LAYOUTS = {
     "segmenter": {"ranks": [(0, 1), (2,)], "shares": [(3, 1), (1,)]},
@@ -60,7 +61,8 @@ def test_ranks_get_the_same_clouds_whoever_reads_them(tmp_path: Path, alone: Run
     plan = cloudy.plan(**({} if way == "each" else SHARED))
     result = run_job(plan, tmp_path, data_from=way, **SOME_STEPS)
     assert result.losses == pytest.approx(alone.losses, rel=1e-10)
-    (score,), (expected,) = result.scores, alone.scores
+    (score,) = result.scores
+    (expected,) = alone.scores
     assert score.loss == pytest.approx(expected.loss, rel=1e-10)
     assert (score.accuracy, score.num_samples) == (expected.accuracy, cloudy.NUM_CLOUDS)
 

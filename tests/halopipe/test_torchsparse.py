@@ -109,7 +109,8 @@ class Points(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.down = spnn.Conv3d(cloudy.CHANNELS, 4, 3), spnn.Conv3d(4, 4, 2, 2)
+        self.first = spnn.Conv3d(cloudy.CHANNELS, 4, 3)
+        self.down = spnn.Conv3d(4, 4, 2, 2)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
         x = self.first(x)

@@ -131,7 +131,8 @@ def test_targets_that_are_one_list_of_words_are_trained_on_and_evaluated_by_sent
     assert result is not None
     assert result.numerics is not None
     assert max(compared.error for compared in result.numerics.worst.values()) < 1e-10
-    model, batches = load_model(source), listed(7, 0)
+    model = load_model(source)
+    batches = listed(7, 0)
     with torch.no_grad():
         losses = [model.loss((ids,), (targets,)).item() for ids, targets in batches]
         told = Told()

@@ -73,7 +73,8 @@ def main(device: str) -> list[float]:
     losses = []
     for _ in range(4):
         for feed in batches:
-            inputs, labels = feed["input"].to(device=device), feed["label"].to(device=device)
+            inputs = feed["input"].to(device=device)
+            labels = feed["label"].to(device=device)
             with amp.autocast(device, enabled=False):
                 outputs = model(inputs)
                 loss = criterion(outputs.feats, labels.feats)

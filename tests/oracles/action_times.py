@@ -27,10 +27,17 @@ class ActionTimes:
     """Seconds of the actions of one program, and of what is done beside them."""
 
     def __init__(self, stages: Stages) -> None:
-        self._stages, self._cost_model, self._prices = stages, stages.cost_model, stages.prices
-        self._decision, self._program, self._graph = stages.decision, stages.program, stages.graph
-        self._layers, self._indices, self._sizes = stages.layers, stages.indices, stages.sizes
-        self._has_layouts, self._users = stages.has_layouts, stages.users
+        self._stages = stages
+        self._cost_model = stages.cost_model
+        self._prices = stages.prices
+        self._decision = stages.decision
+        self._program = stages.program
+        self._graph = stages.graph
+        self._layers = stages.layers
+        self._indices = stages.indices
+        self._sizes = stages.sizes
+        self._has_layouts = stages.has_layouts
+        self._users = stages.users
         self._sum_s = self._cost_model.network.all_reduce_s
         self._adding = {(r, index) for r, row in enumerate(self._program.rows) for index in adding_to_gradients(row)}
         self.is_prepared = self._decision.prepares_next_step or self._cost_model.preparations.look_ahead
@@ -38,7 +45,9 @@ class ActionTimes:
 
     def action_s(self, rank: int, action: Action, index: int) -> float:
         """Seconds of the action at a place in the row of ``rank``; of a send or receive beside its messages."""
-        stage, group, kind = action.stage, self._program.ranks[action.stage], self._cost_model.kind(rank)
+        stage = action.stage
+        group = self._program.ranks[action.stage]
+        kind = self._cost_model.kind(rank)
         if action.op in RECEIVE:
             return self._cost_model.tables.overhead_s(kind)
         if action.op is Op.PREPARE:
@@ -63,8 +72,11 @@ class ActionTimes:
 
     def prepare_s(self, rank: int, action: Action) -> float:
         """Seconds of preparing on ``rank``, in whatever step it is done; in its first ``PREP`` all sites are found."""
-        stage, group, kind = action.stage, self._program.ranks[action.stage], self._cost_model.kind(rank)
-        samples, preparations = samples_in(self._sizes[action.microbatch or 0]), self._cost_model.preparations
+        stage = action.stage
+        group = self._program.ranks[action.stage]
+        kind = self._cost_model.kind(rank)
+        samples = samples_in(self._sizes[action.microbatch or 0])
+        preparations = self._cost_model.preparations
         if not preparations.is_beside(kind):
             made_s = preparations.seconds(kind, self._indices[stage], samples, shared=self.is_shared)
             return made_s + (self.found_s(rank) if self.begins(rank, action) else 0.0)
@@ -77,7 +89,8 @@ class ActionTimes:
 
     def found_s(self, rank: int) -> float:
         """Seconds of finding the sites of a step's micro-batches on ``rank``."""
-        found_s, kind = self._cost_model.preparations.before_program_s, self._cost_model.kind(rank)
+        found_s = self._cost_model.preparations.before_program_s
+        kind = self._cost_model.kind(rank)
         return sum(found_s(kind, samples_in(size), shared=self.is_shared) for size in self._sizes)
 
     def next_step(self) -> list[tuple[float, bool, float]]:
@@ -90,7 +103,9 @@ class ActionTimes:
         by_rank = []
         for rank, core in enumerate(cores):
             on_core = [s for s, other in zip(own_s, cores, strict=True) if other == core]
-            has_core, kind, lost_s = core is not None, self._cost_model.kind(rank), 0.0
+            has_core = core is not None
+            kind = self._cost_model.kind(rank)
+            lost_s = 0.0
             for a in rows[rank]:
                 if a.op is Op.PREPARE:
                     made_s = self.prepare_s(rank, a)
@@ -100,10 +115,13 @@ class ActionTimes:
 
     def exchanged_s(self, action: Action) -> float:
         """The part of a computation in which the ranks of its stage exchange something."""
-        stage, size = action.stage, self._sizes[action.microbatch or 0]
+        stage = action.stage
+        size = self._sizes[action.microbatch or 0]
         if self._has_layouts[stage]:
             return self._stages.of_size(stage, size).exchanged_s(_SECONDS[action.op])
-        samples, price, trains = samples_in(size), self._prices.exchange_s, self._program.trains
+        samples = samples_in(size)
+        price = self._prices.exchange_s
+        trains = self._program.trains
         total_s = self._in_slices_s(stage, action.op)
         for layer in self._layers[stage] if action.op is not Op.BACKWARD_WEIGHT else ():
             backward = action.op is not Op.FORWARD
@@ -114,14 +132,17 @@ class ActionTimes:
 
     def summed(self, stage: int) -> tuple[float, float]:
         """Of the sum of a stage's gradients that is waited for: seconds, and bytes/s on each card of its hosts."""
-        group, size = self._program.ranks[stage], self._stages.own_bytes(stage)
+        group = self._program.ranks[stage]
+        size = self._stages.own_bytes(stage)
         if len(group) < 2 or size == 0 or self._has_layouts[stage] or self._stages.zero(stage) > 1:
             return 0.0, 0.0
         whole_s = self._sum_s(group, size)
         return self._reduction_s(stage), 2 * (len(group) - 1) / len(group) * size / whole_s if whole_s > 0 else 0.0
 
     def _compute_s(self, rank: int, action: Action, accumulates: bool) -> float:
-        stage, kind, shared = action.stage, self._stages.kind(rank), len(self._program.ranks[action.stage]) > 1
+        stage = action.stage
+        kind = self._stages.kind(rank)
+        shared = len(self._program.ranks[action.stage]) > 1
         costs = self._prices.columns(kind, self._stages.samples_on(rank, stage, action.microbatch or 0), shared)
         goes_back = action.op in (Op.BACKWARD, Op.BACKWARD_INPUT)
         total_s = 0.0
@@ -153,8 +174,10 @@ class ActionTimes:
         for rank in group:
             costs = self._prices.columns(self._stages.kind(rank), self._stages.samples_on(rank, stage, last), True)
             backward.append([float(costs["backward_s"][at]) for at in self._indices[stage]])
-        slowest, size = max(backward, key=sum), self._decision.micro_batches[last]
-        before_s, ends = 0.0, {}  # of backward, still to come after the layer of that index
+        slowest = max(backward, key=sum)
+        size = self._decision.micro_batches[last]
+        before_s = 0.0
+        ends = {}  # of backward, still to come after the layer of that index
         for layer, at, own_s in zip(self._layers[stage], self._indices[stage], slowest, strict=True):
             ends[at] = before_s
             before_s += own_s + self._prices.exchange_s(layer, group, size, backward=True)
@@ -174,11 +197,14 @@ class ActionTimes:
         )
 
     def _update_s(self, stage: int, rank: int) -> float:
-        group, kind = self._program.ranks[stage], self._stages.kind(rank)
+        group = self._program.ranks[stage]
+        kind = self._stages.kind(rank)
         beside = memory_factor(self._cost_model.profile.cluster, group)  # all of them update at once
         if self._has_layouts[stage]:
             return beside * self._stages.of_size(stage, self._sizes[0]).update_s()
-        own_s, ties_s, tied_s = sum(self._prices.update_s(layer, kind) for layer in self._layers[stage]), 0.0, 0.0
+        own_s = sum(self._prices.update_s(layer, kind) for layer in self._layers[stage])
+        ties_s = 0.0
+        tied_s = 0.0
         sizes: dict[frozenset[int], int] = {}
         for name, stages in self._users.items():  # gradients of several stages, summed with the lowest on each rank
             if len(stages) < 2 or stage not in stages:
@@ -216,7 +242,8 @@ class ActionTimes:
 
     def _in_slices_s(self, stage: int, op: Op) -> float:
         """Of a pass: halves of all-reduces, one for each bucket, that gather parameters or scatter gradients."""
-        zero, group = self._stages.zero(stage), self._program.ranks[stage]
+        zero = self._stages.zero(stage)
+        group = self._program.ranks[stage]
         if zero < 2 or op is Op.BACKWARD_WEIGHT:
             return 0.0
         tied = {name for name, users in self._users.items() if len(users) > 1}

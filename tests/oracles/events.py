@@ -102,11 +102,17 @@ class Step:
         next_step: Sequence[tuple[float, bool, float]] = (),
         meetings: Sequence[frozenset[int]] = (),
     ) -> None:
-        self.network, self.program, self.action_s, self.sum_of = network, program, action_s, sum_of
-        self.next_step, self.left_s = next_step, [0.0 for _ in program.rows]
+        self.network = network
+        self.program = program
+        self.action_s = action_s
+        self.sum_of = sum_of
+        self.next_step = next_step
+        self.left_s = [0.0 for _ in program.rows]
         self.meetings: dict[Key, frozenset[int]] = {("meeting", n): ranks for n, ranks in enumerate(meetings)}
         self.coming_to: dict[Key, set[int]] = {key: set(ranks) for key, ranks in self.meetings.items()}
-        self.cluster, self.how, self.joined = network.cluster, program.streams, program.joined()
+        self.cluster = network.cluster
+        self.how = program.streams
+        self.joined = program.joined()
         self.arrived: set[Key] = set()
         self.called: set[Key] = set()
         self.wires: dict[object, list[Transfer]] = {}
@@ -168,7 +174,8 @@ class Step:
 
     def _row(self, rank: int) -> Row:
         now_s = yield Until(0.0)
-        host_free_s, ready_s = 0.0, dict[tuple[int, int | None], float]()
+        host_free_s = 0.0
+        ready_s = dict[tuple[int, int | None], float]()
         to_prepare_s, has_core, lost_s = self.next_step[rank] if self.next_step else (0.0, True, 0.0)
         for index, action in enumerate(self.program.rows[rank]):
             seconds = self.action_s(rank, action, index)
@@ -247,7 +254,8 @@ class Step:
         """
         if not self.how or action.op not in COMPUTE or action.op is Op.BACKWARD_WEIGHT:
             return 0.0
-        is_forward, stages = action.op is Op.FORWARD, self.program.stages
+        is_forward = action.op is Op.FORWARD
+        stages = self.program.stages
         before = [edge.src for edge in stages.into(action.stage)]
         behind = [edge.dst for edge in stages.out_of(action.stage)]
         ops = (Op.RECV_FORWARD, Op.SEND_FORWARD) if is_forward else (Op.SEND_BACKWARD, Op.RECV_BACKWARD)
@@ -313,7 +321,8 @@ class Step:
             self.waits[rank] = Until(now_s)
 
     def _start(self, key: Key, moving: Moving, now_s: float) -> None:
-        moving.left_s, moving.since_s = moving.seconds, now_s
+        moving.left_s = moving.seconds
+        moving.since_s = now_s
         self.under_way[key] = moving
         self._pace(now_s)
 
@@ -336,7 +345,9 @@ class Step:
         for each, speed in zip(under_way, share(self.cluster, under_way), strict=True):
             if speed != each.speed:
                 each.left_s = max(0.0, each.left_s - (now_s - each.since_s) * each.speed)
-                each.since_s, each.speed, each.ends_s = now_s, speed, now_s + each.left_s / speed
+                each.since_s = now_s
+                each.speed = speed
+                each.ends_s = now_s + each.left_s / speed
         for rank, mine in self.work.items():
             rate = computing_rate(rank, under_way)
             if rate != mine.rate:
@@ -373,10 +384,8 @@ def called_s(network: NetworkPrices, src: int, dst: int, size: int, ahead: int =
 
 def message(network: NetworkPrices, src: int, dst: int, size: int, ahead: int = 0) -> Moving:
     """A message between two ranks, or by how much ``size`` bytes make one of ``ahead`` bytes longer."""
-    ends, seconds = (
-        (network.cluster.devices[src], network.cluster.devices[dst]),
-        network.transfer_s(src, dst, ahead + size),
-    )
+    ends = (network.cluster.devices[src], network.cluster.devices[dst])
+    seconds = network.transfer_s(src, dst, ahead + size)
     cores_s = list(network.core_s(src, dst, ahead + size))
     if ahead:
         seconds -= network.transfer_s(src, dst, ahead)

@@ -70,10 +70,15 @@ class Account:
     """What one rank holds in a step of a program."""
 
     def __init__(self, stages: Stages, rank: int) -> None:
-        self._profile, self._decision, self._program = stages.cost_model.profile, stages.decision, stages.program
+        self._profile = stages.cost_model.profile
+        self._decision = stages.decision
+        self._program = stages.program
         program = self._program
-        self._stages, self._rank, self._row = stages, rank, program.rows[rank]
-        preparations, is_shared = stages.cost_model.preparations, any(len(group) > 1 for group in program.ranks)
+        self._stages = stages
+        self._rank = rank
+        self._row = program.rows[rank]
+        preparations = stages.cost_model.preparations
+        is_shared = any(len(group) > 1 for group in program.ranks)
         self._is_prepared = self._decision.prepares_next_step or preparations.look_ahead
         sites = (preparations.before_program_bytes(rows, shared=is_shared) for rows in self._decision.micro_batches)
         self._site_bytes = (1 + self._is_prepared) * sum(sites)  # this step's, and the next one's
@@ -95,7 +100,8 @@ class Account:
     def peak_bytes(self) -> int:
         """The most that the rank holds: what is always there, and :meth:`most`."""
         mine = [stage for stage, group in enumerate(self._program.ranks) if self._rank in group]
-        held, parameters = [self._stage(stage, 0) for stage in mine], self._profile.graph.parameters
+        held = [self._stage(stage, 0) for stage in mine]
+        parameters = self._profile.graph.parameters
         names = {name for one in held if not one.has_layouts for layer in one.layers for name in layer.parameters}
         weights = sum(parameters[name].num_bytes for name in names)
         weights += sum(one.parameter_bytes for one in held if one.has_layouts)
@@ -117,7 +123,8 @@ class Account:
 
     def _standing_sums(self, number: int, stage: Holding) -> int:
         """Receives that stay ready for sums of gradients, of which the ranks of a stage exchange small ones."""
-        ranks, room = self._program.ranks[number], STANDING_BYTES
+        ranks = self._program.ranks[number]
+        room = STANDING_BYTES
         if not self._trains or all(self._shares_memory(other) for other in ranks if other != self._rank):
             return 0
         for size in exchanged_sums(stage, self._profile.graph, len(ranks)):
@@ -126,13 +133,15 @@ class Account:
 
     def most(self) -> int:
         """Beside parameters, optimiser state and buffers: the most at any action."""
-        now, most = _Now(), 0.0
+        now = _Now()
+        most = 0.0
         framed: dict[_Like, int] = {}  # by receiver and sizes of its messages, the most under way
         receives = [action for action in self._row if action.op in RECEIVE]
         coming = [list(self._coming(action)) for action in receives]
         posted = [sum(_buffer(*size) for _, size in each if not size[2]) for each in coming]
         window = receive_window(size for action in receives for size, _, _ in self._sizes(action))
-        now.posted, num_received = sum(posted[:window]), 0
+        now.posted = sum(posted[:window])
+        num_received = 0
         if self._is_prepared:
             made = [self._stage(a.stage, a.microbatch or 0).prepared for a in self._row if a.op is Op.PREPARE]
             now.prepared = 2 * sum(made)
@@ -148,7 +157,8 @@ class Account:
                 share = self._unsaved_share(action.stage, action.microbatch or 0) if forward else 1.0
                 for message in self._program.messages_of(self._rank, action):
                     size, small = _bytes(message, forward)
-                    peer, number = message.dst if forward else message.src, action.microbatch or 0
+                    peer = message.dst if forward else message.src
+                    number = action.microbatch or 0
                     if self._shares_memory(peer):
                         continue  # it is in a block, which its receiver holds
                     like = (peer, size, small, number if prepared_inputs(self._profile.graph) else 0)
@@ -163,7 +173,8 @@ class Account:
                 # Where the step before made them, they are there from the start.
                 now.prepared += 0 if self._is_prepared else self._stage(action.stage, action.microbatch or 0).prepared
             elif action.op is Op.REDUCE_GRAD:
-                one, several = self._stage(action.stage, 0), len(self._program.ranks[action.stage]) > 1
+                one = self._stage(action.stage, 0)
+                several = len(self._program.ranks[action.stage]) > 1
                 summed = self._scattered(action.stage, one) if several and one.zero == 1 else 0
                 if one.overlaps_sums:
                     buckets = buckets_in(one, self._profile.graph)
@@ -200,7 +211,8 @@ class Account:
             for later in self._row[self._row.index(action) + 1 :]
         )
         rises = self._rises(stage, self._received(Op.RECV_BACKWARD, *key), first, sums, self._in_buffers(*key))
-        before, received = now.total(), self._received(Op.RECV_FORWARD, *key)
+        before = now.total()
+        received = self._received(Op.RECV_FORWARD, *key)
         if action.op is Op.FORWARD and not self._trains:
             now.inputs.pop(key, None)
             return before + rises.unrecorded() + received[3]
@@ -235,7 +247,8 @@ class Account:
 
     def _in_buffers(self, number: int, microbatch: int) -> tuple[float, ...]:
         """By layer, of what it saves, what surely lies where it was received from another stage."""
-        stage, graph = self._stage(number, microbatch), self._profile.graph
+        stage = self._stage(number, microbatch)
+        graph = self._profile.graph
         if stage.levels is None or (stage.has_layouts and not stage.reads):
             return (0.0,) * len(stage.layers)
         messages = [
@@ -243,7 +256,8 @@ class Account:
             for action in self._beside.get((Op.RECV_FORWARD, number, microbatch), ())
         ]
         theirs = {part.value for each in messages for message in each for part in message.parts}
-        names, values = {layer.name for layer in stage.layers}, graph.values()
+        names = {layer.name for layer in stage.layers}
+        values = graph.values()
         reads = stage.reads or [(stage.samples, levels[6], False) for levels in stage.levels]
         by_layer = []
         for layer, (samples, kept, _), saved in zip(stage.layers, reads, stage.saved, strict=True):
@@ -255,7 +269,8 @@ class Account:
 
     def _coming(self, action: Action) -> Iterator[tuple[Action, tuple[int, int, bool]]]:
         """What comes with a receive, by the receive that it belongs to: sizes as of :meth:`_sizes`."""
-        messages, forward = self._program.messages_of(self._rank, action), action.op is Op.RECV_FORWARD
+        messages = self._program.messages_of(self._rank, action)
+        forward = action.op is Op.RECV_FORWARD
         for message, size in zip(messages, self._sizes(action), strict=True):
             leg = (message.src if forward else message.dst, sent_by(action), self._rank)
             if leg in self._joined:
@@ -282,7 +297,8 @@ class Account:
             return False
         answers = Op.SEND_FORWARD if action.op is Op.RECV_FORWARD else Op.SEND_BACKWARD
         takes = Op.RECV_FORWARD if sending.op is Op.SEND_FORWARD else Op.RECV_BACKWARD
-        places, last = self._places_of(peer), len(self._program.rows[peer])
+        places = self._places_of(peer)
+        last = len(self._program.rows[peer])
         left = places.get(Action(action.peer, answers, action.microbatch, action.stage), last)
         received_at = places.get(Action(sending.peer, takes, sending.microbatch, sending.stage), last)
         return received_at < left
@@ -323,12 +339,14 @@ class Account:
 
     def _inputs_left(self, number: int, microbatch: int) -> int:
         """Of the buffers of what was received for a forward, those that weight gradients need."""
-        stage, received = self._stage(number, microbatch), self._received(Op.RECV_FORWARD, number, microbatch)
+        stage = self._stage(number, microbatch)
+        received = self._received(Op.RECV_FORWARD, number, microbatch)
         if stage.has_layouts and stage.levels is not None:
             return 0
         if not stage.gradients:
             return received[0] + received[2]
-        names, needed = {layer.name for layer in stage.layers}, dict[str, float]()
+        names = {layer.name for layer in stage.layers}
+        needed = dict[str, float]()
         for of_layer in stage.inputs_left:
             for maker, size in of_layer.items():
                 if maker not in names:
@@ -349,7 +367,8 @@ class Account:
         )
         if not alone or stage.levels is None or stage.recompute:
             return 1.0 if alone else 0.0
-        graph, names = self._profile.graph, [layer.name for layer in stage.layers]
+        graph = self._profile.graph
+        names = [layer.name for layer in stage.layers]
         recomputed = {place for span in stage.spans for place in span}  # which drop what they save of their outputs
         copies = {place for place, (_, _, is_copy) in enumerate(stage.reads) if is_copy}
         saves = [0.0 if place in recomputed | copies else saved for place, saved in enumerate(stage.own or stage.saved)]
@@ -367,7 +386,8 @@ class Account:
 
     def _most_versions(self, stage: int) -> int:
         """How many versions of a stage's weights there are at once at most."""
-        newest, most = 0, 1
+        newest = 0
+        most = 1
         under_way: dict[int | None, int] = {}
         for action in self._row:
             if action.stage != stage:
@@ -382,7 +402,8 @@ class Account:
 
     def _scattered(self, number: int, stage: Holding) -> int:
         """Beside all gradients, what is there while each rank is sent the sum of its piece of each bucket."""
-        graph, ranks = self._profile.graph, self._program.ranks[number]
+        graph = self._profile.graph
+        ranks = self._program.ranks[number]
         is_near = all(
             self._profile.cluster.link(a, b).transport == SHARED_MEMORY for a in ranks for b in ranks if a != b
         )
@@ -397,7 +418,9 @@ class Account:
 
     def _update_bytes(self, stage: int) -> int:
         """Copies that the optimiser makes of the largest that it steps on its way: a parameter, or a piece of one."""
-        optimizer, graph, one = self._profile.optimizer, self._profile.graph, self._stage(stage, 0)
+        optimizer = self._profile.optimizer
+        graph = self._profile.graph
+        one = self._stage(stage, 0)
         sizes = {name: graph.parameters[name].num_bytes for layer in one.layers for name in layer.parameters}
         for names in buckets_of(one.layers, graph, one.tied) if one.zero else ():
             piece = math.ceil(sum(sizes[name] for name in names) / len(self._program.ranks[stage]))

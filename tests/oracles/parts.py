@@ -52,7 +52,8 @@ def levels_of_part(
     """
     if whole is None or none is None:
         return None
-    own, (used, in_all) = whole[:, layer] * part.share, weights
+    own = whole[:, layer] * part.share
+    used, in_all = weights
     copied = np.minimum(np.minimum(none, whole)[WHILE_IT_RUNS, layer], in_all)
     own[WHILE_IT_RUNS] += part.received + np.maximum(copied * max(0.0, used - part.share), max(0.0, needs))
     return [float(each) for each in own]
@@ -65,8 +66,10 @@ def inputs_saved(whole: Levels | None, layer: int, part: Reading) -> tuple[float
     """
     if whole is None:
         return part.received, 0.0
-    first, every = float(whole[INPUTS_SAVED, layer]), float(whole[INPUTS_KEPT, layer])
-    read, more = max(part.share, part.read_share), first * max(0.0, part.read_share - part.share)
+    first = float(whole[INPUTS_SAVED, layer])
+    every = float(whole[INPUTS_KEPT, layer])
+    read = max(part.share, part.read_share)
+    more = first * max(0.0, part.read_share - part.share)
     if part.stays or not whole[INPUTS_KEPT].any():  # or the profile does not know who saves what others saved
         return max(part.received, more), first * read
     received = part.received if every else 0.0

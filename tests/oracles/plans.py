@@ -35,6 +35,7 @@ def differences(stated: Prediction, plain: Evaluation, rounded_bytes: int) -> It
         if one.on_chip_bytes != plain.on_chip_bytes[rank]:
             yield f"oracle: rank {rank} holds {one.on_chip_bytes} bytes on chip, plainly {plain.on_chip_bytes[rank]}"
         for name in _TIMES:
-            seconds, again_s = getattr(one, name), getattr(times, name)
+            seconds = getattr(one, name)
+            again_s = getattr(times, name)
             if abs(seconds - again_s) > max(1e-7 * plain.step_s, 1e-9 * again_s):
                 yield f"oracle: {name} of rank {rank} is {seconds} s, plainly {again_s} s"

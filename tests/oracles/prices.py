@@ -182,7 +182,8 @@ class LaidOut:
 
     def _reading(self, layer: Layer, member: int) -> Reading:
         shards = self._shards[layer.name]
-        samples, share = float(shards.samples[0, member]), float(shards.share[0, member])
+        samples = float(shards.samples[0, member])
+        share = float(shards.share[0, member])
         received, copied = (self._received(layer, member, copied=each) for each in (False, True))
         return Reading(samples, share, float(shards.read_share(0)[member]), received, copied)
 
@@ -248,9 +249,12 @@ class LaidOut:
 
     def levels(self, member: int) -> list[list[float]] | None:
         """How high memory rises in each layer; None if that was not measured."""
-        by_layer, sums = [], self._cost_model.tables.graph.parameter_bytes
+        by_layer = []
+        sums = self._cost_model.tables.graph.parameter_bytes
         for layer in self.layers:
-            part, index, kind = self._reading(layer, member), self.prices.index[layer.name], self._kinds[member]
+            part = self._reading(layer, member)
+            index = self.prices.index[layer.name]
+            kind = self._kinds[member]
             whole = float(self._cost_model.tables.at(kind, part.samples).workspace_bytes[index])
             needs = float(self._costs[layer.name]["workspace_bytes"][member]) - part.share * whole
             size = float(sums[index + 1] - sums[index])
@@ -342,7 +346,8 @@ class LaidOut:
     @cached_property
     def _shards(self) -> dict[str, Shards]:
         graph = self._cost_model.profile.graph
-        values, by_layer = graph.values(), {}
+        values = graph.values()
+        by_layer = {}
         for layer in self.layers:
             sized = SizedLayer.of(graph, layer, values, self.samples, mixes_samples=False)
             by_layer[layer.name] = shards_of(sized, (ShardingSpec.placed(self.placements[layer.name]),))
@@ -358,7 +363,8 @@ class LaidOut:
 
     def _costs_of(self, name: str, shards: Shards) -> Array:
         """``[quantities, options, members]`` of each part: as measured or modelled, else its share of whole samples."""
-        index, shared = self.prices.index[name], len(self.ranks) > 1
+        index = self.prices.index[name]
+        shared = len(self.ranks) > 1
         cost = np.zeros((len(QUANTITIES), len(shards.options), len(self.ranks)))
         for member, kind in enumerate(self._kinds):  # what corrections add comes after the parts that were measured
             for option in range(len(shards.options)):
@@ -375,7 +381,8 @@ class LaidOut:
     @cached_property
     def _sums(self) -> dict[str, Sums]:
         """By layer: its sums over ranks; a tied parameter is its first user's."""
-        graph, rate = self._cost_model.profile.graph, partial(reduction_rate, self._cost_model)
+        graph = self._cost_model.profile.graph
+        rate = partial(reduction_rate, self._cost_model)
         first: dict[str, str] = {}
         for layer in graph.layers:
             for name in layer.parameters:
@@ -410,7 +417,8 @@ class LaidOut:
     @cached_property
     def _waited_s(self) -> tuple[float, float]:
         """What ranks wait for one another, forward and backward."""
-        kinds, apart = {layer.name: layer.kind for layer in self.layers}, {layer.name for layer in self._apart}
+        kinds = {layer.name: layer.kind for layer in self.layers}
+        apart = {layer.name for layer in self._apart}
         own = [self._sums[name].statistics_s for name in apart if not self._is_running(name)]
         forward_s, backward_s = (sum(float(seconds[way, 0]) for seconds in own) for way in range(2))
         for (_, reader), moving in self._crossings.items():
@@ -418,7 +426,8 @@ class LaidOut:
                 continue
             ahead, behind = (self._costs[reader][what][None] for what in ("forward_s", "backward_s"))
             there, back = exposed(moving, kinds[reader], ahead, behind, self._cost_model.profile.cluster)
-            forward_s, backward_s = forward_s + float(there[0, 0]), backward_s + float(back[0, 0])
+            forward_s = forward_s + float(there[0, 0])
+            backward_s = backward_s + float(back[0, 0])
         if self.blocks:
             forward_s += self._account.fetched_s()
             for shards in self._tile_shards.values():
@@ -427,7 +436,8 @@ class LaidOut:
         for layer in self._apart:  # partial sums of what is read from outside
             if layer.inputs and producer(layer.inputs[0]) not in self._shards:
                 seconds = float(scattered_s(self._shards[layer.name], self.ranks, self._cost_model.network)[0])
-                forward_s, backward_s = forward_s + seconds, backward_s + seconds
+                forward_s = forward_s + seconds
+                backward_s = backward_s + seconds
         return forward_s, backward_s
 
     @cached_property
@@ -448,7 +458,8 @@ class LaidOut:
 
     def _by_bytes_s(self, layer: Layer, seconds: Sequence[float]) -> float:
         """In proportion to the bytes held, on the slowest member; ``seconds``: by member, of all of the layer's own."""
-        sums, index = self._cost_model.tables.graph.parameter_bytes, self.prices.index[layer.name]
+        sums = self._cost_model.tables.graph.parameter_bytes
+        index = self.prices.index[layer.name]
         own = float(sums[index + 1] - sums[index])
         held = self._sums[layer.name].held_bytes[0]
         return max(s * float(size) / own for s, size in zip(seconds, held, strict=True)) if own else 0.0

@@ -102,7 +102,9 @@ class Rises:
     def __init__(
         self, stage: Holding, graph: Graph, seeds: Received, first: bool, sums: bool, there: tuple[float, ...]
     ) -> None:
-        self._stage, self._seeds, self._first = stage, seeds[0] + seeds[2] + seeds[4], first
+        self._stage = stage
+        self._seeds = seeds[0] + seeds[2] + seeds[4]
+        self._first = first
         self._saved = [saved - less for saved, less in zip(stage.saved, there, strict=False)]
         self._span = {place: span for span in stage.spans for place in span}
         self._kept = [stage.kept[at] if at in self._span else own for at, own in enumerate(self._saved)]
@@ -150,7 +152,8 @@ class Rises:
 
     def _follow_buckets(self, graph: Graph) -> None:
         """Where buckets of parameters are whole, where gradients of theirs are made, and what stays of these."""
-        stage, sizes = self._stage, {name: spec.num_bytes for name, spec in graph.parameters.items()}
+        stage = self._stage
+        sizes = {name: spec.num_bytes for name, spec in graph.parameters.items()}
         buckets = buckets_of(stage.layers, graph, stage.tied)
         bytes_of = [sum(sizes[name] for name in names) for names in buckets]
         self._bucket_bytes = max(bytes_of, default=0)
@@ -158,7 +161,8 @@ class Rises:
         self._bucket_needs = max((size * times for size, times in zip(bytes_of, copies, strict=True)), default=0)
         for names in buckets:
             users = {n: [p for p, layer in enumerate(stage.layers) if n in layer.parameters] for n in names}
-            first, last = min(map(min, users.values())), max(map(max, users.values()))
+            first = min(map(min, users.values()))
+            last = max(map(max, users.values()))
             total = sum(sizes[name] for name in names)
             for place in range(first, last + 1):
                 self._whole[place] += total if stage.zero > 2 else 0
@@ -231,7 +235,10 @@ class Rises:
     def _down(self, which: int, held: Sequence[float], makes: Sequence[float]) -> float:
         """From the last layer to the first, each of which lets go of what it held, and makes gradients."""
         levels = self._levels
-        there, made, left, most = sum(held), 0.0, 0.0, 0.0
+        there = sum(held)
+        made = 0.0
+        left = 0.0
+        most = 0.0
         waiting = list[tuple[float, float]]()  # of weight gradients put off: what they are made of, and need besides
         for place in reversed(range(len(held))):
             span = self._span.get(place, ()) if which != 3 else ()
@@ -270,7 +277,8 @@ class Rises:
         """What received gradients add to the level of a layer: where it has them itself, the room behind them alone."""
         if self._under_way is None:
             return self._seeds if place < len(self._levels) - 1 else 0.0
-        outside, shared = self._under_way.outside, self._under_way.shared
+        outside = self._under_way.outside
+        shared = self._under_way.shared
         return max(shared[place] + self._seeds - min(outside[place], self._seeds), -level)
 
     def _beside_bucket(self, which: int, place: int, level: float) -> float:
@@ -305,7 +313,8 @@ class _Gradients:
 def _under_way(stage: Holding, graph: Graph) -> _Gradients:
     at = {layer.name: number for number, layer in enumerate(graph.layers)}
     mine = [at[layer.name] for layer in stage.layers]
-    inside, parts = set(mine), stage.parts or [(stage.samples, 1.0)] * len(mine)
+    inside = set(mine)
+    parts = stage.parts or [(stage.samples, 1.0)] * len(mine)
     outside, begin, after, with_layer, shared = ([0.0] * len(mine) for _ in range(5))
     copies: dict[str, str] = {}
 
@@ -351,7 +360,9 @@ def _all_made(waiting: Sequence[tuple[float, float]]) -> float:
 
 def _copy_of(stage: Holding, graph: Graph, name: str) -> str:
     """The reshape between a layer and the end of its stage that copies the gradient that comes; empty: none does."""
-    names, layers, values = {layer.name for layer in stage.layers}, graph.by_name(), graph.values()
+    names = {layer.name for layer in stage.layers}
+    layers = graph.by_name()
+    values = graph.values()
     chain: list[Layer] = []
     readers = readers_of(graph, name)
     while names.issuperset(readers):

@@ -44,17 +44,16 @@ class Stages:
     """The stages of a program on their ranks: layers, parts of micro-batches, parameters, and what is held of them."""
 
     def __init__(self, cost_model: CostModel, decision: Decision, program: Program) -> None:
-        self.cost_model, self.prices, self.decision, self.program = (
-            cost_model,
-            LayerPrices(cost_model),
-            decision,
-            program,
-        )
+        self.cost_model = cost_model
+        self.prices = LayerPrices(cost_model)
+        self.decision = decision
+        self.program = program
         self.graph = cost_model.profile.graph
         of_stage = [set(decision.layers_of(stage)) for stage in range(len(decision.stages))]
         self.layers = [[layer for layer in self.graph.layers if layer.name in names] for names in of_stage]
         self.indices = [[self.prices.index[layer.name] for layer in layers] for layers in self.layers]
-        sliced, self.sizes = bool(decision.token_slices), decision.sizes
+        sliced = bool(decision.token_slices)
+        self.sizes = decision.sizes
         self.has_layouts = [sliced or has_layouts(decision, stage) for stage in range(len(decision.stages))]
         self.throughout = throughout_sites(self.graph)
         self.spans = [stage.recomputed if program.trains else () for stage in decision.stages]
@@ -84,7 +83,8 @@ class Stages:
             size = sum(self.graph.parameters[name].num_bytes for name in names)
             others = 0
             for stage in stages:
-                own, members = self.own_bytes(stage), len(self.program.ranks[stage])
+                own = self.own_bytes(stage)
+                members = len(self.program.ranks[stage])
                 others += own - math.ceil(own / members) if self.is_sharded(stage) else 0
             state = round((size - others) * self.cost_model.profile.optimizer.state_bytes_per_parameter_byte)
             wanted = 2 * size + state if self.program.trains else size
@@ -136,7 +136,8 @@ class Stages:
         from tests.planner.extras.token_slices.plain_slices import Sliced
 
         if (stage, size) not in self._slices:
-            kind, recompute = self.cost_model.kind(self.program.ranks[stage][0]), self.decision.stages[stage].recompute
+            kind = self.cost_model.kind(self.program.ranks[stage][0])
+            recompute = self.decision.stages[stage].recompute
             table = self.cost_model.beside(SlicePrices).table(kind, size)
             self._slices[stage, size] = Sliced(self.prices, self.layers[stage], table, kind, size.samples, recompute)
         return self._slices[stage, size]
@@ -154,16 +155,21 @@ class Stages:
 
     def _held_by_part(self, rank: int, stage: int, microbatch: int) -> Holding:
         """Of a stage whose layers have layouts."""
-        kind, layers = self.kind(rank), self._as_they_run(stage)
+        kind = self.kind(rank)
+        layers = self._as_they_run(stage)
         indices = [self.prices.index[layer.name] for layer in layers]
-        recompute, size = self.decision.stages[stage].recompute, self.sizes[microbatch]
+        recompute = self.decision.stages[stage].recompute
+        size = self.sizes[microbatch]
         rows = samples_in(size)
-        laid_out, member = self.of_size(stage, size), self.program.ranks[stage].index(rank)
+        laid_out = self.of_size(stage, size)
+        member = self.program.ranks[stage].index(rank)
         blocks = self.decision.stages[stage].blocks
         if blocks:
-            kept, of_layers = [0.0] * len(layers), None
+            kept = [0.0] * len(layers)
+            of_layers = None
         else:
-            kept, of_layers = laid_out.saved_bytes(member), None if recompute else laid_out.levels(member)
+            kept = laid_out.saved_bytes(member)
+            of_layers = None if recompute else laid_out.levels(member)
         waits = laid_out.puts_off() if of_layers is not None and isinstance(laid_out, LaidOut) else []
         waits = [] if self.spans[stage] or not self.prices.gradients(kind, [rows]) else waits
         put_off = [one[3] if waits and waits[k] else None for k, one in enumerate(of_layers or ())]
@@ -179,8 +185,10 @@ class Stages:
             order = [self.layers[stage].index(layer) for layer in layers]
             kept = [kept[at] for at in order]
             if of_layers is not None:
-                of_layers, made = [of_layers[at] for at in order], [made[at] for at in order]
-                parts, reads = [parts[at] for at in order], [reads[at] for at in order]
+                of_layers = [of_layers[at] for at in order]
+                made = [made[at] for at in order]
+                parts = [parts[at] for at in order]
+                reads = [reads[at] for at in order]
                 saved = [saved[at] for at in order]
             stays = self._kept(stage, layers, of_layers, [laid_out.part(layer, member) for layer in layers])
         is_shared = shares_memory(self.cost_model.profile.cluster, self.program.ranks[stage])
@@ -215,10 +223,13 @@ class Stages:
 
     def _held_by_samples(self, rank: int, stage: int, microbatch: int) -> Holding:
         """Of a stage whose ranks run whole layers, each on samples of its own."""
-        kind, layers = self.kind(rank), self._as_they_run(stage)
+        kind = self.kind(rank)
+        layers = self._as_they_run(stage)
         indices = [self.prices.index[layer.name] for layer in layers]
-        samples, own = self.samples_on(rank, stage, microbatch), self.own_bytes(stage)
-        costs, levels = self.prices.columns(kind, samples, False), self.cost_model.levels.at(kind, samples)
+        samples = self.samples_on(rank, stage, microbatch)
+        own = self.own_bytes(stage)
+        costs = self.prices.columns(kind, samples, False)
+        levels = self.cost_model.levels.at(kind, samples)
         deferring = self.cost_model.tables.deferring(kind)
         of_layers = None if levels is None else [levels[:, at].tolist() for at in indices]
         stays = self._kept(stage, layers, of_layers, [float(samples)] * len(layers))

@@ -87,8 +87,10 @@ def test_a_random_plan_on_shared_cards_and_cores_is_what_the_oracle_makes_of_it(
 
 def test_any_other_figure_is_seen() -> None:
     profile, decision = random_plan(random.Random(7), "1f1b")
-    prediction, plain = predict(profile, decision)[0], evaluate(profile, decision)
-    rounded_bytes, rank = 2 * len(decision.sizes) + 2, prediction.ranks[0]
+    prediction = predict(profile, decision)[0]
+    plain = evaluate(profile, decision)
+    rounded_bytes = 2 * len(decision.sizes) + 2
+    rank = prediction.ranks[0]
     wrong = {
         "step_s": replace(prediction, step_s=prediction.step_s * (1 + 1e-6)),
         "bubble": replace(prediction, bubble_fraction=prediction.bubble_fraction + 1e-3),
@@ -129,7 +131,8 @@ def test_rounding_does_not_decide_who_is_first_on_a_wire_of_both_directions(seed
         bandwidth_bytes_per_s=1e6,
         duplex=False,
     )
-    cuts, micro_batches = tuple(range(1, count)), (1,) * draw.randint(3, 6)
+    cuts = tuple(range(1, count))
+    micro_batches = (1,) * draw.randint(3, 6)
     require_agreement(profile, chain_decision(profile, cuts, micro_batches, schedule=draw.choice(("1f1b", "gpipe"))))
 
 

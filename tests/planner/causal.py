@@ -8,7 +8,9 @@ from benchmarks.chains import chain_profile
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec
 from planner.ir.profile import Measurement, ParameterCost, Profile
 
-TOKENS, WIDTH, SAMPLES = 16, 4, 2
+TOKENS = 16
+WIDTH = 4
+SAMPLES = 2
 _LIKE = {"op": "aten.linear.default"}
 
 
@@ -20,7 +22,8 @@ def graph(num_blocks: int = 4, tokens: int = TOKENS, *, causal: bool = True) -> 
     rows = TensorSpec((SAMPLE, "feature"), (SAMPLES * tokens, WIDTH), "float32")
     targets = TensorSpec((SAMPLE,), (SAMPLES * tokens,), "int64")
     attributes = {"op": "aten.scaled_dot_product_attention.default", **({"causal": True} if causal else {})}
-    layers, last = [Layer("token", "embedding", ("x",), (features,), ("token.weight",))], "token"
+    layers = [Layer("token", "embedding", ("x",), (features,), ("token.weight",))]
+    last = "token"
     for block in range(num_blocks):
         layers += [
             Layer(f"p{block}", "linear", (last,), (features,), (f"p{block}.weight",), _LIKE),
@@ -59,7 +62,8 @@ def profile(num_devices: int = 2, *, blocks: int = 4, behind: bool = True, laten
         return 1e-4 * samples * length if layer.parameters else 0.0
 
     def measured(layer: Layer, samples: int, length: int = TOKENS, before: int = 0) -> Measurement:
-        spent, saved = seconds(layer, samples, length, before), 64 * samples * length
+        spent = seconds(layer, samples, length, before)
+        saved = 64 * samples * length
         part = () if length == TOKENS else (1, length, WIDTH)
         found = Measurement(layer.name, samples, spent, 2 * spent, spent, spent, saved, 0, 10, part=part)
         return replace(found, before=before)

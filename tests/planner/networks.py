@@ -12,7 +12,9 @@ from planner.ir.graph import Attribute, Graph, Layer, TensorSpec
 from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, Profile, Provenance
 
 IMAGE = ("sample", "channel", "height", "width")
-FLOP_PER_S, BYTES_PER_S, CALL_S = 1e12, 1e11, 2e-6
+FLOP_PER_S = 1e12
+BYTES_PER_S = 1e11
+CALL_S = 2e-6
 
 Value = TensorSpec
 Named = tuple[str, TensorSpec]

@@ -54,6 +54,7 @@ def scaled(whole: Measurement, part: tuple[int, ...], of_all: int, factor: Facto
 
 def elements(profile: Profile, layer: str) -> int:
     """Of the work of a layer for one sample."""
-    values, found = profile.graph.values(), profile.graph.by_name()[layer]
+    values = profile.graph.values()
+    found = profile.graph.by_name()[layer]
     work = kind(found.kind).work(found, tuple(values[name] for name in found.inputs))
     return prod(extent for dim, extent in zip(work.dims, work.shape, strict=True) if dim != SAMPLE)

@@ -72,7 +72,8 @@ def random_positions(rng: random.Random, schedule_name: str) -> tuple[int, ...]:
     per_position = traits(schedule_name).stages_per_position
     if per_position == 1:
         return ()
-    count, per_position = rng.randint(1, 3), per_position or rng.randint(1, 3)
+    count = rng.randint(1, 3)
+    per_position = per_position or rng.randint(1, 3)
     found = positions(schedule_name, count, per_position)
     uneven = rng.randint(0, count - 1) if traits(schedule_name).stages_per_position == 0 and per_position > 1 else 0
     return found[: len(found) - uneven]
@@ -80,7 +81,9 @@ def random_positions(rng: random.Random, schedule_name: str) -> tuple[int, ...]:
 
 def random_pipeline(rng: random.Random, schedule_name: str, stages: StageGraph, positions: tuple[int, ...]) -> Pipeline:
     """The stages, with windows and times where the schedule heeds them."""
-    windows, times, transfer = (), (), 0.0
+    windows = ()
+    times = ()
+    transfer = 0.0
     if traits(schedule_name).windowed and rng.random() < 0.7:
         windows = tuple(rng.randint(1, stages.num_microbatches + 1) for _ in range(stages.num_stages))
     if traits(schedule_name).timed and rng.random() < 0.7:

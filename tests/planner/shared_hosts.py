@@ -35,7 +35,8 @@ def random_plan(
     for _ in range(num_positions):
         first = sum(map(len, groups))
         groups.append(tuple(range(first, first + (draw.choice((1, 1, 2, 3)) if per_position == 1 else 1))))
-    num_ranks, num_layers = sum(map(len, groups)), len(where) + draw.randint(0, 2)
+    num_ranks = sum(map(len, groups))
+    num_layers = len(where) + draw.randint(0, 2)
     profile = _profile(draw, num_layers, num_ranks, alone, small)
     decision = _decision(draw, profile, schedule, where, tuple(groups))
     return _tied(draw, profile) if draw.random() < 0.5 else profile, decision
@@ -104,7 +105,8 @@ def _link(draw: random.Random, link: Link) -> Link:
 def _decision(
     draw: random.Random, profile: Profile, schedule: str, where: tuple[int, ...], groups: tuple[tuple[int, ...], ...]
 ) -> Decision:
-    graph, num_stages = profile.graph, len(where)
+    graph = profile.graph
+    num_stages = len(where)
     ranks = tuple(groups[position] for position in where)
     cuts = sorted(draw.sample(range(1, len(graph.layers)), num_stages - 1))
     bounds = [0, *cuts, len(graph.layers)]

@@ -20,7 +20,8 @@ from planner.ir.profile import (
 )
 from planner.layers import kind
 
-FLOP_PER_S, ROWS_PER_S = 1e9, 1e7
+FLOP_PER_S = 1e9
+ROWS_PER_S = 1e7
 
 
 class SparseNetwork:
@@ -60,7 +61,8 @@ class SparseNetwork:
         return self._add("pointwise", (x,), self.specs[x].dims, self.specs[x].shape)
 
     def linear(self, x: str, features: int) -> str:
-        dims, (rows, channels) = self.specs[x].dims, self.specs[x].shape
+        dims = self.specs[x].dims
+        rows, channels = self.specs[x].shape
         return self._add("linear", (x,), (dims[0], "channel"), (rows, features), {}, (features, channels))
 
     def segment(self, x: str) -> str:
@@ -72,13 +74,15 @@ class SparseNetwork:
 
     def expand(self, y: str) -> str:
         """A row for each site."""
-        starts, lengths = f"starts_{self.level}", f"lengths_{self.level}"
+        starts = f"starts_{self.level}"
+        lengths = f"lengths_{self.level}"
         return self._add("segment_expand", (y, starts, lengths), (self._dim(self.level), "channel"),
                          (self.sites[self.level], self.specs[y].shape[1]))  # fmt: skip
 
     def graph(self, x: str) -> Graph:
         """The network with a loss on ``x``: a class for each of its rows."""
-        dims, (rows, _) = self.specs[x].dims, self.specs[x].shape
+        dims = self.specs[x].dims
+        rows, _ = self.specs[x].shape
         self._input("target", TensorSpec((dims[0],), (rows,), "int64"))
         attributes: dict[str, Attribute] = {"op": "aten.cross_entropy_loss.default", "terms": "places"}
         loss = Layer("loss", "loss", (x, "target"), (TensorSpec((), (), "float32"),), attributes=attributes)
@@ -93,7 +97,8 @@ class SparseNetwork:
         attributes: dict[str, Attribute] | None = None,
         weight: tuple[int, ...] = (),
     ) -> str:
-        layer, parameter = f"{name}{len(self.layers)}", f"{name}{len(self.layers)}.weight"
+        layer = f"{name}{len(self.layers)}"
+        parameter = f"{name}{len(self.layers)}.weight"
         spec = TensorSpec(dims, shape, "float32")
         if weight:
             self.parameters[parameter] = TensorSpec(tuple(f"dim{k}" for k in range(len(weight))), weight, "float32")

@@ -49,7 +49,8 @@ def dtypes_of(graph: CapturedModule, *tensors: Tensor) -> dict[str, str]:
 def test_loss_gradients_and_buffers_equal_the_modules_to_the_bit(factory: Callable[..., Any], samples: int) -> None:
     graph, model = captured(factory)
     batch = loaded(factory, samples)
-    twin, exact = copy.deepcopy(model.module), copy.deepcopy(model.module)
+    twin = copy.deepcopy(model.module)
+    exact = copy.deepcopy(model.module)
     with autocast("cpu", torch.bfloat16):
         expected = model.loss_fn(twin(*batch.inputs), batch.targets)
     with autocast("cpu", torch.bfloat16):
@@ -167,7 +168,9 @@ class Picky(nn.Module):
 
     def __init__(self, least: int, in_float32: bool = True) -> None:
         super().__init__()
-        self.weight, self.least, self.in_float32 = nn.Parameter(torch.ones(3)), least, in_float32
+        self.weight = nn.Parameter(torch.ones(3))
+        self.least = least
+        self.in_float32 = in_float32
 
     def forward(self, x: Tensor) -> Tensor:
         if len(x) < self.least or (torch.is_autocast_enabled("cpu") or not self.in_float32):

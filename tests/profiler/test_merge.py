@@ -61,7 +61,8 @@ def forward_s(profile: Profile, kind: str, layer: str, samples: int) -> float:
 
 
 def test_devices_of_all_hosts_stand_side_by_side_with_their_own_costs() -> None:
-    fast, slow = taken_on(2.0), taken_on(1.0, num_devices=1)
+    fast = taken_on(2.0)
+    slow = taken_on(1.0, num_devices=1)
     found = gather([fast, slow])
     assert [(d.name, d.host, d.kind) for d in found.cluster.devices] == [
         ("n0/cpu0", "n0", "kind-2"),
@@ -100,7 +101,8 @@ def test_slow_downs_of_a_kind_are_medians_over_hosts_with_as_many_devices() -> N
 
 
 def test_every_host_keeps_its_own_link_and_sums_are_medians() -> None:
-    a, b = taken_on(1.0, bandwidth=1e9), taken_on(1.0, bandwidth=3e9)
+    a = taken_on(1.0, bandwidth=1e9)
+    b = taken_on(1.0, bandwidth=3e9)
     sums = [Collective(ALL_REDUCE, 2, WITHIN_HOST, ((1024, s), (4096, 2 * s))) for s in (1.0, 3.0)]
     a = replace(a, cluster=replace(a.cluster, collectives=(sums[0],)))
     b = replace(b, cluster=replace(b.cluster, collectives=(sums[1],)))
@@ -115,7 +117,8 @@ def test_every_host_keeps_its_own_link_and_sums_are_medians() -> None:
 
 
 def test_links_between_hosts_come_from_the_profile_that_has_them() -> None:
-    a, b = taken_on(1.0), taken_on(1.0)
+    a = taken_on(1.0)
+    b = taken_on(1.0)
     link = replace(a.cluster.links[WITHIN_HOST], latency_s=1e-3)
     b = replace(b, cluster=replace(b.cluster, links={**b.cluster.links, ACROSS_HOSTS: link}))
     assert gather([a, b]).cluster.link(0, 2) == link

@@ -195,7 +195,8 @@ def test_gpt_is_causal() -> None:
     assert isinstance(tokens, Tensor)
     changed = tokens.clone()
     changed[:, 4] = (changed[:, 4] + 1) % 17
-    before, after = module(tokens), module(changed)
+    before = module(tokens)
+    after = module(changed)
     torch.testing.assert_close(after[:, :4], before[:, :4])
     assert (after[:, 4:] != before[:, 4:]).any(dim=2).all()
 
@@ -214,7 +215,8 @@ def test_the_decoder_of_gnmt_sees_the_whole_source_but_no_later_target() -> None
 @pytest.mark.usefixtures("_float64")
 def test_additive_attention_follows_the_papers_formula_for_unequal_lengths() -> None:
     attention = AdditiveAttention(4)
-    queries, memory = torch.randn(2, 3, 4), torch.randn(2, 5, 4)
+    queries = torch.randn(2, 3, 4)
+    memory = torch.randn(2, 5, 4)
     for sample in range(2):
         for position in range(3):
             scores = torch.stack(
@@ -281,8 +283,12 @@ def test_unet3d_has_the_papers_parameters_without_those_of_batch_norm() -> None:
 
 def test_gnmt_has_the_layers_that_pipedream_profiled() -> None:
     """Parameter bytes, in float32, of the embeddings, LSTMs, attention and classifier in PipeDream's gnmt profile."""
-    embedding, bidirectional, joined, plain = 132_382_720, 67_174_400, 50_364_416, 33_587_200
-    attention, classifier = 41_979_904 - plain, 132_512_000
+    embedding = 132_382_720
+    bidirectional = 67_174_400
+    joined = 50_364_416
+    plain = 33_587_200
+    attention = 41_979_904 - plain
+    classifier = 132_512_000
     module, _, _ = full_size(gnmt)
     lstms = [4 * num_parameters(layer) for layer in module.modules() if isinstance(layer, nn.LSTM)]
     assert lstms == [bidirectional, joined, plain, plain, plain, joined, joined, joined]

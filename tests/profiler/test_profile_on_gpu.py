@@ -70,7 +70,8 @@ def test_a_pass_gives_the_gradients_of_the_module(split: bool) -> None:
     expected = {name: p.grad.clone() for name, p in model.module.named_parameters()}
     model.module.zero_grad(set_to_none=True)
     tensors = example_of(captured.graph.inputs, model, model.samples)
-    run, parts = SegmentedPass(captured, tensors, model.samples, clock_for(device), split), segments(captured)
+    run = SegmentedPass(captured, tensors, model.samples, clock_for(device), split)
+    parts = segments(captured)
     for part in parts:
         run.forward(part)
     run.start_backward()

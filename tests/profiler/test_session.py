@@ -83,7 +83,8 @@ def test_a_profile_describes_two_workers_and_the_link_between_them(
     assert found.action_overhead_s.keys() == found.measurements.keys()
     assert all(0 <= seconds < 0.1 for seconds in found.action_overhead_s.values())
     for collective in found.cluster.collectives[:2]:
-        asked, offered = [size for size, _ in collective.points], sizes[collective.operation]
+        asked = [size for size, _ in collective.points]
+        offered = sizes[collective.operation]
         assert asked == list(offered[: len(asked)])
         assert asked[-1] >= min(messages.LEAST_LAST_BYTES, offered[-1])
         assert all(seconds > 0 for _, seconds in collective.points)

@@ -60,7 +60,9 @@ def computed_alone(
     boundaries: Boundaries, program: Program, batch: Sequence[MicroBatch], start: Weights, steps: int = 1
 ) -> Outcome:
     """One device, micro-batch by micro-batch, on the versions of the weights that the program names."""
-    layers, weights, losses = boundaries.graph.layers, dict(start), []
+    layers = boundaries.graph.layers
+    weights = dict(start)
+    losses = []
     version_of = {
         (action.stage, action.microbatch): action.version
         for row in program.rows

@@ -101,11 +101,16 @@ class _Rank:
         options: Options,
         transport: InProcessTransport,
     ) -> None:
-        self.boundaries, self.program, self.start = boundaries, program, start
-        self.options, self.transport, self.rank = options, transport, transport.rank
+        self.boundaries = boundaries
+        self.program = program
+        self.start = start
+        self.options = options
+        self.transport = transport
+        self.rank = transport.rank
 
     def run(self, batch: Sequence[MicroBatch]) -> Outcome:
-        boundaries, program = self.boundaries, self.program
+        boundaries = self.boundaries
+        program = self.program
         rows = tuple(len(each["y"]) for each in batch)
         local_stages = {s: self._local_stage(s, rows) for s, ranks in enumerate(boundaries.ranks) if self.rank in ranks}
         routing = Routing([boundaries] * len(rows), program, rows, self.rank)
@@ -131,7 +136,9 @@ class _Rank:
         return Outcome(tuple(losses), weights)
 
     def _local_stage(self, stage: int, rows: tuple[int, ...]) -> LocalStage:
-        boundaries, graph, ranks = self.boundaries, self.boundaries.graph, self.boundaries.ranks[stage]
+        boundaries = self.boundaries
+        graph = self.boundaries.graph
+        ranks = self.boundaries.ranks[stage]
         mine = [layer for layer in graph.layers if boundaries.stage_of[layer.name] == stage]
         made = {layer.name for layer in mine}
         read = dict.fromkeys(value for layer in mine for value in layer.inputs if value not in made)
@@ -157,11 +164,13 @@ class _Rank:
             current=current,
             added=None if updates.reduction is None else updates.reduction.note,
         )
-        shares, feeds = [], []
+        shares = []
+        feeds = []
         for m, weight in enumerate(self._weights(rows)):
             counts = boundaries.layouts[stage].samples(rows[m])
             position = ranks.index(self.rank)
-            first, count = sum(counts[:position]), counts[position]
+            first = sum(counts[:position])
+            count = counts[position]
             shares.append(MicrobatchShard(m, count, first, rows[m], loss_weight=weight * count))
             own = slice(first, first + count)
             feeds.append({name: partial(_fed, m=m, name=name, own=own) for name in read if name in graph.inputs})
@@ -175,7 +184,8 @@ class _Rank:
 
     def _updates(self, stage: int, parameters: dict[str, nn.Parameter]) -> Updates:
         ranks = self.boundaries.ranks[stage]
-        transport, shards = self.transport, None
+        transport = self.transport
+        shards = None
         reduction: GradientBuckets | ShardedParameters | None = None
         if len(ranks) > 1 and stage in self.options.sharded:
             together = (partial(each, ranks=ranks) for each in (transport.reduce_scatter, transport.all_gather))
@@ -187,7 +197,8 @@ class _Rank:
         return Updates(frozenset(), reduction, optimizer, frozenset())
 
     def _weights(self, rows: tuple[int, ...]) -> list[float]:
-        found, first = [], 0
+        found = []
+        first = 0
         for end in updates_of(self.program):
             last = len(rows) - 1 if end is None else end
             found += [1 / sum(rows[first : last + 1])] * (last + 1 - first)
@@ -232,7 +243,9 @@ class _Mean(torch.autograd.Function):
     def forward(ctx: FunctionCtx, add: Callable[[Tensor], None], x: Tensor) -> Tensor:
         total = torch.cat((x.sum(0), torch.tensor([len(x)], dtype=x.dtype)))
         add(total)
-        ctx.add, ctx.count, ctx.share = add, total[-1], len(x)
+        ctx.add = add
+        ctx.count = total[-1]
+        ctx.share = len(x)
         return (total[:-1] / total[-1]).unsqueeze(0)
 
     @staticmethod

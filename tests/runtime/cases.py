@@ -31,9 +31,12 @@ class Normalised(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CODES)
-        self.norm1, self.norm2 = nn.BatchNorm1d(WIDTH), nn.BatchNorm1d(WIDTH, affine=False)
-        self.middle, self.late = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.last = nn.Linear(WIDTH, CODES)
+        self.norm1 = nn.BatchNorm1d(WIDTH)
+        self.norm2 = nn.BatchNorm1d(WIDTH, affine=False)
+        self.middle = nn.Linear(WIDTH, WIDTH)
+        self.late = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         start = self.first(x)
@@ -46,8 +49,11 @@ class Mixed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.third = nn.Linear(WIDTH, 8), nn.Linear(4, 4), nn.Linear(4, 4)
-        self.table, self.last = nn.Embedding(4, 4), nn.Linear(4, CODES)
+        self.first = nn.Linear(WIDTH, 8)
+        self.second = nn.Linear(4, 4)
+        self.third = nn.Linear(4, 4)
+        self.table = nn.Embedding(4, 4)
+        self.last = nn.Linear(4, CODES)
 
     def forward(self, x: Tensor) -> Tensor:
         left, right = self.first(x).chunk(2, 1)
@@ -62,8 +68,11 @@ class Dropping(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(WIDTH, 8), nn.Linear(8, CODES)
-        self.norm, self.drop, self.middle = nn.BatchNorm1d(8), nn.Dropout(0.4), nn.Linear(8, 8)
+        self.first = nn.Linear(WIDTH, 8)
+        self.last = nn.Linear(8, CODES)
+        self.norm = nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(0.4)
+        self.middle = nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.drop(self.norm(self.first(x)).relu())
@@ -110,7 +119,8 @@ PLANS: dict[str, dict[str, object]] = {
     },
     "micro-batches in another order": {"cuts": [0.5], "micro_batches": (4, 3, 3), "schedule": "turned"},
 }
-TURNED, TURNED_BACK = (2, 0, 1), (1, 2, 0)
+TURNED = (2, 0, 1)
+TURNED_BACK = (1, 2, 0)
 
 
 @cache
@@ -150,7 +160,8 @@ def trained_alone(
     model, captured = copy.deepcopy(given)
     draw = CounterRng(seed)
     loss_of = model.loss if loss_with is None else loss_with((model, captured), draw)
-    optimizer, losses = sgd(model.module.parameters()), []
+    optimizer = sgd(model.module.parameters())
+    losses = []
     for step, (batch, rows) in enumerate(zip(batches, micro_batches, strict=True)):
         draw.step = step
         losses.append(serial_step(loss_of, optimizer, *batch, rows, draw))

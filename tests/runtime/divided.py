@@ -48,7 +48,8 @@ def by_stage(
     if ranks is None:
         counts = [_num_parts(each(graph.layers[0])) for each in by_layer]
         ranks = [tuple(range(sum(counts[:stage]), sum(counts[: stage + 1]))) for stage in range(len(counts))]
-    values, mixing = graph.values(), frozenset(check_samples_apart(graph))
+    values = graph.values()
+    mixing = frozenset(check_samples_apart(graph))
 
     def place(layer: Layer, stage: int) -> Placement:
         sized = SizedLayer.of(graph, layer, values, max(micro_batches), layer.name in mixing)
@@ -100,7 +101,8 @@ def at_random(
         halo_depth: most rows that may be computed beyond a part.
         changes: how often a layer does not keep to the kind of grid of the layer before.
     """
-    values, mixing = graph.values(), frozenset(check_samples_apart(graph))
+    values = graph.values()
+    mixing = frozenset(check_samples_apart(graph))
     speeds = tuple(rng.choice([1.0, 1.0, 1.5, 2.0, 4.0]) for _ in range(num_ranks))
     axes = axes_of(graph, families)
     last = [Layout()]

@@ -16,7 +16,9 @@ from tests.captures import capture
 from tests.runtime.engines import Network
 from tests.runtime.plans import Trained, sgd
 
-SAMPLES, PLACES, CLASSES = 10, 3, 5
+SAMPLES = 10
+PLACES = 3
+CLASSES = 5
 
 LossOf = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(scores [sample, class, place], classes [sample, place], mask [sample, place]) -> loss."""
@@ -78,7 +80,8 @@ class Scores(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, CLASSES * PLACES)
+        self.first = nn.Linear(4, 6)
+        self.last = nn.Linear(6, CLASSES * PLACES)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.first(x).tanh()).view(-1, CLASSES, PLACES)
@@ -89,7 +92,8 @@ def targets() -> tuple[Tensor, Tensor]:
     drawn = torch.Generator().manual_seed(1)
     classes = torch.randint(CLASSES, (SAMPLES, PLACES), generator=drawn)
     classes[torch.rand(SAMPLES, PLACES, generator=drawn) < 0.4] = -100
-    classes[2], classes[7:] = -100, -100
+    classes[2] = -100
+    classes[7:] = -100
     classes[9, 1:] = torch.tensor([1, 4])
     return classes, (torch.rand(SAMPLES, PLACES, generator=drawn) < 0.5).double()
 
@@ -105,7 +109,8 @@ class Learned(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rows, self.temperature = nn.Parameter(torch.randn(CLASSES, CLASSES)), nn.Parameter(torch.tensor(0.3))
+        self.rows = nn.Parameter(torch.randn(CLASSES, CLASSES))
+        self.temperature = nn.Parameter(torch.tensor(0.3))
         self.register_buffer("weight", _WEIGHT.clone())
         self.register_buffer("calls", torch.zeros(()))
 
@@ -134,7 +139,8 @@ def whole(given: Network, steps: int = 2) -> Trained:
     function = model.loss_fn.function
     own = dict(function.named_parameters()) if isinstance(function, nn.Module) else {}
     parameters = {**dict(model.module.named_parameters()), **{f"loss_fn.{name}": p for name, p in own.items()}}
-    optimizer, losses = sgd(parameters.values()), []
+    optimizer = sgd(parameters.values())
+    losses = []
     for _ in range(steps):
         optimizer.zero_grad()
         loss = model.loss(*model.fed)

@@ -244,7 +244,8 @@ def assert_equal(found: Trained, expected: Trained, tolerance: float = 1e-10) ->
     limits = Tolerance(tolerance, tolerance, 1e-12)
     differences = loss_differences(found.losses, expected.losses, limits)
     for kind in ("gradients", "state"):
-        here, there = getattr(found, kind), getattr(expected, kind)
+        here = getattr(found, kind)
+        there = getattr(expected, kind)
         assert sorted(here) == sorted(there)
         differences += tensor_differences(kind, sketches(here), sketches(there), limits)
     wrong = [str(each) for each in differences if not each.error <= tolerance]

@@ -50,7 +50,8 @@ def _random_boundaries(rng: random.Random, num_ranks: int) -> Boundaries:
     num_stages = min(rng.choice((1, 2, 3, 4, 5)), len(graph.layers))
     cuts = [0, *sorted(rng.sample(range(1, len(graph.layers)), num_stages - 1)), len(graph.layers)]
     stage_of = {graph.layers[i].name: s for s in range(num_stages) for i in range(cuts[s], cuts[s + 1])}
-    layouts, groups = [], []
+    layouts = []
+    groups = []
     for _ in range(num_stages):
         size = min(rng.choice(GROUP_SIZES), num_ranks)
         shares = [rng.choice(SHARES) for _ in range(size)]
@@ -74,7 +75,8 @@ class _History:
     """Writes the rows of one program."""
 
     def __init__(self, rng: random.Random, draft: Program) -> None:
-        self.rng, self.draft = rng, draft
+        self.rng = rng
+        self.draft = draft
         self.urgency = {op: rng.choice(URGENCIES) for op in Op}
         count = draft.stages.num_microbatches
         every = rng.randint(1, max(1, count // 2)) if rng.random() < 0.3 else count
@@ -130,7 +132,8 @@ class _History:
         return rank == members[0] and all(self._is_ready_on(member, action) for member in members)
 
     def _is_ready_on(self, rank: int, action: Action) -> bool:
-        done, known = self.done[rank], self.known[rank]
+        done = self.done[rank]
+        known = self.known[rank]
         if not self.needs[rank][action] <= done:
             return False
         if action.op in RECEIVE:

@@ -16,8 +16,10 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int, context: int, dropout: float) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, dropout
-        self.both, self.values = nn.Linear(width, 2 * width, bias=False), nn.Linear(width, width)
+        self.heads = heads
+        self.dropout = dropout
+        self.both = nn.Linear(width, 2 * width, bias=False)
+        self.values = nn.Linear(width, width)
         self.back = nn.Linear(width, width)
         self.register_buffer("mask", torch.full((context, context), -1e9).triu(1))
 
@@ -40,9 +42,12 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int, context: int, dropout: float) -> None:
         super().__init__()
-        self.attention, self.norm = Attention(width, heads, context, dropout), nn.LayerNorm(width)
-        self.ffn, self.last = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU()), nn.Linear(2 * width, width)
-        self.norm2, self.drop = nn.LayerNorm(width), nn.Dropout(dropout)
+        self.attention = Attention(width, heads, context, dropout)
+        self.norm = nn.LayerNorm(width)
+        self.ffn = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU())
+        self.last = nn.Linear(2 * width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.drop = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(sample, time, width) to the same."""

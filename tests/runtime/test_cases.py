@@ -132,7 +132,8 @@ def test_a_divided_optimiser_with_clipping(plan: str, recompute: bool) -> None:
 @pytest.mark.parametrize("plan", [plan for plan in PLANS if order_of(plan) == (0, 1, 2)])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_dropout_is_that_of_one_device(plan: str, recompute: bool) -> None:
-    given, micro_batches = network("dropping"), PLANS[plan]["micro_batches"]
+    given = network("dropping")
+    micro_batches = PLANS[plan]["micro_batches"]
     decision = decision_of("dropping", **PLANS[plan])
     batches = [batch_of(given[0], sum(micro_batches), step) for step in range(2)]
     whole = trained_alone(given, batches, [micro_batches] * 2, dropping, seed=3)
@@ -144,7 +145,8 @@ def test_dropout_is_that_of_one_device(plan: str, recompute: bool) -> None:
 @each_plan
 def test_smaller_last_batches_and_evaluation_in_between(plan: str) -> None:
     """Ten rows, then seven and four: these fill the first micro-batches; evaluation leaves no trace."""
-    given, planned = network("normalised"), PLANS[plan]["micro_batches"]
+    given = network("normalised")
+    planned = PLANS[plan]["micro_batches"]
     rows = [planned, *SMALLER[planned]]
     batches = [batch_of(given[0], sum(each), step) for step, each in enumerate(rows)]
 
@@ -216,7 +218,8 @@ def _micro_batches(name: str, counts: Sequence[tuple[int, dict[str, int]]]) -> l
 
 def _trained_each(given: Network, steps: Sequence[Sequence[tuple[Tensors, Tensors]]]) -> Trained:
     model = copy.deepcopy(given[0])
-    optimizer, losses = sgd(model.module.parameters()), []
+    optimizer = sgd(model.module.parameters())
+    losses = []
     for micro_batches in steps:
         optimizer.zero_grad(set_to_none=True)
         total = sum(targets[0].numel() for _, targets in micro_batches)  # terms that the cross-entropy is a mean over
@@ -284,7 +287,8 @@ def test_autocast_gives_the_bits_of_one_device(plan: dict[str, object], recomput
     found = trained(given, recomputing(decision) if recompute else decision)
     assert found.losses == pytest.approx(whole.losses, rel=1e-7)  # added up in another order
     for kind in ("gradients", "state"):
-        here, there = getattr(found, kind), getattr(whole, kind)
+        here = getattr(found, kind)
+        there = getattr(whole, kind)
         assert sorted(here) == sorted(there)
         assert [name for name, tensor in there.items() if not torch.equal(here[name], tensor)] == []
 

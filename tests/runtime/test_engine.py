@@ -205,7 +205,8 @@ def test_a_plan_for_other_layers_is_refused_by_name() -> None:
 
 
 def tied(*, input_shape: tuple[int, ...] = (4, 3)) -> torch.nn.Module:
-    first, second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    first = torch.nn.Linear(3, 3)
+    second = torch.nn.Linear(3, 3)
     second.weight = first.weight
     return torch.nn.Sequential(first, torch.nn.ReLU(), second)
 

@@ -21,7 +21,9 @@ from tests.captures import capture
 from tests.runtime.engines import Network, trained
 from tests.runtime.plans import assert_equal, batch_of, decide, train_serially
 
-WIDTH, CLASSES, BLOCKS = 6, 4, 4
+WIDTH = 6
+CLASSES = 4
+BLOCKS = 4
 
 
 class Local(nn.Module):
@@ -95,7 +97,8 @@ def test_ranks_that_share_a_stage_count_its_loss_once(ranks: tuple[tuple[int, ..
 
 
 def test_gradients_are_those_of_each_block_trained_by_its_own_loss() -> None:
-    model, decision = network()[0], decision_of(4, "1f1b")
+    model = network()[0]
+    decision = decision_of(4, "1f1b")
     (x,), (targets,) = batch_of(model, decision.global_batch, 0)
     twin = copy.deepcopy(model.module)
     assert isinstance(twin, Local)

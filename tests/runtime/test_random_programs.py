@@ -56,7 +56,8 @@ def check(seed: int, seen: Counter[str]) -> None:
     rng = random.Random(seed)
     boundaries, micro_batches, program = random_case(rng)
     options = random_options(rng, program)
-    start, batch = random_weights(boundaries, seed), random_batch(micro_batches, seed)
+    start = random_weights(boundaries, seed)
+    batch = random_batch(micro_batches, seed)
     expected = computed_alone(boundaries, program, batch, start, options.steps)
     try:
         wrong = differences(boundaries, expected, computed_by_ranks(boundaries, program, batch, start, options))
@@ -109,13 +110,15 @@ def test_sums_of_two_stages_on_the_same_ranks_start_in_one_order() -> None:
     """The last gradients come in another order on each rank, the reductions do not."""
     graph = in_double(random_graph(random.Random(0), 4))
     stage_of = {layer.name: int(index > 1) for index, layer in enumerate(graph.layers)}
-    layouts, ranks = [Layout({"sample": cut_points((1, 1))})] * 2, ((0, 1),) * 2
+    layouts = [Layout({"sample": cut_points((1, 1))})] * 2
+    ranks = ((0, 1),) * 2
     boundaries = Boundaries.of(graph, stage_of, layouts, ranks)
     stages = StageGraph(2, 1, boundaries.edges())
     rows = [f"0F0 1F0 1I0 0I0 {a}W0 {b}W0 0REDUCE_GRAD 1REDUCE_GRAD 0UPDATE 1UPDATE" for a, b in ((0, 1), (1, 0))]
     actions = tuple(tuple(map(Action.parse, row.split())) for row in rows)
     program = Program(actions, stages, ranks, boundaries.routes(stages.edges, (4,)))
     validate(program)
-    start, batch = random_weights(boundaries, 0), random_batch((4,), 0)
+    start = random_weights(boundaries, 0)
+    batch = random_batch((4,), 0)
     found = computed_by_ranks(boundaries, program, batch, start, Options())
     assert differences(boundaries, computed_alone(boundaries, program, batch, start), found) == []

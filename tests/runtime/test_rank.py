@@ -29,7 +29,8 @@ def test_a_rank_is_that_of_its_transport() -> None:
 
 def test_what_follows_is_worked_out_once_and_stays_when_the_model_goes() -> None:
     context = context_of(1, model=network("normalised")[1])
-    program, inputs = context.program, context.inputs
+    program = context.program
+    inputs = context.inputs
     context.let_go()
     assert context.model is None
     assert context.program is program
@@ -49,9 +50,12 @@ def test_of_recent_values_the_oldest_goes_and_nothing_holds_it() -> None:
     class Made:
         """What is kept for a size."""
 
-    kept, first = Recent[int, Made](2), Made()
+    kept = Recent[int, Made](2)
+    first = Made()
     alive = weakref.ref(first)
-    kept[0], kept[1], kept[0] = first, Made(), first
+    kept[0] = first
+    kept[1] = Made()
+    kept[0] = first
     kept[2] = Made()
     del first
     gc.collect()

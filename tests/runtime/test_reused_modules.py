@@ -28,7 +28,8 @@ class Siamese(nn.Module):
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
-        self.encoder, self.head = encoder, nn.Linear(6, 3)
+        self.encoder = encoder
+        self.head = nn.Linear(6, 3)
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         return self.head((self.encoder(a) - 2 * self.encoder(b)).tanh())
@@ -39,7 +40,9 @@ class Recursive(nn.Module):
 
     def __init__(self, cell: nn.Module) -> None:
         super().__init__()
-        self.cell, self.first, self.head = cell, nn.Linear(4, 6), nn.Linear(6, 3)
+        self.cell = cell
+        self.first = nn.Linear(4, 6)
+        self.head = nn.Linear(6, 3)
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         h = self.first(a)

@@ -60,5 +60,6 @@ def test_rows_of_samples_are_divided_as_their_samples_are(name: str, plan: str, 
     found, _ = by_plan(model, decision_of(model, plan, zero), STEPS)
     expected = by_user(model, 5)
     if zero:
-        found, expected = Trained(found.losses, {}, found.state), Trained(expected.losses, {}, expected.state)
+        found = Trained(found.losses, {}, found.state)
+        expected = Trained(expected.losses, {}, expected.state)
     assert_equal(found, expected)

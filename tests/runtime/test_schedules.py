@@ -114,7 +114,8 @@ def test_a_schedule_computes_what_one_device_computes(kind: str, num_ranks: int,
 @pytest.mark.parametrize("kind", ["chain", "dag"])
 def test_two_pipelines_in_opposite_directions_compute_what_one_device_computes(kind: str, num_ranks: int) -> None:
     """Stage s is on the ranks s and D - 1 - s, of which the first has the samples that the last has at D - 1 - s."""
-    sizes, groups = (2, 4, 3, 2), tuple((s, num_ranks - 1 - s) for s in range(num_ranks))
+    sizes = (2, 4, 3, 2)
+    groups = tuple((s, num_ranks - 1 - s) for s in range(num_ranks))
     where = positions("chimera", num_ranks // 2, 2)
 
     def order(pipeline: Pipeline) -> Schedule:

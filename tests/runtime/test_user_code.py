@@ -110,7 +110,8 @@ def assert_trained_or_refused(name: Name, decision: Decision, refused: bool, rea
 def assert_trained(name: Name, decision: Decision) -> None:
     """What parameters and buffers a plan has no use for stays as it was."""
     model, captured = network(name)
-    expected, found = train_serially(model, decision.micro_batches, 2), trained((model, captured), decision)
+    expected = train_serially(model, decision.micro_batches, 2)
+    found = trained((model, captured), decision)
     unused = expected.state.keys() - found.state.keys()
     start = model.module.state_dict()
     assert all(torch.equal(expected.state[each], start[each]) for each in unused)

@@ -90,7 +90,8 @@ class _Stepper:
     """An optimiser whose step does more."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, step: Callable[[], None]) -> None:
-        self.zero_grad, self.step = optimizer.zero_grad, step
+        self.zero_grad = optimizer.zero_grad
+        self.step = step
 
 
 def by_plan(

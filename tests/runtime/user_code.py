@@ -100,7 +100,8 @@ class Doubled(torch.autograd.Function):
 class Base(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.last = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.between(self.first(x)))
@@ -161,7 +162,8 @@ class Attending(Base):
         self.shared = nn.Parameter(torch.linspace(-1, 1, WIDTH).view(1, WIDTH, 1))
 
     def between(self, x: Tensor) -> Tensor:
-        queries, keys = x.view(-1, 2, 2, 1), x.view(-1, 1, 4, 1)
+        queries = x.view(-1, 2, 2, 1)
+        keys = x.view(-1, 1, 4, 1)
         mask = torch.tensor([[True, False, True, True]])
         found = functional.scaled_dot_product_attention(
             value=keys * 2, query=queries, key=keys, attn_mask=mask, enable_gqa=True, scale=0.3
@@ -175,7 +177,8 @@ class Attending(Base):
 class Checkpointed(Base):
     def __init__(self, reentrant: bool) -> None:
         super().__init__()
-        self.inner, self.reentrant = nn.Linear(WIDTH, WIDTH), reentrant
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.reentrant = reentrant
 
     def between(self, x: Tensor) -> Tensor:
         return torch.utils.checkpoint.checkpoint(self._inner, x, use_reentrant=self.reentrant)
@@ -218,7 +221,9 @@ class Frozen(Base):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.drop, self.unused = nn.BatchNorm1d(WIDTH), nn.Dropout(0.5), nn.Linear(2, 2)
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.drop = nn.Dropout(0.5)
+        self.unused = nn.Linear(2, 2)
         self.norm.running_mean += torch.arange(WIDTH)
         self.norm.eval()
         self.drop.eval()
@@ -264,7 +269,8 @@ class Experts(Base):
 
 class Masked(Base):
     def between(self, x: Tensor) -> Tensor:
-        positive, out = x[:, 0] > 0, x.clone()
+        positive = x[:, 0] > 0
+        out = x.clone()
         out[positive] = x[positive].tanh()
         return out
 

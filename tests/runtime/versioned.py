@@ -30,7 +30,8 @@ def train_on_versions(model: LoadedModel, graph: Graph, decision: Decision, step
     stage_of = {name: decision.layers[layer.name].stage for layer in graph.layers for name in layer.parameters}
     stages = sorted(set(stage_of.values()))  # others have nothing to train
     optimizers = [sgd([p for name, p in parameters.items() if stage_of[name] == stage]) for stage in stages]
-    losses, gradients = [], {}
+    losses = []
+    gradients = {}
     for step in range(steps):
         batch = batch_of(model, decision.global_batch, step)
         versions = [_copied(parameters)]

@@ -56,7 +56,8 @@ def test_plans_run_on_hosts_with_devices_of_any_speed(build: Build, runner: Runn
 
 
 def test_steady_devices_take_what_they_rehearsed_in_all_runs(build: Build, runner: Runner) -> None:
-    decision, where = stages(runner, 2), (build(2, "1gbit"), (0, 1), (2.0, 4.0))
+    decision = stages(runner, 2)
+    where = (build(2, "1gbit"), (0, 1), (2.0, 4.0))
     first = runner.run(decision, *where, 0, STEADY)
     assert first.steps == []
     again = runner.run(decision, *where, 1, STEADY, before=first.rehearsed)
@@ -85,7 +86,8 @@ def test_eight_devices_that_compute_nothing_share_the_cores(build: Build, runner
 
 @pytest.mark.skipif(bool(available()), reason=available() or "memory can be counted")
 def test_memory_that_is_capped_runs_out(build: Build, runner: Runner) -> None:
-    testbed, decision = build(1), decide(runner.captured.graph, (), (2, 2, 2, 2))
+    testbed = build(1)
+    decision = decide(runner.captured.graph, (), (2, 2, 2, 2))
 
     def peak_or_error(transport: Transport, limit_bytes: int | None) -> int | str:
         gc.collect()  # what other tests left in the process that this one was forked from goes now, not in the step

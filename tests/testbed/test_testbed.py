@@ -56,7 +56,8 @@ def test_a_large_message_takes_what_the_rate_says(build: Build, rate: str) -> No
 
 
 def test_a_link_is_as_slow_as_it_is_made_while_it_is_there(build: Build) -> None:
-    testbed, slower = build(2, "1gbit"), RATES["200mbit"]
+    testbed = build(2, "1gbit")
+    slower = RATES["200mbit"]
     testbed.limit(1, slower)
     assert seconds(testbed, round(slower.payload_bytes_per_s / 4)) == pytest.approx(0.25, rel=0.15)
 

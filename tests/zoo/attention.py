@@ -23,7 +23,9 @@ class CausalSelfAttention(nn.Module):
 
     def __init__(self, width: int = 8, heads: int = 2, block: int = 8, dropout: float = 0.0) -> None:
         super().__init__()
-        self.c_attn, self.c_proj, self.n_head = nn.Linear(width, 3 * width), nn.Linear(width, width), heads
+        self.c_attn = nn.Linear(width, 3 * width)
+        self.c_proj = nn.Linear(width, width)
+        self.n_head = heads
         self.attn_drop = nn.Dropout(dropout)
         self.register_buffer("bias", torch.tril(torch.ones(block, block)).view(1, 1, block, block))
 
@@ -40,8 +42,11 @@ class CausalSelfAttention(nn.Module):
 class MinGPT(nn.Module):
     def __init__(self, dropout: float = 0.0, vocab: int = 11, width: int = 8) -> None:
         super().__init__()
-        self.wte, self.wpe = nn.Embedding(vocab, width), nn.Embedding(8, width)
-        self.ln1, self.ln2, self.ln_f = nn.LayerNorm(width), nn.LayerNorm(width), nn.LayerNorm(width)
+        self.wte = nn.Embedding(vocab, width)
+        self.wpe = nn.Embedding(8, width)
+        self.ln1 = nn.LayerNorm(width)
+        self.ln2 = nn.LayerNorm(width)
+        self.ln_f = nn.LayerNorm(width)
         self.attn = CausalSelfAttention(width, dropout=dropout)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
         self.head = nn.Linear(width, vocab, bias=False)
@@ -69,7 +74,9 @@ class Fused(nn.Module):
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
-        self.emb, self.qkv, self.out = nn.Embedding(11, 8), nn.Linear(8, 24), nn.Linear(8, 11)
+        self.emb = nn.Embedding(11, 8)
+        self.qkv = nn.Linear(8, 24)
+        self.out = nn.Linear(8, 11)
         self.dropout = dropout
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -97,7 +104,10 @@ class RoPE(nn.Module):
         super().__init__()
         inv = 1.0 / (100 ** (torch.arange(0, 4, 2).float() / 4))
         self.register_buffer("inv_freq", inv)
-        self.emb, self.q, self.k, self.v = nn.Embedding(11, 8), nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+        self.emb = nn.Embedding(11, 8)
+        self.q = nn.Linear(8, 8)
+        self.k = nn.Linear(8, 4)
+        self.v = nn.Linear(8, 4)
         self.o = nn.Linear(8, 11)
 
     @staticmethod
@@ -113,8 +123,10 @@ class RoPE(nn.Module):
         q = self.q(x).unflatten(-1, (2, 4)).transpose(1, 2)
         k = self.k(x).unsqueeze(1)
         v = self.v(x).unsqueeze(1)
-        q, k = q * cos + self.rotate_half(q) * sin, k * cos + self.rotate_half(k) * sin
-        k, v = k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)
+        q = q * cos + self.rotate_half(q) * sin
+        k = k * cos + self.rotate_half(k) * sin
+        k = k.repeat_interleave(2, dim=1)
+        v = v.repeat_interleave(2, dim=1)
         mask = torch.full((ids.shape[1],) * 2, float("-inf"), dtype=x.dtype).triu(1)
         y = ((q @ k.transpose(-1, -2)) / 2 + mask).softmax(-1) @ v
         return self.o(y.transpose(1, 2).flatten(2))
@@ -132,7 +144,9 @@ class Alibi(nn.Module):
         distance = torch.arange(8)[None, :] - torch.arange(8)[:, None]
         self.register_buffer("alibi", slopes * distance.clamp(max=0), persistent=False)
         self.register_buffer("causal", torch.ones(8, 8, dtype=torch.bool).triu(1), persistent=False)
-        self.emb, self.qkv, self.o = nn.Embedding(11, 8), nn.Linear(8, 24, bias=False), nn.Linear(8, 11)
+        self.emb = nn.Embedding(11, 8)
+        self.qkv = nn.Linear(8, 24, bias=False)
+        self.o = nn.Linear(8, 11)
 
     def forward(self, ids: Tensor) -> Tensor:
         T = ids.size(1)
@@ -153,11 +167,9 @@ class Encoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=True)
-        self.emb, self.enc, self.fc = (
-            nn.Embedding(11, 8),
-            nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
-            nn.Linear(8, 3),
-        )
+        self.emb = nn.Embedding(11, 8)
+        self.enc = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.fc = nn.Linear(8, 3)
 
     def forward(self, ids: Tensor) -> Tensor:
         pad = ids == 0
@@ -178,7 +190,8 @@ class Multihead(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.attn, self.fc = nn.MultiheadAttention(6, 2, dropout=0.0), nn.Linear(6, 3)
+        self.attn = nn.MultiheadAttention(6, 2, dropout=0.0)
+        self.fc = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = x.transpose(0, 1)
@@ -207,7 +220,9 @@ class Linformer(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.emb(ids)
-        q, k, v = F.elu(self.q(x)) + 1, F.elu(self.k(x)) + 1, self.v(x)
+        q = F.elu(self.q(x)) + 1
+        k = F.elu(self.k(x)) + 1
+        v = self.v(x)
         kv = torch.einsum("btd,bte->btde", k, v).cumsum(dim=1)
         z = 1 / (torch.einsum("btd,btd->bt", q, k.cumsum(1)) + 1e-6)
         return self.o(torch.einsum("btd,btde,bt->bte", q, kv, z))
@@ -221,7 +236,10 @@ def linear_attention() -> Network:
 class FNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.emb, self.norm, self.ff, self.out = nn.Embedding(11, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.emb = nn.Embedding(11, 8)
+        self.norm = nn.LayerNorm(8)
+        self.ff = nn.Linear(8, 8)
+        self.out = nn.Linear(8, 3)
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.emb(ids)
@@ -239,12 +257,12 @@ class ViT(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patch, self.cls, self.pos = (
-            nn.Linear(48, 8),
-            nn.Parameter(torch.zeros(1, 1, 8)),
-            nn.Parameter(torch.randn(1, 5, 8) * 0.02),
-        )
-        self.norm, self.qkv, self.head = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 3)
+        self.patch = nn.Linear(48, 8)
+        self.cls = nn.Parameter(torch.zeros(1, 1, 8))
+        self.pos = nn.Parameter(torch.randn(1, 5, 8) * 0.02)
+        self.norm = nn.LayerNorm(8)
+        self.qkv = nn.Linear(8, 24)
+        self.head = nn.Linear(8, 3)
 
     def forward(self, img: Tensor) -> Tensor:
         b, c, h, w = img.shape

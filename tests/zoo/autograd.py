@@ -50,7 +50,9 @@ class Teacher(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.teacher, self.body, self.head = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 3)
+        self.teacher = nn.Linear(6, 8)
+        self.body = nn.Linear(6, 8)
+        self.head = nn.Linear(8, 3)
 
     @torch.inference_mode()
     def taught(self, x: Tensor) -> Tensor:
@@ -140,7 +142,8 @@ class ClipGrad(torch.autograd.Function):
 class Clipped(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.a = nn.Linear(6, 8)
+        self.b = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.b(torch.tanh(ClipGrad.apply(self.a(x), 1e-2)))
@@ -165,7 +168,8 @@ class Identity(torch.autograd.Function):
 class Tapped(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.a = nn.Linear(6, 6)
+        self.b = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)
@@ -193,7 +197,8 @@ class SplitHalf(torch.autograd.Function):
 class TwoOut(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.inp, self.out = nn.Linear(6, 8), nn.Linear(4, 3)
+        self.inp = nn.Linear(6, 8)
+        self.out = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         a, b = SplitHalf.apply(self.inp(x))
@@ -239,7 +244,8 @@ class DetachTrick(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.enc, self.dec = nn.Linear(6, 4), nn.Linear(4, 6)
+        self.enc = nn.Linear(6, 4)
+        self.dec = nn.Linear(4, 6)
         self.codebook = nn.Embedding(5, 4)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -282,7 +288,8 @@ class NoGradTeacher(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.student, self.teacher = nn.Linear(6, 5), nn.Linear(6, 5)
+        self.student = nn.Linear(6, 5)
+        self.teacher = nn.Linear(6, 5)
         self.head = nn.Linear(5, 3)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:

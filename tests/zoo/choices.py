@@ -15,7 +15,9 @@ _BY_DATA = "data-dependent|depends on (its )?data|could not guard|GuardOnDataDep
 class Branch(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.out = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 3)
+        self.a = nn.Linear(6, 8)
+        self.b = nn.Linear(6, 8)
+        self.out = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x) if x.mean() > 0 else self.b(x)
@@ -30,7 +32,9 @@ def branch_on_mean() -> Network:
 class EarlyExit(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.two, self.exit = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.one = nn.Linear(6, 8)
+        self.two = nn.Linear(8, 8)
+        self.exit = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.relu(self.one(x))
@@ -49,7 +53,8 @@ class BooleanIndex(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.emb, self.head = nn.Embedding(9, 6), nn.Linear(6, 5)
+        self.emb = nn.Embedding(9, 6)
+        self.head = nn.Linear(6, 5)
 
     def forward(self, ids: Tensor) -> Tensor:
         h = self.emb(ids)
@@ -115,7 +120,8 @@ class TopPool(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.fc = nn.Conv1d(3, 4, 3, padding=1), nn.Linear(8, 3)
+        self.conv = nn.Conv1d(3, 4, 3, padding=1)
+        self.fc = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.conv(x)
@@ -169,7 +175,8 @@ class MeanOverBatch(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.a = nn.Linear(6, 8)
+        self.b = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)
@@ -219,7 +226,8 @@ class Clamped(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fc, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.fc = nn.Linear(6, 8)
+        self.head = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc(x)

@@ -21,7 +21,8 @@ def classes(rows: int = 4) -> Tensor:
 class Magnitudes(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.weight, self.head = nn.Parameter(signals(6, 4) / 2), nn.Linear(4, 3)
+        self.weight = nn.Parameter(signals(6, 4) / 2)
+        self.head = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head((x @ self.weight).abs())
@@ -55,7 +56,8 @@ def complex_layers() -> Network:
 class PowerSpectrum(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.head = nn.Linear(6, 8), nn.Linear(5, 3)
+        self.body = nn.Linear(6, 8)
+        self.head = nn.Linear(5, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         spectrum = torch.fft.rfft(self.body(x))
@@ -72,7 +74,9 @@ class Correlations(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.head = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 3)
+        self.a = nn.Linear(6, 8)
+        self.b = nn.Linear(6, 8)
+        self.head = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         spectrum = torch.fft.rfft(self.a(x)) * torch.conj(torch.fft.rfft(self.b(x)))
@@ -105,7 +109,8 @@ class Rotations(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.entities, self.phases = nn.Embedding(7, 8), nn.Embedding(3, 4)
+        self.entities = nn.Embedding(7, 8)
+        self.phases = nn.Embedding(3, 4)
 
     def forward(self, head: Tensor, relation: Tensor, tail: Tensor) -> Tensor:
         a, b = (torch.view_as_complex(self.entities(each).unflatten(-1, (4, 2))) for each in (head, tail))
@@ -161,7 +166,8 @@ class Spectrogram(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("window", torch.hann_window(8))
-        self.conv, self.head = nn.Conv1d(5, 4, 3, padding=1), nn.Linear(4, 3)
+        self.conv = nn.Conv1d(5, 4, 3, padding=1)
+        self.head = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         spectrum = torch.stft(x, 8, hop_length=4, window=self.window, return_complex=True)
@@ -179,7 +185,8 @@ def complex_convolution() -> Network:
         def __init__(self) -> None:
             super().__init__()
             self.conv = nn.Conv1d(2, 4, 3, padding=1, dtype=torch.complex64)
-            self.bias, self.head = nn.Parameter(torch.zeros(4, 1)), nn.Linear(4, 3)
+            self.bias = nn.Parameter(torch.zeros(4, 1))
+            self.head = nn.Linear(4, 3)
 
         def forward(self, x: Tensor) -> Tensor:
             y = self.conv(x)

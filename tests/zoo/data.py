@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-WIDTH, NUM_SAMPLES = 6, 10
+WIDTH = 6
+NUM_SAMPLES = 10
 
 
 def linear() -> tuple[torch.nn.Module, tuple[Tensor, Tensor], object]:
@@ -25,7 +26,9 @@ class Augmented(Dataset):
     """Samples with noise, flips and shifts, each from another library."""
 
     def __init__(self, torch_noise: bool = False, numpy_noise: bool = False, python_noise: bool = False) -> None:
-        self.torch_noise, self.numpy_noise, self.python_noise = torch_noise, numpy_noise, python_noise
+        self.torch_noise = torch_noise
+        self.numpy_noise = numpy_noise
+        self.python_noise = python_noise
         generator = torch.Generator().manual_seed(0)
         self.x = torch.randn(NUM_SAMPLES, WIDTH, generator=generator)
         self.y = torch.randint(3, (NUM_SAMPLES,), generator=generator)

@@ -28,7 +28,9 @@ class Policy(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.actor, self.critic = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 1)
+        self.body = nn.Linear(6, 8)
+        self.actor = nn.Linear(8, 3)
+        self.critic = nn.Linear(8, 1)
 
     def forward(self, x: Tensor) -> tuple[distributions.Categorical, Tensor]:
         h = torch.tanh(self.body(x))
@@ -38,7 +40,8 @@ class Policy(nn.Module):
 @network("a policy gradient: forward returns a Categorical, its entropy is a bonus")
 def policy_gradient() -> Network:
     def loss(out: tuple[distributions.Categorical, Tensor], batch: tuple[Tensor, Tensor]) -> Tensor:
-        (policy, value), (action, returns) = out, batch
+        policy, value = out
+        action, returns = batch
         gain = policy.log_prob(action) * (returns - value.detach())
         return (F.mse_loss(value, returns) - gain.mean()) - 0.01 * policy.entropy().mean()
 
@@ -60,7 +63,8 @@ def squashed_policy() -> Network:
     class Actor(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.mean, self.log_scale = mlp(2), nn.Parameter(torch.zeros(2))
+            self.mean = mlp(2)
+            self.log_scale = nn.Parameter(torch.zeros(2))
 
         def forward(self, x: Tensor, action: Tensor) -> Tensor:
             normal = distributions.Independent(distributions.Normal(self.mean(x), self.log_scale.exp()), 1)
@@ -73,7 +77,8 @@ def squashed_policy() -> Network:
 class VariationalAutoencoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.encoder, self.decoder = mlp(8), nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6))
+        self.encoder = mlp(8)
+        self.decoder = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6))
 
     def forward(self, x: Tensor) -> Tensor:
         mean, raw = self.encoder(x).chunk(2, dim=-1)
@@ -146,7 +151,8 @@ def relaxed_choice() -> Network:
     class Gated(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.gate, self.experts = nn.Linear(6, 2), nn.ModuleList([nn.Linear(6, 3) for _ in range(2)])
+            self.gate = nn.Linear(6, 2)
+            self.experts = nn.ModuleList([nn.Linear(6, 3) for _ in range(2)])
 
         def forward(self, x: Tensor) -> Tensor:
             shares = distributions.RelaxedOneHotCategorical(torch.tensor(0.5), logits=self.gate(x)).rsample()
@@ -158,7 +164,8 @@ def relaxed_choice() -> Network:
 @network("heavy tails: StudentT, Laplace, Gamma, LogNormal, Uniform around targets")
 def heavy_tails() -> Network:
     def loss(out: Tensor, y: Tensor) -> Tensor:
-        a, b = out[:, 0], F.softplus(out[:, 1]) + 0.1
+        a = out[:, 0]
+        b = F.softplus(out[:, 1]) + 0.1
         first = distributions.StudentT(3.0, a, b).log_prob(y) + distributions.Laplace(a, b).log_prob(y)
         second = distributions.Gamma(b, b).log_prob(y.exp()) + distributions.LogNormal(a, b).log_prob(y.exp())
         third = distributions.Uniform(y - b, y + b).log_prob(y)
@@ -189,7 +196,9 @@ def learnt_prior() -> Network:
     class Prior(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.body, self.mean, self.scale = mlp(2), nn.Parameter(torch.zeros(2)), nn.Parameter(torch.ones(2))
+            self.body = mlp(2)
+            self.mean = nn.Parameter(torch.zeros(2))
+            self.scale = nn.Parameter(torch.ones(2))
 
         def forward(self, x: Tensor) -> Tensor:
             return distributions.Normal(self.mean, self.scale).log_prob(self.body(x)).sum(-1)
@@ -202,10 +211,13 @@ def recurrent_states() -> Network:
     class StateSpace(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.cell, self.prior, self.posterior = nn.GRUCell(2, 4), nn.Linear(4, 4), nn.Linear(7, 4)
+            self.cell = nn.GRUCell(2, 4)
+            self.prior = nn.Linear(4, 4)
+            self.posterior = nn.Linear(7, 4)
 
         def forward(self, x: Tensor) -> Tensor:
-            h, bound = x.new_zeros(x.shape[0], 4), x.new_zeros(x.shape[0])
+            h = x.new_zeros(x.shape[0], 4)
+            bound = x.new_zeros(x.shape[0])
             for t in range(x.shape[1]):
                 prior = _normal(self.prior(h))
                 posterior = _normal(self.posterior(torch.cat([h, x[:, t]], -1)))

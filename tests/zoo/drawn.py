@@ -25,7 +25,8 @@ class AlwaysOn(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.a = nn.Linear(6, 8)
+        self.b = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.dropout(torch.relu(self.a(x)))
@@ -66,7 +67,8 @@ class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6), nn.GELU()) for _ in range(3))
-        self.drop, self.head = DropPath(0.3), nn.Linear(6, 3)
+        self.drop = DropPath(0.3)
+        self.head = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
@@ -84,7 +86,8 @@ class Rand(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.a = nn.Linear(6, 8)
+        self.b = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.relu(self.a(x))
@@ -100,10 +103,13 @@ def rand_floor() -> Network:
 class Noisy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.mu, self.logvar, self.dec = nn.Linear(6, 3), nn.Linear(6, 3), nn.Linear(3, 6)
+        self.mu = nn.Linear(6, 3)
+        self.logvar = nn.Linear(6, 3)
+        self.dec = nn.Linear(3, 6)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        mu, logvar = self.mu(x), self.logvar(x)
+        mu = self.mu(x)
+        logvar = self.logvar(x)
         z = mu + torch.exp(0.5 * logvar) * torch.randn_like(mu)
         return self.dec(z), mu, logvar
 
@@ -125,7 +131,8 @@ class Gumbel(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(6, 4), nn.Linear(4, 3)
+        self.a = nn.Linear(6, 4)
+        self.b = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         logits = self.a(x)

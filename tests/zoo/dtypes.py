@@ -52,7 +52,8 @@ class Half(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.a = nn.Linear(6, 8)
+        self.b = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x).to(torch.bfloat16)
@@ -68,7 +69,8 @@ def bfloat16_section() -> Network:
 class IntegerMask(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.emb, self.fc = nn.Embedding(9, 6, padding_idx=0), nn.Linear(6, 3)
+        self.emb = nn.Embedding(9, 6, padding_idx=0)
+        self.fc = nn.Linear(6, 3)
 
     def forward(self, ids: Tensor) -> Tensor:
         mask = ids.ne(0).long()
@@ -129,7 +131,9 @@ class Rotary(nn.Module):
         angles = torch.outer(torch.arange(8).double(), 1.0 / 100 ** (torch.arange(0, 4, 2) / 4))
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
-        self.q, self.k, self.o = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.q = nn.Linear(4, 4)
+        self.k = nn.Linear(4, 4)
+        self.o = nn.Linear(4, 4)
 
     def rotate(self, x: Tensor) -> Tensor:
         z = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
@@ -171,7 +175,8 @@ class Places(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fc, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.fc = nn.Linear(6, 8)
+        self.head = nn.Linear(8, 3)
         self.places = nn.Parameter(torch.randn(8), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -189,7 +194,9 @@ class Stamped(nn.Module):
 
     def __init__(self, dtype: torch.dtype | None) -> None:
         super().__init__()
-        self.a, self.b, self.dtype = nn.Linear(6, 8), nn.Linear(8, 3), dtype
+        self.a = nn.Linear(6, 8)
+        self.b = nn.Linear(8, 3)
+        self.dtype = dtype
 
     def forward(self, x: Tensor, stamps: Tensor) -> Tensor:
         seconds = stamps - 1.7e9
@@ -210,7 +217,8 @@ def stamps_in_float64() -> Network:
 class Image(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4, 3)
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.fc = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(torch.relu(self.conv(x.to(self.conv.weight.dtype))).mean((2, 3)))

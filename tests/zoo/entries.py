@@ -9,7 +9,10 @@ from typing import Any
 
 from planner.ir.profile import ModelSource
 
-PIPELINE, SPLIT, DATA, SPATIAL = "pipeline", "split backward", "data parallel", "spatial"
+PIPELINE = "pipeline"
+SPLIT = "split backward"
+DATA = "data parallel"
+SPATIAL = "spatial"
 PLANS = (PIPELINE, SPLIT, DATA, SPATIAL)
 
 WHOLE_BATCH = dict.fromkeys((PIPELINE, SPLIT, SPATIAL), "all samples of a step at once|needs the whole batch")

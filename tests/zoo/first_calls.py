@@ -25,7 +25,8 @@ class Centred(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.a = nn.Linear(6, 8)
+        self.b = nn.Linear(8, 3)
 
     def shift(self, x: Tensor) -> Tensor:
         raise NotImplementedError
@@ -119,7 +120,8 @@ def helper_object() -> Network:
 class PlainTensor(Centred):
     def __init__(self) -> None:
         super().__init__()
-        self.mu, self.is_set = torch.zeros(1, 6, dtype=torch.float64), False
+        self.mu = torch.zeros(1, 6, dtype=torch.float64)
+        self.is_set = False
 
     def shift(self, x: Tensor) -> Tensor:
         if not self.is_set:
@@ -162,7 +164,8 @@ def act_norm() -> Network:
 
 @network("ActNorm that was called on a batch before")
 def act_norm_called() -> Network:
-    net, data = flow(), classes()
+    net = flow()
+    data = classes()
     net(data[0])
     return net, data, F.cross_entropy
 
@@ -194,7 +197,8 @@ class ActNormOfParameters(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.bias, self.scale = nn.Parameter(torch.zeros(width)), nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.scale = nn.Parameter(torch.ones(width))
         self.is_initialized = False
 
     def forward(self, x: Tensor) -> Tensor:
@@ -235,7 +239,8 @@ def anchor() -> Network:
 class Snapshot(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.a = nn.Linear(6, 8)
+        self.b = nn.Linear(8, 3)
 
     @functools.cached_property
     def weight(self) -> Tensor:
@@ -255,7 +260,8 @@ class Detached(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.a = nn.Linear(6, 8)
+        self.b = nn.Linear(8, 3)
         self.is_warm = False
 
     def forward(self, x: Tensor) -> Tensor:
@@ -274,7 +280,8 @@ def detached_at_first() -> Network:
 class Noise(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.a = nn.Linear(6, 8)
+        self.b = nn.Linear(8, 3)
         self.noise: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -379,7 +386,8 @@ def table(length: int, width: int) -> Tensor:
 class Places(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.emb, self.fc = nn.Embedding(9, 6), nn.Linear(6, 3)
+        self.emb = nn.Embedding(9, 6)
+        self.fc = nn.Linear(6, 3)
 
     def forward(self, ids: Tensor) -> Tensor:
         h = self.emb(ids)
@@ -401,14 +409,20 @@ class Rotary(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("inverse", 1 / 10 ** (torch.arange(0, 4, 2) / 4), persistent=False)
-        self.q, self.k, self.o = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
-        self.length, self.cos, self.sin = 0, None, None
+        self.q = nn.Linear(4, 4)
+        self.k = nn.Linear(4, 4)
+        self.o = nn.Linear(4, 4)
+        self.length = 0
+        self.cos = None
+        self.sin = None
         self.masks: dict[int, Tensor] = {}
 
     def _tables(self, length: int) -> None:
         if length != self.length:
             angles = torch.outer(torch.arange(length).to(self.inverse), self.inverse).repeat(1, 2)
-            self.length, self.cos, self.sin = length, angles.cos(), angles.sin()
+            self.length = length
+            self.cos = angles.cos()
+            self.sin = angles.sin()
         if length not in self.masks:
             self.masks[length] = torch.ones(length, length, dtype=torch.bool).triu(1)
 
@@ -433,13 +447,17 @@ class Counted(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
-        self.calls, self.history, self.is_told = 0, [], False
+        self.a = nn.Linear(6, 8)
+        self.b = nn.Linear(8, 3)
+        self.calls = 0
+        self.history = []
+        self.is_told = False
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         if not self.is_told:
-            self.is_told, self.device = True, x.device
+            self.is_told = True
+            self.device = x.device
         h = torch.tanh(self.a(x.to(self.device)))
         self.history.append(h.detach())
         return self.b(h)
@@ -455,7 +473,8 @@ class Projected(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.frozen, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.frozen = nn.Linear(6, 8)
+        self.b = nn.Linear(8, 3)
         self.frozen.requires_grad_(False)
         self.projection: Tensor | None = None
 
@@ -475,7 +494,8 @@ class Drifting(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.a = nn.Linear(6, 8)
+        self.b = nn.Linear(8, 3)
         self.register_buffer("mean", torch.zeros(8))
 
     def forward(self, x: Tensor) -> Tensor:

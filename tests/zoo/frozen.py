@@ -113,7 +113,9 @@ class Unused(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.trunk, self.aux, self.head = nn.Linear(6, 8), nn.Linear(8, 5), nn.Linear(8, 3)
+        self.trunk = nn.Linear(6, 8)
+        self.aux = nn.Linear(8, 5)
+        self.head = nn.Linear(8, 3)
         self.register_parameter("nothing", None)
         self.scale = nn.Parameter(torch.ones(1))
 
@@ -152,7 +154,8 @@ class TiedAutoencoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.w1, self.w2 = nn.Parameter(torch.randn(5, 6) * 0.3), nn.Parameter(torch.randn(3, 5) * 0.3)
+        self.w1 = nn.Parameter(torch.randn(5, 6) * 0.3)
+        self.w2 = nn.Parameter(torch.randn(3, 5) * 0.3)
         self.b = nn.Parameter(torch.zeros(6))
 
     def forward(self, x: Tensor) -> Tensor:

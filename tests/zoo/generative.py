@@ -105,7 +105,9 @@ class AssignedCodebook(nn.Module):
 class Autoencoder(nn.Module):
     def __init__(self, by_data: bool) -> None:
         super().__init__()
-        self.enc, self.vq, self.dec = nn.Linear(6, 4), AssignedCodebook(by_data), nn.Linear(4, 6)
+        self.enc = nn.Linear(6, 4)
+        self.vq = AssignedCodebook(by_data)
+        self.dec = nn.Linear(4, 6)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         q, loss = self.vq(self.enc(x))
@@ -134,7 +136,8 @@ class Momentum(nn.Module):
 
     def __init__(self, by_assignment: bool) -> None:
         super().__init__()
-        self.q, self.k = nn.Linear(6, 4), nn.Linear(6, 4)
+        self.q = nn.Linear(6, 4)
+        self.k = nn.Linear(6, 4)
         self.k.load_state_dict(self.q.state_dict())
         self.k.requires_grad_(False)
         self.by_assignment = by_assignment
@@ -187,7 +190,8 @@ class Adversaries(nn.Module):
 
     def forward(self, real: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         fake = self.g(z)
-        on_real, on_fake = self.d(real), self.d(fake.detach())
+        on_real = self.d(real)
+        on_fake = self.d(fake.detach())
         if self.toggle:
             for p in self.d.parameters():
                 p.requires_grad_(False)
@@ -291,8 +295,10 @@ class Denoiser(nn.Module):
         kept = torch.cumprod(1 - torch.linspace(1e-4, 0.2, steps, dtype=torch.float64), 0)
         self.register_buffer("kept", kept)
         self.time = nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 16))
-        self.inp, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8)
-        self.down, self.up = nn.Conv2d(8, 8, 3, 2, 1), nn.ConvTranspose2d(8, 8, 4, 2, 1)
+        self.inp = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.GroupNorm(2, 8)
+        self.down = nn.Conv2d(8, 8, 3, 2, 1)
+        self.up = nn.ConvTranspose2d(8, 8, 4, 2, 1)
         self.out = nn.Conv2d(16, 3, 3, padding=1)
 
     def forward(self, x: Tensor, t: Tensor, noise: Tensor) -> Tensor:
@@ -345,7 +351,8 @@ class Prototypes(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.enc, self.prototypes = nn.Linear(6, 4), nn.Linear(4, 5, bias=False)
+        self.enc = nn.Linear(6, 4)
+        self.prototypes = nn.Linear(4, 5, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -397,7 +404,8 @@ class RDrop(nn.Module):
         self.net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
 
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        a, b = self.net(x).log_softmax(-1), self.net(x).log_softmax(-1)
+        a = self.net(x).log_softmax(-1)
+        b = self.net(x).log_softmax(-1)
         kl = F.kl_div(a, b, log_target=True, reduction="batchmean") + F.kl_div(
             b, a, log_target=True, reduction="batchmean"
         )
@@ -415,7 +423,9 @@ class Hinged(nn.Module):
 
     def __init__(self, by_sample: bool) -> None:
         super().__init__()
-        self.enc, self.dec, self.by_sample = nn.Linear(6, 6), nn.Linear(3, 6), by_sample
+        self.enc = nn.Linear(6, 6)
+        self.dec = nn.Linear(3, 6)
+        self.by_sample = by_sample
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         mu, logvar = self.enc(x).chunk(2, 1)

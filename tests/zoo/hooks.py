@@ -83,7 +83,8 @@ def backward_pre_hook() -> Network:
 class TensorHook(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.a = nn.Linear(6, 8)
+        self.b = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.relu(self.a(x))
@@ -132,7 +133,8 @@ class Adapter:
     """Low-rank matrices beside a layer, put around its forward from outside."""
 
     def __init__(self, layer: nn.Linear) -> None:
-        self.layer, self.forward = layer, layer.forward
+        self.layer = layer
+        self.forward = layer.forward
         layer.down = nn.Parameter(torch.randn(2, layer.in_features))
         layer.up = nn.Parameter(torch.zeros(layer.out_features, 2))
         layer.requires_grad_(False)
@@ -171,7 +173,8 @@ def hooks_read_others() -> Network:
 
 @network("a loss that reads the module's weights from its closure, and what a hook kept")
 def loss_reads_module() -> Network:
-    net, kept = mlp(), dict[str, Tensor]()
+    net = mlp()
+    kept = dict[str, Tensor]()
     net[1].register_forward_hook(lambda module, args, out: kept.__setitem__("hidden", out))
 
     def loss(out: Tensor, y: Tensor) -> Tensor:

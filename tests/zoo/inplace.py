@@ -40,7 +40,8 @@ class Assigns(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inp, self.out = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.inp = nn.Linear(6, 8)
+        self.out = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.inp(x)
@@ -59,7 +60,9 @@ def temporal_shift() -> Network:
 class MaskedFill(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.score, self.value, self.out = nn.Linear(6, 1), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.score = nn.Linear(6, 1)
+        self.value = nn.Linear(6, 6)
+        self.out = nn.Linear(6, 3)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         s = self.score(x).squeeze(-1)
@@ -78,7 +81,8 @@ class Decoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cell, self.fc = nn.GRUCell(6, 5), nn.Linear(5, 4)
+        self.cell = nn.GRUCell(6, 5)
+        self.fc = nn.Linear(5, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         h = x.new_zeros(x.size(0), 5)
@@ -102,7 +106,8 @@ class EmaNorm(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(8))
-        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.a = nn.Linear(6, 8)
+        self.b = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)
@@ -184,7 +189,8 @@ class BufferAssigned(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("norm", torch.ones(8))
-        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.a = nn.Linear(6, 8)
+        self.b = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)
@@ -246,7 +252,8 @@ def in_place_through_a_view() -> Network:
     class Views(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+            self.a = nn.Linear(6, 8)
+            self.b = nn.Linear(8, 3)
 
         def forward(self, x: Tensor) -> Tensor:
             h = self.a(x)

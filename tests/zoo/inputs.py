@@ -18,7 +18,9 @@ _BAGS = "layer text joins samples"  # what a bag holds may be said by offsets, h
 class Multimodal(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.text, self.image, self.fuse = nn.EmbeddingBag(9, 4), nn.Linear(6, 4), nn.Linear(9, 3)
+        self.text = nn.EmbeddingBag(9, 4)
+        self.image = nn.Linear(6, 4)
+        self.fuse = nn.Linear(9, 3)
 
     def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         z = torch.cat([self.text(batch["ids"]), self.image(batch["pixels"]), batch["age"][:, None]], dim=1)
@@ -36,7 +38,8 @@ def nested_inputs() -> Network:
     class Nested(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.b = nn.Linear(6, 4), nn.Linear(5, 4)
+            self.a = nn.Linear(6, 4)
+            self.b = nn.Linear(5, 4)
 
         def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> Tensor:
             return self.a(x) + self.b(state[0]) * state[1]
@@ -65,7 +68,8 @@ def keyword_only() -> Network:
 class Optional(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.fc, self.aux = nn.Linear(6, 3), nn.Linear(6, 3)
+        self.fc = nn.Linear(6, 3)
+        self.aux = nn.Linear(6, 3)
 
     def forward(self, x: Tensor, extra: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
         out = self.fc(x)
@@ -185,7 +189,8 @@ class Cached(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fc, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.fc = nn.Linear(6, 8)
+        self.head = nn.Linear(8, 3)
         self.last: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -203,7 +208,8 @@ class Shared(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.w1, self.w2 = nn.Linear(3, 8), nn.Linear(8, 2)
+        self.w1 = nn.Linear(3, 8)
+        self.w2 = nn.Linear(8, 2)
 
     def forward(self, x: Tensor, adjacency: Tensor) -> Tensor:
         h = F.relu(torch.einsum("ij,bjf->bif", adjacency, self.w1(x)))
@@ -221,7 +227,8 @@ class WantsGradients(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fc, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.fc = nn.Linear(6, 8)
+        self.head = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x[:, None]

@@ -48,7 +48,10 @@ from tests.zoo.entries import DATA, PIPELINE, PLANS, SPATIAL, SPLIT, Entry
 NUM_STEPS = 2
 SEED = 0
 
-EQUAL, REFUSED, WRONG, CRASHED = "equal", "refused", "wrong", "crashed"
+EQUAL = "equal"
+REFUSED = "refused"
+WRONG = "wrong"
+CRASHED = "crashed"
 ADMITTED = "refused by ranks alone"
 
 Batch = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
@@ -144,7 +147,8 @@ def equal_to_one_device(entry: Entry, plan: str, model: LoadedModel, captured: C
 
 def decision_of(entry: Entry, plan: str, captured: CapturedModule) -> Decision:
     """The decision of one of the plans for a network."""
-    graph, micro_batches = captured.graph, entry.micro_batches_of(plan)
+    graph = captured.graph
+    micro_batches = entry.micro_batches_of(plan)
     if not captured.polymorphic:
         micro_batches = (graph.samples,) * (1 if plan == DATA else 2)
     if plan == PIPELINE:
@@ -177,7 +181,10 @@ class Ranks:
         source: ModelSource,
         transport: Callable[[Hub, int], InProcessTransport] = InProcessTransport,
     ) -> None:
-        self._decision, self._network, self._source, self._transport = decision, network, source, transport
+        self._decision = decision
+        self._network = network
+        self._source = source
+        self._transport = transport
         self._groups = groups_of(decision, network[1].graph)
         self.began = False
 
@@ -256,7 +263,8 @@ def alone(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         made = entry.factory()
-    module, loss_fn = made[0], made[2] if len(made) > 2 else _own_loss
+    module = made[0]
+    loss_fn = made[2] if len(made) > 2 else _own_loss
     if not module.training:
         module.train()
     modules = {"": module, **({"loss_fn.": loss_fn} if isinstance(loss_fn, nn.Module) else {})}
@@ -268,11 +276,14 @@ def alone(
     losses = []
     for draw.step, (inputs, targets) in enumerate(batches):
         optimizer.zero_grad(set_to_none=True)
-        total, first, rows = 0.0, 0, sum(micro_batches)
+        total = 0.0
+        first = 0
+        rows = sum(micro_batches)
         for microbatch, count in enumerate(micro_batches):
             draw.at(MicrobatchShard(microbatch, count, 0, count))
             cut = rows_between((*inputs, *targets), model.fed_rows, first, count)
-            here, there = cut[: len(inputs)], cut[len(inputs) :]
+            here = cut[: len(inputs)]
+            there = cut[len(inputs) :]
             with _draws(entry, captured, draw):
                 loss = loss_fn(model.call.output(module, here), model.call.aims(there))
             loss = sum(loss.values() if isinstance(loss, dict) else loss) if isinstance(loss, (dict, tuple)) else loss
@@ -385,7 +396,8 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 def _differences(prefix: str, after: Mapping[str, object], before: Mapping[str, object]) -> Iterator[str]:
     for name in sorted({*after, *before}):
-        a, b = after.get(name), before.get(name)
+        a = after.get(name)
+        b = before.get(name)
         same = torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else a == b
         if not same:
             yield prefix + name

@@ -52,7 +52,9 @@ halved.register_autograd(lambda ctx, dy: (dy / 2, None), setup_context=_keep)
 class OfALibrary(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.own, self.head = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.a = nn.Linear(6, 8)
+        self.own = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = doubled_product(torch.tanh(self.a(x)), self.own.weight, self.own.bias)
@@ -67,7 +69,8 @@ def library() -> Network:
 class OwnTable(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.head = nn.Parameter(torch.randn(50, 8)), nn.Linear(8, 3)
+        self.table = nn.Parameter(torch.randn(50, 8))
+        self.head = nn.Linear(8, 3)
 
     def forward(self, places: Tensor) -> Tensor:
         return self.head(torch.tanh(rows_of(self.table, places)))

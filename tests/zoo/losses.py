@@ -131,7 +131,8 @@ def dice() -> Network:
 @network("correlation with the targets over the batch", refused=WHOLE_BATCH)
 def correlation() -> Network:
     def loss(out: Tensor, y: Tensor) -> Tensor:
-        a, b = out[:, 0] - out[:, 0].mean(), y[:, 0] - y[:, 0].mean()
+        a = out[:, 0] - out[:, 0].mean()
+        b = y[:, 0] - y[:, 0].mean()
         return -(a * b).sum() / (a.norm() * b.norm() + 1e-6)
 
     return mlp(), numbers(), loss
@@ -191,7 +192,9 @@ def loss_updates_buffer() -> Network:
 class TwoHeads(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.trunk, self.cls, self.reg = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 2)
+        self.trunk = nn.Linear(6, 8)
+        self.cls = nn.Linear(8, 3)
+        self.reg = nn.Linear(8, 2)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         h = torch.relu(self.trunk(x))

@@ -10,7 +10,10 @@ from tests.zoo.autograd import Network
 from tests.zoo.entries import WHOLE_BATCH, network
 from tests.zoo.sequences import PAD, padded
 
-SAMPLES, TOKENS, WORDS, WIDTH = 4, 6, 9, 8
+SAMPLES = 4
+TOKENS = 6
+WORDS = 9
+WIDTH = 8
 MERGED = "merges samples with another dim that comes first"
 
 
@@ -25,9 +28,11 @@ class Language(nn.Module):
 
     def __init__(self, dropped: float = 0.0) -> None:
         super().__init__()
-        self.embedding, self.places = nn.Embedding(WORDS, WIDTH), nn.Parameter(torch.randn(TOKENS, WIDTH) * 0.1)
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.places = nn.Parameter(torch.randn(TOKENS, WIDTH) * 0.1)
         self.block = nn.TransformerEncoderLayer(WIDTH, 2, 2 * WIDTH, 0.0, batch_first=True, norm_first=True)
-        self.dropout, self.head = nn.Dropout(dropped), nn.Linear(WIDTH, WORDS)
+        self.dropout = nn.Dropout(dropped)
+        self.head = nn.Linear(WIDTH, WORDS)
 
     def forward(self, ids: Tensor) -> Tensor:
         causal = nn.Transformer.generate_square_subsequent_mask(ids.size(1), dtype=self.places.dtype)
@@ -72,7 +77,8 @@ class Sentences(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.outer = nn.Linear(5, WIDTH), nn.Linear(WIDTH, 3)
+        self.inner = nn.Linear(5, WIDTH)
+        self.outer = nn.Linear(WIDTH, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.outer(torch.tanh(self.inner(x)).reshape(-1, TOKENS, WIDTH).mean(1))
@@ -89,7 +95,8 @@ class Tagger(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(WORDS, 5, padding_idx=PAD)
-        self.lstm, self.head = nn.LSTM(5, 4, batch_first=True, bidirectional=True), nn.Linear(8, WORDS)
+        self.lstm = nn.LSTM(5, 4, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(8, WORDS)
 
     def forward(self, ids: Tensor) -> Tensor:
         tags = self.head(self.lstm(self.embedding(ids))[0])
@@ -122,7 +129,8 @@ class Pixels(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.inner = nn.Conv2d(3, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
         self.outer = nn.Conv2d(4, 3, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -166,7 +174,9 @@ class TimeFirst(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.lstm, self.head = nn.Embedding(WORDS, 5), nn.LSTM(5, 4), nn.Linear(4, WORDS)
+        self.embedding = nn.Embedding(WORDS, 5)
+        self.lstm = nn.LSTM(5, 4)
+        self.head = nn.Linear(4, WORDS)
 
     def forward(self, ids: Tensor) -> Tensor:
         hidden, _ = self.lstm(self.embedding(ids).transpose(0, 1))
@@ -178,5 +188,6 @@ class TimeFirst(nn.Module):
     refused=dict.fromkeys(WHOLE_BATCH, MERGED),
 )
 def time_first() -> Network:
-    ids, targets = torch.randint(WORDS, (SAMPLES, TOKENS)), torch.randint(WORDS, (TOKENS * SAMPLES,))
+    ids = torch.randint(WORDS, (SAMPLES, TOKENS))
+    targets = torch.randint(WORDS, (TOKENS * SAMPLES,))
     return TimeFirst(), (ids, targets), nn.CrossEntropyLoss()

@@ -116,7 +116,8 @@ class Counting(nn.Module):
         self.head = nn.Linear(6, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        layer, count = getattr(self, "with"), getattr(self, "try")
+        layer = getattr(self, "with")
+        count = getattr(self, "try")
         with torch.no_grad():
             count.add_(1)
             y = layer(x)

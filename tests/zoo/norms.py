@@ -66,9 +66,12 @@ def channels_last_norm() -> Network:
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.dw, self.norm = nn.Conv2d(3, 3, 7, padding=3, groups=3), nn.LayerNorm(3, eps=1e-6)
-            self.pw1, self.pw2 = nn.Linear(3, 12), nn.Linear(12, 3)
-            self.gamma, self.fc = nn.Parameter(1e-1 * torch.ones(3)), nn.Linear(3, 3)
+            self.dw = nn.Conv2d(3, 3, 7, padding=3, groups=3)
+            self.norm = nn.LayerNorm(3, eps=1e-6)
+            self.pw1 = nn.Linear(3, 12)
+            self.pw2 = nn.Linear(12, 3)
+            self.gamma = nn.Parameter(1e-1 * torch.ones(3))
+            self.fc = nn.Linear(3, 3)
 
         def forward(self, x: Tensor) -> Tensor:
             h = self.dw(x).permute(0, 2, 3, 1)
@@ -148,7 +151,8 @@ class BatchStd(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(5, 1, 3, padding=1)
+        self.a = nn.Conv2d(3, 4, 3, padding=1)
+        self.b = nn.Conv2d(5, 1, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         h = F.leaky_relu(self.a(x), 0.2)

@@ -34,7 +34,9 @@ class Glimpses(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.features, self.scores, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(3, 1, 1), nn.Linear(12, 3)
+        self.features = nn.Conv2d(3, 4, 3, padding=1)
+        self.scores = nn.Conv2d(3, 1, 1)
+        self.head = nn.Linear(12, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         places = torch.multinomial(self.scores(x).flatten(1).softmax(-1), 3)
@@ -69,7 +71,8 @@ class HeavyTails(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 3, 3, padding=1)
+        self.first = nn.Conv2d(3, 4, 3, padding=1)
+        self.second = nn.Conv2d(4, 3, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.first(x)

@@ -30,7 +30,8 @@ class Spline(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         assert x.size(1) == self.grid.size(0)
-        z, grid = x.unsqueeze(-1), self.grid.to(x.dtype)
+        z = x.unsqueeze(-1)
+        grid = self.grid.to(x.dtype)
         bases = ((z >= grid[:, :-1]) & (z < grid[:, 1:])).to(x.dtype)
         for k in range(1, self.order + 1):
             left = (z - grid[:, : -(k + 1)]) / (grid[:, k:-1] - grid[:, : -(k + 1)]) * bases[:, :, :-1]
@@ -50,10 +51,15 @@ class ScanBlock(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.inner, self.delta = nn.Embedding(11, 6), nn.Linear(6, 12), nn.Linear(6, 6)
-        self.b, self.c = nn.Linear(6, 4), nn.Linear(6, 4)
+        self.embed = nn.Embedding(11, 6)
+        self.inner = nn.Linear(6, 12)
+        self.delta = nn.Linear(6, 6)
+        self.b = nn.Linear(6, 4)
+        self.c = nn.Linear(6, 4)
         self.log_a = nn.Parameter(torch.log(torch.arange(1, 5).double().repeat(6, 1)))
-        self.d, self.norm, self.out = nn.Parameter(torch.ones(6)), nn.LayerNorm(6), nn.Linear(6, 11)
+        self.d = nn.Parameter(torch.ones(6))
+        self.norm = nn.LayerNorm(6)
+        self.out = nn.Linear(6, 11)
 
     def forward(self, tokens: Tensor) -> Tensor:
         h = self.embed(tokens)
@@ -80,8 +86,11 @@ class StochasticBlock(nn.Module):
 
     def __init__(self, dim: int, rate: float) -> None:
         super().__init__()
-        self.dw, self.norm = nn.Conv2d(dim, dim, 3, padding=1, groups=dim), nn.LayerNorm(dim)
-        self.up, self.down, self.rate = nn.Linear(dim, 2 * dim), nn.Linear(2 * dim, dim), rate
+        self.dw = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
+        self.norm = nn.LayerNorm(dim)
+        self.up = nn.Linear(dim, 2 * dim)
+        self.down = nn.Linear(2 * dim, dim)
+        self.rate = rate
         self.gamma = nn.Parameter(1e-2 * torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -107,10 +116,13 @@ class MBConv(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.expand, self.bn0 = nn.Conv2d(dim, 2 * dim, 1, bias=False), nn.BatchNorm2d(2 * dim, momentum=0.01, eps=1e-3)
+        self.expand = nn.Conv2d(dim, 2 * dim, 1, bias=False)
+        self.bn0 = nn.BatchNorm2d(2 * dim, momentum=0.01, eps=1e-3)
         self.dw = nn.Conv2d(2 * dim, 2 * dim, 3, padding=1, groups=2 * dim, bias=False)
-        self.bn1, self.reduce = nn.BatchNorm2d(2 * dim, momentum=None), nn.Conv2d(2 * dim, 2, 1)
-        self.widen, self.project = nn.Conv2d(2, 2 * dim, 1), nn.Conv2d(2 * dim, dim, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(2 * dim, momentum=None)
+        self.reduce = nn.Conv2d(2 * dim, 2, 1)
+        self.widen = nn.Conv2d(2, 2 * dim, 1)
+        self.project = nn.Conv2d(2 * dim, dim, 1, bias=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
         x = F.silu(self.bn0(self.expand(inputs)))
@@ -133,11 +145,14 @@ class Detector(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.back, self.rows = nn.Conv2d(3, 8, 3, 2, 1), nn.Parameter(torch.rand(4, 4))
-        self.cols, self.queries = nn.Parameter(torch.rand(4, 4)), nn.Parameter(torch.rand(5, 8))
+        self.back = nn.Conv2d(3, 8, 3, 2, 1)
+        self.rows = nn.Parameter(torch.rand(4, 4))
+        self.cols = nn.Parameter(torch.rand(4, 4))
+        self.queries = nn.Parameter(torch.rand(5, 8))
         layer = nn.TransformerDecoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
         self.decoder = nn.TransformerDecoder(layer, 2)
-        self.kinds, self.boxes = nn.Linear(8, 4), nn.Linear(8, 4)
+        self.kinds = nn.Linear(8, 4)
+        self.boxes = nn.Linear(8, 4)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         h = self.back(x)
@@ -195,7 +210,8 @@ class Pyramid(nn.Module):
 
 def _focal(out: Tensor, y: Tensor) -> Tensor:
     target = F.one_hot(y.clamp(min=0), 3).to(out.dtype) * (y > 0).unsqueeze(-1)
-    p, ce = out.sigmoid(), F.binary_cross_entropy_with_logits(out, target, reduction="none")
+    p = out.sigmoid()
+    ce = F.binary_cross_entropy_with_logits(out, target, reduction="none")
     at = p * target + (1 - p) * (1 - target)
     weight = 0.25 * target + 0.75 * (1 - target)
     valid = (y >= 0).unsqueeze(-1).to(out.dtype)
@@ -212,7 +228,8 @@ class HyperConv(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.maker, self.head = nn.Linear(5, 4 * 3 * 9), nn.Linear(4, 3)
+        self.maker = nn.Linear(5, 4 * 3 * 9)
+        self.head = nn.Linear(4, 3)
 
     def forward(self, x: Tensor, z: Tensor) -> Tensor:
         batch, channels, high, wide = x.size()
@@ -269,7 +286,9 @@ class Memory(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.c = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(12, 3)
+        self.a = nn.Linear(4, 6)
+        self.b = nn.Linear(6, 6)
+        self.c = nn.Linear(12, 3)
 
     def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
         h = self.a(nodes).relu()
@@ -283,7 +302,8 @@ class Memory(nn.Module):
 
 @network("messages along edges of each sample: gather, scatter_reduce amax, scatter_add_ on zeros")
 def messages() -> Network:
-    nodes, edges = torch.randn(4, 5, 4), torch.randint(5, (4, 2, 7))
+    nodes = torch.randn(4, 5, 4)
+    edges = torch.randint(5, (4, 2, 7))
     return Memory(), ((nodes, edges), torch.randint(3, (4,))), F.cross_entropy
 
 
@@ -292,7 +312,8 @@ class FlatGraph(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.a = nn.Linear(4, 6)
+        self.b = nn.Linear(6, 3)
 
     def forward(self, nodes: Tensor, batch: Tensor) -> Tensor:
         h = self.a(nodes).relu()
@@ -314,8 +335,10 @@ class FourierConv(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.filter = nn.Embedding(11, 6), nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 6))
-        self.bias, self.out = nn.Parameter(torch.zeros(6)), nn.Linear(6, 11)
+        self.embed = nn.Embedding(11, 6)
+        self.filter = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 6))
+        self.bias = nn.Parameter(torch.zeros(6))
+        self.out = nn.Linear(6, 11)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.embed(x).transpose(1, 2)
@@ -339,8 +362,10 @@ class Recogniser(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.norm = nn.Conv2d(1, 4, 3, (2, 1), 1), nn.BatchNorm2d(4)
-        self.rnn, self.head = nn.LSTM(16, 6, bidirectional=True), nn.Linear(12, 5)
+        self.conv = nn.Conv2d(1, 4, 3, (2, 1), 1)
+        self.norm = nn.BatchNorm2d(4)
+        self.rnn = nn.LSTM(16, 6, bidirectional=True)
+        self.head = nn.Linear(12, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         h = F.max_pool2d(self.norm(self.conv(x)).relu(), (1, 2))
@@ -365,13 +390,16 @@ class Mixture(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Linear(6, 12), nn.Tanh())
-        self.weights, self.means, self.scales = nn.Linear(12, 3), nn.Linear(12, 6), nn.Linear(12, 9)
+        self.weights = nn.Linear(12, 3)
+        self.means = nn.Linear(12, 6)
+        self.scales = nn.Linear(12, 9)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         h = self.body(x)
         raw = self.scales(h).view(-1, 3, 3)
         lower = torch.zeros(len(raw), 3, 2, 2, dtype=raw.dtype)
-        lower[..., 0, 0], lower[..., 1, 1] = F.softplus(raw[..., 0]) + 0.1, F.softplus(raw[..., 1]) + 0.1
+        lower[..., 0, 0] = F.softplus(raw[..., 0]) + 0.1
+        lower[..., 1, 1] = F.softplus(raw[..., 1]) + 0.1
         lower[..., 1, 0] = raw[..., 2]
         return self.weights(h), self.means(h).view(-1, 3, 2), lower
 
@@ -392,7 +420,8 @@ class Sinkhorn(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.codes = nn.Linear(6, 4), nn.Linear(4, 3, bias=False)
+        self.body = nn.Linear(6, 4)
+        self.codes = nn.Linear(4, 3, bias=False)
 
     def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         scores = self.codes(F.normalize(self.body(a))), self.codes(F.normalize(self.body(b)))
@@ -418,7 +447,9 @@ class Gated(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.log_alpha = nn.Linear(6, 8), nn.Linear(8, 3), nn.Parameter(torch.randn(8) / 3)
+        self.a = nn.Linear(6, 8)
+        self.b = nn.Linear(8, 3)
+        self.log_alpha = nn.Parameter(torch.randn(8) / 3)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.training:
@@ -443,8 +474,10 @@ class Equilibrium(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inject, self.cell = nn.Linear(6, 5), nn.utils.parametrizations.orthogonal(nn.Linear(5, 5))
-        self.norm, self.head = nn.LayerNorm(5), nn.Linear(5, 3)
+        self.inject = nn.Linear(6, 5)
+        self.cell = nn.utils.parametrizations.orthogonal(nn.Linear(5, 5))
+        self.norm = nn.LayerNorm(5)
+        self.head = nn.Linear(5, 3)
 
     def step(self, z: Tensor, x: Tensor) -> Tensor:
         return self.norm(torch.tanh(0.5 * self.cell(z) + x))
@@ -468,7 +501,8 @@ class Upcycled(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.score, self.value = nn.Conv2d(3, 9, 1), nn.Linear(27, 27)
+        self.score = nn.Conv2d(3, 9, 1)
+        self.value = nn.Linear(27, 27)
         self.head = nn.Linear(3, 3)
 
     def forward(self, x: Tensor) -> Tensor:

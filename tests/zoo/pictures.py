@@ -37,8 +37,11 @@ class AttentionUNet(nn.Module):
         super().__init__()
         self.enc = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(True))
         self.mid = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(True))
-        self.gate, self.up = Gate(4, 8, 4), nn.ConvTranspose2d(8, 4, 3, stride=2, padding=1, output_padding=1)
-        self.dec, self.out, self.deep = nn.Conv2d(8, 4, 3, padding=1), nn.Conv2d(4, 2, 1), nn.Conv2d(8, 2, 1)
+        self.gate = Gate(4, 8, 4)
+        self.up = nn.ConvTranspose2d(8, 4, 3, stride=2, padding=1, output_padding=1)
+        self.dec = nn.Conv2d(8, 4, 3, padding=1)
+        self.out = nn.Conv2d(4, 2, 1)
+        self.deep = nn.Conv2d(8, 2, 1)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         fine = self.enc(x)
@@ -67,10 +70,12 @@ class ASPP(nn.Module):
             nn.Conv2d(4, 3, 3 if d > 1 else 1, padding=d * (d > 1), dilation=d) for d in (1, 2, 3)
         )
         self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 3, 1, bias=False), nn.ReLU())
-        self.norm, self.head = nn.LayerNorm([12, 5, 5]), nn.Conv2d(12, 2, 1)
+        self.norm = nn.LayerNorm([12, 5, 5])
+        self.head = nn.Conv2d(12, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        size, x = x.shape[-2:], F.gelu(self.stem(x))
+        size = x.shape[-2:]
+        x = F.gelu(self.stem(x))
         every = [branch(x) for branch in self.branches]
         every.append(F.interpolate(self.pool(x), size=x.shape[-2:], mode="bilinear", align_corners=False))
         h = self.norm(torch.cat(every, dim=1))
@@ -87,8 +92,10 @@ class SegNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 3, padding=1)
-        self.pool, self.unpool = nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2)
+        self.a = nn.Conv2d(3, 4, 3, padding=1)
+        self.b = nn.Conv2d(4, 2, 3, padding=1)
+        self.pool = nn.MaxPool2d(2, return_indices=True)
+        self.unpool = nn.MaxUnpool2d(2)
 
     def forward(self, x: Tensor) -> Tensor:
         h, where = self.pool(F.elu(self.a(x)))
@@ -105,8 +112,11 @@ class Involution(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.reduce, self.span = nn.Conv2d(4, 2, 1), nn.Conv2d(2, 9 * 2, 1)
-        self.stem, self.patches, self.out = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(16, 16), nn.Conv2d(4, 2, 1)
+        self.reduce = nn.Conv2d(4, 2, 1)
+        self.span = nn.Conv2d(2, 9 * 2, 1)
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.patches = nn.Linear(16, 16)
+        self.out = nn.Conv2d(4, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
@@ -128,7 +138,9 @@ class Axial(nn.Module):
 
     def __init__(self, width: int = 4) -> None:
         super().__init__()
-        self.inp, self.rows, self.cols = nn.Conv2d(3, width, 1), nn.Parameter(torch.randn(8, width) * 0.1), None
+        self.inp = nn.Conv2d(3, width, 1)
+        self.rows = nn.Parameter(torch.randn(8, width) * 0.1)
+        self.cols = None
         self.cols = nn.Parameter(torch.randn(8, width) * 0.1)
         self.h, self.w = (nn.MultiheadAttention(width, 2, batch_first=True) for _ in range(2))
         self.out = nn.Conv2d(width, 2, 1)
@@ -154,9 +166,12 @@ class VideoWindows(nn.Module):
 
     def __init__(self, width: int = 4) -> None:
         super().__init__()
-        self.patch, self.norm = nn.Conv3d(2, width, (1, 2, 2), stride=(1, 2, 2)), nn.LayerNorm(width)
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.merge, self.head = nn.Linear(4 * width, width, bias=False), nn.Linear(width, 3)
+        self.patch = nn.Conv3d(2, width, (1, 2, 2), stride=(1, 2, 2))
+        self.norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+        self.merge = nn.Linear(4 * width, width, bias=False)
+        self.head = nn.Linear(width, 3)
 
     @staticmethod
     def windows(x: Tensor) -> Tensor:
@@ -165,7 +180,8 @@ class VideoWindows(nn.Module):
         return x.permute(0, 1, 3, 5, 2, 4, 6, 7).reshape(-1, 8, c)
 
     def mask(self, d: int, h: int, w: int) -> Tensor:
-        region, count = torch.zeros(1, d, h, w, 1), 0
+        region = torch.zeros(1, d, h, w, 1)
+        count = 0
         for i in (slice(-2), slice(-2, -1), slice(-1, None)):
             for j in (slice(-2), slice(-2, -1), slice(-1, None)):
                 region[:, :, i, j] = count
@@ -222,7 +238,9 @@ class Stages(nn.Module):
             nn.Sequential(nn.Conv2d(4, 4, 5, padding=2, groups=4), nn.Conv2d(4, 4, 1)) for _ in range(2)
         )
         self.tail = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 4, 1), nn.Tanh())
-        self.scale, self.fc, self.reentrant = nn.Parameter(torch.full((1, 4, 1, 1), 0.5)), nn.Linear(4, 3), reentrant
+        self.scale = nn.Parameter(torch.full((1, 4, 1, 1), 0.5))
+        self.fc = nn.Linear(4, 3)
+        self.reentrant = reentrant
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x.contiguous(memory_format=torch.channels_last))
@@ -277,7 +295,8 @@ class Retinex(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inp, self.out = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 1)
+        self.inp = nn.Conv2d(3, 4, 3, padding=1)
+        self.out = nn.Conv2d(4, 2, 1)
         self.bins = nn.Linear(5, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -304,7 +323,8 @@ class SameSizes(nn.Module):
         super().__init__()
         self.a = nn.Conv2d(3, 4, 3, padding="same", padding_mode="reflect")
         self.b = nn.Conv2d(4, 8, (3, 2), padding="same", dilation=(2, 2), groups=2)
-        self.c, self.d = nn.Conv2d(32, 8, 1), nn.ConvTranspose2d(2, 2, 3, stride=1, padding=1)
+        self.c = nn.Conv2d(32, 8, 1)
+        self.d = nn.ConvTranspose2d(2, 2, 3, stride=1, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.hardswish(self.b(F.mish(self.a(x))))
@@ -323,7 +343,8 @@ class Vignette(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 3, padding=1)
+        self.a = nn.Conv2d(3, 4, 3, padding=1)
+        self.b = nn.Conv2d(4, 2, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         table = torch.arange(64, dtype=x.dtype).view(8, 8) / 64

@@ -19,7 +19,8 @@ def sequences(rows: int = 4, length: int = 5) -> tuple[Tensor, Tensor]:
 class LastState(nn.Module):
     def __init__(self, rnn: nn.RNNBase, width: int) -> None:
         super().__init__()
-        self.rnn, self.fc = rnn, nn.Linear(width, 3)
+        self.rnn = rnn
+        self.fc = nn.Linear(width, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         out, _ = self.rnn(x)
@@ -46,7 +47,9 @@ class TimeFirst(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.emb, self.lstm, self.out = nn.Embedding(9, 5), nn.LSTM(5, 6, 1), nn.Linear(6, 9)
+        self.emb = nn.Embedding(9, 5)
+        self.lstm = nn.LSTM(5, 6, 1)
+        self.out = nn.Linear(6, 9)
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.emb(ids).permute(1, 0, 2)
@@ -64,7 +67,8 @@ def time_first() -> Network:
 class Packed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.lstm, self.fc = nn.LSTM(6, 5, batch_first=True), nn.Linear(5, 3)
+        self.lstm = nn.LSTM(6, 5, batch_first=True)
+        self.fc = nn.Linear(5, 3)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
@@ -86,7 +90,8 @@ class Stateful(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cell, self.fc = nn.GRUCell(6, 5), nn.Linear(5, 3)
+        self.cell = nn.GRUCell(6, 5)
+        self.fc = nn.Linear(5, 3)
         self.state = torch.zeros(1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -107,7 +112,9 @@ class CellLoop(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cell1, self.cell2, self.fc = nn.LSTMCell(6, 5), nn.LSTMCell(5, 4), nn.Linear(4, 3)
+        self.cell1 = nn.LSTMCell(6, 5)
+        self.cell2 = nn.LSTMCell(5, 4)
+        self.fc = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         n = x.size(0)
@@ -129,10 +136,14 @@ class Seq2Seq(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.src, self.tgt = nn.Embedding(9, 5), nn.Embedding(7, 5)
+        self.src = nn.Embedding(9, 5)
+        self.tgt = nn.Embedding(7, 5)
         self.encoder = nn.GRU(5, 4, batch_first=True)
-        self.w1, self.w2, self.v = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1)
-        self.cell, self.out = nn.GRUCell(9, 4), nn.Linear(4, 7)
+        self.w1 = nn.Linear(4, 4)
+        self.w2 = nn.Linear(4, 4)
+        self.v = nn.Linear(4, 1)
+        self.cell = nn.GRUCell(9, 4)
+        self.out = nn.Linear(4, 7)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         memory, h = self.encoder(self.src(source))

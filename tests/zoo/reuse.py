@@ -112,7 +112,8 @@ def shared_head() -> Network:
 
 @network("one nn.ReLU and one nn.Linear object at several places of a Sequential")
 def same_object_twice() -> Network:
-    act, mid = nn.ReLU(inplace=True), nn.Linear(8, 8)
+    act = nn.ReLU(inplace=True)
+    mid = nn.Linear(8, 8)
     return nn.Sequential(nn.Linear(6, 8), act, mid, act, mid, act, nn.Linear(8, 3)), classes(), nn.CrossEntropyLoss()
 
 

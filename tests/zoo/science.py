@@ -18,7 +18,8 @@ class SpectralConv(nn.Module):
 
     def __init__(self, width: int, modes: int, complex_weights: bool) -> None:
         super().__init__()
-        shape, self.modes = (width, width, modes, modes), modes
+        shape = (width, width, modes, modes)
+        self.modes = modes
         if complex_weights:
             self.w1 = nn.Parameter(torch.rand(*shape, dtype=torch.cfloat) / width)
             self.w2 = nn.Parameter(torch.rand(*shape, dtype=torch.cfloat) / width)
@@ -26,7 +27,8 @@ class SpectralConv(nn.Module):
             self.w1, self.w2 = (nn.Parameter(torch.rand(*shape, 2) / width) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        m, ft = self.modes, torch.fft.rfft2(x)
+        m = self.modes
+        ft = torch.fft.rfft2(x)
         w1, w2 = (w if w.is_complex() else torch.view_as_complex(w) for w in (self.w1, self.w2))
         out = torch.zeros(x.shape[0], x.shape[1], x.size(-2), x.size(-1) // 2 + 1, dtype=ft.dtype, device=x.device)
         out[:, :, :m, :m] = torch.einsum("bixy,ioxy->boxy", ft[:, :, :m, :m], w1.to(ft.dtype))
@@ -39,12 +41,15 @@ class FNO(nn.Module):
 
     def __init__(self, complex_weights: bool) -> None:
         super().__init__()
-        self.lift, self.project = nn.Linear(3, 4), nn.Conv2d(4, 1, 1)
+        self.lift = nn.Linear(3, 4)
+        self.project = nn.Conv2d(4, 1, 1)
         self.spectral = nn.ModuleList(SpectralConv(4, 2, complex_weights) for _ in range(2))
         self.skip = nn.ModuleList(nn.Conv2d(4, 4, 1) for _ in range(2))
 
     def grid(self, shape: torch.Size, like: Tensor) -> Tensor:
-        b, h, w = shape[0], shape[1], shape[2]
+        b = shape[0]
+        h = shape[1]
+        w = shape[2]
         y = torch.linspace(0, 1, h, dtype=like.dtype).reshape(1, h, 1, 1).repeat([b, 1, w, 1])
         x = torch.linspace(0, 1, w, dtype=like.dtype).reshape(1, 1, w, 1).repeat([b, h, 1, 1])
         return torch.cat((y, x), dim=-1).to(like.device)
@@ -77,20 +82,25 @@ class ODE(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inp, self.f, self.out = nn.Linear(6, 4), nn.Linear(5, 4), nn.Linear(4, 3)
+        self.inp = nn.Linear(6, 4)
+        self.f = nn.Linear(5, 4)
+        self.out = nn.Linear(4, 3)
         self.log_step = nn.Parameter(torch.tensor(-1.0))
 
     def rate(self, t: Tensor, y: Tensor) -> Tensor:
         return torch.tanh(self.f(torch.cat([y, t.expand(y.shape[0], 1)], 1)))
 
     def forward(self, x: Tensor) -> Tensor:
-        y, h, t = self.inp(x), self.log_step.exp(), self.log_step.new_zeros(())
+        y = self.inp(x)
+        h = self.log_step.exp()
+        t = self.log_step.new_zeros(())
         for _ in range(4):
             k1 = self.rate(t, y)
             k2 = self.rate(t + h / 2, y + h / 2 * k1)
             k3 = self.rate(t + h / 2, y + h / 2 * k2)
             k4 = self.rate(t + h, y + h * k3)
-            y, t = y + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4), t + h
+            y = y + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+            t = t + h
         return self.out(y)
 
 
@@ -139,7 +149,8 @@ class Potential(nn.Module):
         self.kinds = nn.Embedding(5, width, padding_idx=0)
         self.register_buffer("centres", torch.linspace(0, 3, 5))
         self.filters = nn.Sequential(nn.Linear(5, width), nn.Softplus(), nn.Linear(width, width))
-        self.mix, self.out = nn.Linear(width, width), nn.Sequential(nn.Linear(width, 4), nn.SiLU(), nn.Linear(4, 1))
+        self.mix = nn.Linear(width, width)
+        self.out = nn.Sequential(nn.Linear(width, 4), nn.SiLU(), nn.Linear(4, 1))
 
     def forward(self, z: Tensor, positions: Tensor) -> Prediction:
         positions = positions.clone().requires_grad_()
@@ -191,14 +202,16 @@ class ConvLSTM(nn.Module):
 
     def __init__(self, width: int = 3) -> None:
         super().__init__()
-        self.width, self.conv = width, nn.Conv2d(2 + width, 4 * width, 3, padding="same")
+        self.width = width
+        self.conv = nn.Conv2d(2 + width, 4 * width, 3, padding="same")
         self.w_ci, self.w_cf = (nn.Parameter(torch.randn(1, width, 1, 1) * 0.1) for _ in range(2))
         self.out = nn.Conv2d(width, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         b, t, _, height, w = x.size()
         h = torch.zeros(b, self.width, height, w, dtype=x.dtype, device=x.device)
-        c, frames = torch.zeros_like(h), []
+        c = torch.zeros_like(h)
+        frames = []
         for step in range(t):
             i, f, o, g = torch.split(self.conv(torch.cat([x[:, step], h], dim=1)), self.width, dim=1)
             c = torch.sigmoid(f + self.w_cf * c) * c + torch.sigmoid(i + self.w_ci * c) * torch.tanh(g)
@@ -217,11 +230,13 @@ class Sphere(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3)
+        self.a = nn.Conv2d(3, 4, 3)
+        self.b = nn.Conv2d(4, 2, 3)
 
     def pad(self, x: Tensor) -> Tensor:
         half = x.shape[-1] // 2
-        north, south = x[:, :, :1].roll(half, -1), x[:, :, -1:].roll(half, -1)
+        north = x[:, :, :1].roll(half, -1)
+        south = x[:, :, -1:].roll(half, -1)
         x = torch.cat([north, x, south], dim=2)
         return torch.cat([x[..., -1:], x, x[..., :1]], dim=-1)
 
@@ -246,7 +261,10 @@ class Wavelets(nn.Module):
         self.net = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.GELU(), nn.Conv2d(8, 8, 3, padding=1, groups=4))
 
     def forward(self, x: Tensor) -> Tensor:
-        a, b, c, d = x[:, :, ::2, ::2], x[:, :, 1::2, ::2], x[:, :, ::2, 1::2], x[:, :, 1::2, 1::2]
+        a = x[:, :, ::2, ::2]
+        b = x[:, :, 1::2, ::2]
+        c = x[:, :, ::2, 1::2]
+        d = x[:, :, 1::2, 1::2]
         bands = torch.cat([a + b + c + d, b - a + d - c, c - a + d - b, a - b - c + d], 1) / 2
         p, q, r, s = (bands + self.net(bands)).chunk(4, 1)
         out = torch.zeros_like(x)
@@ -295,10 +313,14 @@ class Scan(nn.Module):
 
     def __init__(self, width: int = 6, state: int = 3) -> None:
         super().__init__()
-        self.inp, self.conv = nn.Linear(4, 2 * width), nn.Conv1d(width, width, 3, groups=width, padding=2)
-        self.x_proj, self.dt = nn.Linear(width, 2 + 2 * state, bias=False), nn.Linear(2, width)
+        self.inp = nn.Linear(4, 2 * width)
+        self.conv = nn.Conv1d(width, width, 3, groups=width, padding=2)
+        self.x_proj = nn.Linear(width, 2 + 2 * state, bias=False)
+        self.dt = nn.Linear(2, width)
         self.A_log = nn.Parameter(torch.log(torch.arange(1, state + 1).float()).repeat(width, 1))
-        self.D, self.out, self.state = nn.Parameter(torch.ones(width)), nn.Linear(width, 4), state
+        self.D = nn.Parameter(torch.ones(width))
+        self.out = nn.Linear(width, 4)
+        self.state = state
 
     def forward(self, u: Tensor) -> Tensor:
         b, length, _ = u.shape
@@ -308,7 +330,8 @@ class Scan(nn.Module):
         dt = F.softplus(self.dt(dt))
         decay = torch.exp(dt.unsqueeze(-1) * -torch.exp(self.A_log))
         drive = (dt * x).unsqueeze(-1) * B.unsqueeze(2)
-        h, ys = torch.zeros(b, x.shape[2], self.state, dtype=u.dtype), []
+        h = torch.zeros(b, x.shape[2], self.state, dtype=u.dtype)
+        ys = []
         for i in range(length):
             h = decay[:, i] * h + drive[:, i]
             ys.append(torch.einsum("bdn,bn->bd", h, C[:, i]))

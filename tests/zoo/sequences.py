@@ -82,11 +82,13 @@ class Reader(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.emb = nn.Embedding(9, 5, padding_idx=PAD)
-        self.enc, self.dec = nn.GRU(5, 4, num_layers=2), nn.GRU(5, 4, num_layers=2)
+        self.enc = nn.GRU(5, 4, num_layers=2)
+        self.dec = nn.GRU(5, 4, num_layers=2)
         self.out = nn.Linear(8, 9)
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt: Tensor, tgt_lengths: Tensor) -> Tensor:
-        x, y = self.emb(src).transpose(0, 1), self.emb(tgt).transpose(0, 1)
+        x = self.emb(src).transpose(0, 1)
+        y = self.emb(tgt).transpose(0, 1)
         packed, h = self.enc(pack_padded_sequence(x, src_lengths.cpu(), enforce_sorted=False))
         memory, _ = pad_packed_sequence(packed, padding_value=-1.0, total_length=src.size(1))
         packed, _ = self.dec(nn.utils.rnn.pack_padded_sequence(y, tgt_lengths.cpu(), enforce_sorted=False), h)
@@ -98,7 +100,8 @@ class Reader(nn.Module):
 
 @network("packed GRUs of two levels, the second one begun by the first one's states; time first, padded by -1")
 def packed_translator() -> Network:
-    src, tgt = padded(), padded(length=5)
+    src = padded()
+    tgt = padded(length=5)
     inputs = src, (src != PAD).sum(1), tgt, (tgt != PAD).sum(1)
     return Reader(), (inputs, tgt.roll(-1, 1)), lambda out, y: F.cross_entropy(out.transpose(1, 2), y, ignore_index=PAD)
 
@@ -108,12 +111,16 @@ class CRF(nn.Module):
 
     def __init__(self, tags: int = 4) -> None:
         super().__init__()
-        self.emb, self.rnn, self.fc = nn.Embedding(9, 5), nn.GRU(5, 4, batch_first=True), nn.Linear(4, tags)
-        self.start, self.end = nn.Parameter(torch.randn(tags)), nn.Parameter(torch.randn(tags))
+        self.emb = nn.Embedding(9, 5)
+        self.rnn = nn.GRU(5, 4, batch_first=True)
+        self.fc = nn.Linear(4, tags)
+        self.start = nn.Parameter(torch.randn(tags))
+        self.end = nn.Parameter(torch.randn(tags))
         self.transitions = nn.Parameter(torch.randn(tags, tags))
 
     def forward(self, ids: Tensor, tags: Tensor) -> Tensor:
-        emissions, mask = self.fc(self.rnn(self.emb(ids))[0]), ids != PAD
+        emissions = self.fc(self.rnn(self.emb(ids))[0])
+        mask = ids != PAD
         gold = self.start[tags[:, 0]] + emissions[:, 0].gather(1, tags[:, :1]).squeeze(1)
         alpha = self.start + emissions[:, 0]
         for t in range(1, ids.size(1)):
@@ -139,8 +146,12 @@ class Switch(nn.Module):
 
     def __init__(self, by_sample: bool, balanced: bool = False) -> None:
         super().__init__()
-        self.emb, self.gate, self.by_sample, self.balanced = nn.Embedding(9, 6), nn.Linear(6, 3), by_sample, balanced
-        self.w1, self.w2 = nn.Parameter(torch.randn(3, 6, 8) * 0.3), nn.Parameter(torch.randn(3, 8, 6) * 0.3)
+        self.emb = nn.Embedding(9, 6)
+        self.gate = nn.Linear(6, 3)
+        self.by_sample = by_sample
+        self.balanced = balanced
+        self.w1 = nn.Parameter(torch.randn(3, 6, 8) * 0.3)
+        self.w2 = nn.Parameter(torch.randn(3, 8, 6) * 0.3)
         self.head = nn.Linear(6, 5)
 
     def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -157,7 +168,8 @@ class Switch(nn.Module):
         inputs = torch.einsum("gsec,gsm->gecm", dispatch, tokens)
         h = torch.einsum("gech,ehm->gecm", F.relu(torch.einsum("gecm,emh->gech", inputs, self.w1)), self.w2)
         y = torch.einsum("gsec,gecm->gsm", dispatch * weight.unsqueeze(-1), h)
-        share, mean = hot.to(x.dtype).mean((0, 1)), p.mean((0, 1))
+        share = hot.to(x.dtype).mean((0, 1))
+        mean = p.mean((0, 1))
         balance = 3 * (share * mean).sum() if self.balanced else p.pow(2).mean()
         return self.head(x + y.view_as(x)), balance
 
@@ -190,12 +202,11 @@ class RelativeAttention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.emb, self.qkv, self.r = (
-            nn.Embedding(9, 8),
-            nn.Linear(8, 24, bias=False),
-            nn.Parameter(torch.randn(6, 2, 4)),
-        )
-        self.u, self.v = nn.Parameter(torch.randn(2, 4)), nn.Parameter(torch.randn(2, 4))
+        self.emb = nn.Embedding(9, 8)
+        self.qkv = nn.Linear(8, 24, bias=False)
+        self.r = nn.Parameter(torch.randn(6, 2, 4))
+        self.u = nn.Parameter(torch.randn(2, 4))
+        self.v = nn.Parameter(torch.randn(2, 4))
         self.out = nn.Linear(8, 9)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -221,13 +232,15 @@ class Perceiver(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.emb, self.latents = nn.Embedding(9, 8, padding_idx=PAD), nn.Parameter(torch.randn(3, 8) * 0.2)
+        self.emb = nn.Embedding(9, 8, padding_idx=PAD)
+        self.latents = nn.Parameter(torch.randn(3, 8) * 0.2)
         self.cross = nn.MultiheadAttention(8, 2, batch_first=True, kdim=8, vdim=8)
         self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, activation="gelu")
         self.fc = nn.Linear(24, 3)
 
     def forward(self, ids: Tensor) -> Tensor:
-        x, pad = self.emb(ids), ids.eq(PAD)
+        x = self.emb(ids)
+        pad = ids.eq(PAD)
         z = self.latents.unsqueeze(0).expand(ids.size(0), -1, -1)
         for _ in range(2):
             z = z + self.cross(z, x, x, key_padding_mask=pad, need_weights=False)[0]
@@ -248,7 +261,8 @@ class Prompted(nn.Module):
         self.emb = nn.Embedding(9, 8)
         layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=True)
         self.body = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(8), enable_nested_tensor=False)
-        self.prompt, self.head = nn.Parameter(torch.randn(2, 8) * 0.1), nn.Linear(8, 3)
+        self.prompt = nn.Parameter(torch.randn(2, 8) * 0.1)
+        self.head = nn.Linear(8, 3)
         for name, p in self.named_parameters():
             p.requires_grad = name in ("prompt", "body.norm.weight") or name.startswith("head")
 
@@ -268,12 +282,19 @@ class Captioner(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.cnn = nn.Sequential(nn.Conv2d(3, 6, 3, 2, 1), nn.ReLU(), nn.Conv2d(6, 6, 3, 2, 1))
-        self.init_h, self.emb, self.cell = nn.Linear(6, 5), nn.Embedding(9, 4), nn.GRUCell(10, 5)
-        self.q, self.k, self.score, self.out = nn.Linear(5, 4), nn.Linear(6, 4), nn.Linear(4, 1), nn.Linear(5, 9)
+        self.init_h = nn.Linear(6, 5)
+        self.emb = nn.Embedding(9, 4)
+        self.cell = nn.GRUCell(10, 5)
+        self.q = nn.Linear(5, 4)
+        self.k = nn.Linear(6, 4)
+        self.score = nn.Linear(4, 1)
+        self.out = nn.Linear(5, 9)
 
     def forward(self, image: Tensor, words: Tensor) -> Tensor:
         memory = self.cnn(image).flatten(2).permute(0, 2, 1)
-        h, word, logits = torch.tanh(self.init_h(memory.mean(1))), words[:, 0], []
+        h = torch.tanh(self.init_h(memory.mean(1)))
+        word = words[:, 0]
+        logits = []
         for t in range(words.size(1)):
             a = self.score(torch.tanh(self.q(h)[:, None] + self.k(memory))).softmax(1)
             h = self.cell(torch.cat([self.emb(word), (a * memory).sum(1)], -1), h)
@@ -294,16 +315,21 @@ class Pointer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.enc, self.cell = nn.LSTM(2, 5, batch_first=True), nn.LSTMCell(2, 5)
-        self.w1, self.w2, self.v = nn.Linear(5, 4), nn.Linear(5, 4), nn.Linear(4, 1, bias=False)
+        self.enc = nn.LSTM(2, 5, batch_first=True)
+        self.cell = nn.LSTMCell(2, 5)
+        self.w1 = nn.Linear(5, 4)
+        self.w2 = nn.Linear(5, 4)
+        self.v = nn.Linear(4, 1, bias=False)
         self.first = nn.Parameter(torch.rand(2))
 
     def forward(self, points: Tensor) -> Tensor:
         memory, (h, c) = self.enc(points)
-        h, c = h.squeeze(0), c.squeeze(0)
+        h = h.squeeze(0)
+        c = c.squeeze(0)
         x = self.first.repeat(points.size(0), 1)
         taken = torch.zeros(points.shape[:2], dtype=torch.bool)
-        rows, steps = torch.arange(points.size(0)), []
+        rows = torch.arange(points.size(0))
+        steps = []
         for _ in range(points.size(1)):
             h, c = self.cell(x, (h, c))
             scores = self.v(torch.tanh(self.w1(memory) + self.w2(h).unsqueeze(1))).squeeze(-1)

@@ -73,7 +73,8 @@ class Bags(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bag, self.fc = nn.EmbeddingBag(9, 5, mode="sum", padding_idx=0), nn.Linear(5, 3)
+        self.bag = nn.EmbeddingBag(9, 5, mode="sum", padding_idx=0)
+        self.fc = nn.Linear(5, 3)
 
     def forward(self, ids: Tensor, weights: Tensor) -> Tensor:
         return self.fc(self.bag(ids, per_sample_weights=weights))
@@ -98,7 +99,9 @@ class MultiTask(nn.Module):
         super().__init__()
         kinds = {"a": nn.Linear(6, 8), "b": nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8)), "c": nn.Linear(6, 8)}
         self.branches = nn.ModuleDict({name: kinds[name] for name in branches})
-        self.extra, self.click, self.price = nn.Linear(2, 8), nn.Linear(8, 1), nn.Linear(8, 1)
+        self.extra = nn.Linear(2, 8)
+        self.click = nn.Linear(8, 1)
+        self.price = nn.Linear(8, 1)
         self.log_vars = nn.Parameter(torch.zeros(2))
 
     def forward(self, batch: dict[str, Tensor | None]) -> Heads:
@@ -132,13 +135,16 @@ class Sparsemax(nn.Module):
 
     def sparsemax(self, z: Tensor) -> Tensor:
         ordered = z.sort(-1, descending=True).values
-        sums, k = ordered.cumsum(-1), torch.arange(1, z.shape[-1] + 1, dtype=z.dtype)
+        sums = ordered.cumsum(-1)
+        k = torch.arange(1, z.shape[-1] + 1, dtype=z.dtype)
         support = (1 + k * ordered > sums).sum(-1, keepdim=True)
         tau = (sums.gather(-1, support - 1) - 1) / support.to(z.dtype)
         return (z - tau).clamp_min(0)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        prior, total, entropy = torch.ones_like(x), 0, 0
+        prior = torch.ones_like(x)
+        total = 0
+        entropy = 0
         for layer in self.att:
             mask = self.sparsemax(layer(x) * prior)
             prior = prior * (1.3 - mask)
@@ -157,7 +163,9 @@ class GhostNorm(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.bn, self.b = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+        self.a = nn.Linear(6, 8)
+        self.bn = nn.BatchNorm1d(8)
+        self.b = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)
@@ -177,7 +185,8 @@ def ghost_norm() -> Network:
 def _cox(risk: Tensor, target: tuple[Tensor, Tensor]) -> Tensor:
     time, event = target
     order = time.argsort(descending=True)
-    risk, event = risk.squeeze(1)[order], event[order]
+    risk = risk.squeeze(1)[order]
+    event = event[order]
     return -((risk - torch.logcumsumexp(risk, 0)) * event).sum() / event.sum()
 
 
@@ -231,7 +240,8 @@ def mixture_density() -> Network:
 
 
 def _normalised(out: Tensor, y: Tensor) -> Tensor:
-    a, b = F.mse_loss(out, y), F.l1_loss(out, y)
+    a = F.mse_loss(out, y)
+    b = F.l1_loss(out, y)
     return a / a.detach() + b / b.detach()
 
 
@@ -321,7 +331,8 @@ class Largest(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bag, self.fc = nn.EmbeddingBag(9, 6, mode="max"), nn.Linear(6, 3)
+        self.bag = nn.EmbeddingBag(9, 6, mode="max")
+        self.fc = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.bag(x))

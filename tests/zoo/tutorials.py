@@ -28,7 +28,8 @@ def loss_and_accuracy() -> Network:
 @network("(loss, reconstruction, divergence) as a tuple, the first of them their sum", refused="twice")
 def loss_and_its_parts() -> Network:
     def loss(out: Tensor, y: Tensor) -> Any:
-        first, second = F.mse_loss(out, y), out.pow(2).mean()
+        first = F.mse_loss(out, y)
+        second = out.pow(2).mean()
         return first + 0.1 * second, first, second
 
     return mlp(), (torch.randn(4, 6), torch.randn(4, 3)), loss
@@ -55,7 +56,8 @@ class Counted(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.a = nn.Linear(6, 8)
+        self.b = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         batch = len(x)
@@ -96,7 +98,9 @@ class LoopMask(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.qkv, self.out = nn.Embedding(11, 8), nn.Linear(8, 24), nn.Linear(8, 11)
+        self.embed = nn.Embedding(11, 8)
+        self.qkv = nn.Linear(8, 24)
+        self.out = nn.Linear(8, 11)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.embed(x)
@@ -152,7 +156,8 @@ class PerSample(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.a = nn.Linear(6, 8)
+        self.b = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return vmap(lambda row: self.b(torch.tanh(self.a(row))))(x)
@@ -168,7 +173,9 @@ class Perturbed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.head, self.scale = nn.Linear(6, 8), nn.Linear(16, 3), nn.Parameter(torch.ones(()))
+        self.layer = nn.Linear(6, 8)
+        self.head = nn.Linear(16, 3)
+        self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
         weights = {name: each * self.scale for name, each in self.layer.named_parameters()}
@@ -211,7 +218,8 @@ class Adaptive(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.body = nn.Embedding(20, 8), nn.GRU(8, 8, batch_first=True)
+        self.embed = nn.Embedding(20, 8)
+        self.body = nn.GRU(8, 8, batch_first=True)
         self.head = nn.AdaptiveLogSoftmaxWithLoss(8, 20, cutoffs=[5, 10], div_value=2.0)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -230,7 +238,8 @@ class Bags(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bag, self.head = nn.EmbeddingBag(20, 8, mode="mean"), nn.Linear(8, 3)
+        self.bag = nn.EmbeddingBag(20, 8, mode="mean")
+        self.head = nn.Linear(8, 3)
 
     def forward(self, words: Tensor, offsets: Tensor) -> Tensor:
         return self.head(self.bag(words, offsets))
@@ -250,12 +259,14 @@ class PairNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(6, 4), nn.Linear(8, 1)
+        self.a = nn.Linear(6, 4)
+        self.b = nn.Linear(8, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x).relu()
         n = len(h)
-        left, right = h.unsqueeze(1).expand(n, n, 4), h.unsqueeze(0).expand(n, n, 4)
+        left = h.unsqueeze(1).expand(n, n, 4)
+        right = h.unsqueeze(0).expand(n, n, 4)
         return self.b(torch.cat([left, right], -1)).squeeze(-1).mean(1)
 
 
@@ -297,7 +308,9 @@ def clipped_by_detach() -> Network:
     class Quantised(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.alpha, self.b = nn.Conv2d(3, 4, 3), nn.Parameter(torch.tensor(1.0)), nn.Linear(4, 3)
+            self.a = nn.Conv2d(3, 4, 3)
+            self.alpha = nn.Parameter(torch.tensor(1.0))
+            self.b = nn.Linear(4, 3)
 
         def forward(self, x: Tensor) -> Tensor:
             h = torch.clamp(self.a(x), torch.zeros_like(self.alpha), self.alpha)

@@ -38,11 +38,13 @@ def squeeze_excite() -> Network:
 class UNet(nn.Module):
     def __init__(self, up: str) -> None:
         super().__init__()
-        self.down1, self.down2 = self.block(3, 4), self.block(4, 8)
+        self.down1 = self.block(3, 4)
+        self.down2 = self.block(4, 8)
         self.up = nn.ConvTranspose2d(8, 4, 2, stride=2) if up == "transposed" else nn.Sequential(
             nn.Upsample(scale_factor=2, mode="bilinear", align_corners=up == "corners"), nn.Conv2d(8, 4, 1)
         )  # fmt: skip
-        self.mid, self.out = self.block(8, 4), nn.Conv2d(4, 2, 1)
+        self.mid = self.block(8, 4)
+        self.out = nn.Conv2d(4, 2, 1)
 
     @staticmethod
     def block(a: int, b: int) -> nn.Module:
@@ -51,7 +53,8 @@ class UNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         a = self.down1(x)
         b = self.up(self.down2(F.max_pool2d(a, 2)))
-        dy, dx = a.size(2) - b.size(2), a.size(3) - b.size(3)
+        dy = a.size(2) - b.size(2)
+        dx = a.size(3) - b.size(3)
         b = F.pad(b, [dx // 2, dx - dx // 2, dy // 2, dy - dy // 2])
         return self.out(self.mid(torch.cat([a, b], dim=1)))
 
@@ -76,7 +79,8 @@ def pixel_shuffle() -> Network:
     class ESPCN(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.b = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 12, 3, padding=1)
+            self.a = nn.Conv2d(3, 6, 3, padding=1)
+            self.b = nn.Conv2d(6, 12, 3, padding=1)
 
         def forward(self, x: Tensor) -> Tensor:
             skip = F.interpolate(x, scale_factor=2, mode="nearest")
@@ -90,7 +94,9 @@ class Shuffle(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.dw, self.pw = nn.Conv2d(3, 8, 1), nn.Conv2d(4, 4, 3, padding=1, groups=4), nn.Conv2d(4, 4, 1)
+        self.stem = nn.Conv2d(3, 8, 1)
+        self.dw = nn.Conv2d(4, 4, 3, padding=1, groups=4)
+        self.pw = nn.Conv2d(4, 4, 1)
         self.fc = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -111,7 +117,8 @@ class SpatialTransformer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.loc, self.conv = nn.Linear(192, 6), nn.Conv2d(3, 2, 3, padding=1)
+        self.loc = nn.Linear(192, 6)
+        self.conv = nn.Conv2d(3, 2, 3, padding=1)
         nn.init.normal_(self.loc.weight, std=1e-2)
         self.loc.bias.data.copy_(torch.tensor([1, 0, 0, 0, 1, 0]))
 
@@ -130,7 +137,9 @@ class Windows(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.proj, self.qkv, self.out = nn.Conv2d(3, 6, 1), nn.Linear(6, 18), nn.Linear(6, 3)
+        self.proj = nn.Conv2d(3, 6, 1)
+        self.qkv = nn.Linear(6, 18)
+        self.out = nn.Linear(6, 3)
         self.table = nn.Parameter(torch.randn(49) * 0.1)
         place = torch.stack(torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij")).flatten(1)
         delta = place[:, :, None] - place[:, None, :] + 3
@@ -186,7 +195,8 @@ class BatchIntoChannels(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight, self.style = nn.Parameter(torch.randn(1, 4, 3, 3, 3) * 0.2), nn.Linear(5, 3)
+        self.weight = nn.Parameter(torch.randn(1, 4, 3, 3, 3) * 0.2)
+        self.style = nn.Linear(5, 3)
         self.out = nn.Conv2d(4, 2, 1)
 
     def forward(self, x: Tensor, style: Tensor) -> Tensor:
@@ -230,7 +240,8 @@ class Deformed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.offset, self.conv = nn.Conv2d(3, 2, 3, padding=1), nn.Conv2d(3, 2, 3, padding=1, dilation=1)
+        self.offset = nn.Conv2d(3, 2, 3, padding=1)
+        self.conv = nn.Conv2d(3, 2, 3, padding=1, dilation=1)
 
     def forward(self, x: Tensor) -> Tensor:
         n, _, h, w = x.shape
@@ -249,7 +260,9 @@ class PointNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lift, self.edge, self.fc = nn.Linear(3, 6), nn.Linear(12, 6), nn.Linear(6, 3)
+        self.lift = nn.Linear(3, 6)
+        self.edge = nn.Linear(12, 6)
+        self.fc = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         near = torch.cdist(x, x).topk(3, dim=-1, largest=False).indices
@@ -285,7 +298,8 @@ def wavenet() -> Network:
             self.out = nn.Conv1d(4, 2, 1)
 
         def forward(self, x: Tensor) -> Tensor:
-            x, total = self.inp(x), 0
+            x = self.inp(x)
+            total = 0
             for filt, skip in zip(self.filters, self.skips, strict=True):
                 a, b = filt(x)[..., : x.size(-1)].chunk(2, dim=1)
                 h = torch.tanh(a) * torch.sigmoid(b)

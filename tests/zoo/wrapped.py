@@ -25,7 +25,8 @@ class Logged(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net, self.log = mlp(), {}
+        self.net = mlp()
+        self.log = {}
         self.history: list[float] = []
 
     def forward(self, x: Tensor) -> Tensor:
@@ -67,7 +68,9 @@ class Cached(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.emb, self.fc, self.cache = nn.Embedding(9, 6), nn.Linear(6, 3), {}
+        self.emb = nn.Embedding(9, 6)
+        self.fc = nn.Linear(6, 3)
+        self.cache = {}
 
     def positions(self, length: int, like: Tensor) -> Tensor:
         if length not in self.cache:
@@ -102,7 +105,8 @@ class Regularised(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = self.Layer(6, 8), self.Layer(8, 3)
+        self.a = self.Layer(6, 8)
+        self.b = self.Layer(8, 3)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y = self.b(torch.tanh(self.a(x)))
@@ -120,7 +124,9 @@ class Chosen(nn.Module):
     def __init__(self, kind: str = "gated", repeats: int = 2) -> None:
         super().__init__()
         self.kinds = nn.ModuleDict({"plain": nn.Conv2d(4, 4, 3, padding=1), "gated": nn.Conv2d(4, 8, 3, padding=1)})
-        self.stem, self.kind, self.repeats = nn.Conv2d(3, 4, 1), kind, repeats
+        self.stem = nn.Conv2d(3, 4, 1)
+        self.kind = kind
+        self.repeats = repeats
         self.head = nn.LazyLinear(3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -135,7 +141,8 @@ class Chosen(nn.Module):
 
 @network("blocks chosen by settings, sizes computed in Python, a lazy head that saw a batch; channels last")
 def chosen_by_settings() -> Network:
-    net, (x, y) = Chosen(), images()
+    net = Chosen()
+    x, y = images()
     net(x)
     return (
         net.to(memory_format=torch.channels_last),
@@ -149,7 +156,9 @@ class Autocast(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.mix = nn.Linear(6, 8), nn.Linear(8, 3), nn.Bilinear(8, 8, 4)
+        self.a = nn.Linear(6, 8)
+        self.b = nn.Linear(8, 3)
+        self.mix = nn.Bilinear(8, 8, 4)
         self.c = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ def of_planning() -> Iterator[Refusal]:
         ("--micro-batch 3", "of_one_size", {}),
         ("--micro-batch 4", "of_whole_batches", {}),
         ("--global-batch 4096", "of_whole_batches", {}),
-        ("--time-limit 0 --memory 7MiB", "", {}),
+        ("--time-limit 0 --memory 7MiB --solver span-ilp", "", {}),
         ("--schedule chimera --ranks 1", "", {}),
         ("--fix loss=replicas:2", "keeping", {}),
         ("--token-slices 4+4 --objective latency", "attention", {}),
@@ -322,7 +322,10 @@ def of_running() -> Iterator[Refusal]:
         arguments = ("run", "plan.json", "--no-learn", *words.split())
         elsewhere = {"clip_norm": "its own code clips"}
         yield Refusal(f"run {words}", arguments, fill, prepare, folders.PLANNED, elsewhere, is_dear=True)
-    evaluates = "--data model.py:pictures --eval-data model.py:pictures --eval-metric model.py:MeanError"
+    evaluates = (
+        "--data model.py:pictures --data-from share"
+        " --eval-data model.py:pictures --eval-metric model.py:MeanError --eval-outputs output,targets"
+    )
     clouds = {"8,4000,4": "16,40,4", "MODEL": "model.py:cloudy --quick"}
     planned = folders.PLANNED
     moody = folders.of("moody")
@@ -330,7 +333,7 @@ def of_running() -> Iterator[Refusal]:
         ("token slices, compiled", "--compile eager", folders.sliced, folders.SLICED, {}),
         ("spans, compiled", "--compile eager", folders.spans, folders.SPANS, {}),
         ("slices of gradients, compiled", "--compile eager", folders.slices, folders.SLICES, {}),
-        ("parts of pictures", f"{evaluates} --eval-outputs output,targets", folders.high, folders.HIGH, {}),
+        ("parts of pictures", evaluates, folders.high, folders.HIGH, {}),
         ("no mean", "--check-numerics", folders.in_four, planned, {}),
         ("cancelling", "--check-numerics --data model.py:cancelling", folders.of_sums, planned, {}),
         ("moody", "", moody, planned, {}),

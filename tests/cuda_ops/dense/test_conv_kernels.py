@@ -24,7 +24,9 @@ def one_thread() -> None:
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("mask", [(True, True, True), (True, False, False), (False, True, False)])
 def test_a_small_part_of_a_volume_is_computed_as_well_as_by_torch(options, mask):
-    x, weight, bias = torch.randn(1, 8, 12, 17, 16), torch.randn(8, 8, 3, 3, 3), torch.randn(8)
+    x = torch.randn(1, 8, 12, 17, 16)
+    weight = torch.randn(8, 8, 3, 3, 3)
+    bias = torch.randn(8)
     kernel = kernel_for(x, weight, options)
     assert kernel is ONEDNN  # else torch would run its plain loop
     y = kernel.forward(x, weight, bias, options)
@@ -41,7 +43,8 @@ def test_a_small_part_of_a_volume_is_computed_as_well_as_by_torch(options, mask)
 
 
 def test_torch_chooses_for_all_else():
-    x, weight = torch.randn(1, 8, 12, 17, 16), torch.randn(8, 8, 3, 3, 3)
+    x = torch.randn(1, 8, 12, 17, 16)
+    weight = torch.randn(8, 8, 3, 3, 3)
     transposed = (*OPTIONS[0][:3], True, *OPTIONS[0][4:])
     assert kernel_for(x.double(), weight.double(), OPTIONS[0]) is NATIVE  # float64 is exact by torch's kernels alone
     assert kernel_for(x, weight, transposed) is NATIVE
@@ -63,7 +66,8 @@ SMALL_OPTIONS = [
 def test_it_is_torchs_convolution(options: tuple[tuple[int, ...], ...], has_bias: bool) -> None:
     torch.manual_seed(0)
     stride, padding, dilation, groups = options
-    x, weight = torch.randn(1, 4, 6, 9, 9), torch.randn(6, 4 // groups, 3, 3, 3)
+    x = torch.randn(1, 4, 6, 9, 9)
+    weight = torch.randn(6, 4 // groups, 3, 3, 3)
     bias = torch.randn(6) if has_bias else None
 
     def gradients(is_native: bool) -> list[Tensor]:
@@ -82,7 +86,8 @@ def test_it_is_torchs_convolution(options: tuple[tuple[int, ...], ...], has_bias
 def test_torch_takes_a_loop_for_small_three_dimensional_tensors_alone() -> None:
     weight = torch.empty(16, 16, 3, 3, 3)
     ones = (1, 1, 1)
-    small, large = torch.empty(1, 16, 16, 64, 64), torch.empty(2, 16, 64, 64, 64)
+    small = torch.empty(1, 16, 16, 64, 64)
+    large = torch.empty(2, 16, 64, 64, 64)
     assert runs_in_a_loop(small, weight, ones, ones, ones, 1)
     assert not runs_in_a_loop(large, weight, ones, ones, ones, 1)
     assert not runs_in_a_loop(small.double(), weight.double(), ones, ones, ones, 1)

@@ -18,7 +18,8 @@ def test_who_reads_one_result_of_a_unit_runs_once_all_of_it_has() -> None:
             rows = x[(x[:, 0] > 0).nonzero().squeeze(1)]
             return x + rows.sum() + rows.sum(0)
 
-    x, sums = torch.tensor([[1.0, 2.0], [-3.0, 4.0], [5.0, 6.0]]), Sums()
+    x = torch.tensor([[1.0, 2.0], [-3.0, 4.0], [5.0, 6.0]])
+    sums = Sums()
     exported = torch.export.export(sums, (x,), strict=False).module()
     (unit,) = join(
         exported.graph, lambda node: any(word in str(node.target) for word in ("nonzero", "squeeze", "index"))
@@ -58,7 +59,8 @@ def assert_equal(module: nn.Module, *inputs: Tensor) -> None:
 class Net(nn.Module):
     def __init__(self, of: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
-        self.net, self.of = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)).double(), of
+        self.net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+        self.of = of
 
     def forward(self, x: Tensor) -> Tensor:
         return self.of(self.net, x)

@@ -157,7 +157,8 @@ def test_rows_of_an_embedding(padding: int | None) -> None:
     table = nn.Embedding(7, 3, padding_idx=padding, scale_grad_by_freq=True, dtype=torch.float64)
     indices = torch.tensor([[1, 2, 2], [6, 1, 1]])
     table(indices).square().sum().backward()
-    expected, table.weight.grad = table.weight.grad, None
+    expected = table.weight.grad
+    table.weight.grad = None
     current = CurrentQueue()
     graph_module = halved(table, indices, current)
     current.queue = WeightGradientQueue()
@@ -236,7 +237,8 @@ def test_a_weight_that_is_no_parameter_is_not_deferred() -> None:
         (node,) = [node for node in traced(module, x).graph.nodes if node.target is target]
         return deferred(node, CurrentQueue())
 
-    aten, x = torch.ops.aten, data((4, 3), False)
+    aten = torch.ops.aten
+    x = data((4, 3), False)
     assert rule(Case(linear, (5, 3)), aten.linear.default, x) is not None
     assert rule(Case(lambda x, w: linear(x, w.t()), (3, 5)), aten.linear.default, x) is None
     assert rule(Case(lambda x, w: linear(x, x, w), (4,)), aten.linear.default, x) is None
@@ -249,7 +251,8 @@ def test_micro_batches_keep_their_queues_apart_and_let_go_what_they_needed() -> 
     current = CurrentQueue()
     graph_module = halved(case, data(shape, False), current)
     inputs = [(data(shape, False) * k).requires_grad_() for k in (1, 2, 3)]
-    queues, outputs = [WeightGradientQueue() for _ in inputs], []
+    queues = [WeightGradientQueue() for _ in inputs]
+    outputs = []
     for queue, x in zip(queues, inputs, strict=True):
         current.queue = queue
         outputs.append(graph_module(x))
@@ -264,7 +267,8 @@ def test_micro_batches_keep_their_queues_apart_and_let_go_what_they_needed() -> 
         queue.run()
     gc.collect()
     assert alive() is None
-    found, case.values[0].grad = case.values[0].grad, None
+    found = case.values[0].grad
+    case.values[0].grad = None
     for x in inputs:
         case(x).sum().backward()
     torch.testing.assert_close(found, case.values[0].grad, rtol=1e-12, atol=1e-12)
@@ -272,7 +276,8 @@ def test_micro_batches_keep_their_queues_apart_and_let_go_what_they_needed() -> 
 
 def test_gradients_go_where_they_are_told() -> None:
     case, shape = CASES["conv2d"]
-    current, seen = CurrentQueue(), []
+    current = CurrentQueue()
+    seen = []
     case.zero_grad(set_to_none=True)
     graph_module = halved(case, data(shape, False), current)
     current.queue = WeightGradientQueue(lambda parameter, gradient: seen.append((parameter, gradient)))

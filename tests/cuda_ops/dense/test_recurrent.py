@@ -41,10 +41,13 @@ class _Calls(torch.overrides.TorchFunctionMode):
 @pytest.mark.parametrize("kind", ["plain", "autocast", "float64"])
 @pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
 def test_shapes_and_dtypes_are_the_operators_own(make: Callable[[], nn.RNNBase], kind: str) -> None:
-    module, x, calls = make(), torch.randn(2, 3, 4), _Calls()
+    module = make()
+    x = torch.randn(2, 3, 4)
+    calls = _Calls()
     lowered = torch.bfloat16 if kind == "autocast" else None
     if kind == "float64":
-        module, x = module.double(), x.double()
+        module = module.double()
+        x = x.double()
     with autocast("cpu", lowered), calls:
         module(x)
     operator, arguments = calls.found
@@ -75,7 +78,8 @@ class _First(nn.Module):
 
 
 def test_tensors_with_data_are_computed_as_ever() -> None:
-    module, x = nn.GRU(4, 5), torch.randn(3, 2, 4)
+    module = nn.GRU(4, 5)
+    x = torch.randn(3, 2, 4)
     expected = module(x)[0]
     with recurrence_by_shape(), torch._dispatch.python.enable_python_dispatcher():
         torch.testing.assert_close(module(x)[0], expected)
@@ -91,7 +95,9 @@ def test_a_long_sequence_without_data_takes_no_time() -> None:
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_layer_in_float32_is_the_layer_in_bfloat16_but_for_the_order_of_sums(reverse: bool) -> None:
     torch.manual_seed(0)
-    x, state, bias = torch.randn(5, 3, 4), torch.randn(3, 6), torch.randn(24)
+    x = torch.randn(5, 3, 4)
+    state = torch.randn(3, 6)
+    bias = torch.randn(24)
     weights = torch.randn(24, 4), torch.randn(24, 6)
     options = (reverse, [], 2, 6, 1, True, False, False, True)
 
@@ -152,7 +158,9 @@ X = torch.randn(4, 5, 3, dtype=torch.float64, generator=torch.Generator().manual
 class Net(nn.Module):
     def __init__(self, layer: nn.RNNBase, value: float = 0.0, total: bool = True) -> None:
         super().__init__()
-        self.layer, self.value, self.total = layer.double(), value, total
+        self.layer = layer.double()
+        self.value = value
+        self.total = total
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
         time = int(self.layer.batch_first)
@@ -219,7 +227,8 @@ def test_lengths_in_a_list_and_looks_inside_are_refused() -> None:
     class Looks(nn.Module):
         def __init__(self, lengths: object, name: str) -> None:
             super().__init__()
-            self.lengths, self.name = lengths, name
+            self.lengths = lengths
+            self.name = name
 
         def forward(self, x: Tensor) -> Tensor:
             return getattr(pack_padded_sequence(x, self.lengths, True, False), self.name)

@@ -69,7 +69,8 @@ class Likelihood(nn.Module):
 
 
 def test_the_graph_asks_of_values_what_a_distribution_asks() -> None:
-    x, y = torch.randn(3, 2), torch.randn(3, 2)
+    x = torch.randn(3, 2)
+    y = torch.randn(3, 2)
     module = Likelihood()
     exported = looking(module, x, y)
     for each in (module, exported):
@@ -84,7 +85,9 @@ def test_the_graph_asks_of_values_what_a_distribution_asks() -> None:
 
 
 def test_gradients_pass_through_what_looks_at_values() -> None:
-    x, y, module = torch.randn(3, 2), torch.randn(3, 2), Likelihood()
+    x = torch.randn(3, 2)
+    y = torch.randn(3, 2)
+    module = Likelihood()
     exported = looking(module, x, y)
     gradients = [torch.autograd.grad(each(x, y), module.log_scale)[0] for each in (module, exported)]
     assert torch.equal(*gradients)
@@ -95,7 +98,8 @@ def test_one_answer_for_a_vector_stands_for_all_of_its_numbers() -> None:
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return distributions.Dirichlet(x.exp()).log_prob(y).sum()
 
-    x, y = torch.randn(4, 3), torch.randn(4, 3).softmax(-1)
+    x = torch.randn(4, 3)
+    y = torch.randn(4, 3).softmax(-1)
     exported = looking(Shares(), x, y)
     assert all(node.args[1].meta["val"].ndim == node.args[0].meta["val"].ndim for node in checks_of(exported))
     with pytest.raises(ValueError, match=r"refuses 4 of 4 values"):

@@ -212,7 +212,9 @@ with tempfile.TemporaryFile() as output:
 
 def test_the_folder_of_a_job_goes_with_a_parent_that_is_killed_while_it_starts_a_process(tmp_path: Path) -> None:
     """The server has the request, and nobody to whom it could send the process."""
-    folder, begun, goes_on = tmp_path / "job", tmp_path / "begun", tmp_path / "goes_on"
+    folder = tmp_path / "job"
+    begun = tmp_path / "begun"
+    goes_on = tmp_path / "goes_on"
     folder.mkdir()
     wait = f"while not pathlib.Path({str(goes_on)!r}).exists(): time.sleep(0.01)"
     (tmp_path / "slow.py").write_text(f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\n{wait}\n")

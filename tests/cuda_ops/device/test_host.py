@@ -76,7 +76,8 @@ def test_without_a_core_the_affinity_stays() -> None:
 
 
 def test_memory_is_shared_by_the_workers() -> None:
-    alone, shared = device_description(1), device_description(4)
+    alone = device_description(1)
+    shared = device_description(4)
     assert shared.processor == alone.processor != ""
     assert shared.num_cores == alone.num_cores >= 1
     assert shared.memory_bytes == pytest.approx(alone.memory_bytes / 4, rel=0.2)
@@ -252,7 +253,8 @@ def test_what_is_there_already_is_not_moved() -> None:
 
 @pytest.mark.cuda
 def test_tensors_are_moved_in_place_with_all_who_have_them() -> None:
-    graph, device = captured(), torch.device("cuda:0")
+    graph = captured()
+    device = torch.device("cuda:0")
     weight = graph.get_parameter("weight")
     there = on_device(graph, device)
     move(tensors_of(there), device)

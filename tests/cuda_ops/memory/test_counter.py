@@ -27,7 +27,8 @@ def counted() -> MemoryCounter:
 
 
 def test_bytes_are_counted_as_they_come_and_go(counted: MemoryCounter) -> None:
-    before, made = counted.current_bytes, counted.num_allocations
+    before = counted.current_bytes
+    made = counted.num_allocations
     tensor = torch.empty(1000, dtype=torch.uint8)
     assert (counted.current_bytes - before, counted.num_allocations - made) == (1000, 1)
     view = tensor[10:]

@@ -13,7 +13,8 @@ from cuda_ops.sparse.keys import axis_offsets, unpack
 Triple = tuple[int, int, int]
 ONES = (1, 1, 1)
 KERNELS: list[Triple] = [(1, 1, 1), (2, 2, 2), (3, 3, 3), (5, 5, 5), (3, 1, 1), (2, 3, 4)]
-BATCHES, EXTENT = 2, 6
+BATCHES = 2
+EXTENT = 6
 
 
 def cloud(sites: int = 70, seed: int = 0, extent: int = EXTENT, batches: int = BATCHES) -> Tensor:
@@ -69,7 +70,9 @@ def window(kernel: Triple, stride: Triple, dilation: Triple) -> tuple[list[int],
     Index p of the result reads coordinates first + p * stride + t * dilation, t = 0, 1, ...: those of output
     p + out_first if first = out_first * stride + the smallest offset.
     """
-    firsts, extents, out_firsts = [], [], []
+    firsts = []
+    extents = []
+    out_firsts = []
     for size, step, dilate in zip(kernel, stride, dilation, strict=True):
         offsets = axis_offsets(size, dilate)
         out_first = (-EXTENT - offsets[-1]) // step - 1

@@ -16,7 +16,9 @@ from cuda_ops.sparse import reference
 Call = tuple[str, tuple[Any, ...]]
 """An operator's name and its arguments."""
 
-EXACT, WIDE, HALF = 0.0, 2e-6, 4e-3
+EXACT = 0.0
+WIDE = 2e-6
+HALF = 4e-3
 """Largest error, as a share of the norm: bits that must agree, float32 in another order, float16 or bfloat16."""
 
 
@@ -50,7 +52,10 @@ def world(dtype: torch.dtype, in_channels: int, out_channels: int, voxels: int =
     """Sites, maps and features that the calls share."""
     torch.manual_seed(0)
     fine = surface(voxels)
-    cube, pair, one, two = (3, 3, 3), (2, 2, 2), (1, 1, 1), (2, 2, 2)
+    cube = (3, 3, 3)
+    pair = (2, 2, 2)
+    one = (1, 1, 1)
+    two = (2, 2, 2)
     coarse = reference.strided_sites(fine, cube, two, one)
     w = SimpleNamespace(fine=fine, coarse=coarse, cube=cube, pair=pair, one=one, two=two, dtype=dtype)
     w.same = reference.kernel_map(fine, fine, cube, one, one, False)
@@ -63,7 +68,8 @@ def world(dtype: torch.dtype, in_channels: int, out_channels: int, voxels: int =
     w.dy_coarse = torch.randn(len(coarse), out_channels).to(dtype)
     w.weight = (torch.randn(27, in_channels, out_channels) / (27 * in_channels) ** 0.5).to(dtype)
     part = len(fine) // 10  # the last of ten parts belongs to no segment
-    w.lengths, w.starts = part * torch.tensor([3, 0, 5, 1]), part * torch.tensor([5, 1, 0, 8])
+    w.lengths = part * torch.tensor([3, 0, 5, 1])
+    w.starts = part * torch.tensor([5, 1, 0, 8])
     counts = torch.randint(0, 7, (len(fine),))
     w.point_lengths = counts[: int((counts.cumsum(0) <= len(fine)).sum())]
     w.point_starts = w.point_lengths.cumsum(0) - w.point_lengths
@@ -111,8 +117,11 @@ def map_calls(w: SimpleNamespace) -> list[Call]:
 
 def other_map_calls(w: SimpleNamespace) -> list[Call]:
     """Axes that differ, sites at the edge of the range, no sites."""
-    low, high = -131072, 131071  # pairs of sites whose keys are those of neighbours, if a field could overflow
-    z, y, x = ((5, 2, high), (5, 3, low)), ((5, high, 7), (6, low, 7)), ((high, 3, 3), (low, 3, 3))
+    low = -131072
+    high = 131071  # pairs of sites whose keys are those of neighbours, if a field could overflow
+    z = ((5, 2, high), (5, 3, low))
+    y = ((5, high, 7), (6, low, 7))
+    x = ((high, 3, 3), (low, 3, 3))
     edge = [(0, *z[0]), (0, *z[1]), (0, *y[0]), (0, *y[1]), (0, *x[0]), (1, *x[1])]
     far = reference.sorted_sites(torch.tensor(edge, dtype=torch.int32))[0]
     none = far[:0]
@@ -150,7 +159,8 @@ def segment_calls(w: SimpleNamespace) -> list[Call]:
     x[50, 0] = float("nan")
     x[w.starts[0] : w.starts[0] + w.lengths[0], 1] = -float("inf")
     calls: list[Call] = []
-    whole, none = (torch.tensor([3]), torch.tensor([len(x) - 9])), (w.starts[:0], w.lengths[:0])
+    whole = (torch.tensor([3]), torch.tensor([len(x) - 9]))
+    none = (w.starts[:0], w.lengths[:0])
     for starts, lengths in ((w.starts, w.lengths), (w.point_starts, w.point_lengths), whole, none):
         y = torch.randn(len(starts), w.x.shape[1]).to(w.dtype)
         calls += [
@@ -194,7 +204,8 @@ def box_calls(w: SimpleNamespace) -> list[Call]:
 
 def cases(half: torch.dtype) -> tuple[Case, ...]:
     """Every case; ``half`` is the narrow type (the interpreter cannot multiply bfloat16)."""
-    single, double = torch.float32, torch.float64
+    single = torch.float32
+    double = torch.float64
     found = [
         Case("convolution float32", conv_calls, (single, 4, 24, 300), WIDE),
         Case("strided convolution half", strided_conv_calls, (half, 30, 40), HALF),
@@ -257,7 +268,8 @@ def error(got: Tensor, expected: Tensor) -> float:
         return float("inf")
     if not expected.is_floating_point():
         return 0.0 if torch.equal(got, expected) else float("inf")
-    got, expected = got.double(), expected.double()
+    got = got.double()
+    expected = expected.double()
     usual = expected.isfinite()
     if (
         not torch.equal(got[~usual].nan_to_num(2.0), expected[~usual].nan_to_num(2.0))

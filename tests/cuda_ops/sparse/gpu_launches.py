@@ -63,12 +63,16 @@ class Launch:
     def source(self) -> ASTSource:
         """Specialised as a launch is: 1 is a constant, multiples of 16 are known, sizes that vary are left open."""
         sizes = {parameter.name for parameter in self.kernel.params if parameter.do_not_specialize}
-        signature, constants, known = {}, {}, {}
+        signature = {}
+        constants = {}
+        known = {}
         for place, (name, value) in enumerate(self.arguments.items()):
             if isinstance(value, torch.dtype):
-                signature[name], known[(place,)] = "*" + TYPES[value], [["tt.divisibility", 16]]
+                signature[name] = "*" + TYPES[value]
+                known[(place,)] = [["tt.divisibility", 16]]
             elif name.isupper() or (value == 1 and name not in sizes):
-                signature[name], constants[(place,)] = "constexpr", value
+                signature[name] = "constexpr"
+                constants[(place,)] = value
             else:
                 signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
                 if value % 16 == 0 and name not in sizes:

@@ -139,7 +139,8 @@ def test_sites_and_maps_of_every_step_are_those_of_the_reference(
 
 
 def test_a_kernel_of_few_offsets_divides_its_gradient_by_channels(native_operators: NativeOperators) -> None:
-    x, dy = random(700, 53), random(700, 9, seed=1)
+    x = random(700, 53)
+    dy = random(700, 9, seed=1)
     neighbours = torch.arange(700, dtype=torch.int32)[None].contiguous()
     torch.testing.assert_close(
         native_operators.sparse_conv_weight(x, dy, neighbours)[0], x.T @ dy, rtol=1e-12, atol=1e-12
@@ -150,7 +151,8 @@ def test_a_kernel_of_few_offsets_divides_its_gradient_by_channels(native_operato
 def test_nothing_in_gives_zeros_of_the_right_shape(native_operators: NativeOperators, outputs: int) -> None:
     neighbours = torch.full((8, outputs), -1, dtype=torch.int32)
     reverse = torch.empty((8, 0), dtype=torch.int32)
-    x, none = random(0, 3), torch.zeros(0, dtype=torch.int64)
+    x = random(0, 3)
+    none = torch.zeros(0, dtype=torch.int64)
     assert_same(native_operators.sparse_conv(x, random(8, 3, 4), neighbours, reverse), x.new_zeros(outputs, 4))
     assert_same(native_operators.sparse_conv_weight(x, x.new_ones(outputs, 4), neighbours), x.new_zeros(8, 3, 4))
     assert_same(
@@ -164,10 +166,12 @@ def test_nothing_in_gives_zeros_of_the_right_shape(native_operators: NativeOpera
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_one_thread_and_several_give_the_same_bits(native_operators: NativeOperators, dtype: torch.dtype) -> None:
     keys, neighbours, reverse = level(2500)
-    x, dy = random(len(keys), 19, dtype=dtype), random(len(keys), 33, seed=1, dtype=dtype)
+    x = random(len(keys), 19, dtype=dtype)
+    dy = random(len(keys), 33, seed=1, dtype=dtype)
     weight = random(27, 19, 33, seed=2, dtype=dtype)
     rows = reference.sparse_max_pool(x, neighbours, reverse)[1]
-    starts, lengths = torch.tensor([0, 100, 800]), torch.tensor([100, 700, len(keys) - 800])
+    starts = torch.tensor([0, 100, 800])
+    lengths = torch.tensor([100, 700, len(keys) - 800])
 
     def everything() -> tuple[object, ...]:
         return (

@@ -80,7 +80,8 @@ def test_a_submanifold_convolution_is_the_dense_one_at_its_sites(kernel: Triple,
 
 @pytest.mark.parametrize("kernel", [(2, 2, 2), (3, 3, 3), (2, 3, 4)])
 def test_an_inverse_convolution_is_the_dense_transposed_one_at_the_finer_sites(kernel: Triple) -> None:
-    fine, stride = sites(), (2, 2, 2)
+    fine = sites()
+    stride = (2, 2, 2)
     coarse = operators.strided_sites(fine, kernel, stride, ONES)
     neighbours, reverse = maps(fine, coarse, kernel, stride)
     x, weight = _operands(coarse, kernel)
@@ -100,11 +101,9 @@ def test_gradients_and_their_gradients_match_finite_differences() -> None:
     out_keys = operators.strided_sites(keys, (2, 2, 2), (2, 2, 2), ONES)
     assert len(out_keys) < len(keys)  # else each output may read the input of its own row alone
     neighbours, reverse = maps(keys, out_keys, (2, 2, 2), (2, 2, 2))
-    x, weight, dy = (
-        random(len(keys), 2, grad=True),
-        random(8, 2, 2, grad=True),
-        random(len(out_keys), 2, seed=3, grad=True),
-    )
+    x = random(len(keys), 2, grad=True)
+    weight = random(8, 2, 2, grad=True)
+    dy = random(len(out_keys), 2, seed=3, grad=True)
 
     def convolution(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return operators.sparse_conv(x, weight, neighbours, reverse)
@@ -121,11 +120,9 @@ def test_gradients_and_their_gradients_match_finite_differences() -> None:
 def test_narrow_dtypes_sum_in_float32(dtype: torch.dtype, bound: float) -> None:
     keys = sites(400, extent=4)
     neighbours, reverse = maps(keys, keys, (3, 3, 3))
-    x, weight, dy = (
-        random(len(keys), 16, dtype=dtype),
-        random(27, 16, 8, dtype=dtype),
-        random(len(keys), 8, dtype=dtype),
-    )
+    x = random(len(keys), 16, dtype=dtype)
+    weight = random(27, 16, 8, dtype=dtype)
+    dy = random(len(keys), 8, dtype=dtype)
     for narrow, wide in (
         (
             operators.sparse_conv(x, weight, neighbours, reverse),
@@ -143,7 +140,8 @@ def test_narrow_dtypes_sum_in_float32(dtype: torch.dtype, bound: float) -> None:
 def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = sites(1500, extent=6)
     neighbours, reverse = maps(keys, keys, (3, 3, 3))
-    x, weight = random(len(keys), 3), random(27, 3, 4)
+    x = random(len(keys), 3)
+    weight = random(27, 3, 4)
     whole = reference.sparse_conv(x, weight, neighbours, reverse), reference.sparse_conv_weight(x, x, neighbours)
     monkeypatch.setattr(blocks_of, "BLOCK_BYTES", 1)
     assert len(list(blocks_of.blocks(len(keys), weight.shape[1:], x))) > 1
@@ -175,7 +173,8 @@ def products_are_alike(x: torch.Tensor) -> bool:
 def test_one_thread_and_several_give_the_same_bits(implementation: str) -> None:
     keys = sites(6000, extent=10)
     neighbours, reverse = maps(keys, keys, (3, 3, 3))
-    x, weight = random(len(keys), 48, dtype=torch.float32), random(27, 48, 32, dtype=torch.float32)
+    x = random(len(keys), 48, dtype=torch.float32)
+    weight = random(27, 48, 32, dtype=torch.float32)
     if implementation == "torch" and not products_are_alike(x):
         pytest.skip("here torch's own matrix products depend on the number of threads")
     found = []
@@ -191,7 +190,8 @@ def test_one_thread_and_several_give_the_same_bits(implementation: str) -> None:
 def test_no_sites_give_no_rows_and_weight_gradients_of_zero() -> None:
     keys = torch.empty(0, dtype=torch.int64)
     neighbours, reverse = maps(keys, keys, (3, 3, 3))
-    x, weight = random(0, 2, grad=True), random(27, 2, 3, grad=True)
+    x = random(0, 2, grad=True)
+    weight = random(27, 2, 3, grad=True)
     y = operators.sparse_conv(x, weight, neighbours, reverse)
     y.sum().backward()
     assert y.shape == (0, 3)
@@ -199,14 +199,16 @@ def test_no_sites_give_no_rows_and_weight_gradients_of_zero() -> None:
 
 
 def test_outputs_without_any_neighbour_are_zero() -> None:
-    neighbours, reverse = torch.full((8, 5), -1, dtype=torch.int32), torch.full((8, 3), -1, dtype=torch.int32)
+    neighbours = torch.full((8, 5), -1, dtype=torch.int32)
+    reverse = torch.full((8, 3), -1, dtype=torch.int32)
     assert not operators.sparse_conv(random(3, 2), random(8, 2, 4), neighbours, reverse).any()
 
 
 def test_autocast_convolves_in_its_own_dtype() -> None:
     keys = sites()
     neighbours, reverse = maps(keys, keys, (3, 3, 3))
-    x, weight = random(len(keys), 4, dtype=torch.bfloat16), random(27, 4, 4, dtype=torch.float32, grad=True)
+    x = random(len(keys), 4, dtype=torch.bfloat16)
+    weight = random(27, 4, 4, dtype=torch.float32, grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = operators.sparse_conv(x, weight, neighbours, reverse)
     y.sum().backward()

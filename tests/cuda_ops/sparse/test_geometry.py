@@ -55,7 +55,8 @@ def test_a_route_may_be_asked_for_before_those_that_lead_to_it(geometry: BuiltGe
 def test_a_strided_map_joins_each_site_to_the_one_that_holds_it(geometry: BuiltGeometry) -> None:
     found = geometry.map(MapSpec((), (HALF,), (2, 2, 2), (2, 2, 2)))
     assert (found.num_inputs, found.num_outputs, found.num_pairs()) == (5, 4, 5)
-    fine, coarse = geometry.coordinates(()), geometry.coordinates((HALF,))
+    fine = geometry.coordinates(())
+    coarse = geometry.coordinates((HALF,))
     for offsets in found.neighbours:
         for output, row in enumerate(offsets.tolist()):
             if row >= 0:

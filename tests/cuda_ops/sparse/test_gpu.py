@@ -81,7 +81,9 @@ def test_grouped_rows_give_the_same_bits(channels, gpu):
 
     w = world(torch.bfloat16, channels, channels)
     row = configuration(CONVOLUTION, 16, channels)
-    x, weight, neighbours = w.x.cuda(), w.weight.cuda(), w.same.cuda()
+    x = w.x.cuda()
+    weight = w.weight.cuda()
+    neighbours = w.same.cuda()
     results = [convolved(replace(row, grouped=way), Arrangements(), x, weight, neighbours) for way in (False, True)]
     assert torch.equal(*results)
 
@@ -89,12 +91,15 @@ def test_grouped_rows_give_the_same_bits(channels, gpu):
 @on_gpu
 def test_a_captured_convolution_follows_its_map(gpu):
     w = world(torch.bfloat16, 128, 128)
-    x, weight, neighbours = w.x.cuda(), w.weight.cuda(), w.same.cuda()
+    x = w.x.cuda()
+    weight = w.weight.cuda()
+    neighbours = w.same.cuda()
     gpu.sparse_conv(x, weight, neighbours, neighbours)
     gpu.sparse_conv_weight(x, x, neighbours)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y, dw = gpu.sparse_conv(x, weight, neighbours, neighbours), gpu.sparse_conv_weight(x, x, neighbours)
+        y = gpu.sparse_conv(x, weight, neighbours, neighbours)
+        dw = gpu.sparse_conv_weight(x, x, neighbours)
     other = torch.where(torch.rand(w.same.shape) < 0.5, w.same, -1)
     neighbours.copy_(other)
     graph.replay()
@@ -162,7 +167,8 @@ def test_pairs_are_those_of_the_map_in_the_order_of_output_rows():
 
 
 def test_arrangements_are_made_once_and_live_as_long_as_their_map():
-    kept, neighbours = Arrangements(), world(torch.float32, 1, 1, 100).same
+    kept = Arrangements()
+    neighbours = world(torch.float32, 1, 1, 100).same
     assert kept.grouped(neighbours) is kept.grouped(neighbours)
     assert kept.pairs(neighbours) is kept.pairs(neighbours)
     before = kept.pairs(neighbours)
@@ -202,7 +208,8 @@ def test_the_smallest_class_that_holds_the_channels_is_taken(op, bits, channels,
 
 
 def test_a_row_of_the_device_goes_before_one_of_any():
-    own, wider = replace(ROW, device="sm_90", rows=64), replace(ROW, channels=128)
+    own = replace(ROW, device="sm_90", rows=64)
+    wider = replace(ROW, channels=128)
     table = [ROW, own, wider]
     assert chosen(table, CONVOLUTION, 16, 64, "sm_90") == own
     assert chosen(table, CONVOLUTION, 16, 64, "sm_80") == ROW

@@ -21,7 +21,9 @@ from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.keys import HIGHEST
 
 OPS = torch.ops.halopipe
-ONES, KERNEL, STRIDE = (1, 1, 1), (3, 3, 3), (2, 2, 2)
+ONES = (1, 1, 1)
+KERNEL = (3, 3, 3)
+STRIDE = (2, 2, 2)
 FAR = (-(2**31), -2, 10**6, 2**31 - 1)
 """Indices that nothing here has."""
 
@@ -35,11 +37,16 @@ def valid() -> dict[str, tuple[Any, ...]]:
     coarse = OPS.strided_sites(keys, STRIDE, STRIDE, ONES)
     neighbours = OPS.kernel_map(keys, coarse, KERNEL, STRIDE, ONES, False)
     reverse = OPS.reversed_map(neighbours, len(keys))
-    x, dy, weight = torch.randn(len(keys), 3), torch.randn(len(coarse), 5), torch.randn(27, 3, 5)
+    x = torch.randn(len(keys), 3)
+    dy = torch.randn(len(coarse), 5)
+    weight = torch.randn(27, 3, 5)
     argmax = OPS.sparse_max_pool(x, neighbours, reverse)[1]
-    starts, lengths = torch.tensor([0, 10, 10, 25]), torch.tensor([10, 0, 12, 15])
-    index, share = torch.randint(-1, len(keys), (9, 8), dtype=torch.int32), torch.rand(9, 8)
-    rows, boxes = torch.tensor([3, 0, 3, 7]), [0, 5, 0, 2, 7, 9, 1, 3]
+    starts = torch.tensor([0, 10, 10, 25])
+    lengths = torch.tensor([10, 0, 12, 15])
+    index = torch.randint(-1, len(keys), (9, 8), dtype=torch.int32)
+    share = torch.rand(9, 8)
+    rows = torch.tensor([3, 0, 3, 7])
+    boxes = [0, 5, 0, 2, 7, 9, 1, 3]
     return {
         "sorted_sites": (coordinates,),
         "strided_sites": (keys, KERNEL, STRIDE, ONES),
@@ -154,7 +161,8 @@ def apart(tensor: Tensor) -> Tensor:
 
 def complaints(name: str) -> Iterator[str]:
     """What is not as it should be of an operator."""
-    arguments, function = valid()[name], getattr(operators, name, None) or getattr(OPS, name)
+    arguments = valid()[name]
+    function = getattr(operators, name, None) or getattr(OPS, name)
     expected = function(*arguments)
     for what, wrong in wrong_indices(name, arguments):
         said = outcome(function, wrong)
@@ -233,7 +241,8 @@ def test_a_wrong_map_of_the_backward_is_refused_there(name: str) -> None:
 
 
 def test_segments_share_no_rows() -> None:
-    x, starts = torch.randn(9, 2), torch.tensor([4, 0])
+    x = torch.randn(9, 2)
+    starts = torch.tensor([4, 0])
     OPS.segment_sum(x, starts, torch.tensor([5, 4]))
     with pytest.raises(SparseInputError, match=r"segments that share rows: found rows 0\.\.4 and from 4 on"):
         OPS.segment_sum(x, starts, torch.tensor([5, 5]))

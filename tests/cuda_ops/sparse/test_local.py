@@ -18,7 +18,8 @@ OWNERS = torch.tensor([0, 0, 0, 0, 1, 1, 1])
 def chain() -> KernelMap:
     """Seven sites in a row; each reads the one before, itself and the one behind."""
     row = torch.arange(7, dtype=torch.int32)
-    before, behind = row - 1, torch.where(row < 6, row + 1, -1)
+    before = row - 1
+    behind = torch.where(row < 6, row + 1, -1)
     return KernelMap(torch.stack([before, row, behind]), torch.stack([behind, row, before]))
 
 

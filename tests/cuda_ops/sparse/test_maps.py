@@ -30,7 +30,8 @@ def _neighbour(site: tuple[int, ...], offset: Triple, stride: Triple, transposed
 def test_neighbours_are_those_of_the_definition(
     kernel: Triple, stride: Triple, dilation: Triple, transposed: bool
 ) -> None:
-    source, target = sites(50, extent=4), sites(40, seed=1, extent=4)
+    source = sites(50, extent=4)
+    target = sites(40, seed=1, extent=4)
     rows = {tuple(site): row for row, site in enumerate(unpack(source).tolist())}
     expected = [
         [rows.get(_neighbour(tuple(site), offset, stride, transposed), -1) for site in unpack(target).tolist()]
@@ -61,7 +62,8 @@ def test_reverse_holds_the_same_pairs_and_reverses_back(kernel: Triple) -> None:
 
 @pytest.mark.parametrize("edge", [2, 3, 4])
 def test_sites_of_a_kernel_as_long_as_its_stride_are_those_divided(edge: int) -> None:
-    keys, triple = sites(), (edge,) * 3
+    keys = sites()
+    triple = (edge,) * 3
     coordinates = unpack(keys)
     shift = edge // 2 if edge % 2 else 0  # an odd kernel is centred
     coordinates[:, 1:] = torch.div(coordinates[:, 1:] + shift, edge, rounding_mode="floor")
@@ -156,7 +158,8 @@ def test_transposed_neighbours_at_the_limits_do_not_wrap() -> None:
 
 
 def test_empty_sets_make_empty_sets_and_maps() -> None:
-    empty, some = torch.empty(0, dtype=torch.int64), sites()
+    empty = torch.empty(0, dtype=torch.int64)
+    some = sites()
     assert len(operators.sorted_sites(torch.empty(0, 4, dtype=torch.int32))[0]) == 0
     for make in (operators.strided_sites, operators.generated_sites):
         assert make(empty, (3, 3, 3), (2, 2, 2), ONES).shape == (0,)

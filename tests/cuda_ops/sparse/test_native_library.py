@@ -104,7 +104,8 @@ def sources(tmp_path: Path, native_operators: NativeOperators) -> LibrarySources
 
 def counting(tmp_path: Path, environment: dict[str, str]) -> tuple[dict[str, str], Path]:
     """A compiler that writes a line for every call that compiles or links."""
-    calls, script = tmp_path / "calls", tmp_path / "counting-compiler"
+    calls = tmp_path / "calls"
+    script = tmp_path / "counting-compiler"
     real = find_toolchain(environment).compiler
     script.write_text(f'#!/bin/sh\ncase "$*" in *-o*) echo "$*" >> {calls};; esac\nexec {real} "$@"\n')
     script.chmod(0o755)

@@ -28,10 +28,12 @@ def _arguments() -> dict[str, tuple[Any, ...]]:
     keys = sites(30, extent=3)
     coarse = operators.strided_sites(keys, TWOS, TWOS, ONES)
     found = neighbours, reverse = maps(keys, coarse, TWOS, TWOS)
-    x, dy = random(len(keys), 2, grad=True), random(len(coarse), 3, grad=True)
+    x = random(len(keys), 2, grad=True)
+    dy = random(len(coarse), 3, grad=True)
     segments = torch.tensor([3, 0]), torch.tensor([2, 3])
     index = torch.tensor([[0, 1, -1], [2, 2, 0]], dtype=torch.int32)
-    weight, two = random(2, 3, grad=True), random(2, 2, seed=1, grad=True)
+    weight = random(2, 3, grad=True)
+    two = random(2, 2, seed=1, grad=True)
     rows = torch.tensor([1, 0, 1])
     boxes = [0, 2, 0, 1, 3, 4, 1, 2]
     return {
@@ -208,7 +210,8 @@ def test_interpreted_triton_runs_on_the_cpu_when_forced(monkeypatch: pytest.Monk
     assert dispatch.chosen("cpu") == "triton"
 
 
-TWO, THREES = (2, 2, 2), (3, 3, 3)
+TWO = (2, 2, 2)
+THREES = (3, 3, 3)
 
 
 class _Layers(nn.Module):
@@ -268,7 +271,9 @@ def _close(one: object, other: object) -> None:
 
 
 def test_layers_export_with_numbers_of_sites_that_vary() -> None:
-    model, rows, coarse = _Layers(), Dim("rows"), Dim("coarse")
+    model = _Layers()
+    rows = Dim("rows")
+    coarse = Dim("coarse")
     shapes = ({0: rows}, {1: rows}, {1: rows}, {1: coarse}, {1: rows}, None, None)
     exported = torch.export.export(model, _layers_input(60), dynamic_shapes=shapes)
     names = {str(node.target) for node in exported.graph.nodes}

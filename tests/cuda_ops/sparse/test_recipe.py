@@ -24,8 +24,10 @@ class Unet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Sequential(spnn.Conv3d(2, 4, 3), spnn.BatchNorm(4), spnn.ReLU(), spnn.Dropout(0.5))
-        self.down, self.inner = spnn.Conv3d(4, 6, 2, 2), spnn.Conv3d(6, 6, 3)
-        self.up, self.again = spnn.Conv3d(6, 4, 2, 2, transposed=True), spnn.Conv3d(4, 4, 3)
+        self.down = spnn.Conv3d(4, 6, 2, 2)
+        self.inner = spnn.Conv3d(6, 6, 3)
+        self.up = spnn.Conv3d(6, 4, 2, 2, transposed=True)
+        self.again = spnn.Conv3d(4, 4, 3)
         self.pool = spnn.GlobalAvgPool()
         self.weight = nn.Parameter(torch.ones(4))
         self.register_buffer("scale", torch.full((4,), 2.0))
@@ -83,7 +85,8 @@ def test_the_prepared_network_is_the_network(seed: int, training: bool) -> None:
     twin = copy.deepcopy(network)
     recipe = record(network, clouds(), network)
     x = clouds(seed, 4 - seed)
-    expected, found = twin(x), called(network, recipe, x)
+    expected = twin(x)
+    found = called(network, recipe, x)
     assert torch.equal(found, expected)
     expected.square().sum().backward()
     found.square().sum().backward()
@@ -105,7 +108,8 @@ def test_names_are_those_of_the_network_and_values_the_very_same() -> None:
 
 def test_a_cast_or_a_copy_is_of_the_network_as_well() -> None:
     """Buffers are replaced by a cast, not written."""
-    network, x = Unet().eval(), clouds()
+    network = Unet().eval()
+    x = clouds()
     prepared = PreparedNetwork(network, record(network, x, network)).double().eval()
     assert {each.dtype for each in (*network.parameters(), *network.buffers())} == {torch.float64, torch.int64}
     twin = copy.deepcopy(prepared)
@@ -118,7 +122,8 @@ def test_a_cast_or_a_copy_is_of_the_network_as_well() -> None:
 
 
 def test_a_layer_alone_may_be_the_network() -> None:
-    layer, x = spnn.Conv3d(2, 3, 3), clouds()
+    layer = spnn.Conv3d(2, 3, 3)
+    x = clouds()
     prepared = PreparedNetwork(layer, record(layer, x, layer))
     assert list(prepared.state_dict()) == ["kernel"]
     assert torch.equal(called(layer, prepared.recipe, x).feats, layer(x).feats)
@@ -143,7 +148,8 @@ def test_recording_leaves_buffers_random_numbers_and_gradients_alone() -> None:
 
 
 def test_what_a_layer_made_is_no_input_of_a_network() -> None:
-    network, x = spnn.Conv3d(2, 2, 2, 2), clouds()
+    network = spnn.Conv3d(2, 2, 2, 2)
+    x = clouds()
     with pytest.raises(SparseInputError, match="found a tensor after 1 steps"):
         record(network, network(x), network)
     recipe = record(network, x, network)
@@ -153,7 +159,8 @@ def test_what_a_layer_made_is_no_input_of_a_network() -> None:
 
 
 def test_a_given_geometry_has_what_was_recorded_and_no_more() -> None:
-    network, x = Unet(), clouds()
+    network = Unet()
+    x = clouds()
     recipe = record(network, x, network)
     given = GivenGeometry(recipe, recipe.prepare(x.geometry), len(x), 3)
     assert given.num_samples == 3

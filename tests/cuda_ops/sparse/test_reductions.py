@@ -93,7 +93,8 @@ def test_nan_spreads_and_is_named() -> None:
 
 
 def test_outputs_without_neighbours_are_zero_and_name_none() -> None:
-    neighbours, reverse = torch.full((8, 2), -1, dtype=torch.int32), torch.full((8, 3), -1, dtype=torch.int32)
+    neighbours = torch.full((8, 2), -1, dtype=torch.int32)
+    reverse = torch.full((8, 3), -1, dtype=torch.int32)
     x = random(3, 4, grad=True)
     largest, rows = operators.sparse_max_pool(x - 9, neighbours, reverse)
     assert not largest.any()
@@ -124,7 +125,8 @@ def test_empty_sets_pool_to_nothing() -> None:
     assert largest.shape == x.grad.shape == (0, 3)
 
 
-STARTS, LENGTHS = torch.tensor([6, 3, 0, 4, 9]), torch.tensor([3, 0, 3, 2, 0])
+STARTS = torch.tensor([6, 3, 0, 4, 9])
+LENGTHS = torch.tensor([3, 0, 3, 2, 0])
 """Neither ascending nor without gaps: row 3 and rows 9.. are in no segment."""
 ROWS = 11
 
@@ -168,9 +170,11 @@ def test_rows_get_their_segment_and_those_of_none_zero() -> None:
 
 
 def test_a_cell_has_the_sum_of_its_rows_and_a_row_of_no_segment_no_gradient() -> None:
-    x, cells = random(ROWS, 3, grad=True), torch.arange(ROWS) * 2 % 3
+    x = random(ROWS, 3, grad=True)
+    cells = torch.arange(ROWS) * 2 % 3
     expected = torch.zeros(5, 3, 4, dtype=torch.float64)
-    dy, gradient = random(5, 3, 4, seed=1), torch.zeros(ROWS, 3, dtype=torch.float64)
+    dy = random(5, 3, 4, seed=1)
+    gradient = torch.zeros(ROWS, 3, dtype=torch.float64)
     for segment, run in enumerate(_runs()):
         for row in range(run.start, run.stop):
             expected[segment, :, cells[row]] += x[row].detach()
@@ -182,7 +186,8 @@ def test_a_cell_has_the_sum_of_its_rows_and_a_row_of_no_segment_no_gradient() ->
 
 
 def test_expanding_is_the_adjoint_of_summing() -> None:
-    x, y = random(ROWS, 3), random(5, 3, seed=1)
+    x = random(ROWS, 3)
+    y = random(5, 3, seed=1)
     one = (operators.segment_sum(x, STARTS, LENGTHS) * y).sum()
     other = (x * operators.segment_expand(y, STARTS, LENGTHS, ROWS)).sum()
     torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
@@ -211,7 +216,8 @@ def test_narrow_dtypes_sum_in_float32(dtype: torch.dtype) -> None:
 
 
 def test_no_rows_and_no_segments_give_zeros_and_nothing() -> None:
-    none, two = torch.empty(0, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    none = torch.empty(0, dtype=torch.int64)
+    two = torch.zeros(2, dtype=torch.int64)
     x = random(0, 3, grad=True)
     for y in (operators.segment_sum(x, two, two), operators.segment_max(x, two, two)[0]):
         assert y.tolist() == [[0, 0, 0]] * 2
@@ -238,7 +244,8 @@ def _reads(points: int = 9, rows: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_points_get_the_weighted_sum_of_the_rows_that_are_there() -> None:
-    x, (index, weight) = random(5, 3), _reads()
+    x = random(5, 3)
+    index, weight = _reads()
     expected = torch.zeros(9, 3, dtype=torch.float64)
     for point, row in enumerate(index.tolist()):
         for corner, source in enumerate(row):
@@ -249,7 +256,9 @@ def test_points_get_the_weighted_sum_of_the_rows_that_are_there() -> None:
 
 
 def test_the_gradient_is_the_adjoint() -> None:
-    x, y, (index, weight) = random(5, 3), random(9, 3, seed=2), _reads()
+    x = random(5, 3)
+    y = random(9, 3, seed=2)
+    index, weight = _reads()
     one = (operators.interpolate(x, index, weight) * y).sum()
     other = (x * OPS.interpolate_backward(y, index, weight, 5)).sum()
     torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
@@ -257,7 +266,9 @@ def test_the_gradient_is_the_adjoint() -> None:
 
 def test_gradients_of_points_and_theirs_match_finite_differences() -> None:
     index, weight = _reads(4)
-    x, dy, weight = random(5, 2, grad=True), random(4, 2, seed=3, grad=True), weight.requires_grad_()
+    x = random(5, 2, grad=True)
+    dy = random(4, 2, seed=3, grad=True)
+    weight = weight.requires_grad_()
     for function, inputs in (
         (lambda x, weight: operators.interpolate(x, index, weight), (x, weight)),
         (lambda dy, weight: OPS.interpolate_backward(dy, index, weight, 5), (dy, weight)),
@@ -270,7 +281,8 @@ def test_gradients_of_points_and_theirs_match_finite_differences() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_narrow_dtypes_keep_their_dtype(dtype: torch.dtype) -> None:
     index, weight = _reads()
-    x, weight = random(5, 3, dtype=dtype), weight.to(dtype)
+    x = random(5, 3, dtype=dtype)
+    weight = weight.to(dtype)
     y = operators.interpolate(x, index, weight)
     assert y.dtype == dtype
     torch.testing.assert_close(
@@ -305,14 +317,16 @@ def test_packed_rows_are_those_named(shape: tuple[int, ...], dtype: torch.dtype)
 
 
 def test_rows_are_added_one_after_another() -> None:
-    base, rows = torch.zeros(5, 1), torch.tensor([[1e8], [7.0], [1.0], [3.0], [-1e8]])
+    base = torch.zeros(5, 1)
+    rows = torch.tensor([[1e8], [7.0], [1.0], [3.0], [-1e8]])
     summed = operators.unpack_add(base, INDEX, rows)
     assert summed.flatten().tolist() == [7, 0, 3, 0, 0]  # 1e8 + 1 - 1e8 in float32, in this order
     assert not base.any()
 
 
 def test_adding_rows_is_the_adjoint_of_packing_them() -> None:
-    x, rows = random(6, 3), random(5, 3, seed=1)
+    x = random(6, 3)
+    rows = random(5, 3, seed=1)
     one = (operators.pack_rows(x, INDEX) * rows).sum()
     other = (x * operators.unpack_add(torch.zeros_like(x), INDEX, rows)).sum()
     torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
@@ -351,7 +365,9 @@ def test_unpacking_boxes_is_the_adjoint_of_packing_them() -> None:
 
 
 def test_gradients_of_rows_and_theirs_match_finite_differences() -> None:
-    x, rows, buffer = random(6, 2, grad=True), random(5, 2, seed=1, grad=True), random(5, seed=2, grad=True)
+    x = random(6, 2, grad=True)
+    rows = random(5, 2, seed=1, grad=True)
+    buffer = random(5, seed=2, grad=True)
     boxes = [0, 2, 1, 2, 3, 6, 0, 1]
     for function, inputs in (
         (lambda x: operators.pack_rows(x, INDEX), (x,)),
@@ -373,7 +389,8 @@ def test_other_dtypes_pass_unchanged(dtype: torch.dtype) -> None:
 
 
 def test_nothing_is_packed_and_put_back() -> None:
-    x, none = random(6, 3), torch.empty(0, dtype=torch.int64)
+    x = random(6, 3)
+    none = torch.empty(0, dtype=torch.int64)
     assert operators.pack_rows(x, none).shape == (0, 3)
     back = operators.unpack_add(x, none, x[:0])
     assert torch.equal(back, x)

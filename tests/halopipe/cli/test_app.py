@@ -128,7 +128,8 @@ def test_verbs_that_need_no_devices_load_no_torch(folder: Path) -> None:
         "devices",
     ]
     words = [" ".join(row) for row in present([each.split() for each in asked])]
-    command, environment = [sys.executable, "-c", LOADED, json.dumps(words)], {**os.environ, "PYTHONPATH": str(HOME)}
+    command = [sys.executable, "-c", LOADED, json.dumps(words)]
+    environment = {**os.environ, "PYTHONPATH": str(HOME)}
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     found = [json.loads(line[7:]) for line in result.stderr.splitlines() if line.startswith("loaded ")]
     assert found == [[each, True, ["yaml"] if each == "devices" else []] for each in words], result.stderr

@@ -30,7 +30,8 @@ LAYOUTS = [
 
 @pytest.mark.parametrize(("solver", "allow"), LAYOUTS)
 def test_a_plan_with_layouts_from_end_to_end(tmp_path: Path, solver: str, allow: str) -> None:
-    profile, plan = tmp_path / "profile.json", tmp_path / "plan.json"
+    profile = tmp_path / "profile.json"
+    plan = tmp_path / "plan.json"
     dump(priced(*mesh_like(samples=1, height=256), speeds=(1.0, 1.0)), profile)
     code, text = code_and_output("plan", profile, "--solver", solver, "--allow", allow, "--global-batch", 1, "-o", plan)
     assert code == 0, text
@@ -65,7 +66,8 @@ def test_space_is_cut_where_nobody_says_anything_and_not_where_samples_alone_may
 
 
 def test_shares_follow_the_speeds_of_devices(tmp_path: Path) -> None:
-    profile, plan = tmp_path / "profile.json", tmp_path / "plan.json"
+    profile = tmp_path / "profile.json"
+    plan = tmp_path / "plan.json"
     dump(priced(*mesh_like(samples=1, height=512), speeds=(1.0, 3.0)), profile)
     code, text = code_and_output("plan", profile, "--allow", "sample,spatial", "--global-batch", 1, "-o", plan)
     assert code == 0, text
@@ -75,7 +77,8 @@ def test_shares_follow_the_speeds_of_devices(tmp_path: Path) -> None:
 
 
 def test_a_halo_depth_is_used_where_latency_rules(tmp_path: Path) -> None:
-    profile, plan = tmp_path / "profile.json", tmp_path / "plan.json"
+    profile = tmp_path / "profile.json"
+    plan = tmp_path / "plan.json"
     made = plain(samples=1, height=64, filters=(8,) * 4)
     dump(priced(*made, latency_s=1.5e-5, bandwidth_bytes_per_s=1e11), profile)
     arguments = ("plan", profile, "--allow", "sample,spatial", "--global-batch", 1, "-o", plan)

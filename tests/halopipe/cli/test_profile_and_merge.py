@@ -187,7 +187,8 @@ def test_hosts_are_linked_by_a_class_or_each_by_its_own_link(hosts: Path) -> Non
     found = load("both.json", Profile)
     link = found.cluster.links[WITHIN_HOST]
     a, b = dict.fromkeys(device.host for device in found.cluster.devices)
-    there, back = PairLink(a, b, link), PairLink(b, a, link)
+    there = PairLink(a, b, link)
+    back = PairLink(b, a, link)
 
     def unlinked(**parts: object) -> tuple[str, ...]:
         cluster = replace(found.cluster, **parts)

@@ -240,7 +240,9 @@ def test_every_way_to_read_random_data_trains_alike(tmp_path: Path, plan_of: Cal
 
 def compare(rows: list[list[Tensor]], number: int, wrong: dict[int, int]) -> tuple[list[int], list[BaseException]]:
     """What ``number`` batches bring on ranks that all read ``rows``, but for rank r from batch ``wrong[r]`` on."""
-    hub, steps, errors = Hub(len(wrong) + 2), [0] * (len(wrong) + 2), []
+    hub = Hub(len(wrong) + 2)
+    steps = [0] * (len(wrong) + 2)
+    errors = []
 
     def one(rank: int) -> None:
         agreement = Agreement(InProcessTransport(hub, rank), ("inputs", "targets"))
@@ -316,7 +318,9 @@ def test_each_batch_is_told_once_before_it_is_needed_and_the_position_is_that_of
 
 
 def test_a_loop_is_given_each_batch_when_the_next_one_is_known() -> None:
-    upcoming, asked, seen = Upcoming(True), list[int](), list[object]()
+    upcoming = Upcoming(True)
+    asked = list[int]()
+    seen = list[object]()
 
     def batches() -> Iterator[int]:
         for number in range(3):
@@ -331,7 +335,8 @@ def test_a_loop_is_given_each_batch_when_the_next_one_is_known() -> None:
 
 
 def test_a_plan_that_prepares_nothing_ahead_is_given_batches_as_they_come() -> None:
-    upcoming, asked = Upcoming(False), iter(range(3))
+    upcoming = Upcoming(False)
+    asked = iter(range(3))
     for batch in upcoming.ahead(asked):
         assert upcoming.take() == ()
         if batch == 1:
@@ -364,14 +369,16 @@ def pair(first: float = 0.0, dtype: torch.dtype = torch.float32) -> tuple[tuple[
 
 
 def test_what_was_announced_is_recognised_by_all_its_numbers_and_once() -> None:
-    announced, item = Announced(), pair()
+    announced = Announced()
+    item = pair()
     batch = announced.announce(item, INPUTS, (2, 2))
     assert announced.recognised(pair()) is batch
     assert announced.recognised(pair()) is None
     announced.announce(item, INPUTS, (2, 2))
     item[0][0][0, 0] = 9.0  # what is prepared is a copy
     assert announced.recognised(item) is None
-    nan, halves = pair(float("nan")), [pair(), pair()]
+    nan = pair(float("nan"))
+    halves = [pair(), pair()]
     for told, came in ((pair(), pair(1.0)), (pair(), pair(dtype=torch.float64)), (pair(), halves), (nan, nan)):
         announced.announce(told, INPUTS, (2, 2))
         assert announced.recognised(came) is None
@@ -405,7 +412,8 @@ def losses(execution: Execution, is_told: bool, changed: bool = False) -> list[f
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Of all ranks: batches that were begun, and those that were told ahead."""
     found: list[str] = []
-    own, expect = Preparing._new, Preparing.expect
+    own = Preparing._new
+    expect = Preparing.expect
 
     def new(self: Preparing, raw: Batch) -> object:
         found.append("begun")

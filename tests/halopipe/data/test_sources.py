@@ -210,7 +210,8 @@ def test_a_list_of_tuples_is_micro_batches_and_a_list_of_tensors_is_a_batch(mode
 def test_a_batch_of_another_dtype_is_refused_but_for_targets_that_a_loss_promotes() -> None:
     dims = ("sample", "feature")
     specs = {"inputs": TensorSpec(dims, (4, 2), "float32"), "targets": TensorSpec(dims, (4, 2), "float32")}
-    inputs, floats = InputSpecs(specs, 4), torch.zeros(2, 2)
+    inputs = InputSpecs(specs, 4)
+    floats = torch.zeros(2, 2)
     for targets in (floats, floats.double()):
         bound(((floats,), (targets,)), inputs, (2, 2))
     for given, targets, name in ((floats.double(), floats, "inputs"), (floats, floats.long(), "targets")):
@@ -283,7 +284,8 @@ def test_digits_come_in_the_shape_of_the_input_by_a_seed() -> None:
 def test_a_pass_shows_every_digit_once_and_then_goes_on() -> None:
     found = list(itertools.islice(digits.digits(599, (1, 1, 8, 8), seed=0), 6))
     labels = torch.cat([labels for _, labels in found])
-    first, second = labels[:1797], labels[1797:]
+    first = labels[:1797]
+    second = labels[1797:]
     assert first.bincount().tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]  # UCI's table
     assert torch.equal(first.bincount(), second.bincount())
     assert not torch.equal(first, second)
@@ -301,7 +303,8 @@ def test_a_missing_scikit_learn_is_named_with_the_extra(monkeypatch: pytest.Monk
 
 def test_synthetic_labels_follow_from_the_inputs() -> None:
     stream = digits.synthetic(64, (8, 5), seed=0)
-    (x, y), (other, _) = next(stream), next(stream)
+    x, y = next(stream)
+    other, _ = next(stream)
     assert x.shape == (64, 5)
     assert not torch.equal(x, other)
     assert len(y.unique()) > 3

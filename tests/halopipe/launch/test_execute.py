@@ -87,7 +87,8 @@ class Clipping(torch.optim.SGD):
 def serial_losses(plan: Plan) -> list[float]:
     model = load_model(plan.inputs.model)
     optimizer = Clipping(model.module.parameters(), lr=0.1)
-    micro_batches, losses = plan.decision.micro_batches, []
+    micro_batches = plan.decision.micro_batches
+    losses = []
     for _ in range(NUM_STEPS):
         losses.append(serial_step(model.loss, optimizer, model.inputs, model.targets, micro_batches))
         optimizer.param_groups[0]["lr"] /= 2

@@ -61,7 +61,8 @@ SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_
 
 def decision(*devices: Sequence[str]) -> Decision:
     """One stage for each group of devices; ranks in order."""
-    stages, rank = [], 0
+    stages = []
+    rank = 0
     for group in devices:
         stages.append(Stage(tuple(range(rank, rank + len(group))), tuple(group)))
         rank += len(group)
@@ -233,7 +234,8 @@ SOURCE = ModelSource("small.py:net", {"width": "2"}, (2, 8), "float32", "", ("sc
 
 
 def test_hosts_become_one_profile_with_the_links_that_the_first_one_wrote() -> None:
-    profile, link = chain_profile(3, num_devices=1), Link(1e-4, 1e8)
+    profile = chain_profile(3, num_devices=1)
+    link = Link(1e-4, 1e8)
     devices = [replace(profile.cluster.devices[0], name=f"n{host}/cpu0", host=f"n{host}") for host in range(2)]
     pairs = (PairLink("n1", "n0", replace(link, bandwidth_bytes_per_s=5e7)),)
     clusters = (Cluster((devices[0],), {ACROSS_HOSTS: link}), Cluster((devices[1],), {}))
@@ -274,7 +276,8 @@ def test_hosts_measure_what_a_sparse_network_computes_around_its_exchanges(
 
     monkeypatch.setattr(cpu, "opened", lambda *_: SimpleNamespace(barrier=bool, close=bool))
     monkeypatch.setattr(cpu, "measure_together", measured)
-    job, activity = SimpleNamespace(rank=0), SimpleNamespace(begin=bool)
+    job = SimpleNamespace(rank=0)
+    activity = SimpleNamespace(begin=bool)
     for profile in (found, None):  # of the first rank of a host, and of another one
         profile_hosts._linked(job, ("n0", "n1"), True, None, found.cluster, activity, "", profile)  # type: ignore[arg-type]
     assert asked == [is_sparse, False]

@@ -24,7 +24,8 @@ def test_it_steps_the_ranks_parameters_as_the_scripts() -> None:
         def _rate(self, parameter: torch.Tensor) -> float:
             return 0.5 * super()._rate(parameter)
 
-    module, other = network(), network()
+    module = network()
+    other = network()
     optimizer = Local(module.parameters())
     optimizer.state["k"] = torch.zeros(())
     stepped(optimizer, 1)

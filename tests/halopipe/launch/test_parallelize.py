@@ -201,7 +201,10 @@ def test_a_loop_that_looks_ahead_tells_the_ranks_the_batch_behind_the_one_they_t
     def call(do: Callable[..., object], *given: object, settings: None) -> dict[str, object]:
         return ScriptCall(do, given, {}, settings, is_written=False).done(execution, Path())
 
-    run._followed, run._upcoming, run._own, run._is_quiet = None, Upcoming(True), None, quiet
+    run._followed = None
+    run._upcoming = Upcoming(True)
+    run._own = None
+    run._is_quiet = quiet
     run.plan = SimpleNamespace(inputs=SimpleNamespace(model=SOURCE))
     run.ranks = SimpleNamespace(call=call)
     assert [run.step(batch) for batch in run.ahead("abc")] == [0.5] * 3
@@ -214,7 +217,9 @@ def test_a_loop_that_looks_ahead_tells_the_ranks_the_batch_behind_the_one_they_t
 def test_an_optimiser_whose_state_no_process_can_tell_another_is_refused_in_a_second_run() -> None:
     module = nn.Linear(2, 2)
     run = object.__new__(parallelize.Parallel)
-    run._followed, run._kept_of, run.num_steps = Followed(torch.optim.SGD(module.parameters())), 0, 3
+    run._followed = Followed(torch.optim.SGD(module.parameters()))
+    run._kept_of = 0
+    run.num_steps = 3
 
     def call(*_: object, **__: object) -> None:
         raise UsageError("SGD keeps a dict (seen) for weight, which cannot be saved")
@@ -226,7 +231,8 @@ def test_an_optimiser_whose_state_no_process_can_tell_another_is_refused_in_a_se
 
 
 def test_in_a_job_of_torchrun_rank_0_plans_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, plan = torch.distributed.HashStore(), plan_of(SOURCE, [0.5], (3, 3))
+    store = torch.distributed.HashStore()
+    plan = plan_of(SOURCE, [0.5], (3, 3))
     monkeypatch.setattr(parallelize, "job_stores", lambda rank, num_ranks: (store, store))
     monkeypatch.setattr(
         parallelize, "joined", lambda rank, *_, **__: SimpleNamespace(plan=rank.plan, rank=rank.context.rank)
@@ -249,7 +255,8 @@ def test_in_a_job_of_torchrun_rank_0_plans_for_all(monkeypatch: pytest.MonkeyPat
 
 def test_a_plan_is_made_of_what_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, object] = {}
-    profile, plan = object(), plan_of(SOURCE, [], (3,))
+    profile = object()
+    plan = plan_of(SOURCE, [], (3,))
 
     def measured(module: object, example: object, **others: object) -> object:
         asked.update(others, example=example)
@@ -348,7 +355,8 @@ def test_a_script_of_torchrun_trains_on_all_its_processes_as_in_its_own_loop(tmp
     told = [json.loads(line) for line in lines if line.startswith("[")]
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3)).double()
-    inputs, targets = torch.randn(8, 12, dtype=torch.float64), torch.arange(8) % 3
+    inputs = torch.randn(8, 12, dtype=torch.float64)
+    targets = torch.arange(8) % 3
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
     scheduler = lr_scheduler.StepLR(optimizer, 2)
     expected = []

@@ -45,7 +45,8 @@ from tests.planner.factories import chain_decision, plan_of
 
 DATA = "tests.halopipe.learners:"
 RECIPE = {"optimizer": "AdamW:lr=0.05", "scheduler": "StepLR:step_size=2", "data": f"{DATA}stream"}
-STEPS, SAVED = 8, 4
+STEPS = 8
+SAVED = 4
 
 
 @cache
@@ -67,7 +68,9 @@ def own(**options: object) -> tuple[Replanner, list[str]]:
     return Replanner(*case(), given, said.append, num_cores=lambda: 3, num_gpus=lambda: 0), said
 
 
-DIED, LATE, FAILED = errors.WorkerDiedError, errors.DeadlineError, errors.StageFailedError
+DIED = errors.WorkerDiedError
+LATE = errors.DeadlineError
+FAILED = errors.StageFailedError
 
 
 @pytest.mark.every_case
@@ -243,7 +246,8 @@ def test_a_host_that_does_not_come_is_planned_without_and_planned_with_again_whe
 def test_a_job_of_other_ranks_than_its_plan_goes_on_with_the_same_curve(
     tmp_path: Path, num_stages: int, num_ranks: int
 ) -> None:
-    (plan, profile), saved = case(num_stages, 3), str(tmp_path / "saved")
+    plan, profile = case(num_stages, 3)
+    saved = str(tmp_path / "saved")
     whole = run_job(learners.plan([]), tmp_path, **RECIPE, steps=STEPS)
     run_job(plan, tmp_path, **RECIPE, steps=SAVED, checkpoint=saved)
     asked = {"checkpoint": saved, "resume": True, "replan": True, "warmup": 0, "check_first_step": False}
@@ -354,7 +358,8 @@ def _alone(steps: int) -> list[float]:
     found = runpy.run_path("naps.py")
     module, _, loss_fn = found["model"]()
     parts = [part for layer in module for part in (layer.linear, nn.Tanh())]
-    network, losses = nn.Sequential(*parts), list[float]()
+    network = nn.Sequential(*parts)
+    losses = list[float]()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     for _, (inputs, targets) in zip(range(steps), found["data"](8), strict=False):
         optimizer.zero_grad()
@@ -367,7 +372,8 @@ def _alone(steps: int) -> list[float]:
 
 def test_what_a_job_must_have_to_plan_again() -> None:
     plan, profile = case()
-    asked, once = RunOptions(replan=True, restarts=1), RunOptions(replan=True)
+    asked = RunOptions(replan=True, restarts=1)
+    once = RunOptions(replan=True)
     assert replanner(plan, profile, RunOptions()) is None
     with pytest.raises(errors.UsageError, match="needs the profile that the plan was made from"):
         replanner(plan, None, asked)

@@ -46,7 +46,8 @@ def test_the_curve_of_a_job_that_lost_ranks_is_bit_for_bit_that_of_one_that_did_
     (undisturbed,) = forked(1, lambda _: run_job(plan_of_deeds(("", ""), ("", "")), tmp_path, **STEPS).losses)
     assert result.losses == undisturbed
     assert (result.first_step, len(result.step_seconds), len(result.restarts)) == (0, 12, len(deeds))
-    begun, words = 0, []
+    begun = 0
+    words = []
     for number, (deed, lost) in enumerate(zip(deeds, result.restarts, strict=True)):
         assert (lost.ranks, lost.code) == ((places[number][0],), CODES.get(deed, "H501")), lost
         assert lost.step == lost.resumed_step + lost.repeated_steps == begun + 1 + number
@@ -63,7 +64,9 @@ class Attempts:
 
     def __init__(self, *ends: tuple[int, Exception | None], damages: bool = False) -> None:
         """``damages``: whether a disk spoils what the first attempt saves."""
-        self.ends, self.damages, self.asked = ends, damages, list[tuple[Plan, RunOptions]]()
+        self.ends = ends
+        self.damages = damages
+        self.asked = list[tuple[Plan, RunOptions]]()
 
     def __call__(self, plan: Plan, options: RunOptions, progress: object, folder: Path) -> RunResult:
         assert not list(folder.glob("journal-*")), "the attempt before has left something"
@@ -84,7 +87,8 @@ class Attempts:
                 (saved / "manifest.sha256").write_text("0" * 64)
         if error is not None:
             raise error
-        losses, seconds = tuple(map(float, range(first, stop))), (0.2,) * (stop - first)
+        losses = tuple(map(float, range(first, stop)))
+        seconds = (0.2,) * (stop - first)
         result = RunResult(losses, seconds, 0, Timeline("measured", 0.2, ()), (), (), (), first_step=first)
         return replace(result, saves=Saves(3, last_s=0.5))
 
@@ -95,11 +99,13 @@ Run = Callable[..., tuple[RunResult, Attempts, list[str]]]
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs eight steps in such attempts; gives the result, what was asked of them, and what was said."""
-    plan, numbers = mined(), count()
+    plan = mined()
+    numbers = count()
 
     def run(*ends: tuple[int, Exception | None], decide: Decide | None = None, **options: object) -> object:
         damages = bool(options.pop("damages", False))
-        attempts, said = Attempts(*ends, damages=damages), list[RunProgress]()
+        attempts = Attempts(*ends, damages=damages)
+        said = list[RunProgress]()
         monkeypatch.setattr(restart, "spawn", attempts)
         folder = str(tmp_path / f"job-{next(numbers)}")
         asked = RunOptions(8, **{"checkpoint": folder, "restarts": 3, **options})
@@ -187,7 +193,8 @@ def note(event_logs: EventLogs, error: errors.HalopipeError) -> None:
 
 def test_attempts_of_torchrun_are_told_as_one_run_by_what_they_leave(tmp_path: Path) -> None:
     """The second is lost without a word of why; another job knows nothing of them."""
-    options, plan = RunOptions(8, checkpoint=str(tmp_path), resume="auto"), mined()
+    options = RunOptions(8, checkpoint=str(tmp_path), resume="auto")
+    plan = mined()
 
     def attempt(first: int, stop: int, saved: int = 0) -> tuple[EventLogs, int]:
         journals = EventLogs(tmp_path, "one job")
@@ -242,7 +249,8 @@ def test_what_no_attempt_left_there_is_taken_for_nothing(tmp_path: Path, name: s
 
 
 def test_a_link_in_the_place_of_their_folder_is_not_followed(tmp_path: Path) -> None:
-    saved, private = tmp_path / "saved", tmp_path / "private"
+    saved = tmp_path / "saved"
+    private = tmp_path / "private"
     saved.mkdir()
     private.mkdir()
     (private / "letter").touch()

@@ -30,7 +30,9 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.norm, self.last = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+        self.first = nn.Linear(3, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.last = nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.last(self.norm(self.first(x)))
@@ -101,7 +103,8 @@ def test_a_module_whose_parameters_are_all_written_is_another_one() -> None:
 )
 def test_parts_that_are_frozen_or_put_into_another_mode_are_refused(change: Callable[[Net], object], said: str) -> None:
     net = Net()
-    script, planned = ScriptModule(net, None), ModuleSettings.of(owners(Net(), None))
+    script = ScriptModule(net, None)
+    planned = ModuleSettings.of(owners(Net(), None))
     change(net)
     with pytest.raises(UsageError, match="set up its module otherwise") as caught:
         script.require_settings()
@@ -193,7 +196,10 @@ class Annealed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inside = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.1))
-        self.tau, self.is_hard, self.calls, self.note = 1.0, False, 0, "first"
+        self.tau = 1.0
+        self.is_hard = False
+        self.calls = 0
+        self.note = "first"
 
     @property
     def divisor(self) -> float:
@@ -246,7 +252,8 @@ def nested() -> tuple[Callable[..., Tensor], Callable[[float], None]]:
     ],
 )
 def test_an_attribute_that_is_read_and_changed_is_refused(change: Callable[..., object], said: str) -> None:
-    module, loss = Annealed(), Weighted()
+    module = Annealed()
+    loss = Weighted()
     values = ScriptValues(owners(module, loss), loss)
     values.require_same()
     change(module, loss)
@@ -271,6 +278,8 @@ def test_variables_of_the_script_and_of_an_outer_function_are_looked_at(monkeypa
 def test_what_nothing_reads_and_what_forward_writes_itself_may_change() -> None:
     module: Any = Annealed()
     values = ScriptValues(owners(module, nn.MSELoss()), nn.MSELoss())
-    module.note, module.calls, module.epoch = "second", 7, 3
+    module.note = "second"
+    module.calls = 7
+    module.epoch = 3
     module.eval()  # looked at elsewhere
     values.require_same()

@@ -65,7 +65,8 @@ def test_a_restart_by_torchrun_works_although_its_store_remembers_the_dead(tmp_p
 
 
 def test_ranks_of_mpiexec_join_as_those_of_torchrun_and_train_alike(tmp_path: Path) -> None:
-    plan, options = mined(), {"steps": 3, "warmup": 0, "check_first_step": False}
+    plan = mined()
+    options = {"steps": 3, "warmup": 0, "check_first_step": False}
 
     def work(rank: int) -> tuple[tuple[float, ...], bool]:
         result = run_plan(plan, RunOptions(**options))
@@ -131,7 +132,8 @@ def test_a_job_that_does_not_say_where_to_meet_is_refused(
 def test_the_error_of_the_rank_that_failed_first_is_raised_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchrun, "_FAREWELL_S", 0.0)
     store = StatusStore(dist.HashStore())
-    first, late = StageFailedError("the bomb"), TransportError("rank 0 lost rank 1")
+    first = StageFailedError("the bomb")
+    late = TransportError("rank 0 lost rank 1")
     assert torchrun._explained(store, 1, 2, first) is first
     told = torchrun._explained(store, 0, 2, late)
     assert (type(told), told.title) == (StageFailedError, "the bomb")

@@ -229,7 +229,8 @@ def test_a_launcher_that_is_asked_to_end_has_its_workers_save(
 
 
 def test_ranks_that_torchrun_started_end_together_when_one_is_asked(tmp_path: Path) -> None:
-    folder, plan = tmp_path / "saved", learners.plan()
+    folder = tmp_path / "saved"
+    plan = learners.plan()
 
     def rank(number: int) -> tuple[str, tuple[str, ...]]:
         options = RunOptions(**LONG, checkpoint=str(folder), checkpoint_every="1ms")
@@ -255,7 +256,9 @@ def test_a_job_that_does_not_end_within_the_grace_time_is_ended(tmp_path: Path) 
 
 @pytest.mark.parametrize("is_over", [False, True])
 def test_what_a_rank_has_to_say_is_told_once_while_the_job_runs_or_at_its_end(is_over: bool, tmp_path: Path) -> None:
-    store, seen, activity = dist.HashStore(), list[str](), Activity()
+    store = dist.HashStore()
+    seen = list[str]()
+    activity = Activity()
     for _ in range(2):
         activity.tell("the disk is full")
     result = RankResult(0, (0.5,), (1.0,), {}, 0, (), remarks=activity.remarks)

@@ -141,7 +141,8 @@ class Followed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.student, self.teacher = nn.Linear(6, 3), nn.Linear(6, 3).requires_grad_(False)
+        self.student = nn.Linear(6, 3)
+        self.teacher = nn.Linear(6, 3).requires_grad_(False)
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -230,7 +230,8 @@ def test_a_profile_that_is_old_or_of_a_faster_machine_is_said_so(folder: Path) -
         found = calibration.drift(TRUE.profile, plan, RunOptions(), result)
         return calibration.changed_text(replace(TRUE.profile, provenance=provenance), found, now)
 
-    today, week = "2026-11-23T08:00Z", "2026-11-16T08:00Z"
+    today = "2026-11-23T08:00Z"
+    week = "2026-11-16T08:00Z"
     assert text(today, None) == text(today, 1.0) == text("", None) == text(week, 1.0) == ""
     assert text(week, None).startswith("the profile was measured 7 days ago: profile again, or ")
     assert text(today, 1.25).startswith("the machine is 25 % slower than in its profile; by chance it differs by")

@@ -104,7 +104,8 @@ def test_what_ranks_divide_is_named() -> None:
 def test_the_table_says_which_is_best_and_what_does_not_fit() -> None:
     slow = plan_of(PROFILE, chain_decision(PROFILE, cuts=(5,)), step_s=3e-3)
     fast = plan_of(PROFILE, REFERENCE, step_s=2e-3)
-    took_s, limits_s = {"one-device": 0.012, "dapple": 8.0}, {"one-device": 60.0, "dapple": 8.0}
+    took_s = {"one-device": 0.012, "dapple": 8.0}
+    limits_s = {"one-device": 60.0, "dapple": 8.0}
     solved = Baselines({}, {"one-device": "needs 9 GiB"}, took_s, limits_s)
     comparison = Comparison({"slow.json": slow, "fast.json": fast}, None, solved)
     lines = comparison.render().splitlines()
@@ -142,7 +143,8 @@ def test_a_proof_says_how_far_from_the_best_a_plan_can_be(status: str, gap: floa
 
 
 def test_plans_that_decide_the_same_are_told_of_together_and_those_for_other_things_are_remarked_on() -> None:
-    first, other = plan_of(PROFILE, REFERENCE), plan_of(PROFILE, chain_decision(PROFILE, cuts=(5,)))
+    first = plan_of(PROFILE, REFERENCE)
+    other = plan_of(PROFILE, chain_decision(PROFILE, cuts=(5,)))
     shown = Comparison({"a": first, "b": other, "c": first, "d": other}).render()
     assert "b, d, against a:\n  2 layers l3 ... l4" in shown
     assert "c, against a:\n  the same decision" in shown
@@ -187,7 +189,8 @@ class Solver:
     """Solves by looking at ``POINTS``; remembers what it was asked."""
 
     def __init__(self, status: str = "proven", heeds_objective: bool = True) -> None:
-        self.status, self.heeds_objective = status, heeds_objective
+        self.status = status
+        self.heeds_objective = heeds_objective
         self.asked: list[tuple[int, str]] = []
 
     def __call__(self, problem: Problem, name: str = "", progress: object = None) -> Plan:

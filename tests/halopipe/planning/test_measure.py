@@ -198,7 +198,8 @@ def test_calls_around_exchanges_are_measured_on_this_machine() -> None:
 def test_measurements_are_added_and_those_that_were_there_stay() -> None:
     given = profile()
     one = given.measurements[KIND][0]
-    again, fresh = replace(one, forward_s=9.0), replace(one, samples=5)
+    again = replace(one, forward_s=9.0)
+    fresh = replace(one, samples=5)
     part = replace(one, part=(8, 4, 16))
     found = with_measurements(given, KIND, (again, fresh), (part,))
     assert found.measurements[KIND] == (*given.measurements[KIND], fresh)
@@ -256,7 +257,8 @@ def profiled(height: int) -> Profile:
 
 
 def test_a_layer_costs_as_many_times_as_much_as_it_does_of_the_work_and_what_was_measured_is_a_part_of_it() -> None:
-    small, large = profiled(32), profiled(64)
+    small = profiled(32)
+    large = profiled(64)
     found = resized(small, large.graph)
     for kind, measured in small.measurements.items():
         for before, after in zip(measured, found.measurements[kind], strict=True):

@@ -57,7 +57,8 @@ def require_options(verb: str, group: type) -> None:
     """The command line has each field of a list of options, with its help, default and limits."""
     known = {option.name: option for option in command(verb).params}
     for name, field in asked_in(group).items():
-        shown, option = known[name], spec(field)
+        shown = known[name]
+        option = spec(field)
         assert (shown.help, flag(field) in shown.opts) == (option.help, True)
         assert shown.multiple is (isinstance(field.default, tuple) and not option.kind)
         if option.kind in WRITTEN:
@@ -343,7 +344,8 @@ def test_ctrl_c_ends_the_processes_in_the_midst_of_their_work() -> None:
 def test_a_call_alone_is_made_once_where_its_result_is_asked_for() -> None:
     made = list[int]()
     with Jobs() as processes:
-        first, _ = processes.submit(made.append, 1), processes.submit(made.append, 2)
+        first = processes.submit(made.append, 1)
+        _ = processes.submit(made.append, 2)
         assert made == []
         first()
         first()

@@ -165,7 +165,8 @@ def told(
     """What comes of steps in which devices are so fast, as far as a launcher sees it; the first change that shows."""
     for _ in range(steps):
         for device, speed in true.items():
-            expected_s, took_s = 1 / speeds.planned.get(device, 1.0), max(0.1, draw.gauss(1.0, noise)) / speed
+            expected_s = 1 / speeds.planned.get(device, 1.0)
+            took_s = max(0.1, draw.gauss(1.0, noise)) / speed
             speeds.hear(device, took_s / expected_s)
         if speeds.changed():
             return speeds.changed()
@@ -177,7 +178,8 @@ def test_noise_never_changes_a_plan_and_a_straggler_changes_it_once_nearly_as_we
     true = made(1.0, 1 / 1.5, 1.0)
     best_s = planned(true).prediction.step_s
     for seed in range(20):
-        draw, speeds = random.Random(seed), HeardSpeeds()
+        draw = random.Random(seed)
+        speeds = HeardSpeeds()
         assert told(speeds, dict.fromkeys(names, 1.0), 300, draw) == {}
         slow = {names[0]: 1.0, names[1]: 1 / 1.5, names[2]: 1.0}
         changed = told(speeds, slow, 300, draw)

@@ -69,7 +69,8 @@ def test_the_headline_says_between_which_layers_no_cut_was_looked_at() -> None:
         return replace(plan(), search=replace(SEARCH, rejected=(*SEARCH.rejected, *rejected)))
 
     assert "uncut" not in explain.headline(plan())
-    one, several = with_uncut("l1 and l3"), with_uncut("l1 and l3", "l2 and l4", "l2 and l5")
+    one = with_uncut("l1 and l3")
+    several = with_uncut("l1 and l3", "l2 and l4", "l2 and l5")
     assert "\n  uncut     no cut between l1 and l3: they share parameters" in explain.headline(one)
     assert "no cut between l1 and l3 (and 2 more places): they share parameters" in explain.headline(several)
     assert "no cut between l2 and l5" in explain.explain(several)

@@ -78,7 +78,8 @@ def test_autocast_goes_with_parameters_in_float32_alone(tmp_path: Path, dtype: s
 
 def test_a_rank_result_comes_through_text_whole() -> None:
     compared = (Difference("w", "gradient", 0, 1.0, 1.5, 0.5, 0.01),)
-    spans, scores = {1: (Span(1, "1F0", 0.0, 0.5),)}, (Score(5, 1.5, 8, 0.25), Score(6, 1.0, 8))
+    spans = {1: (Span(1, "1F0", 0.0, 0.5),)}
+    scores = (Score(5, 1.5, 8, 0.25), Score(6, 1.0, 8))
     found = RankResult(1, (0.5, 0.25), (1.0, 2.0), spans, 77, compared, first_step=4, scores=scores, trained=False)
     assert RankResult.from_json(found.to_json()) == found
 

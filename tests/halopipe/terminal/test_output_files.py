@@ -26,7 +26,8 @@ def hold(path: Path, held: Event, end: Event) -> None:
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_two_processes_do_not_write_one_file_and_the_dead_hold_nothing(tmp_path: Path, killed: bool) -> None:
-    held, end = FORK.Event(), FORK.Event()
+    held = FORK.Event()
+    end = FORK.Event()
     owner = FORK.Process(target=hold, args=(tmp_path / "plan.json", held, end))
     owner.start()
     assert held.wait(20)
@@ -86,7 +87,8 @@ def test_no_verb_puts_its_result_in_the_place_of_what_it_was_given(
     "name", ["step-500", "step-0.tmp", "step-9/weights.pt", "step-8/weights.pt", "step-7.damaged-1"]
 )
 def test_no_output_is_put_where_a_checkpoint_is_or_may_be(tmp_path: Path, name: str) -> None:
-    folder, path = tmp_path / "saved", tmp_path / "saved" / name
+    folder = tmp_path / "saved"
+    path = tmp_path / "saved" / name
     complete_path(folder, 9).mkdir(parents=True)
     with claimed([folder / "step-9.txt", made(folder / "weights.pt")]):
         pass

@@ -126,7 +126,8 @@ def test_what_is_done_about_nan_fits_the_schedule() -> None:
 
 
 def test_the_steps_asked_for_are_traced_with_what_the_rank_says_of_itself(tmp_path: Path) -> None:
-    activity, options = Activity(), RunOptions(steps=4, profile_steps="2:3", profile_folder=str(tmp_path / "t"))
+    activity = Activity()
+    options = RunOptions(steps=4, profile_steps="2:3", profile_folder=str(tmp_path / "t"))
     traces = TorchTraces(options, 1, activity, 0)
     for number in range(1, 5):
         with traces.around(number):

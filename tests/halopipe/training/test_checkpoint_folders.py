@@ -195,7 +195,8 @@ def test_a_manifest_that_counts_with_words_is_damaged(folder: Path, key: str, va
 
 
 def test_weights_of_a_loss_stay_where_a_state_has_none() -> None:
-    network, loss = nn.Linear(2, 3), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
+    network = nn.Linear(2, 3)
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
     model = model_of("a factory", (network, (torch.ones(4, 2), torch.zeros(4, dtype=torch.int64)), loss))
     state = {name: torch.ones_like(tensor) for name, tensor in network.state_dict().items()}
     with pytest.raises(UsageError, match="not the one that the plan was made for"):

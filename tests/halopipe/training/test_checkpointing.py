@@ -228,7 +228,8 @@ def test_it_goes_on_as_if_it_had_not_stopped_also_after_a_damaged_one(folder: Pa
 
 def test_rank_0_looks_for_all_and_what_it_raises_all_raise(folder: Path) -> None:
     options = RunOptions(8, checkpoint=str(folder), resume="auto")
-    store, found = dist.HashStore(), dict[int, ResumePoint]()
+    store = dist.HashStore()
+    found = dict[int, ResumePoint]()
 
     def look(rank: int) -> None:
         found[rank] = resume_point_by_rank_0(whole_plan(), options, store, rank)
@@ -281,7 +282,8 @@ def run(
     saved: list[float] = []
     is_writing = False
     while clock.now_s < until_s:
-        is_due, took_s = times.is_due, step_s + (slower_s if is_writing else 0.0)
+        is_due = times.is_due
+        took_s = step_s + (slower_s if is_writing else 0.0)
         clock.now_s += took_s
         times.stepped(took_s, beside_writing=is_writing)
         is_writing = is_due
@@ -396,7 +398,8 @@ def test_other_threads_hear_no_signals_and_can_be_asked_all_the_same() -> None:
 
 def test_a_process_whose_step_does_not_end_ends_by_itself_after_the_grace_time(tmp_path: Path) -> None:
     def stuck(rank: int) -> None:
-        save_times._LATER_S, save_times._LOOK_S = 0.05, 0.01
+        save_times._LATER_S = 0.05
+        save_times._LOOK_S = 0.01
         sys.stderr = (tmp_path / "stderr").open("w")
         with EndRequest(0.1).heard(ends=True):
             os.kill(os.getpid(), signal.SIGTERM)

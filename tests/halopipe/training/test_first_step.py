@@ -50,7 +50,9 @@ class Net(nn.Module):
 
     def __init__(self, between: Any = torch.tanh) -> None:
         super().__init__()
-        self.first, self.between, self.last = nn.Linear(WIDTH, 6), between, nn.Linear(6, 3)
+        self.first = nn.Linear(WIDTH, 6)
+        self.between = between
+        self.last = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(functional.relu(self.between(self.first(x))))
@@ -61,7 +63,8 @@ class OwnDtype(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(WIDTH, 6), nn.Linear(6, 3)
+        self.first = nn.Linear(WIDTH, 6)
+        self.last = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.first(x).to(torch.float32))
@@ -72,7 +75,9 @@ class Within(nn.Module):
 
     def __init__(self, lower: bool) -> None:
         super().__init__()
-        self.first, self.norm, self.last = nn.Linear(WIDTH, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+        self.first = nn.Linear(WIDTH, 6)
+        self.norm = nn.LayerNorm(6)
+        self.last = nn.Linear(6, 3)
         self.lower = lower
 
     def forward(self, x: Tensor) -> Tensor:
@@ -389,7 +394,8 @@ def told(number: int, of: Plan | None = None, **given: Any) -> JobMember:
 
 def agreed(mine: JobMember, first: JobMember, model: str = "plain", seed: int = 0) -> None:
     """Two ranks compare what they hold; the error of rank 1, which rank 0 raises too."""
-    store, errors = dist.HashStore(), {}
+    store = dist.HashStore()
+    errors = {}
 
     def one(rank: int, each: JobMember, captured: Any) -> None:
         each.store, each.context.model = store, captured

@@ -46,7 +46,8 @@ def rows(path: Path, *names: str) -> list[tuple[object, ...]]:
 
 
 def test_a_line_waits_for_its_loss_and_no_step_for_the_line(tmp_path: Path) -> None:
-    path, store = tmp_path / "m.jsonl", dist.HashStore()
+    path = tmp_path / "m.jsonl"
+    store = dist.HashStore()
     with Metrics(str(path), store, 0, 1, 0) as first, Metrics(str(path), store, 1, 1, 0) as teller:
         first.step(1, 0, 4, result(None))
         assert rows(path) == []
@@ -67,7 +68,8 @@ def test_steps_whose_loss_never_comes_are_written_without(tmp_path: Path) -> Non
 
 
 def test_a_run_that_goes_on_keeps_the_lines_of_the_steps_that_count(tmp_path: Path) -> None:
-    path, store = tmp_path / "m.jsonl", dist.HashStore()
+    path = tmp_path / "m.jsonl"
+    store = dist.HashStore()
     with Metrics(str(path), store, 0, 0, 0) as metrics:
         for step in range(1, 5):
             metrics.step(step, 0, 4, result(step))

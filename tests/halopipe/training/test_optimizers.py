@@ -110,7 +110,8 @@ def test_an_optimiser_is_read_with_the_state_it_keeps(text: str, optimizer: Opti
 def test_the_state_is_what_torch_keeps(text: str) -> None:
     spelled = parse_optimizer(text)
     assert parse_optimizer(str(spelled)) == spelled
-    weight, bias = torch.nn.Parameter(torch.zeros(30, 32)), torch.nn.Parameter(torch.zeros(40))
+    weight = torch.nn.Parameter(torch.zeros(30, 32))
+    bias = torch.nn.Parameter(torch.zeros(40))
     parameters = [weight] if spelled.name == "Muon" else [weight, bias]
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
@@ -212,7 +213,8 @@ def test_the_users_own_optimiser_trains_as_in_the_users_own_loop_and_goes_on_in_
         losses = steps(0, 2)(execution)
         weights = {name: tensor.clone() for name, tensor in execution.state_dict().items()}
         execution.optimizer_state_dict()
-        module, followed = execution.module, execution.followed
+        module = execution.module
+        followed = execution.followed
         assert followed is not None
         goes_on = one_device(lambda _: (followed.optimizer, followed.schedules), 2, first=2, module=module)
         return losses, weights, goes_on[0]

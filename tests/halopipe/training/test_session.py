@@ -118,7 +118,8 @@ def test_a_batch_is_given_as_the_user_has_it() -> None:
         return losses
 
     source = ModelSource("tests.halopipe.learners:keyed", {}, (), "float64")
-    module, expected = load_model(source).module, []
+    module = load_model(source).module
+    expected = []
     optimizer, schedule = adamw(module.layers)
     for step in range(3):
         optimizer.zero_grad()
@@ -146,7 +147,9 @@ def test_a_step_with_nan_raises_itself_on_every_rank() -> None:
 
 
 SOURCE = ModelSource("tests.halopipe.learners:classifier", {"dropout": "0.3"}, (4, learners.WIDTH), "float64")
-OPTIMIZER, SCHEDULER, NUM_STEPS = "AdamW:lr=0.05", "StepLR:step_size=1,gamma=0.5", 4
+OPTIMIZER = "AdamW:lr=0.05"
+SCHEDULER = "StepLR:step_size=1,gamma=0.5"
+NUM_STEPS = 4
 OPTIONS = {"clip_norm": 0.5, "accumulate": 2, "seed": 3}
 
 
@@ -202,7 +205,8 @@ def test_the_phases_of_a_step_follow_each_other_as_they_are_listed() -> None:
     assert steps.step(3) is result
     assert done == ["around 3", "take", "run", "left", "settle", "note", "compare", "go on"]
     assert (steps.first, steps.comparison) == (None, ("reference", ())), "it is compared once"
-    steps.take, done[:] = phase("take"), []
+    steps.take = phase("take")
+    done[:] = []
     assert steps.step(4) is None
     assert done == ["around 4", "take", "left"], "nothing is done without a batch"
 
@@ -221,7 +225,8 @@ def rows(count: int) -> Dataset[tuple[Tensor, ...]]:
     return TensorDataset(torch.randn(count, 5, dtype=torch.float64), torch.arange(count) % 3)
 
 
-nine, ten = partial(rows, 9), partial(rows, 10)
+nine = partial(rows, 9)
+ten = partial(rows, 10)
 
 
 def eight() -> Dataset[tuple[Tensor, ...]]:
@@ -237,7 +242,8 @@ def dropped() -> object:
 
 
 def supply(name: str, steps: int, **options: str) -> DataSources:
-    plan, model = plan_of(WITH_NORM, [0.5], (2, 2), **options), load_model(WITH_NORM)
+    plan = plan_of(WITH_NORM, [0.5], (2, 2), **options)
+    model = load_model(WITH_NORM)
     consumer = SimpleNamespace(decision=plan.decision, graph=capture(model).graph, transport=SimpleNamespace(rank=0))
     asked = SimpleNamespace(data=f"{HERE}:{name}", data_from="each", eval_data="", steps=steps)
     return DataSources(consumer, asked, model, 0)
@@ -304,7 +310,8 @@ def test_metrics_of_ones_own_see_whole_batches_in_order_under_every_plan(make: C
 
     found = together(plan, run)
     assert all(each == found[0] for each in found)
-    (one, both), expected = found[0], learners.Confusion()
+    one, both = found[0]
+    expected = learners.Confusion()
     module = load_model(plan.inputs.model).module.eval()
     for inputs, targets in (batch(6, 0), batch(5, 6)):
         expected.update(module(inputs), targets)
@@ -361,7 +368,8 @@ def test_metrics_are_called_as_the_loss_function_is(name: str, plan: str) -> Non
     """Once for each batch, whatever its micro-batches are."""
     network = metrics.NETWORKS[name]
     held_out = metrics.held_out(network)
-    module, expected = load_model(network.source).module.eval(), network.metric()
+    module = load_model(network.source).module.eval()
+    expected = network.metric()
     with torch.no_grad():
         for inputs, targets in held_out:
             expected.update(module(inputs), targets)

@@ -70,7 +70,8 @@ def test_one_rank_does_everything(tmp_path: Path) -> None:
 
 
 def test_a_plan_for_another_model_is_refused_with_both_fingerprints(tmp_path: Path) -> None:
-    plan, other = plan_of(RESNET, []), mined()
+    plan = plan_of(RESNET, [])
+    other = mined()
     wrong = replace(plan, inputs=replace(plan.inputs, model_fingerprint=other.inputs.model_fingerprint))
     with pytest.raises(StaleFileError) as caught:
         do(wrong, tmp_path)
@@ -220,7 +221,8 @@ def test_ranks_with_gpus_of_their_own_open_nccl_with_the_channels_of_the_program
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
     assignment = device_assignment_of(decision(("n0/gpu0", "n1/gpu0")), 1)
-    store, groups = object(), ((0, 1),)
+    store = object()
+    groups = ((0, 1),)
     rank_device.opened(assignment, torch.device("cuda:0"), ("n0", "n1"), store, groups, lambda: "program", 30.0)
     assert asked == [("cuda:0", ("program", "its channels"), 1, 2, store, 30.0, groups, ("H", "D"))]
     assert os.environ["NCCL_SOCKET_IFNAME"] == "eth7"
@@ -366,7 +368,8 @@ def test_a_model_that_was_captured_ahead_is_taken_once_by_its_source_and_seed(tm
     job = Job(plan, RunOptions(1, dtype="float64"), tmp_path)
     job.write(tmp_path / JOB)
     forget = shared_capture.capture_ahead(str(tmp_path / JOB))
-    source, seed = plan.inputs.model, job.options.seed
+    source = plan.inputs.model
+    seed = job.options.seed
     assert shared_capture.load(source, seed + 1)[1] is None
     assert shared_capture.load(replace(source, arguments={**source.arguments, "where": "0"}), seed)[1] is None
     model, captured = shared_capture.load(source, seed)

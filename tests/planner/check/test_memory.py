@@ -35,8 +35,10 @@ def with_levels(profile: Profile, seed: int) -> Profile:
         sizes = [draw.randrange(2**20) * one.samples for _ in LEVEL_NAMES]
         levels = Levels(*sizes)
         if seed:  # the first is of a profile that does not know gradients of values
-            names, place = list(order), order[one.layer]
-            earlier, later = names[:place], names[place + 1 :]
+            names = list(order)
+            place = order[one.layer]
+            earlier = names[:place]
+            later = names[place + 1 :]
             made, inputs, left = (pairs(draw, others, one.samples) for others in (earlier, earlier, later))
             levels = replace(levels, gradients_made=made, inputs_left=inputs, gradients_left_from=left)
         found = replace(one, levels=levels, saved_bytes=draw.randrange(2**20) * one.samples)
@@ -83,7 +85,8 @@ def test_the_peaks_are_reckoned_the_same(schedule: str, seed: int) -> None:
 def test_announced_receives_of_unlike_sizes_are_counted_in_their_order() -> None:
     """Small activations and large gradients by turns, four of them announced: each makes room for one."""
     sizes = [1000] * 9
-    sizes[2], sizes[5] = 2 * 2**20, 6 * 2**20
+    sizes[2] = 2 * 2**20
+    sizes[5] = 6 * 2**20
     profile = chain_profile(9, 3, activation_bytes=sizes, saved_bytes=1000)
     planned(profile, (0, 3, 6, 10), ((0,), (1,), (2,)), 8, "1f1b")
 
@@ -113,7 +116,8 @@ def test_an_input_that_is_saved_where_it_was_received_counts_once(schedule: str)
         plan = planned(replace(bare, measurements=measurements), (0, 4, 9), ((0,), (1,)), 4, schedule)
         return [rank.peak_bytes for rank in plan.prediction.ranks]
 
-    apart, once = peaks(0), peaks(1)
+    apart = peaks(0)
+    once = peaks(1)
     assert once[0] == apart[0]
     assert apart[1] - once[1] in (size, 2 * size)  # of one micro-batch, or of two where weight gradients come later
 

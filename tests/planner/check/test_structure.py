@@ -71,7 +71,8 @@ SPOILS: dict[str, Mapping[str, Mapping[str, tuple[int, ...]]]] = {
 }
 
 
-WIDTH, CHANNEL = {"width": (0, 24, 48)}, {"channel": (0, 4, 8)}
+WIDTH = {"width": (0, 24, 48)}
+CHANNEL = {"channel": (0, 4, 8)}
 ALONE: dict[str, tuple[str, Placement]] = {
     "conv3.ways: 0 is less than 1": ("conv3", Placement(0, CHANNEL, ways=0)),
     "has ways 2, which do not divide its 1 parts along channel": ("conv3", Placement(0, WIDTH, ways=2)),

@@ -79,8 +79,10 @@ SHAPES = ("two stages", "three stages", "data parallel", "hybrid")
 
 def decision(draw: random.Random, profile: Profile, shape: str) -> Decision:
     """A plan of a shape, with any cuts, micro-batches and schedule."""
-    layers, batches = len(profile.graph.layers) - 1, draw.choice(MICRO_BATCHES)
-    schedule, halves = draw.choice(("1f1b", "gpipe")), (batches[0] // 2,) * 2
+    layers = len(profile.graph.layers) - 1
+    batches = draw.choice(MICRO_BATCHES)
+    schedule = draw.choice(("1f1b", "gpipe"))
+    halves = (batches[0] // 2,) * 2
     cuts: Sequence[int] = sorted(draw.sample(range(1, layers), 2))
     match shape:
         case "two stages":

@@ -40,7 +40,8 @@ def at_samples(measured: Sequence[Measurement], samples: float, what: str) -> fl
     low = max((m for m in measured if m.samples < samples), key=lambda m: m.samples, default=None)
     high = min((m for m in measured if m.samples > samples), key=lambda m: m.samples, default=None)
     if low is not None and high is not None and low.key == high.key:
-        a, b = float(getattr(low, what)), float(getattr(high, what))
+        a = float(getattr(low, what))
+        b = float(getattr(high, what))
         if a > 0 and b > 0:
             share = math.log(samples / low.samples) / math.log(high.samples / low.samples)
             return float(a * (b / a) ** share)
@@ -59,7 +60,8 @@ def _samples(measurement: Measurement) -> int:
 
 
 def _line(low: Measurement, high: Measurement, samples: float, what: str) -> float:
-    a, b = float(getattr(low, what)), float(getattr(high, what))
+    a = float(getattr(low, what))
+    b = float(getattr(high, what))
     least = a * samples / low.samples if samples < 1 else 0.0  # a part of a sample takes that part of the time
     return max(least, a + (b - a) * (samples - low.samples) / (high.samples - low.samples))
 
@@ -120,7 +122,8 @@ class Modelled:
     called: dict[Name, list[tuple[Measurement, Point]]] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self.layers, self.values = self.profile.graph.by_name(), self.profile.graph.values()
+        self.layers = self.profile.graph.by_name()
+        self.values = self.profile.graph.values()
         measured = [
             *self.profile.measurements.get(self.device_kind, ()),
             *self.profile.parts.get(self.device_kind, ()),
@@ -162,7 +165,8 @@ class Modelled:
         key = (name, samples, part)
         if key not in self.points:
             captured = self.profile.graph.samples
-            once, twice = self._count(name, captured), self._count(name, 2 * captured)
+            once = self._count(name, captured)
+            twice = self._count(name, 2 * captured)
             flops, moved, weights = (a + (b - a) * (samples / captured - 1) for a, b in zip(once, twice, strict=True))
             if part:
                 flops, moved, weights = self._of_part(name, int(samples), part, flops)
@@ -179,7 +183,8 @@ class Modelled:
         layer, inputs = self._sized(name, samples)
         relation = kind(layer.kind)
         work = relation.work(layer, inputs)
-        box, extents = [], list(part)
+        box = []
+        extents = list(part)
         for dim, extent in zip(work.dims, work.shape, strict=True):
             mine = extent if dim == SAMPLE else extents.pop(0)
             first = (extent - mine) // 2 if dim in ("depth", "height", "width") else 0
@@ -195,7 +200,8 @@ class Modelled:
         return flops * share, moved + weights, weights * samples
 
     def _sized(self, name: str, samples: int) -> tuple[Layer, tuple[TensorSpec, ...]]:
-        layer, captured = self.layers[name], self.profile.graph.samples
+        layer = self.layers[name]
+        captured = self.profile.graph.samples
         outputs = tuple(spec.at(samples, captured) for spec in layer.outputs)
         return replace(layer, outputs=outputs), tuple(self.values[each].at(samples, captured) for each in layer.inputs)
 
@@ -215,7 +221,8 @@ class Modelled:
         top = bottom = 0.0
         for m, at in own:
             if self._family(m) == family:
-                weight, said = 1 / (_apart(at, point) + 0.02), _times(model, at)
+                weight = 1 / (_apart(at, point) + 0.02)
+                said = _times(model, at)
                 top += weight * (float(getattr(m, what)) / said if said > 0 else 1.0)
                 bottom += weight
         return _times(model, point) * top / bottom
@@ -264,13 +271,16 @@ def _least_squares(rows: Sequence[tuple[Point, float]]) -> Point:
     largest = points.max(axis=0)
     scale = np.where(largest > 0, largest, 1.0)
     ridge = np.sqrt(len(rows)) * np.diag([1e-3, 1e-3, 1e-3, 3e-2])
-    matrix, target = np.concatenate((points / scale, ridge)), np.array([1.0] * len(rows) + [0.0] * 4)
-    best, least = np.zeros(4), float(target @ target)
+    matrix = np.concatenate((points / scale, ridge))
+    target = np.array([1.0] * len(rows) + [0.0] * 4)
+    best = np.zeros(4)
+    least = float(target @ target)
     for columns in (list(each) for size in range(1, 5) for each in combinations(range(4), size)):
         found = np.linalg.lstsq(matrix[:, columns], target, rcond=None)[0]
         left = target - matrix[:, columns] @ found
         if found.min() >= 0 and left @ left < least:
-            best, least = np.zeros(4), float(left @ left)
+            best = np.zeros(4)
+            least = float(left @ left)
             best[columns] = found
     one, flops, moved, weights = (best / scale).tolist()
     return one, flops, moved, weights
@@ -326,12 +336,14 @@ def _by_elements(measured: Sequence[Measurement], wanted: int, whole: int, what:
     sizes = [(math.prod(m.part) if m.part else whole, m) for m in measured]
     below = [(size, m) for size, m in sizes if size <= wanted]
     above = [(size, m) for size, m in sizes if size >= wanted]
-    lowest, highest = max((size for size, _ in below), default=0), min((size for size, _ in above), default=0)
+    lowest = max((size for size, _ in below), default=0)
+    highest = min((size for size, _ in above), default=0)
     # Of several of one size the last counts below, the first above.
     low = next((m for size, m in reversed(below) if size == lowest), None)
     high = next((m for size, m in above if size == highest), None)
     if low is not None and high is not None and low.key == high.key and lowest != highest:
-        a, b = float(getattr(low, what)), float(getattr(high, what))
+        a = float(getattr(low, what))
+        b = float(getattr(high, what))
         if a <= 0 or b <= 0:
             return a + (b - a) * (wanted - lowest) / (highest - lowest)
         return float(a * (b / a) ** (math.log(wanted / lowest) / math.log(highest / lowest)))
@@ -348,7 +360,8 @@ def sum_s(cluster: Cluster, operation: str, group: tuple[int, ...], size: float)
     """Seconds of a sum of ``size`` bytes a rank over ``group``, all of whose ranks are there."""
     if size <= 0 or len(group) < 2:
         return 0.0
-    count, hosts = len(group), len({cluster.devices[rank].host for rank in group})
+    count = len(group)
+    hosts = len({cluster.devices[rank].host for rank in group})
     tables = _tables(cluster, operation, group)
     for table in tables:
         if table.num_ranks == count and table.num_hosts in (0, hosts):
@@ -371,7 +384,8 @@ def sum_s(cluster: Cluster, operation: str, group: tuple[int, ...], size: float)
 
 def moving_s(cluster: Cluster, group: tuple[int, ...], size: int) -> float:
     """What the rank that loses most loses of its core by a sum: as much as by the messages of a ring."""
-    around, moved = sorted(group), round(2 * (len(group) - 1) / len(group) * size)
+    around = sorted(group)
+    moved = round(2 * (len(group) - 1) / len(group) * size)
     lost = [0.0] * len(around)
     for position, rank in enumerate(around):
         following = (position + 1) % len(around)
@@ -399,7 +413,8 @@ def _ring_s(cluster: Cluster, group: tuple[int, ...], count: int, size: float) -
 
 
 def _tables(cluster: Cluster, operation: str, group: tuple[int, ...]) -> Sequence[Collective]:
-    hosts, link = {cluster.devices[rank].host for rank in group}, cluster.group_link_class(group)
+    hosts = {cluster.devices[rank].host for rank in group}
+    link = cluster.group_link_class(group)
     found = [each for each in cluster.collectives if each.operation == operation and each.link == link and each.points]
     if not found and operation != ALL_REDUCE:
         return _tables(cluster, ALL_REDUCE, group)

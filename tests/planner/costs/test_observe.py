@@ -14,7 +14,8 @@ from planner.ir.plan import Decision
 from planner.ir.profile import BACKWARD, FORWARD, MESSAGES, OVERHEAD, STATISTIC_SUMS, STEP_RANGE, UPDATE, Profile, Seen
 from tests.planner.costs.machines import SHAPES, Machine, decision, machine, step_of
 
-CALIBRATING, HELD_BACK = 2, 2
+CALIBRATING = 2
+HELD_BACK = 2
 ROUNDING = 0.01
 """What runs scatter by."""
 

@@ -34,7 +34,8 @@ def pricing_places(sources: Mapping[str, str]) -> list[str]:
 def _adds_halves(node: ast.AST) -> bool:
     if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)):
         return False
-    left, right = ast.unparse(node.left), ast.unparse(node.right)
+    left = ast.unparse(node.left)
+    right = ast.unparse(node.right)
     return bool(_INPUT.search(left) and _WEIGHT.search(right))
 
 

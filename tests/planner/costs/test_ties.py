@@ -50,7 +50,8 @@ def alone(profile: Profile, rank: int, micro_batches: tuple[int, ...] = (2, 2)) 
 def test_errors_that_plans_share_leave_no_doubt_and_others_do() -> None:
     profile = noisy(chain_profile(3, 2, accumulate_s=2.4e-4))
     ties = Ties(Pricing.of(profile))
-    few, many = alone(profile, 0, (4,)), alone(profile, 0, (1, 1, 1, 1))  # 6 % longer, on a machine that varies by 20
+    few = alone(profile, 0, (4,))
+    many = alone(profile, 0, (1, 1, 1, 1))  # 6 % longer, on a machine that varies by 20
     assert ties.confidence(few, many) == 1.0
     assert ties.confidence(alone(profile, 1, (4,)), many) == pytest.approx(0.6, abs=0.15)
     assert np.std(ties.judged(few).steps) / np.mean(ties.judged(few).steps) == pytest.approx(0.2, rel=0.3)
@@ -77,7 +78,8 @@ def test_what_the_model_leaves_out_is_alike_in_plans_of_a_kind() -> None:
 def test_of_plans_that_cannot_be_told_apart_one_on_the_fewest_ranks_is_taken() -> None:
     profile = chain_profile(4, 3)
     ties = Ties(Pricing.of(profile))
-    two, three = chain_decision(profile, (2,), (2, 2)), chain_decision(profile, (2, 3), (2, 2))
+    two = chain_decision(profile, (2,), (2, 2))
+    three = chain_decision(profile, (2, 3), (2, 2))
     one = alone(profile, 0)
     assert [ties.judged(plan).num_ranks for plan in (one, two, three)] == [1, 2, 3]
     sure = ties.confidence(two, one)
@@ -157,7 +159,8 @@ def solved(profile: Profile, confidence: float) -> Plan:
 
 
 def test_a_second_device_that_hardly_helps_is_left_out_and_the_proof_stays() -> None:
-    fastest, taken = solved(SLIGHT, 0.0), solved(SLIGHT, 0.8)
+    fastest = solved(SLIGHT, 0.0)
+    taken = solved(SLIGHT, 0.8)
     assert fastest.search.tie is None
     assert len({rank for stage in fastest.decision.stages for rank in stage.ranks}) == 2
     assert [stage.ranks for stage in taken.decision.stages] == [(0,)]

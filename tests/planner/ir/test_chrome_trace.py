@@ -45,7 +45,8 @@ def test_actions_are_complete_events_in_microseconds() -> None:
 
 
 def test_a_send_is_joined_to_its_receive() -> None:
-    (start,), (finish,) = events(ph="s"), events(ph="f")
+    (start,) = events(ph="s")
+    (finish,) = events(ph="f")
     assert start["id"] == finish["id"]
     assert (start["tid"], finish["tid"]) == (0, 1)
     assert (start["ts"], finish["ts"]) == (1000.0, 1500.0)

@@ -343,7 +343,8 @@ def test_a_spoilt_text_is_a_plan_or_refused(start: int, length: int, replacement
 def test_a_spoilt_value_is_a_plan_or_refused(data: st.DataObject) -> None:
     document = json.loads(TEXT)
     section = data.draw(st.sampled_from([key for key in document if key not in ("halopipe", "version")]))
-    here, key = document, section
+    here = document
+    key = section
     while isinstance(here[key], (dict, list)) and here[key] and data.draw(st.integers(0, 3)):
         here = here[key]
         key = data.draw(st.sampled_from(list(here) if isinstance(here, dict) else range(len(here))))

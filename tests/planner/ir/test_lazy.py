@@ -11,7 +11,8 @@ class Adder:
     """Counts what it works out."""
 
     def __init__(self, more: int) -> None:
-        self.more, self.calls = more, list[tuple[int, ...]]()
+        self.more = more
+        self.calls = list[tuple[int, ...]]()
 
     @once
     def total(self, first: int, second: int = 0) -> int:
@@ -38,7 +39,8 @@ class Doubler(Adder):
 
 
 def test_a_value_is_made_once_for_an_object_and_its_arguments() -> None:
-    adder, other = Adder(1), Adder(2)
+    adder = Adder(1)
+    other = Adder(2)
     assert [adder.total(3), adder.total(3), adder.total(3, second=4), adder.total(3, second=4)] == [4, 4, 8, 8]
     assert adder.calls == [(3, 0), (3, 4)]
     assert (other.total(3), other.calls) == (5, [(3, 0)])

@@ -41,7 +41,8 @@ def test_devices_that_are_gone_are_left_out_with_their_hosts_links() -> None:
 
 
 def test_a_profile_that_stands_so_already_stays_as_it_is() -> None:
-    profile, speeds = made(1.0, 1.0, 1.0), {"n0/cpu0": 0.0, "n0/cpu2": 0.4}
+    profile = made(1.0, 1.0, 1.0)
+    speeds = {"n0/cpu0": 0.0, "n0/cpu2": 0.4}
     once = profile.standing(speeds)
     assert once.standing(speeds) is once
     assert profile.standing({}) is profile.standing({"n0/cpu1": 1.0}) is profile

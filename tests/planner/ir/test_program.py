@@ -117,7 +117,8 @@ def test_messages_that_block_or_stream_are_not_joined() -> None:
 def test_what_is_received_in_another_order_is_not_joined() -> None:
     """The receive of the first brings the others, so it has to come first."""
     program = with_skip(1000)
-    first, second = Action.parse("1RECV_F0<0"), Action.parse("3RECV_F0<0")
+    first = Action.parse("1RECV_F0<0")
+    second = Action.parse("3RECV_F0<0")
     swapped = {first: second, second: first}
     rows = (program.rows[0], tuple(swapped.get(action, action) for action in program.rows[1]))
     assert "0: 0SEND_F0>3 to 1" not in spelled(replace(program, rows=rows))

@@ -41,7 +41,8 @@ def test_what_others_put_among_the_temporary_files_is_neither_opened_nor_removed
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    place, elsewhere = tmp_path / "halopipe-job-x", tmp_path / "elsewhere"
+    place = tmp_path / "halopipe-job-x"
+    elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     os.mkfifo(elsewhere / "pipe")
     (elsewhere / OWNER).touch()  # nobody holds it

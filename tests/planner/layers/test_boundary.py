@@ -53,7 +53,8 @@ def test_every_needed_element_arrives_exactly_once_from_an_owner(seed: int, samp
         assert all(message.gradient_parts == message.parts for message in messages)
         for value in edge.values:
             shape = boundaries.graph.values()[value].at(samples, boundaries.graph.samples).shape
-            owned, needed = boundaries.owned(value, samples), boundaries.needed(value, edge.dst, samples)
+            owned = boundaries.owned(value, samples)
+            needed = boundaries.needed(value, edge.dst, samples)
             arrived = {rank: np.zeros(shape, int) for rank in needed}
             for message, part in ((m, part) for m in messages for part in m.parts if part.value == value):
                 arrived[message.dst][slices(part.box)] += 1

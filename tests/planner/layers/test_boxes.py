@@ -46,7 +46,8 @@ def test_the_boxes_of_a_layout(seed: int) -> None:
     samples = rng.randint(1, 9)
     dims = rng.sample(DIMS, rng.randint(1, 3))
     shape = tuple(samples * 2 if dim == "sample" else rng.randint(1, 11) for dim in dims)
-    layout, spec = random_layout(rng), TensorSpec(tuple(dims), shape, "float32")
+    layout = random_layout(rng)
+    spec = TensorSpec(tuple(dims), shape, "float32")
     assert parts(layout, spec, samples) == plain.parts(layout, spec, samples)
 
 
@@ -67,7 +68,8 @@ def test_what_moves_is_what_transfers_says(seed: int) -> None:
     for k, layout in enumerate(layouts):
         owners = dict(enumerate(parts(layout, spec, shape[0])))
         for l, wanted in enumerate(needed):
-            expected, moves = np.zeros((4, 4)), transfers(owners, dict(enumerate(wanted)))
+            expected = np.zeros((4, 4))
+            moves = transfers(owners, dict(enumerate(wanted)))
             assert moves == plain.transfers(owners, dict(enumerate(wanted)))
             for move in moves:
                 expected[move.src, move.dst] += volume(move.box) if move.src != move.dst else 0

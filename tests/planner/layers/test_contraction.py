@@ -81,7 +81,8 @@ def parts_of(graph: Graph, layout: Layout) -> int:
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
 def test_planners_look_at_every_number_of_ranks_that_divides_the_parts(graph: Graph, grid: str) -> None:
-    (layer,), layout = graph.layers, layout_of(graph, grid)
+    (layer,) = graph.layers
+    layout = layout_of(graph, grid)
     sized = SizedLayer.of(graph, layer, graph.values(), SAMPLES, False)
     (ways,) = shards_of(sized, (ShardingSpec.of(layout),)).contractions
     parts = parts_of(graph, layout)
@@ -104,11 +105,13 @@ def test_every_product_is_made_once_and_arrives_where_it_is_kept(graph: Graph, g
         if parts_of(graph, layout) % ways:
             continue
         division, found = contraction(graph, layout, ways)
-        dims, made = found.dims, as_tuples(found.made)
+        dims = found.dims
+        made = as_tuples(found.made)
         for rank, box in enumerate(division.own):
             products = np.zeros((12, 10), dtype=int)
             for src in np.flatnonzero(found.together[rank]).tolist():
-                filters, channels = made[src][dims.filters], division.needed[0][src][dims.channels]
+                filters = made[src][dims.filters]
+                channels = division.needed[0][src][dims.channels]
                 assert src == rank or (src, rank) in found.pairs()
                 products[filters.start : filters.stop, channels.start : channels.stop] += 1
             kept = box[dims.filters]
@@ -116,7 +119,8 @@ def test_every_product_is_made_once_and_arrives_where_it_is_kept(graph: Graph, g
 
 
 def test_weights_are_the_blocks_filters_and_the_own_channels_and_biases_the_own_filters() -> None:
-    (weights, biases), kernel = contraction(GRAPHS["conv"], QUARTERS, 2)[0].weights, (Interval(0, 3), Interval(0, 3))
+    weights, biases = contraction(GRAPHS["conv"], QUARTERS, 2)[0].weights
+    kernel = (Interval(0, 3), Interval(0, 3))
     assert (weights[1], biases[1]) == ((Interval(0, 6), Interval(5, 10), *kernel), (Interval(3, 6),))
     assert (weights[2], biases[2]) == ((Interval(6, 12), Interval(0, 5), *kernel), (Interval(6, 9),))
     weights, biases = contraction(GRAPHS["transposed"], QUARTERS, 2)[0].weights

@@ -48,7 +48,8 @@ def test_boxes_are_those_that_the_planner_prices(network: type, ranks: int) -> N
         chosen = [rng.choice(prices.options(index)) for index in range(len(graph.layers))]
         division = Division.of(graph, decided(prices, chosen), 0, 4)
         for index, layer in enumerate(graph.layers):
-            shards, mine = prices.shards(index, (chosen[index],)), division.layers[layer.name]
+            shards = prices.shards(index, (chosen[index],))
+            mine = division.layers[layer.name]
             for output in range(len(layer.outputs)):
                 assert same(mine.owned[output], shards.owned[output][0])
                 assert same(mine.held[output], shards.held[output][0])
@@ -89,7 +90,8 @@ def test_every_rank_gets_just_what_it_lacks() -> None:
     division = Division.of(graph, decided(prices, chosen), 0, 3)
     for layer in graph.layers:
         for position, value in enumerate(layer.inputs):
-            held, wanted = division.held(value), division.wanted(layer.name, position)
+            held = division.held(value)
+            wanted = division.wanted(layer.name, position)
             for rank in range(4):
                 came = [move.box for move in division.moves(layer.name, position) if move.dst == rank]
                 kept = intersect(held[rank], wanted[rank])
@@ -129,7 +131,8 @@ def test_what_is_outside_is_held_as_far_as_it_is_read() -> None:
 def test_a_stage_cut_by_samples_alone_needs_no_division() -> None:
     network, end = mesh_like(samples=2, height=16, groups=(4,))
     graph = priced(network, end).graph
-    two, halves = Stage((0, 1), ("d", "d")), {"sample": (0, 1, 2)}
+    two = Stage((0, 1), ("d", "d"))
+    halves = {"sample": (0, 1, 2)}
     layers = {layer.name: Placement(0, halves) for layer in graph.layers}
     decision = Decision("gpipe", (2,), (two,), layers, ())
     assert not divides(decision, 0, graph)
@@ -152,7 +155,8 @@ def test_a_term_of_a_loss_that_is_read_is_a_sum_over_ranks() -> None:
 def test_a_box_without_another(seed: int) -> None:
     rng = random.Random(seed)
     box, other = (tuple(_interval(rng) for _ in range(3)) for _ in range(2))
-    parts, shared = subtract(box, other), intersect(box, other)
+    parts = subtract(box, other)
+    shared = intersect(box, other)
     assert sum(map(volume, parts)) == volume(box) - (volume(shared) if shared else 0)
     assert all(intersect(part, other) is None for part in parts)
     assert all(intersect(a, b) is None for k, a in enumerate(parts) for b in parts[:k])

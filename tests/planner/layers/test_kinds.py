@@ -46,12 +46,11 @@ def layer(kind: str, names: str, shape: tuple[int, ...], **attributes: Attribute
     return Layer(kind, kind, ("x",), (TensorSpec(tuple(names.split()), shape, "float32"),), attributes=attributes)
 
 
-ROWS, SITES = (
-    TensorSpec(("sample", "feature"), (4, 3), "float32"),
-    TensorSpec(("sites", "channel"), (40, 3), "float32"),
-)
+ROWS = TensorSpec(("sample", "feature"), (4, 3), "float32")
+SITES = TensorSpec(("sites", "channel"), (40, 3), "float32")
 
-X, PLACES = "sample feature", "sites channel"
+X = "sample feature"
+PLACES = "sites channel"
 
 
 @pytest.mark.every_case
@@ -103,7 +102,8 @@ def test_what_interleaves_samples_is_named_with_its_readers_and_whole_networks_k
 
 
 def read(graph: Graph, name: str, *box: tuple[int, int]) -> tuple[Box, ...]:
-    values, made = graph.values(), graph.by_name()[name]
+    values = graph.values()
+    made = graph.by_name()[name]
     specs = tuple(values[name] for name in made.inputs)
     return kind(made.kind).input_boxes(made, specs, tuple(Interval(*ends) for ends in box))
 
@@ -134,7 +134,8 @@ def test_a_segment_divides_its_rows_and_what_is_expanded_is_read_whole() -> None
 
 def test_operations_over_sites_are_counted_by_pairs() -> None:
     graph = classifier(samples=4, sites=1000, channels=4)
-    first, values = graph.layers[0], graph.values()
+    first = graph.layers[0]
+    values = graph.values()
     specs = tuple(values[name] for name in first.inputs)
     assert kind("sparse_conv").forward_flops(first, specs) == 2 * 24_000 * 4 * 8
     assert kind("sparse_pool").forward_flops(replace(first, kind="sparse_pool"), specs) == 24_000 * 4
@@ -168,7 +169,8 @@ def reshape(kept: Shape, made: Shape) -> Layer:
 
 def test_a_permutation_alone_is_a_view_and_what_it_splits_is_copied() -> None:
     """[tokens, features] -> [tokens, heads, size] -> [heads, tokens, size], as attention has its queries."""
-    split, swapped = reshape((0, -1, -1), (6, 4, 8)), reshape((1, 0, 2), (4, 6, 8))
+    split = reshape((0, -1, -1), (6, 4, 8))
+    swapped = reshape((1, 0, 2), (4, 6, 8))
     assert copied_at([split], [(6, 32)]) is None
     assert copied_at([swapped], [(6, 4, 8)]) is None
     assert copied_at([split, swapped], [(6, 32), (6, 4, 8)]) == 0

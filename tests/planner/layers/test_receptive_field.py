@@ -76,7 +76,8 @@ class Net:
         found = gradient.nonzero()
         if not len(found):
             return None  # padding alone
-        lows, highs = found.amin(0).tolist(), found.amax(0).tolist()
+        lows = found.amin(0).tolist()
+        highs = found.amax(0).tolist()
         return tuple(Interval(low, high + 1) for low, high in zip(lows, highs, strict=True))
 
 
@@ -113,7 +114,8 @@ def at_random(rng: random.Random, *, has_holes: bool) -> Net:
         elif choice == "tanh":
             x = net.add("pointwise", lambda data: data * 2 + 1, (x,), op="aten.tanh.default")
         else:
-            a, b = net.conv(x, 3, 1, 1), net.conv(x, 5, 1, 2)
+            a = net.conv(x, 3, 1, 1)
+            b = net.conv(x, 5, 1, 2)
             x = net.add("pointwise", lambda one, other: one + other, (a, b), op="aten.add.Tensor")
     return net
 
@@ -124,7 +126,8 @@ def test_gradients_lie_inside_the_box_and_reach_its_ends_unless_windows_skip_row
     rng = random.Random(seed)
     net = at_random(rng, has_holes=has_holes)
     for box in random_boxes(net, rng):
-        found, reached = receptive_field(net.graph(), net.layers[-1].name, box).inputs, net.reached(box)
+        found = receptive_field(net.graph(), net.layers[-1].name, box).inputs
+        reached = net.reached(box)
         if not has_holes:
             assert found == {"x": reached}
         elif reached is not None:
@@ -143,11 +146,16 @@ def random_boxes(net: Net, rng: random.Random) -> Iterator[Box]:
 def test_a_chain_has_the_closed_form(seed: int) -> None:
     """Araujo et al. 2019, equations 2 and 3."""
     rng = random.Random(seed)
-    net, x = Net((200, 160)), "x"
-    size, stride, offset = 1, 1, 0
+    net = Net((200, 160))
+    x = "x"
+    size = 1
+    stride = 1
+    offset = 0
     for _ in range(rng.randint(1, 4)):
-        kernel, step = rng.randint(1, 5), rng.randint(1, 3)
-        padding, dilation = rng.randint(0, 2), rng.randint(1, 2)
+        kernel = rng.randint(1, 5)
+        step = rng.randint(1, 3)
+        padding = rng.randint(0, 2)
+        dilation = rng.randint(1, 2)
         x = net.conv(x, kernel, step, padding, dilation)
         size += (kernel - 1) * dilation * stride
         offset -= padding * stride
@@ -175,7 +183,8 @@ def test_what_reads_all_of_an_input_has_no_stride() -> None:
 
 def test_read_back_lets_layers_out_that_nobody_needs() -> None:
     net = Net((12, 12))
-    first, second = net.conv("x", 3), net.conv("x", 5)
+    first = net.conv("x", 3)
+    second = net.conv("x", 5)
     joined = net.add("concat", lambda a, b: torch.cat((a[..., :8, :8], b), 1), (first, second), dim=1)
     specs = {name: TensorSpec(DIMS, shape, "float64") for name, shape in net.shapes.items()}
     specs[first] = TensorSpec(DIMS, (1, 2, 8, 8), "float64")

@@ -28,7 +28,8 @@ def layer(name: str, kind: str, inputs: str, op: str = "", parameters: tuple[str
 
 
 def graph_of(*layers: Layer) -> Graph:
-    spec, names = TensorSpec(TOKENS, (2, 4, 4), "float32"), {name for each in layers for name in each.parameters}
+    spec = TensorSpec(TOKENS, (2, 4, 4), "float32")
+    names = {name for each in layers for name in each.parameters}
     weights = {name: TensorSpec(("dim0", "dim1"), (4, 4), "float32") for name in sorted(names)}
     return Graph(2, {"x": spec}, layers, weights, layers[-1].name)
 
@@ -86,7 +87,8 @@ def test_a_span_runs_as_one_behind_what_it_reads_and_before_its_readers() -> Non
 @pytest.mark.parametrize("seed", range(8))
 def test_the_running_order_keeps_spans_together_and_all_that_is_read_before(seed: int) -> None:
     """Against its definition, on random graphs; what cannot be in order is refused, by exhaustion of cycles."""
-    draw, count = random.Random(seed), 9
+    draw = random.Random(seed)
+    count = 9
     reads = {item: [other for other in range(item) if draw.random() < 0.25] for item in range(count)}
     start = draw.randrange(count - 3)
     span = [item for item in range(start, start + 4) if draw.random() < 0.67]

@@ -17,7 +17,9 @@ from planner.layers import kind
 from planner.layers.sized import SizedLayer
 from tests.planner.layers.oracle import Run, assert_reads_no_more, outside_spoilt, random_boxes, slices, spec_of
 
-IMAGE, ROWS, HEADS = "sample channel height width", "sample time feature", "sample head time feature"
+IMAGE = "sample channel height width"
+ROWS = "sample time feature"
+HEADS = "sample head time feature"
 SQUARE: Mapping[str, Attribute] = {"kernel": (3, 3), "stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
 HALVES: Mapping[str, Attribute] = {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0), "dilation": (1, 1)}
 Input = tuple[tuple[int, ...], str]
@@ -80,7 +82,10 @@ def recurrent(x: list[torch.Tensor], p: list[torch.Tensor]) -> torch.Tensor:
 
 
 STATE: Input = ((1, 4, 6), "dim0 sample feature")
-QUERIES, KEYS, VALUES, MASK = rows(4, 2, 5, 3, dims=HEADS), (4, 2, 6, 3), (4, 2, 6, 4), rows(5, 6, dims="time dim1")
+QUERIES = rows(4, 2, 5, 3, dims=HEADS)
+KEYS = (4, 2, 6, 3)
+VALUES = (4, 2, 6, 4)
+MASK = rows(5, 6, dims="time dim1")
 CASES = {
     "add": Case("pointwise", (rows(), rows()), ROWS, lambda x, p: x[0] + x[1], cut=ROWS, flops=4 * 3 * 5),
     "mask": Case(
@@ -387,13 +392,15 @@ def test_a_reshape_reads_the_run_of_regrouped_dims(cut: tuple[int, int], read: t
 def test_what_boxes_do_not_cover_is_said() -> None:
     names = ("loss", "global_pool", "batch_norm", "linear")
     assert [kind(name).REDUCTION for name in names] == ["sum", "sum", "statistics", ""]
-    x, total = spec_of(torch.empty(4, 5), "sample feature"), spec_of(torch.empty(5), "feature")
+    x = spec_of(torch.empty(4, 5), "sample feature")
+    total = spec_of(torch.empty(5), "feature")
     layer = Layer("sum", "opaque", ("x",), (total,))
     assert kind("opaque").input_boxes(layer, (x,), (Interval(0, 2),)) == (whole((4, 5)),)  # of all samples
 
 
 def test_flops_of_stacked_bidirectional_recurrences_count_every_cell() -> None:
-    x, output = spec_of(torch.empty(4, 3, 5), ROWS), spec_of(torch.empty(4, 3, 14), ROWS)  # hidden 7, both directions
+    x = spec_of(torch.empty(4, 3, 5), ROWS)
+    output = spec_of(torch.empty(4, 3, 14), ROWS)  # hidden 7, both directions
     state = spec_of(torch.empty(4, 4, 7), "dim0 sample feature")  # 2 layers x 2 directions
     layer = Layer("gru", "lstm", ("x",), (output, state), attributes={"op": "aten.gru.input"})
     cells = 2 * 7 * (5 + 7) + 2 * 7 * (14 + 7)

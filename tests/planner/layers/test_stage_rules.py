@@ -30,7 +30,9 @@ class Teacher(nn.Module):
 
     def __init__(self, watches: bool = False) -> None:
         super().__init__()
-        self.watches, self.student, self.teacher = watches, nn.Linear(6, 4), nn.Linear(6, 4)
+        self.watches = watches
+        self.student = nn.Linear(6, 4)
+        self.teacher = nn.Linear(6, 4)
         self.teacher.requires_grad_(requires_grad=False)
         self.register_buffer("mean", torch.zeros(6))
 
@@ -49,7 +51,9 @@ class Counted(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.norm = nn.Linear(6, 6), nn.Linear(6, 4), nn.BatchNorm1d(6, affine=False)
+        self.a = nn.Linear(6, 6)
+        self.b = nn.Linear(6, 4)
+        self.norm = nn.BatchNorm1d(6, affine=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.b(self.norm(self.a(self.norm(x))))
@@ -70,7 +74,8 @@ class Pictures(nn.Module):
 
     def __init__(self, keeps_mean: bool) -> None:
         super().__init__()
-        self.a, self.b = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.a = nn.Conv2d(2, 4, 3, padding=1)
+        self.b = nn.Conv2d(4, 4, 3, padding=1)
         self.keeps_mean = keeps_mean
         self.register_buffer("mean", torch.zeros(4))
 
@@ -86,7 +91,8 @@ class Pictures(nn.Module):
 class Tied(nn.Module):
     def __init__(self, trained: bool = True) -> None:
         super().__init__()
-        self.table, self.head = nn.Embedding(8, 6), nn.Linear(6, 8, bias=False)
+        self.table = nn.Embedding(8, 6)
+        self.head = nn.Linear(6, 8, bias=False)
         self.middle = nn.Linear(6, 6)
         self.head.weight = self.table.weight
         self.table.weight.requires_grad_(trained)
@@ -95,7 +101,9 @@ class Tied(nn.Module):
         return self.head(self.middle(self.table(x)))
 
 
-ROWS, PICTURES, TOKENS = torch.zeros(4, 6), torch.zeros(4, 2, 8, 6), torch.zeros(4, dtype=torch.long)
+ROWS = torch.zeros(4, 6)
+PICTURES = torch.zeros(4, 2, 8, 6)
+TOKENS = torch.zeros(4, dtype=torch.long)
 NETWORKS: Mapping[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "teacher": (Teacher, ROWS),
     "watching": (lambda: Teacher(watches=True), ROWS),

@@ -75,8 +75,10 @@ def test_a_convolution_in_one_dim_reads_its_box(kernel: int, stride: int) -> Non
 @pytest.mark.parametrize("seed", range(8))
 def test_a_convolution_in_more_dims_reads_its_box(space: int, seed: int) -> None:
     rng = random.Random(seed)
-    kernel, stride = numbers(rng, 1, 5 if space == 2 else 3, space), numbers(rng, 1, 3, space)
-    padding, dilation = numbers(rng, 0, 2, space), numbers(rng, 1, 2, space)
+    kernel = numbers(rng, 1, 5 if space == 2 else 3, space)
+    stride = numbers(rng, 1, 3, space)
+    padding = numbers(rng, 0, 2, space)
+    dilation = numbers(rng, 1, 2, space)
     check_conv(space, kernel, stride, padding, dilation, rng.choice((1, 2)))
 
 
@@ -84,8 +86,10 @@ def test_a_convolution_in_more_dims_reads_its_box(space: int, seed: int) -> None
 @pytest.mark.parametrize("seed", range(16))
 def test_a_transposed_convolution_reads_its_box(space: int, seed: int) -> None:
     rng = random.Random(seed)
-    kernel, stride = numbers(rng, 1, 5, space), numbers(rng, 1, 3, space)
-    dilation, groups = numbers(rng, 1, 2, space), rng.choice((1, 2))
+    kernel = numbers(rng, 1, 5, space)
+    stride = numbers(rng, 1, 3, space)
+    dilation = numbers(rng, 1, 2, space)
+    groups = rng.choice((1, 2))
     padding = tuple(min(p, d * (k - 1)) for p, d, k in zip(numbers(rng, 0, 2, space), dilation, kernel, strict=True))
     extra = tuple(rng.randrange(max(s, d)) for s, d in zip(stride, dilation, strict=True))
 
@@ -120,9 +124,11 @@ def test_a_transposed_convolution_reads_no_input_that_no_tap_carries_to_the_outp
 @pytest.mark.parametrize("seed", range(12))
 def test_a_pool_reads_its_box(space: int, seed: int) -> None:
     rng = random.Random(seed)
-    kernel, stride = numbers(rng, 1, 4, space), numbers(rng, 1, 3, space)
+    kernel = numbers(rng, 1, 4, space)
+    stride = numbers(rng, 1, 3, space)
     padding = tuple(rng.randint(0, k // 2) for k in kernel)
-    is_max, ceil_mode = seed % 2 == 0, rng.random() < 0.5
+    is_max = seed % 2 == 0
+    ceil_mode = rng.random() < 0.5
     dilation = numbers(rng, 1, 2, space) if is_max else (1,) * space
 
     def run(inputs, weights):
@@ -141,7 +147,8 @@ def test_an_adaptive_pool_reads_its_bins(pool, size: tuple[int, int]) -> None:
 
 
 def test_a_mean_over_space_is_a_sum_of_what_its_input_is_cut_into() -> None:
-    source, relation = spec_of(torch.empty(4, 3, 6, 5), "sample channel height width"), kind("global_pool")
+    source = spec_of(torch.empty(4, 3, 6, 5), "sample channel height width")
+    relation = kind("global_pool")
     for shape in ((4, 3), (4, 3, 1, 1)):
         layer = Layer("pool", "global_pool", ("x",), (TensorSpec(source.dims[: len(shape)], shape, "float32"),))
         assert relation.work(layer, (source,)) == source
@@ -194,7 +201,8 @@ def test_one_element_reads_its_box(dim: int, names: str) -> None:
 
 
 def test_parts_of_different_lengths_read_the_divided_dim_whole_and_others_by_place() -> None:
-    source, box = spec_of(torch.empty(4, 7, 6), "sample channel width"), (Interval(1, 3), ONE, Interval(2, 4))
+    source = spec_of(torch.empty(4, 7, 6), "sample channel width")
+    box = (Interval(1, 3), ONE, Interval(2, 4))
     attributes: dict[str, Attribute] = {"dim": 1, "starts": (0, 2), "step": 1, "drops": False}
     outputs = tuple(TensorSpec(source.dims, (4, extent, 6), "float32") for extent in (2, 5))
     dropped = {**attributes, "starts": tuple(range(7)), "drops": True}
@@ -298,7 +306,8 @@ def test_every_element_is_in_the_box_however_floats_round_its_position(mode: str
 
 @pytest.mark.parametrize(("extent", "size"), [(62, 94), (81, 114), (997, 3001), (1021, 640), (700, 701)])
 def test_lines_between_elements_are_in_the_box_in_either_precision(extent: int, size: int) -> None:
-    rng, attributes = random.Random(size), interpolation("linear", 1, False, None)
+    rng = random.Random(size)
+    attributes = interpolation("linear", 1, False, None)
     for dtype in (torch.float32, torch.float64):
         data = random_data(1, 1, extent).to(dtype)
         expected = F.interpolate(data, size, mode="linear")

@@ -23,7 +23,8 @@ LETTERS = {Op.SEND_FORWARD: "F", Op.RECV_FORWARD: "F", Op.SEND_BACKWARD: "B", Op
 
 def plainly_ends(program: Program, window: int, held_sends: bool, rng: random.Random) -> bool:
     """Rendezvous as it is, in any order: messages move when sent and posted; all must have moved in the end."""
-    rows, at = program.rows, [0] * len(program.rows)
+    rows = program.rows
+    at = [0] * len(program.rows)
     sent: set[object] = set()
 
     def names_of(rank: int, action: Action) -> list[object]:

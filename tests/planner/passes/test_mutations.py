@@ -114,7 +114,8 @@ def micro_batches_in_another_order(row: Row, i: int, rng: random.Random, program
     alike = [a.microbatch for a in row if (a.stage, a.op, a.peer) == (row[i].stage, row[i].op, row[i].peer)]
     if row[i].op not in MESSAGE or len(alike) < 2:
         return None
-    a, b = row[i].microbatch, rng.choice([m for m in alike if m != row[i].microbatch])
+    a = row[i].microbatch
+    b = rng.choice([m for m in alike if m != row[i].microbatch])
     turned = {a: b, b: a}
     return tuple(replace(each, microbatch=turned.get(each.microbatch, each.microbatch)) for each in row)
 
@@ -192,7 +193,8 @@ def reduction_nowhere(program: Program, rank: int, i: int) -> Program | None:
 
 def weights_of_an_update_to_come(program: Program, rank: int, i: int) -> Program | None:
     """A micro-batch, forward and backward and on all ranks, on weights that are not made by then."""
-    forward, row = program.rows[rank][i], program.rows[rank]
+    forward = program.rows[rank][i]
+    row = program.rows[rank]
     if forward.op is not Op.FORWARD or not program.trains:
         return None
     made = sum(a.op is Op.UPDATE and a.stage == forward.stage for a in row[:i])
@@ -229,7 +231,8 @@ def neighbours_exchanged(program: Program, rank: int, i: int) -> Program | None:
     row = program.rows[rank]
     if i + 1 == len(row) or program.blocking:
         return None
-    a, b = row[i], row[i + 1]
+    a = row[i]
+    b = row[i + 1]
     concerns = [_concerns(program, each) for each in (a, b)]
     harmless = "nobody" in concerns or concerns in (["sends"] * 2, ["receives"] * 2) or concerns[0] == "receives"
     one_channel = (a.stage, a.op, a.peer) == (b.stage, b.op, b.peer) and a.op in MESSAGE
@@ -303,7 +306,8 @@ def program_of(name: str, seed: int) -> Program:
 def broken_rows(mutate: Mutation, name: str) -> tuple[Program, ...]:
     found: list[Program] = []
     for seed in SEEDS:
-        rng, program = random.Random(seed), program_of(name, seed)
+        rng = random.Random(seed)
+        program = program_of(name, seed)
         for rank, row in enumerate(program.rows):
             mutants = [broken for i in range(len(row)) if (broken := mutate(row, i, rng, program)) is not None]
             for broken in rng.sample(mutants, min(A_ROW, len(mutants))):
@@ -315,7 +319,8 @@ def broken_rows(mutate: Mutation, name: str) -> tuple[Program, ...]:
 def changed(mutate: WholeMutation, name: str, a_row: int = A_ROW) -> tuple[Program, ...]:
     found: list[Program] = []
     for seed in SEEDS:
-        rng, program = random.Random(seed), program_of(name, seed)
+        rng = random.Random(seed)
+        program = program_of(name, seed)
         for rank, row in enumerate(program.rows):
             mutants = [other for i in range(len(row)) if (other := mutate(program, rank, i)) is not None]
             found += rng.sample(mutants, min(a_row, len(mutants)))

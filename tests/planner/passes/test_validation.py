@@ -256,7 +256,8 @@ def test_weights_older_than_claimed_are_refused() -> None:
 
 
 def test_versions_of_weights_are_counted() -> None:
-    asynchronous, once = program_of(UPDATED, **THREE), lowered(chain("1f1b", 3, 6), "1f1b")
+    asynchronous = program_of(UPDATED, **THREE)
+    once = lowered(chain("1f1b", 3, 6), "1f1b")
     found = [
         (updates_of(each), staleness(each), versions_kept(each.rows, each.stages.num_stages))
         for each in (asynchronous, once)

@@ -45,7 +45,8 @@ from tests.planner.solvers.instances import (
 )
 
 AGAIN = {"nothing": Recomputes.NOTHING, "all": Recomputes.ALL, "cores": Recomputes.CORES}
-MOST_TOKENS, MOST_TOKENS_OF_PRICES = 5350, 7000
+MOST_TOKENS = 5350
+MOST_TOKENS_OF_PRICES = 7000
 
 
 def normalised_problem(seed: int) -> Problem:
@@ -98,7 +99,9 @@ def pipelines(
 
 def candidates(account: ProofAccount, size: int, prefix: ProofPrefix) -> Iterator[Candidate]:
     """The pipeline under every schedule, in every window."""
-    space, used, groups = account.space, [0] * len(account.space.pools), list[tuple[int, ...]]()
+    space = account.space
+    used = [0] * len(account.space.pools)
+    groups = list[tuple[int, ...]]()
     order = sorted(range(len(space.pools)), key=lambda n: space.kinds.index(space.kinds[n]))
     for group in prefix.groups:
         ranks = [space.pools[n][used[n] + k] for n in order for k in range(group.devices[n])]
@@ -118,7 +121,9 @@ def candidates(account: ProofAccount, size: int, prefix: ProofPrefix) -> Iterato
 @pytest.mark.parametrize("seed", range(300, 306))
 def test_the_account_never_says_more_than_the_simulator(seed: int, make: str) -> None:
     problem = replace(MAKERS[make](seed), recompute="auto")
-    account, draw, num_compared = account_of(problem), random.Random(seed), 0
+    account = account_of(problem)
+    draw = random.Random(seed)
+    num_compared = 0
     evaluator = Evaluator(problem, CostModel(problem.profile))
     for size in account.space.sizes:
         complete = list(pipelines(account, size, ProofPrefix(), ()))
@@ -262,7 +267,8 @@ def test_no_potential_can_be_raised(label: str, whole: tuple[Plan, Proof]) -> No
 
 def test_no_claim_can_be_raised_where_the_plan_is_not_the_best() -> None:
     """The claim lies below the plan's own step: no entry but what it rests on says so."""
-    best, slower = solve(PROBLEM), solve(replace(PROBLEM, max_stages=1, micro_batch_sizes=(1,), num_ranks=1))
+    best = solve(PROBLEM)
+    slower = solve(replace(PROBLEM, max_stages=1, micro_batch_sizes=(1,), num_ranks=1))
     asked = replace(slower, inputs=replace(slower.inputs, request=PROBLEM.request))
     proof = prove(asked, PROFILE)
     assert verify(proof, asked, PROFILE) == ()

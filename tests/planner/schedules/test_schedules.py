@@ -229,7 +229,8 @@ def test_without_a_flush_the_period_is_that_of_the_slowest_stage(name: str) -> N
 def test_w_is_put_off_no_longer_than_memory_allows(p: int) -> None:
     m = 8
     pipeline = replace(chain("1f1b-2bp", p, m), windows=tuple(p + 1 for _ in range(p)))
-    limited, free = schedule("1f1b-2bp")(pipeline), schedule("1f1b-2bp")(chain("1f1b-2bp", p, m))
+    limited = schedule("1f1b-2bp")(pipeline)
+    free = schedule("1f1b-2bp")(chain("1f1b-2bp", p, m))
     assert in_flight(limited.rows, p) == (p + 1,) * p
     assert in_flight(free.rows, p) == (m,) * p
     for row in limited.rows:  # nothing but the limit makes a W run: a forward follows it, or the end of the row
@@ -278,7 +279,8 @@ def test_greedy_chooses_windows_no_worse_than_these(windows: tuple[int, ...], tr
 def test_greedy_runs_parallel_branches_side_by_side() -> None:
     """Two branches of four stages each and a stage that joins them: as long as a chain of five."""
     edges = [(a, a + 1) for a in (0, 1, 2, 4, 5, 6)] + [(3, 8), (7, 8)]
-    branches, row = dag(9, 8, *edges), StageGraph.chain(9, 8)
+    branches = dag(9, 8, *edges)
+    row = StageGraph.chain(9, 8)
     steps = [
         Simulated.of(lowered(Pipeline(stages), name)).run(uniform(1.0, 1.0, 1.0), 0.0).step
         for stages in (branches, row)
@@ -355,7 +357,8 @@ def test_steps_bubbles_and_peaks_are_the_references(published: str) -> None:
     known: dict[tuple[int, int], tuple[Simulated, list[float]]] = {}
     for row in reference()[published]:
         parts = [number(row[part]) / per_position for part in "FIW"]
-        size, transfer = (int(row["stages"]), int(row["microbatches"])), number(row["c"])
+        size = (int(row["stages"]), int(row["microbatches"]))
+        transfer = number(row["c"])
         if size not in known or traits(name).timed:
             pipeline = chain(name, *size, per_position)
             times = (StageTimes(*parts),) * pipeline.stages.num_stages

@@ -47,7 +47,8 @@ def test_every_block_has_one_owner_and_each_rank_one_of_the_best_intervals(
 def test_the_order_of_blocks_given_changes_nothing(shuffled: list[int], works: list[list[float]]) -> None:
     work = blocks(*works)
     places = np.array([place for place in shuffled if place < len(work.keys)], np.int64)
-    one, two = arrange(work, [1.0] * 3), arrange(BlockWork(work.keys[places], work.work_s[places]), [1.0] * 3)
+    one = arrange(work, [1.0] * 3)
+    two = arrange(BlockWork(work.keys[places], work.work_s[places]), [1.0] * 3)
     assert one.keys.tolist() == two.keys.tolist()
     assert one.before.tolist() == two.before.tolist()
 
@@ -196,7 +197,8 @@ def test_on_unequal_ranks_no_order_of_these_cuts_fewer_samples(work: list[int], 
 
 def test_the_halo_between_ranks_is_that_of_sets() -> None:
     random = np.random.default_rng(0)
-    source, target = random.integers(5, size=40).astype(np.int32), random.integers(5, size=30).astype(np.int32)
+    source = random.integers(5, size=40).astype(np.int32)
+    target = random.integers(5, size=30).astype(np.int32)
     neighbours = random.integers(-1, 40, size=(9, 30)).astype(np.int32)
     found = halo_sites(source, target, neighbours, 5)
     for src, dst in product(range(5), repeat=2):

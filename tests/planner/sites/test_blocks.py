@@ -95,7 +95,8 @@ def test_work_is_pairs_and_sites_at_their_prices_whatever_the_level() -> None:
 
 
 def test_the_order_of_sites_and_levels_changes_no_bit() -> None:
-    levels, pairs = [cloud(0, 300), cloud(1, 40, 2)], np.random.default_rng(1).integers(0, 28, size=300)
+    levels = [cloud(0, 300), cloud(1, 40, 2)]
+    pairs = np.random.default_rng(1).integers(0, 28, size=300)
     shuffled = np.random.default_rng(2).permutation(300)
     other = SiteLevel(levels[0].samples[shuffled], levels[0].coordinates[shuffled])
     few = np.full(40, 3)

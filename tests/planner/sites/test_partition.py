@@ -26,7 +26,8 @@ def prefix_of(work: list[int]) -> Numbers:
 )
 @example([1 << 48, 1, 1, 1, 1 << 48, 1, 1], [1.0, 1.0])
 def test_no_other_cuts_are_better(work: list[int], speeds: list[float]) -> None:
-    prefix, items = prefix_of(work), len(work)
+    prefix = prefix_of(work)
+    items = len(work)
     cuts = balanced_cuts(prefix, speeds)
     assert (cuts[0], cuts[-1], len(cuts)) == (0, items, len(speeds) + 1)
     assert cuts == sorted(cuts)
@@ -113,12 +114,15 @@ def by_recursion(keys: Numbers, work: Numbers, goals: list[int]) -> list[int]:
     def order(items: list[int], low: int) -> list[int]:
         if len(items) < 2:
             return items
-        found, total, heaviest = [], sum(int(work[item]) for item in items), max(int(work[item]) for item in items)
+        found = []
+        total = sum(int(work[item]) for item in items)
+        heaviest = max(int(work[item]) for item in items)
         inside = [goal - low for goal in goals if heaviest < goal - low < total - heaviest]
         twice = min((2 * goal for goal in inside), key=lambda goal: (abs(goal - total), goal), default=total)
         for axis in range(3):
             row = sorted(items, key=lambda item: tuple(np.roll(blocks[item], -axis).tolist()))
-            loads, plane = [int(work[item]) for item in row], [int(blocks[item, axis]) for item in row]
+            loads = [int(work[item]) for item in row]
+            plane = [int(blocks[item, axis]) for item in row]
             if sum(loads):
                 half = min(range(1, len(row)), key=lambda at: (abs(2 * sum(loads[:at]) - twice), at))
             else:
@@ -145,13 +149,15 @@ def by_recursion(keys: Numbers, work: Numbers, goals: list[int]) -> list[int]:
 )
 def test_all_nodes_at_once_give_the_order_of_the_recursion(rows: list[tuple[int, ...]], goals: list[int]) -> None:
     table = np.array(rows, np.int64).reshape(-1, 5)
-    keys, work = pack(table[:, 0], table[:, 1:4]), table[:, 4]
+    keys = pack(table[:, 0], table[:, 1:4])
+    work = table[:, 4]
     assert bisection(keys, work, np.array(goals, np.int64)).tolist() == by_recursion(keys, work, goals)
     assert bisection(keys, work).tolist() == by_recursion(keys, work, [])
 
 
 def test_parts_of_bars_and_cubes_are_bars_and_cubes() -> None:
-    bar, cube = grid(9, 4, 4), grid(8, 8, 8)
+    bar = grid(9, 4, 4)
+    cube = grid(8, 8, 8)
     order = bisection(bar, np.full(144, 7, np.int64), np.array([336, 672]))
     assert [np.ptp(unpack(bar[part])[1], axis=0).tolist() for part in np.split(order, 3)] == [[2, 3, 3]] * 3
     order = bisection(cube, np.full(512, 5, np.int64))

@@ -12,7 +12,8 @@ class Ticking:
     """A clock that goes on by so much whenever it is asked."""
 
     def __init__(self, step_s: float) -> None:
-        self.step_s, self.num_asked = step_s, 0
+        self.step_s = step_s
+        self.num_asked = 0
 
     def __call__(self) -> float:
         self.num_asked += 1
@@ -22,7 +23,8 @@ class Ticking:
 @contextmanager
 def by_clock(clock: Callable[[], float]) -> Iterator[None]:
     """Inside, searches ask ``clock``."""
-    real, budget.now_s = budget.now_s, clock
+    real = budget.now_s
+    budget.now_s = clock
     try:
         yield
     finally:

@@ -37,7 +37,8 @@ SIZES = (1, 2, 4)
 def random_problem(seed: int) -> Problem:
     """At most five layers and three devices: alike or not, one host or two, tight in memory or not."""
     draw = random.Random(seed)
-    num_layers, num_devices = draw.randint(2, 4), draw.randint(1, 3)
+    num_layers = draw.randint(2, 4)
+    num_devices = draw.randint(1, 3)
     skips = [(i, j) for i, j in combinations(range(num_layers), 2) if j > i + 1 and draw.random() < 0.2]
     speeds = [draw.choice([1.0, 1.0, 0.6, 2.5]) for _ in range(num_devices)] if draw.random() < 0.5 else 1.0
     hosts = [draw.choice(["n0", "n1"]) for _ in range(num_devices)] if draw.random() < 0.4 else None
@@ -103,15 +104,20 @@ def with_branches(problem: Problem, seed: int) -> Problem:
 
 def tied_problem(seed: int, make: Callable[[int], Problem] = random_problem) -> Problem:
     """The same with small parameters that two layers or three share, and large ones of their own, which part stages."""
-    problem, draw = make(seed), random.Random(seed + 20_000)
-    profile, graph, times = problem.profile, problem.profile.graph, draw.choice([1, 1000, 10_000])
+    problem = make(seed)
+    draw = random.Random(seed + 20_000)
+    profile = problem.profile
+    graph = problem.profile.graph
+    times = draw.choice([1, 1000, 10_000])
     parameters = {
         name: replace(spec, shape=(times * spec.shape[0], *spec.shape[1:])) for name, spec in graph.parameters.items()
     }
-    layers, costs = list(graph.layers), dict[str, ParameterCost]()
+    layers = list(graph.layers)
+    costs = dict[str, ParameterCost]()
     for number in range(draw.choice([1, 1, 2])):
         users = draw.sample(range(len(layers) - 1), min(len(layers) - 1, draw.choice([2, 2, 3])))
-        keeps, name = draw.random() < 0.5, f"tied{number}"
+        keeps = draw.random() < 0.5
+        name = f"tied{number}"
         parameters[name] = TensorSpec(("dim0",), (draw.randint(1, 150),), "float32")
         for index in users:
             own = layers[index].parameters if keeps else ()
@@ -130,7 +136,8 @@ def tied_problem(seed: int, make: Callable[[int], Problem] = random_problem) -> 
 
 def heavy_problem(seed: int) -> Problem:
     """The same with parameters so large that their gradients are summed in several buckets, on as much faster links."""
-    problem, times = random_problem(seed), 40_000
+    problem = random_problem(seed)
+    times = 40_000
     profile = problem.profile
     heavy = {
         name: replace(spec, shape=(times * spec.shape[0], *spec.shape[1:]))
@@ -153,7 +160,8 @@ def crowded_problem(seed: int) -> Problem:
     draw = random.Random(seed + 30_000)
     num_layers = draw.choice([2, 3, 3])
     hosts = draw.choice(["0011", "0011", "001", "0001", "0012"])
-    times, rate = draw.choice([1, 100, 20_000]), draw.choice([1e5, 1e6, 1e7])
+    times = draw.choice([1, 100, 20_000])
+    rate = draw.choice([1e5, 1e6, 1e7])
 
     def words(high: int) -> list[int]:
         return [4 * draw.randint(1, high // 4) for _ in range(num_layers)]
@@ -178,7 +186,8 @@ def crowded_problem(seed: int) -> Problem:
         action_overhead_s=draw.choice([0.0, 2e-5]),
         skips=[(0, 2)] if num_layers == 3 and draw.random() < 0.2 else [],
     )
-    cluster, faster = profile.cluster, draw.choice([1, 10, 100])
+    cluster = profile.cluster
+    faster = draw.choice([1, 10, 100])
     within = replace(cluster.links[WITHIN_HOST], bandwidth_bytes_per_s=rate * faster, points=())
     across = cluster.links[ACROSS_HOSTS]
     if draw.random() < 0.3:  # a table whose middle is the fastest
@@ -209,7 +218,8 @@ def crowded_problem(seed: int) -> Problem:
 
 def streaming(seed: int) -> Problem:
     """The same on devices that stream."""
-    problem, draw = random_problem(seed), random.Random(seed + 10_000)
+    problem = random_problem(seed)
+    draw = random.Random(seed + 10_000)
     cluster = problem.profile.cluster
     devices = tuple(replace(device, streams=True) for device in cluster.devices)
     schedules = draw.choice([(), ("fbp-as",), ("1f1b-as", "1f1b")])
@@ -222,7 +232,8 @@ def attention_problem(seed: int) -> Problem:
 
     Memory is such that about half of the instances do not fit as they are.
     """
-    problem, draw = random_problem(seed), random.Random(seed + 20_000)
+    problem = random_problem(seed)
+    draw = random.Random(seed + 20_000)
     profile = problem.profile
     *others, loss = profile.graph.layers
     others = others if len(others) > 2 else [replace(others[0], name="first", inputs=("x",)), *others]
@@ -244,7 +255,8 @@ def attention_problem(seed: int) -> Problem:
         layers=layers,
         parameters={name: spec for name, spec in profile.graph.parameters.items() if name in used},
     )
-    core, times = {layer.name for layer in made}, draw.choice([1, 3, 6])
+    core = {layer.name for layer in made}
+    times = draw.choice([1, 3, 6])
     costs = {
         kind: tuple(
             replace(each, layer=name, saved_bytes=each.saved_bytes * (times if name in core else 1))
@@ -382,7 +394,8 @@ def _with_towers(problem: Problem, seed: int) -> Problem:
     graph = problem.profile.graph
     *body, top, loss = graph.layers
     ends = ["x"] * draw.choice([2, 2, 3])
-    layers, unread = list[Layer](), set[str]()
+    layers = list[Layer]()
+    unread = set[str]()
     for layer in body:
         tower = draw.randrange(len(ends))
         reads = {ends[tower]}
@@ -429,8 +442,10 @@ def plans(problem: Problem, *, every_share: bool = False) -> Iterator[Candidate]
     Args:
         every_share: also those with unequal shares on devices that are alike.
     """
-    graph, cost_model = problem.profile.graph, CostModel(problem.profile)
-    batch, largest = problem.global_batch, SIZES[-1]
+    graph = problem.profile.graph
+    cost_model = CostModel(problem.profile)
+    batch = problem.global_batch
+    largest = SIZES[-1]
     along = throughout_sites(graph)
     others = [index for index, layer in enumerate(graph.layers) if layer.name not in along]
     schedules = schedule_names(problem)
@@ -452,7 +467,8 @@ def plans(problem: Problem, *, every_share: bool = False) -> Iterator[Candidate]
 def several_a_position(seed: int, schedule: str) -> Problem:
     """Three to five layers on two to four devices of one or two kinds, on one to four hosts, under a schedule."""
     draw = random.Random(seed)
-    num_layers, num_devices = draw.randint(3, 5), draw.choice([2, 2, 3, 3, 4])
+    num_layers = draw.randint(3, 5)
+    num_devices = draw.choice([2, 2, 3, 3, 4])
 
     def each(low: float, high: float) -> list[float]:
         return [draw.uniform(low, high) for _ in range(num_layers)]
@@ -508,7 +524,8 @@ def _virtual_plans(
     problem: Problem, groups: Sequence[tuple[int, ...]], ways: int, batches: tuple[int, ...]
 ) -> Iterator[Candidate]:
     name = problem.schedules[0]
-    where, halves = positions(name, len(groups), ways), traits(name).bidirectional
+    where = positions(name, len(groups), ways)
+    halves = traits(name).bidirectional
     if len(where) > len(problem.profile.graph.layers):
         return
     mirrored = [groups[r][::-1] if halves and 2 * s >= len(where) else groups[r] for s, r in enumerate(where)]
@@ -597,7 +614,8 @@ def best_by_exhaustion(
     eighth it is asked for everything, and may not be faster.
     """
     evaluator = Evaluator(problem, CostModel(problem.profile))
-    best, num_plans = None, 0
+    best = None
+    num_plans = 0
     for num_plans, candidate in enumerate(every(problem), 1):
         one = evaluator.evaluate(candidate, known_s if best is None else best.step_s)
         if not num_plans % 8 and not one.memories:
@@ -643,10 +661,12 @@ def assert_best_of_all(
 
 def assert_nothing_is_faster(problem: Problem) -> None:
     """The plan is proven, and no other is faster; where there is none, none fits and keeps to what is asked."""
-    known_s, status = inf, "proven"
+    known_s = inf
+    status = "proven"
     with suppress(InfeasibleError):
         plan = solver("best-first")(problem, None)
-        known_s, status = plan.prediction.step_s, plan.search.status
+        known_s = plan.prediction.step_s
+        status = plan.search.status
     faster, _ = best_by_exhaustion(problem, known_s=known_s * (1 - 1e-9))
     assert faster is None, f"{faster.step_s} s, {known_s} s is {status}: {faster.candidate}"
     assert status == "proven"

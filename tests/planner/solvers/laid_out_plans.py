@@ -24,7 +24,8 @@ def branching(samples: int = 4, height: int = 8) -> tuple[Network, Named]:
     """A strided convolution, two branches that are concatenated, a pool, and a classifier."""
     network = Network(samples, 4, height)
     x = network.conv(network.image, 8, 3, 2)
-    left, right = network.relu(network.conv(x, 4, 1)), network.conv(x, 4, 3, 1, 2)
+    left = network.relu(network.conv(x, 4, 1))
+    right = network.conv(x, 4, 3, 1, 2)
     return network, network.head(network.pool(network.norm(network.concat(left, right))), 6)
 
 
@@ -80,7 +81,8 @@ def with_random_parts(draw: random.Random, profile: Profile) -> Profile:
 def random_candidate(draw: random.Random, evaluator: Evaluator) -> Candidate:
     """One or two stages, the layers of each with any layouts, some stages cut along samples alone."""
     problem = evaluator.problem
-    last, ranks = len(problem.profile.graph.layers), problem.ranks
+    last = len(problem.profile.graph.layers)
+    ranks = problem.ranks
     while True:
         size = draw.choice([2, 3, 4])
         batches = micro_batches(problem, size)

@@ -80,7 +80,8 @@ def capacity_of(prices: GroupPrices) -> Capacity:
 
 def with_open_shares(frontier: Frontier) -> Frontier:
     """The same as the search looks at it: shares that may be several are left open."""
-    prices, devices = frontier.suffixes.prices, frontier.suffixes.devices
+    prices = frontier.suffixes.prices
+    devices = frontier.suffixes.devices
     if not has_open_shares(prices, devices):
         return frontier
     every = AnyShares.of(prices, float("inf"))
@@ -96,7 +97,8 @@ def with_all_shares(frontier: Frontier, leaf: Leaf, candidate: Candidate) -> Ite
     if not any(is_open):
         yield leaf.bound_s, candidate
         return
-    size, draw = candidate.micro_batches[0], np.random.default_rng(len(candidate.groups))
+    size = candidate.micro_batches[0]
+    draw = np.random.default_rng(len(candidate.groups))
     every = OpenShares.of(frontier, leaf, candidate, float("inf"))
     ways = [
         [way for way in product(range(1, size + 1), repeat=len(own)) if sum(way) == size] if is_free else [own]
@@ -170,7 +172,8 @@ def on_two_hosts(**figures: float) -> Problem:
 
 def test_all_outputs_of_a_host_pass_its_network_card() -> None:
     (frontier,) = spaces(Evaluator(problem := on_two_hosts(activation_bytes=4096), CostModel(problem.profile)))
-    prices, links = frontier.suffixes.prices, frontier.suffixes.links
+    prices = frontier.suffixes.prices
+    links = frontier.suffixes.links
     groups = {counts: prices.versions(counts)[0] for counts in ((2, 0), (0, 2), (1, 1))}
     sent = prices.cuts.crossings.forward_bytes > 0
     # four micro-batches of two samples; one channel would have a sample of each, in half of the time
@@ -254,7 +257,8 @@ def test_so_few_devices_are_not_enough_for_a_shorter_step(
         if found.fits and candidate.micro_batches in spaces_of and (mixes_kinds or not is_mixed):
             least_s[candidate.micro_batches] = min(least_s[candidate.micro_batches], found.step_s)
     for micro_batches, prices in spaces_of.items():
-        best_s, capacity = least_s[micro_batches], capacity_of(prices)
+        best_s = least_s[micro_batches]
+        capacity = capacity_of(prices)
         bound_s = least_step_s(prices, capacity, mixes_kinds=mixes_kinds)
         assert capacity.work_s <= bound_s
         assert least_step_s(prices, capacity, capacity.work_s, mixes_kinds) == capacity.work_s
@@ -283,7 +287,8 @@ def test_columns_taken_together_say_no_more_than_each_by_itself(kinds: int) -> N
 def on_several_hosts(seed: int) -> Problem:
     """Three devices of one kind or two on several hosts; gradients that fill a bucket or not, sums by theory."""
     draw = random.Random(seed)
-    num_layers, num_devices = draw.randint(2, 3), 3
+    num_layers = draw.randint(2, 3)
+    num_devices = 3
     profile = chain_profile(
         num_layers,
         num_devices,
@@ -343,11 +348,14 @@ def test_what_unlike_devices_can_do_is_the_best_of_all_ways_to_share_layers() ->
     """The dual at its best weights is the linear program, here by its solver."""
     draw = np.random.default_rng(1)
     for _ in range(20):
-        kinds, layers = int(draw.integers(1, 4)), int(draw.integers(1, 6))
-        seconds, counts = draw.uniform(1.0, 3.0, (kinds, layers)), draw.integers(1, 5, kinds)
+        kinds = int(draw.integers(1, 4))
+        layers = int(draw.integers(1, 6))
+        seconds = draw.uniform(1.0, 3.0, (kinds, layers))
+        counts = draw.integers(1, 5, kinds)
         share = np.zeros((kinds, kinds * layers + 1))
         for kind in range(kinds):
-            share[kind, kind * layers : (kind + 1) * layers], share[kind, -1] = seconds[kind], -counts[kind]
+            share[kind, kind * layers : (kind + 1) * layers] = seconds[kind]
+            share[kind, -1] = -counts[kind]
         whole = np.hstack([np.tile(np.eye(layers), kinds), np.zeros((layers, 1))])
         objective = np.append(np.zeros(kinds * layers), 1.0)
         best = linprog(objective, share, np.zeros(kinds), whole, np.ones(layers))

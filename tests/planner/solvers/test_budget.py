@@ -40,7 +40,8 @@ class Clock:
     """Seconds that pass when they are told to, and a few whenever somebody looks."""
 
     def __init__(self) -> None:
-        self.now_s, self.step_s = 100.0, 0.0
+        self.now_s = 100.0
+        self.step_s = 0.0
 
     def __call__(self) -> float:
         self.now_s += self.step_s
@@ -55,7 +56,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_a_whole_ends_by_work_and_on_a_slow_machine_by_the_clock(clock: Clock) -> None:
-    whole, slow = Budget(5.0), Budget(5.0)
+    whole = Budget(5.0)
+    slow = Budget(5.0)
     whole.spend(4.9)
     assert not whole.is_over
     whole.spend(0.2)
@@ -203,7 +205,9 @@ class Halting:
 
     def __init__(self, jumps_s: Sequence[float], num_asked: int, seed: int) -> None:
         at = random.Random(seed).sample(range(num_asked), len(jumps_s))
-        self.jump_s, self.num_asked, self.now_s = dict(zip(at, jumps_s, strict=True)), 0, 0.0
+        self.jump_s = dict(zip(at, jumps_s, strict=True))
+        self.num_asked = 0
+        self.now_s = 0.0
 
     def __call__(self) -> float:
         self.now_s += self.jump_s.get(self.num_asked, 0.0)
@@ -220,7 +224,8 @@ def test_three_searches_that_end_by_their_limit_write_the_same_bytes(
 ) -> None:
     """What a machine as fast as the reference may do: it takes no longer than what is counted, here and there."""
     problem = Problem(scale_profile(*size), batch, time_limit_s=limit_s, confidence=0.0)
-    texts, num_asked = set(), 0
+    texts = set()
+    num_asked = 0
     for seed in range(3):
         clock = Halting([limit_s / 8] * 4, num_asked, seed) if num_asked else Ticking(1e-12)
         with by_clock(clock):
@@ -238,7 +243,8 @@ def test_a_plan_is_the_same_in_another_process() -> None:
 
 def other_process(step_s: float, hash_seed: str) -> str:
     script = f"from tests.planner.solvers.test_budget import digest; print(digest({step_s}))"
-    command, home = [sys.executable, "-c", script], Path(__file__).parents[3]
+    command = [sys.executable, "-c", script]
+    home = Path(__file__).parents[3]
     surroundings = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(home)}
     return subprocess.run(command, env=surroundings, cwd=home, check=True, capture_output=True, text=True).stdout
 

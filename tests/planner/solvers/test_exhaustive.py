@@ -109,7 +109,8 @@ def nested(cluster: Cluster, where: Sequence[str], rates: Sequence[float], laten
 
 def in_tiers(seed: int) -> Problem:
     """Three devices in random places of a tree; one time in five outer links are the faster ones."""
-    problem, draw = random_problem(seed), random.Random(1000 + seed)
+    problem = random_problem(seed)
+    draw = random.Random(1000 + seed)
     profile = problem.profile
     devices = profile.cluster.devices
     while len(devices) < 3:
@@ -122,7 +123,8 @@ def in_tiers(seed: int) -> Problem:
 
 def many_shares(seed: int) -> Problem:
     """Two unlike devices, whose ratio differs from layer to layer and from size to size, and many samples."""
-    draw, layers = random.Random(seed), 2
+    draw = random.Random(seed)
+    layers = 2
     profile = chain_profile(
         layers,
         2,
@@ -176,7 +178,8 @@ def several_kinds(seed: int) -> Problem:
         sizes=(1, 2, 4, 8),
     )
     size = draw.choice([5, 6, 7]) if count == 3 else 5
-    schedule, more = draw.choice(["1f1b", "gpipe", "1f1b-so"]), draw.choice([0, 4, size])
+    schedule = draw.choice(["1f1b", "gpipe", "1f1b-so"])
+    more = draw.choice([0, 4, size])
     return Problem(
         profile,
         size + more,
@@ -287,7 +290,8 @@ def test_fewer_plans_are_simulated_than_there_are(seed: int) -> None:
 @pytest.mark.parametrize("seed", [5, 13, 17, 30])
 def test_some_of_the_best_plans_part_layers_that_share_a_parameter(seed: int) -> None:
     problem = tied_problem(seed)
-    placed, layers = solver("best-first")(problem).decision.layers, problem.profile.graph.layers
+    placed = solver("best-first")(problem).decision.layers
+    layers = problem.profile.graph.layers
     users = problem.profile.graph.tied_layers().values()
     assert any(len({placed[layers[index].name].stage for index in own}) > 1 for own in users)
 

@@ -37,7 +37,8 @@ GOLDEN = Path(__file__).resolve().parents[2] / "data" / "golden" / "plan_chain6_
 
 def disobeyed(plan: Plan, problem: Problem) -> Iterator[str]:
     """What the plan does not keep, read off its decision and prediction alone."""
-    decision, prediction = plan.decision, plan.prediction
+    decision = plan.decision
+    prediction = plan.prediction
     sizes = {min(size, problem.global_batch) for size in problem.micro_batch_sizes}
     if decision.global_batch != problem.global_batch:
         yield "batch"

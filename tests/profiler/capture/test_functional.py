@@ -28,7 +28,9 @@ def through_views(y: Tensor) -> Tensor:
 
 
 def other_views(y: Tensor) -> Tensor:
-    left, right, first = y[:, :3], y[:, 3:], y[:, 0]
+    left = y[:, :3]
+    right = y[:, 3:]
+    first = y[:, 0]
     left.mul_(2)
     right += left
     return left.square().sum(1) + right.sum(1) + first

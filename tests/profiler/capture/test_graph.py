@@ -50,9 +50,11 @@ def test_loss_gradients_and_buffers_equal_the_modules_to_the_bit(factory: Callab
     expected = model.loss_fn(reference(*batch.inputs), batch.targets)
     actual = graph.graph_module(samples, *batch.inputs, *batch.targets)
     assert torch.equal(actual, expected)
-    mine, others = gradients(model.module, actual), gradients(reference, expected)
+    mine = gradients(model.module, actual)
+    others = gradients(reference, expected)
     assert [name for name in others if not torch.equal(mine[name], others[name])] == []
-    state, expected_state = dict(model.module.named_buffers()), dict(reference.named_buffers())
+    state = dict(model.module.named_buffers())
+    expected_state = dict(reference.named_buffers())
     assert [name for name in expected_state if not torch.equal(state[name], expected_state[name])] == []
 
 
@@ -199,7 +201,8 @@ def test_capture_is_the_same_every_time_and_leaves_the_model_as_it_was() -> None
     model = loaded(factory, 2)
     before = copy.deepcopy(model.module.state_dict())
     random = torch.get_rng_state()
-    first, second = capture(model), capture(model)
+    first = capture(model)
+    second = capture(model)
     assert first.graph == second.graph
     assert first.layer_of_node == second.layer_of_node
     assert torch.equal(torch.get_rng_state(), random)
@@ -218,7 +221,8 @@ def test_an_example_of_one_sample_is_repeated() -> None:
 def test_an_example_whose_target_is_its_input_is_captured_as_two_inputs() -> None:
     """Torch's export takes a tensor that is given twice for one input."""
     torch.manual_seed(0)
-    module, example = nn.Linear(4, 4), torch.randn(2, 4)
+    module = nn.Linear(4, 4)
+    example = torch.randn(2, 4)
     found = capture(LoadedModel(module, (example,), (example,), TrainedLoss(nn.functional.mse_loss, True)))
     inputs, targets = torch.randn(2, 3, 4)
     expected = nn.functional.mse_loss(module(inputs), targets)
@@ -233,7 +237,8 @@ def test_an_example_of_one_sample_is_said_to_be_repeated() -> None:
 class Attending(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.head = nn.Embedding(9, 8), nn.Linear(8, 9)
+        self.table = nn.Embedding(9, 8)
+        self.head = nn.Linear(8, 9)
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         h = self.table(tokens)
@@ -242,7 +247,8 @@ class Attending(nn.Module):
 
 def test_a_mask_over_as_many_tokens_as_samples_is_named_and_another_number_of_samples_helps() -> None:
     def remarks(samples: int) -> tuple[str, ...]:
-        tokens, mask = torch.randint(9, (samples, 4)), torch.zeros(4, 4)
+        tokens = torch.randint(9, (samples, 4))
+        mask = torch.zeros(4, 4)
         return capture(LoadedModel(Attending(), (tokens, mask), (torch.randn(samples, 4, 9),), _of_squares)).remarks
 
     fixed, square = remarks(4)

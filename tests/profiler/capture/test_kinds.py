@@ -20,7 +20,8 @@ from profiler.capture.kinds import NO_RULES, Rules
 from profiler.capture.layers import output_names
 from profiler.source.losses import TrainedLoss
 
-IMAGE, SEQUENCE = (2, 4, 9, 9), (2, 5, 4)
+IMAGE = (2, 4, 9, 9)
+SEQUENCE = (2, 5, 4)
 
 
 def first_layer(module: nn.Module | Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> Layer:
@@ -181,7 +182,8 @@ def test_a_layer_used_twice_has_two_names() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.relu, self.linear = relu, nn.Linear(4, 4)
+            self.relu = relu
+            self.linear = nn.Linear(4, 4)
             self.block = nn.Sequential(nn.Linear(4, 4), relu)
 
         def forward(self, x: Tensor) -> Tensor:

@@ -47,7 +47,8 @@ def test_a_pass_stays_on_the_device_of_the_model_and_waits_for_it_once(
     there = replace(graph, graph_module=on_meta(graph.graph_module))
     fewer = {name: tensor.to(META) for name, tensor in example_of(graph.graph.inputs, model, model.samples).items()}
     clock = CountingClock()
-    run, parts = SegmentedPass(there, fewer, model.samples, clock, split), segments(there)
+    run = SegmentedPass(there, fewer, model.samples, clock, split)
+    parts = segments(there)
     for part in parts:
         run.forward(part)
     run.start_backward()

@@ -81,7 +81,8 @@ def test_samples_in_several_pieces_are_told_from_mixed_ones() -> None:
 
 
 def reduced(reduce: Callable[..., Tensor]) -> CapturedModule:
-    inputs, targets = (torch.randn(3, 4),), (torch.tensor([1.0, 0.0, 1.0]),)
+    inputs = (torch.randn(3, 4),)
+    targets = (torch.tensor([1.0, 0.0, 1.0]),)
     return capture(LoadedModel(nn.Linear(4, 4), inputs, targets, TrainedLoss(reduce, unpacked=True)))
 
 
@@ -179,7 +180,8 @@ def test_complex_values_of_samples_are_told_from_mixed_ones() -> None:
     assert mixing(lambda x: torch.fft.fft(torch.fft.fft(x, dim=-1), dim=-2).real) == ()
 
 
-VECTORS, ROWS = (4, 5), (4,)
+VECTORS = (4, 5)
+ROWS = (4,)
 LOSSES: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
     name: (getattr(nn.functional, name), shapes)
     for name, shapes in {
@@ -214,7 +216,8 @@ LOSSES |= {
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_is_said_to_need_the_whole_batch_where_it_is_no_mean_of_its_parts(name: str) -> None:
     function, shapes = LOSSES[name]
-    x, others = torch.randn(VECTORS), [torch.rand(shape).round() * 2 - 1 for shape in shapes]
+    x = torch.randn(VECTORS)
+    others = [torch.rand(shape).round() * 2 - 1 for shape in shapes]
     if name.startswith(("kl", "binary", "multilabel", "poisson")):
         others = [each.abs() + 0.1 for each in others]
     whole = function(x, *others)

@@ -65,7 +65,8 @@ def names(graph: CapturedModule) -> list[str]:
 
 
 def test_a_tied_parameter_is_one_parameter_of_both_layers() -> None:
-    table, head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+    table = nn.Embedding(7, 4)
+    head = nn.Linear(4, 7, bias=False)
     head.weight = table.weight
     graph = checked(model_of(lambda m, x: m.head(m.table(x)), torch.arange(6).view(2, 3), table=table, head=head))
     layers = graph.graph.by_name()
@@ -136,7 +137,8 @@ def test_a_later_reader_of_what_was_written_to_reads_the_result() -> None:
     graph.call_function(torch.ops.aten.relu_.default, (before,))
     graph.output(graph.call_function(torch.ops.aten.add.Tensor, (before, x)))
     rewrite_in_place(graph, {})
-    module, data = fx.GraphModule({}, graph), torch.tensor([-1.0, 2.0])
+    module = fx.GraphModule({}, graph)
+    data = torch.tensor([-1.0, 2.0])
     assert torch.equal(module(data), data.relu() + data)
 
 
@@ -301,7 +303,8 @@ def test_code_that_reads_values_for_itself_is_read_instead_of_run(forward: Calla
 
 
 def test_the_loss_must_be_one_number_that_depends_on_the_model() -> None:
-    module, x = nn.Linear(3, 2), torch.randn(2, 3)
+    module = nn.Linear(3, 2)
+    x = torch.randn(2, 3)
     with pytest.raises(UnsupportedModelError, match=r"not a number[\s\S]*shape"):
         capture(LoadedModel(module, (x,), (), TrainedLoss(lambda output, targets: output)))
     with pytest.raises(UnsupportedModelError, match=r"not a sum of numbers[\s\S]*1 is a tensor of 1 dims"):
@@ -310,7 +313,8 @@ def test_the_loss_must_be_one_number_that_depends_on_the_model() -> None:
 
 def test_a_loss_with_state_of_its_own_and_a_tuple_of_targets() -> None:
     weights = torch.tensor([0.5, 2.0])
-    module, x = nn.Linear(3, 2), torch.randn(4, 3)
+    module = nn.Linear(3, 2)
+    x = torch.randn(4, 3)
     model = parts.model_of("a test", (module, (x, torch.randint(2, (4,))), nn.CrossEntropyLoss(weight=weights)))
     graph = capture(model)
     assert "loss_fn.weight" in dict(graph.graph_module.named_buffers())

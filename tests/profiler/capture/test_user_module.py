@@ -59,8 +59,11 @@ class OfModule(torch.autograd.Function):
 class Net(nn.Module):
     def __init__(self, between: Callable[[Net, Tensor], Tensor] = lambda net, x: x.tanh()) -> None:
         super().__init__()
-        self.first, self.last, self.between = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2), between
-        self.calls, self.held = 0, []
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.last = nn.Linear(WIDTH, 2)
+        self.between = between
+        self.calls = 0
+        self.held = []
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.between(self, self.first(x)))
@@ -221,11 +224,14 @@ def forgetful(net: Net, x: Tensor) -> Tensor:
 
 def test_the_module_is_left_as_it_was() -> None:
     net = Net(forgetful).double()
-    net.norm, net.drop = nn.BatchNorm1d(WIDTH).double(), nn.Dropout().eval()
+    net.norm = nn.BatchNorm1d(WIDTH).double()
+    net.drop = nn.Dropout().eval()
     net.first.bias.requires_grad_(False)
     net.first.weight.grad = torch.ones(WIDTH, WIDTH).double()
     handle = net.last.register_forward_hook(lambda module, given, made: made * 2)
-    gradient, state, random = net.first.weight.grad, copy.deepcopy(net.state_dict()), torch.get_rng_state()
+    gradient = net.first.weight.grad
+    state = copy.deepcopy(net.state_dict())
+    random = torch.get_rng_state()
     modes = {name: part.training for name, part in net.named_modules()}
     capture(LoadedModel(net, (functional.one_hot(torch.arange(4)).double(),), (), TrainedLoss(mean_of_squares)))
     assert {name: part.training for name, part in net.named_modules()} == modes
@@ -257,7 +263,8 @@ class Counting(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.last = nn.Linear(WIDTH, WIDTH)
         self.register_buffer("seen", torch.zeros(()))
         self.register_buffer("scale", torch.ones(WIDTH))
 

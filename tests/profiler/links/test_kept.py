@@ -44,7 +44,8 @@ class Machine:
     """
 
     def __init__(self) -> None:
-        self.canary_s, self.contended = CANARY_S, False
+        self.canary_s = CANARY_S
+        self.contended = False
         self.measured: list[tuple[bool, str]] = []
         self.seen: list[ProfileProgress] = []
 
@@ -78,7 +79,8 @@ def file() -> Path:
 
 
 def test_a_second_profile_has_the_links_of_the_first_and_says_when_they_were_measured(machine: Machine) -> None:
-    first, second = machine.profile(), machine.profile()
+    first = machine.profile()
+    second = machine.profile()
     assert machine.measured == [(False, "")]
     assert (second.cluster.links, second.cluster.collectives) == (first.cluster.links, first.cluster.collectives)
     assert first.provenance.links_measured_at == ""
@@ -107,7 +109,8 @@ def test_they_are_believed_while_a_fixed_kernel_takes_as_long(
 ) -> None:
     machine.profile()
     machine.seen.clear()
-    machine.canary_s, machine.contended = canary_s, contended
+    machine.canary_s = canary_s
+    machine.contended = contended
     later = machine.profile()
     assert len(machine.measured) == num_measured
     assert bool(later.provenance.links_measured_at) == (num_measured == 1)

@@ -133,7 +133,8 @@ def test_which_groups_are_measured() -> None:
 
 
 def test_a_burst_is_what_messages_after_silence_are_ahead_of_the_stream() -> None:
-    rate, latency_s = 25e6, 1e-4
+    rate = 25e6
+    latency_s = 1e-4
     bucket = tuple((size, latency_s + max(0, size - 32_000) / rate) for size in SIZES)
     assert burst_bytes(bucket, rate) == pytest.approx(32_000, rel=0.1)
     assert burst_bytes(tuple((size, latency_s + size / rate) for size in SIZES), rate) == 0
@@ -299,7 +300,8 @@ class Counted:
     """A clock that says what has been done: each burst takes 100 s, a forward 1 s, a backward 2 s."""
 
     def __init__(self) -> None:
-        self.now_s, self.order = 0.0, list[str]()
+        self.now_s = 0.0
+        self.order = list[str]()
 
     def did(self, what: str, seconds: float) -> None:
         self.order.append(what)
@@ -318,7 +320,8 @@ class Counted:
 def test_forward_and_backward_each_come_behind_a_burst_that_is_not_in_their_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock, x = Counted(), torch.ones(3, requires_grad=True)
+    clock = Counted()
+    x = torch.ones(3, requires_grad=True)
     monkeypatch.setattr(calls, "time", clock)
 
     def burst() -> float:
@@ -343,7 +346,8 @@ def test_a_burst_goes_through_more_data_than_a_core_has_to_itself_and_does_as_mu
     monkeypatch.setattr(calls, "conv2d", noted)
     burst()
     assert {seen.count(pair) for pair in seen} == {2}
-    inputs, weights = burst._inputs, burst._weights
+    inputs = burst._inputs
+    weights = burst._weights
     assert sum(tensor.nbytes for tensor in (*inputs, *weights)) > 4 * 2**20
     burst()
     assert len(seen) == 2 * burst.number

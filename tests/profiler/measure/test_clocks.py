@@ -114,7 +114,8 @@ def test_a_device_has_the_clock_of_its_type(gpu: FakeGpu) -> None:
 @pytest.mark.parametrize("of", [None, "product"])
 def test_a_lap_of_a_gpu_has_seconds_once_the_clock_has_settled(of: str | None) -> None:
     device = torch.device("cuda:0")
-    clock, matrix = CudaClock(device), torch.randn(256, 256, device=device)
+    clock = CudaClock(device)
+    matrix = torch.randn(256, 256, device=device)
     laps = [lap_of(clock, lambda: matrix @ matrix, of) for _ in range(3)]
     clock.settle()
     assert min(map(clock.seconds, laps)) > 0
@@ -237,7 +238,8 @@ def test_cores_are_described_as_before() -> None:
 
 
 def test_a_clock_that_changed_at_work_makes_a_profile_contended() -> None:
-    slow, fast = {"sm": 1.5e9, "memory": 2e9}, {"sm": 1.98e9, "memory": 2e9}
+    slow = {"sm": 1.5e9, "memory": 2e9}
+    fast = {"sm": 1.98e9, "memory": 2e9}
     assert is_throttled(fast, slow)
     assert is_throttled(slow, fast)
     assert not is_throttled(fast, {"sm": 1.95e9})

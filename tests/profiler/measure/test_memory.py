@@ -127,8 +127,10 @@ def unet() -> LoadedModel:
 
 
 def test_a_share_is_timed_of_each_map_that_layers_read_and_in_each_direction(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, asked = unet(), list[str]()
-    graph, preparation = capture(model).graph, model.clouds.preparation
+    model = unet()
+    asked = list[str]()
+    graph = capture(model).graph
+    preparation = model.clouds.preparation
     monkeypatch.setattr(preparing, "_NUM_RUNS", 1)
     made = SiteShare.map
 
@@ -148,8 +150,10 @@ def test_a_share_is_timed_of_each_map_that_layers_read_and_in_each_direction(mon
 
 def test_halos_are_those_of_the_intervals_that_ranks_own() -> None:
     model = unet()
-    graph, clouds = capture(model).graph, model.clouds.preparation.clouds(fed_example(model, SAMPLES))
-    words, names = clouds.preparation.size_of, dict(zip(graph.inputs, clouds.preparation.names, strict=True))
+    graph = capture(model).graph
+    clouds = model.clouds.preparation.clouds(fed_example(model, SAMPLES))
+    words = clouds.preparation.size_of
+    names = dict(zip(graph.inputs, clouds.preparation.names, strict=True))
     passages = {name: clouds.preparation.recipe.passage(clouds, names[name]) for name in prices(graph).pair}
     levels = {word: SiteLevel(*clouds.level(route)) for route, word in words.items()}
     pairs = {

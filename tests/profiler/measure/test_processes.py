@@ -233,7 +233,9 @@ def test_a_folder_that_is_not_there_is_told_at_the_first_piece(tmp_path: Path) -
 
 
 HOME = Path(__file__).resolve().parents[3]
-QUIET, BUSY, BUSIER = Rest({}, 1.0, 1.0, 0.001), Rest({}, 1.0, 1.0, 0.05), Rest({}, 1.0, 1.5, 0.001)
+QUIET = Rest({}, 1.0, 1.0, 0.001)
+BUSY = Rest({}, 1.0, 1.0, 0.05)
+BUSIER = Rest({}, 1.0, 1.5, 0.001)
 SOURCE = ModelSource("tests.profiler.measure.test_processes:perceptron", {}, (8, 16))
 JOB = MeasuringJob(SOURCE, Optimizer(), (), quick=False, num_processes=3)
 
@@ -287,7 +289,8 @@ class Machine:
             yield ProfileProgress("l0", 1.0, 0.0, 1.0, 2.0, 1.0, samples)
             seconds = 1.0 + 0.1 * len(self.jobs)
             sizes.append(SizeCosts(samples, (Measurement("l0", samples, seconds, seconds, 0, 0, 0, 0, 1),), seconds))
-            delay, around_s = self.run_delays.get(samples, 1.0), self.canaries_s.get(samples, ())
+            delay = self.run_delays.get(samples, 1.0)
+            around_s = self.canaries_s.get(samples, ())
             sizes[-1] = replace(sizes[-1], run_delay=delay, canaries_s=around_s)
             yield sizes[-1]
         return ModelCosts(
@@ -353,7 +356,8 @@ def test_a_contended_process_runs_once_more_and_the_quieter_counts(
 
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_only_what_was_disturbed_is_measured_once_more(machine: Machine, session: Session, interrupted: bool) -> None:
-    machine.rests, machine.run_delays = [BUSY, QUIET, QUIET, QUIET], {1: 0.0, 2: 0.09, 4: 0.01}
+    machine.rests = [BUSY, QUIET, QUIET, QUIET]
+    machine.run_delays = {1: 0.0, 2: 0.09, 4: 0.01}
     if interrupted:
         machine.interrupt_at = 4
         with pytest.raises(KeyboardInterrupt):
@@ -392,7 +396,8 @@ def test_a_quick_profile_repeats_nothing(machine: Machine, session: Session) -> 
 
 @pytest.mark.parametrize("interrupt_at", range(9))
 def test_an_interrupted_profile_goes_on_where_it_was(machine: Machine, session: Session, interrupt_at: int) -> None:
-    machine.rests, machine.interrupt_at = [QUIET] * 3, interrupt_at
+    machine.rests = [QUIET] * 3
+    machine.interrupt_at = interrupt_at
     with pytest.raises(KeyboardInterrupt):
         session.measure()
     machine.interrupt_at = -1
@@ -403,7 +408,8 @@ def test_an_interrupted_profile_goes_on_where_it_was(machine: Machine, session: 
 
 
 def test_an_interrupted_repetition_goes_on_too(machine: Machine, session: Session) -> None:
-    machine.rests, machine.interrupt_at = [BUSY, QUIET, QUIET, QUIET], 4
+    machine.rests = [BUSY, QUIET, QUIET, QUIET]
+    machine.interrupt_at = 4
     with pytest.raises(KeyboardInterrupt):
         session.measure()
     machine.interrupt_at = -1
@@ -423,17 +429,20 @@ def test_where_all_is_measured_the_graph_alone_is_captured_again(machine: Machin
 
 
 def test_a_changed_model_starts_again_and_says_so(machine: Machine, session: Session) -> None:
-    machine.rests, machine.interrupt_at = [QUIET] * 4, 4
+    machine.rests = [QUIET] * 4
+    machine.interrupt_at = 4
     with pytest.raises(KeyboardInterrupt):
         session.measure()
-    machine.interrupt_at, machine.graph = -1, chain_graph(3)
+    machine.interrupt_at = -1
+    machine.graph = chain_graph(3)
     assert session.measure(resume=True).graph == machine.graph
     assert machine.measured[4:] == [1, 2, 4] * 3
     assert "another graph" in session.said[0]
 
 
 def test_a_model_that_changes_between_two_processes_is_refused(machine: Machine, session: Session) -> None:
-    machine.rests, machine.changes_at = [QUIET] * 3, 1
+    machine.rests = [QUIET] * 3
+    machine.changes_at = 1
     with pytest.raises(StaleFileError, match="the model changed"):
         session.measure()
 

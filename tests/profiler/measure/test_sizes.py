@@ -309,7 +309,8 @@ class Clock:
 
 def replayed(record: dict[str, Any]) -> list[tuple[float, ProfileProgress]]:
     """What a profile would have shown, and when."""
-    clock, seen = Clock(), list[tuple[float, ProfileProgress]]()
+    clock = Clock()
+    seen = list[tuple[float, ProfileProgress]]()
     overall = Overall(1, lambda at: seen.append((clock.now_s, at)), record["links"], record["link_s"], clock)
     overall.show(ProfileProgress("capture", 0.0, 0.0, 0.0, 0.0, None))
     counter: ProgressCounter | None = None
@@ -328,7 +329,8 @@ def replayed(record: dict[str, Any]) -> list[tuple[float, ProfileProgress]]:
 @pytest.mark.parametrize("path", sorted(RECORDS.glob("*.json")), ids=lambda path: path.stem)
 def test_what_is_left_is_known_within_a_factor_of_two(path: Path) -> None:
     record = json.loads(path.read_text("utf-8"))
-    seen, end_s = replayed(record), record["events"][-1][0]
+    seen = replayed(record)
+    end_s = record["events"][-1][0]
     assert never_falls([at for _, at in seen])
     assert seen[-1][1].done == seen[-1][1].total
     captured_s = record["events"][0][0]
@@ -341,7 +343,8 @@ def test_what_is_left_is_known_within_a_factor_of_two(path: Path) -> None:
 
 
 def test_sizes_that_nobody_expected_lower_no_share() -> None:
-    clock, seen = Clock(), list[ProfileProgress]()
+    clock = Clock()
+    seen = list[ProfileProgress]()
     overall = Overall(2, seen.append, now=clock)
     for process in range(2):
         counter = ProgressCounter(overall.show, 3, 2, has_parts=True, now=clock)
@@ -366,7 +369,8 @@ def test_sizes_that_nobody_expected_lower_no_share() -> None:
 
 
 def test_a_process_that_is_not_run_counts_for_nothing() -> None:
-    clock, seen = Clock(), list[ProfileProgress]()
+    clock = Clock()
+    seen = list[ProfileProgress]()
     overall = Overall(3, seen.append, now=clock)
     overall.ended(measured=False)
     overall.show(ProfileProgress("capture", 0.0, 0.0, 0.0, 0.0, None))

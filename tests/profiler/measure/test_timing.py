@@ -77,7 +77,8 @@ class FirstLapIsSlow(ThreadClock):
         self.waited = True
 
     def stop(self, started: float) -> float:
-        seconds, self.waited = 3.0 if self.waited else 1.0, False
+        seconds = 3.0 if self.waited else 1.0
+        self.waited = False
         return seconds
 
 
@@ -245,7 +246,9 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.norm = nn.LayerNorm(8)
+        self.up = nn.Linear(8, 16)
+        self.down = nn.Linear(16, 8)
 
     def forward(self, x: Tensor) -> Tensor:
         """Of the shape of ``x``."""
@@ -257,10 +260,12 @@ class Net(nn.Module):
 
     def __init__(self, num_blocks: int, wide: bool = False) -> None:
         super().__init__()
-        self.first, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.first = nn.Linear(4, 8)
+        self.head = nn.Linear(8, 3)
         self.blocks = nn.ModuleList(Block() for _ in range(num_blocks))
         if wide:
-            self.blocks[2].up, self.blocks[2].down = nn.Linear(8, 32), nn.Linear(32, 8)
+            self.blocks[2].up = nn.Linear(8, 32)
+            self.blocks[2].down = nn.Linear(32, 8)
 
     def forward(self, x: Tensor) -> Tensor:
         """Three numbers a sample."""
@@ -282,7 +287,8 @@ def captured_net(net: nn.Module) -> tuple[CapturedModule, LoadedModel, dict[str,
 def passed(net: nn.Module, **seconds: float) -> tuple[CapturedModule, dict[str, Tensor], dict[str, StandIn]]:
     """The stand-ins where every layer takes a second, but for those that take ``seconds``."""
     graph, _, tensors = captured_net(net)
-    parts, runs = segments(graph), list[SegmentedPass]()
+    parts = segments(graph)
+    runs = list[SegmentedPass]()
 
     def start(split: bool) -> SegmentedPass:
         runs.append(SegmentedPass(graph, tensors, 6, None, split))

@@ -71,9 +71,11 @@ def test_passes_alone_and_together_take_turns(
 
 
 def test_passes_that_take_long_are_not_warmed_up_and_take_fewer_turns(tmp_path: Path) -> None:
-    graph, clock = captured(RESNET)[0], SlowBesideOthers()
+    graph = captured(RESNET)[0]
+    clock = SlowBesideOthers()
     signals = ToldSignals(tmp_path / "signals", clock, 2.0)
-    effort, first = PairEffort(3, 5, 1e-9, least_long=2), FirstPasses(2, seconds=1.0)
+    effort = PairEffort(3, 5, 1e-9, least_long=2)
+    first = FirstPasses(2, seconds=1.0)
     assert measure_slowdowns(graph, tensors_of(RESNET, 2), first, signals, effort, clock)
     assert signals.asked == [2] * 2
 
@@ -99,7 +101,9 @@ def test_another_process_computes_when_it_is_asked_to_until_it_is_told_to_end(tm
 def test_another_process_is_forked_with_the_network_and_ends_when_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, pids, fork = tmp_path / "signals", list[int](), os.fork
+    path = tmp_path / "signals"
+    pids = list[int]()
+    fork = os.fork
 
     def noted() -> int:
         pids.append(pid := fork())
@@ -107,7 +111,8 @@ def test_another_process_is_forked_with_the_network_and_ends_when_it_is_told(
 
     monkeypatch.setattr("profiler.measure.worker.os.fork", noted)
     path.write_bytes(bytes(16))
-    graph, signals = captured(RESNET)[0], Signals(path, 2)
+    graph = captured(RESNET)[0]
+    signals = Signals(path, 2)
     job = MeasuringJob(ModelSource("a:b"), Optimizer("SGD", {}), (), True, num_devices=2, signals=str(path))
     fork_beside(job, loaded(RESNET, 4), graph, 1, core_of(1))
     assert signals.wait_for_all(60)
@@ -120,7 +125,8 @@ def test_another_process_is_forked_with_the_network_and_ends_when_it_is_told(
 
 def test_layers_that_others_stand_for_lose_what_those_do(tmp_path: Path) -> None:
     graph, tensors, stand_ins = passed(Net(6))
-    clock, first = SlowBesideOthers(), FirstPasses(6, stand_ins=stand_ins)
+    clock = SlowBesideOthers()
+    first = FirstPasses(6, stand_ins=stand_ins)
     signals = ToldSignals(tmp_path / "signals", clock, 2.0)
     found = measure_slowdowns(graph, tensors, first, signals, PairEffort(3, 5, 600.0), clock)
     assert stand_ins

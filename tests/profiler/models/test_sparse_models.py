@@ -103,7 +103,8 @@ def test_an_empty_cloud_in_a_batch_does_not_change_the_others(factory: Factory, 
     module, x, targets, _ = example(factory, 3)
     module.eval()
     kept = [sample for sample in range(3) if sample != emptied]
-    found, wanted = module(part(x, kept, targets, empty=True)[0]), module(part(x, kept, targets)[0])
+    found = module(part(x, kept, targets, empty=True)[0])
+    wanted = module(part(x, kept, targets)[0])
     if isinstance(found, SparseTensor):
         torch.testing.assert_close(found.feats, wanted.feats)
     else:
@@ -263,7 +264,8 @@ def test_the_sites_of_a_cloud_have_neighbours_as_on_a_surface() -> None:
 
 
 def test_examples_do_not_depend_on_the_global_generator_but_parameters_do() -> None:
-    (one, first, labels, _), (other, second, same, _) = example(minkunet_tiny), example(minkunet_tiny)
+    one, first, labels, _ = example(minkunet_tiny)
+    other, second, same, _ = example(minkunet_tiny)
     assert torch.equal(first.coords, second.coords)
     assert torch.equal(first.feats, second.feats)
     assert torch.equal(labels, same)

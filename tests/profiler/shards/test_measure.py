@@ -148,7 +148,8 @@ def test_filters_inside_of_a_group_are_left_out(windows: tuple[CapturedModule, L
 
 
 def test_rounds_take_one_part_of_each_layer_from_the_least_pass_that_has_its_samples() -> None:
-    a, b = ("conv1", "conv2"), ("pool",)
+    a = ("conv1", "conv2")
+    b = ("pool",)
     shapes = [PartShape(a, 1, (1,)), PartShape(b, 1, (1,)), PartShape(a, 1, (2,)), PartShape(a, 3, (1,))]
     shapes.append(PartShape(a, 5, (1,)))  # of more samples than any pass
     found = rounds(shapes, (2, 4))

@@ -34,8 +34,10 @@ ORDER = [2, 0, 5, 3, 4, 1, 6]
 class Segmentation(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.fine, self.norm = spnn.Conv3d(2, 3, 3), spnn.BatchNorm(3)
-        self.down, self.up = spnn.Conv3d(3, 3, 2, 2), spnn.Conv3d(3, 3, 2, 2, transposed=True)
+        self.fine = spnn.Conv3d(2, 3, 3)
+        self.norm = spnn.BatchNorm(3)
+        self.down = spnn.Conv3d(3, 3, 2, 2)
+        self.up = spnn.Conv3d(3, 3, 2, 2, transposed=True)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
         x = self.norm(self.fine(x))
@@ -189,7 +191,8 @@ def sites_at_half() -> int:
 
 
 def test_layers_know_their_pairs_and_where_their_sites_are(captured: CapturedModule) -> None:
-    model, graph = model_of(segmentation), captured.graph
+    model = model_of(segmentation)
+    graph = captured.graph
     layers = {layer.name: layer for layer in graph.layers}
     pairs = [int((model.inputs[index] >= 0).sum()) for index in (2, 4)]
     assert layers["fine"].attributes["pairs"] == pairs[0] > 7

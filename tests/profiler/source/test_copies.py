@@ -40,8 +40,10 @@ def wraps_keeping_names(net: nn.Module) -> None:
 
 class Adapter:
     def __init__(self, layer: nn.Linear) -> None:
-        self.layer, self.old = layer, layer.forward
-        layer.down, layer.up = nn.Parameter(torch.ones(2, 6)), nn.Parameter(torch.ones(8, 2))
+        self.layer = layer
+        self.old = layer.forward
+        layer.down = nn.Parameter(torch.ones(2, 6))
+        layer.up = nn.Parameter(torch.ones(8, 2))
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.old(x) + x @ self.layer.down.T @ self.layer.up.T
@@ -124,7 +126,8 @@ def test_so_does_a_function_that_reads_global_variables() -> None:
 
 
 def test_what_is_no_part_of_the_model_is_shared() -> None:
-    net, kept = mlp(), open("/dev/null")  # noqa: SIM115 - a file cannot be copied
+    net = mlp()
+    kept = open("/dev/null")  # noqa: SIM115 - a file cannot be copied
     with kept:
         net[0].register_forward_hook(lambda module, inputs, output: kept.readable() and output + net[2].weight.sum())
         twin = copied(model((net, (torch.randn(4, 6), torch.randint(3, (4,))), F.cross_entropy)))

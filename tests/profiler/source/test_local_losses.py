@@ -38,11 +38,13 @@ def changing() -> tuple[nn.Module, object, object]:
 @pytest.mark.parametrize(("factory", "count"), [(pictures, 1), (pictures, 3), (pictures, 5), (places, 2)])
 def test_every_block_gets_the_gradient_of_its_own_loss(factory: Callable[[], object], count: int) -> None:
     model = load_model(ModelSource(f"{__name__}:{factory.__name__}", dtype="float64", local_losses=count))
-    module, loss = model.module, model.loss_fn
+    module = model.module
+    loss = model.loss_fn
     assert isinstance(module, LocalBlocks)
     assert len(module.blocks) == count
     module.train()
-    (x,), (targets,) = model.inputs, model.targets
+    (x,) = model.inputs
+    (targets,) = model.targets
     twin = copy.deepcopy(module)
     torch.manual_seed(1)
     loss(module(x), targets).backward()

@@ -14,7 +14,8 @@ import halopipe as hp
 from planner.ir.errors import UnsupportedModelError
 from profiler.source.losses import own_loss, summed
 
-X, Y = torch.linspace(-1, 1, 24).view(4, 6), torch.tensor([0, 1, 2, 1])
+X = torch.linspace(-1, 1, 24).view(4, 6)
+Y = torch.tensor([0, 1, 2, 1])
 
 
 def right(out: Tensor) -> Tensor:

@@ -150,7 +150,8 @@ def resizing(net: nn.Module, x: Tensor) -> Tensor:
 class Net(nn.Module):
     def __init__(self, function: Callable[[Any, Tensor], Tensor]) -> None:
         super().__init__()
-        self.first, self.function = nn.Linear(3, 3), function
+        self.first = nn.Linear(3, 3)
+        self.function = function
         self.register_buffer("largest", torch.zeros(0))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -243,7 +243,8 @@ def test_hooks_find_their_module_and_parametrised_weights_their_class(
     monkeypatch.syspath_prepend(folder)
     import listening  # type: ignore[import-not-found]  # of this test
 
-    net, x = listening.Listening(), torch.randn(4, 3)
+    net = listening.Listening()
+    x = torch.randn(4, 3)
     source = source_of(net, example=(x, torch.zeros(4, 2)), loss_fn=nn.functional.mse_loss)
     loaded = load_model(source).module
     assert list(dict(loaded.named_parameters())) == list(dict(net.named_parameters()))
@@ -280,7 +281,8 @@ class Wide(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(3, 8), nn.Linear(7, 2)
+        self.a = nn.Linear(3, 8)
+        self.b = nn.Linear(7, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.b(self.a(x))
@@ -309,7 +311,8 @@ def test_a_loss_that_counts_its_calls_is_not_another_module() -> None:
 
 def test_what_is_loaded_are_the_bytes_that_were_compared(net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     saved, other = (source_of(each, example=BATCH[0]) for each in (net, nn.Linear(3, 2)))
-    load, path = torch.load, Path(saved.factory)
+    load = torch.load
+    path = Path(saved.factory)
 
     def late(*arguments: Any, **named: Any) -> Any:
         path.write_bytes(Path(other.factory).read_bytes())

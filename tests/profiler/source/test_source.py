@@ -151,7 +151,8 @@ def test_complex_inputs_go_with_the_precision_of_the_module_and_buffers_are_no_v
 
 
 def test_a_bare_target_and_a_tuple_of_targets_reach_the_loss_as_they_were(folder: Path) -> None:
-    one, several = load("nets_for_tests:shaped"), load("nets_for_tests:two_targets")
+    one = load("nets_for_tests:shaped")
+    several = load("nets_for_tests:two_targets")
     for model, targets in ((one, one.targets[0]), (several, several.targets)):
         expected = model.loss_fn.function(model.module(*model.inputs), targets)
         assert torch.equal(model.loss(*model.fed), expected)
@@ -246,7 +247,8 @@ def test_a_file_is_run_once_as_long_as_it_stays_as_it_is(tmp_path: Path) -> None
     """An operator that it registers with torch again would leave models that use it with one that is gone."""
     path = tmp_path / "own.py"
     path.write_text("def model(): pass\ndef data(): pass\n")
-    model, data = find_factory(f"{path}:model"), find_factory(f"{path}:data")
+    model = find_factory(f"{path}:model")
+    data = find_factory(f"{path}:data")
     assert model.__globals__ is data.__globals__
     path.write_text("def model(): return 1\n")
     assert find_factory(f"{path}:model")() == 1

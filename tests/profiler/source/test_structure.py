@@ -39,7 +39,9 @@ class Pair(NamedTuple):
 
 
 def values() -> Iterator[Any]:
-    a, b, c = torch.ones(4, 2), torch.zeros(4), torch.arange(4)
+    a = torch.ones(4, 2)
+    b = torch.zeros(4)
+    c = torch.arange(4)
     yield a
     yield {"a": a, "b": (b, [c, None, 3])}
     yield collections.OrderedDict(b=b, a=collections.defaultdict(list, {"c": c}))
@@ -80,7 +82,8 @@ class Flagged(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.up = nn.Linear(3, 4)
+        self.head = nn.Linear(4, 2)
 
     def forward(self, x: Tensor, flag: bool = False, scale: float = 1.0, mode: str = "plain", y: Any = None) -> Any:
         hidden = self.up(x)
@@ -102,7 +105,8 @@ class Joining(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.left, self.right = nn.Linear(3, 2), nn.Linear(5, 2)
+        self.left = nn.Linear(3, 2)
+        self.right = nn.Linear(5, 2)
 
     def forward(self, sides: dict[str, Tensor], mask: Tensor | None = None) -> Tensor:
         found = self.left(sides["left"]) + self.right(sides["right"])
@@ -112,13 +116,15 @@ class Joining(nn.Module):
 class Summing(nn.Module):
     def __init__(self, gives: Callable[[Tensor], Any]) -> None:
         super().__init__()
-        self.layers, self.gives = nn.ModuleList(nn.Linear(3, 2) for _ in range(2)), gives
+        self.layers = nn.ModuleList(nn.Linear(3, 2) for _ in range(2))
+        self.gives = gives
 
     def forward(self, xs: list[Tensor]) -> Any:
         return self.gives(self.layers[0](xs[0]) + self.layers[1](xs[1]))
 
 
-X, SIDES = torch.randn(4, 3), {"left": torch.randn(4, 3), "right": torch.randn(4, 5)}
+X = torch.randn(4, 3)
+SIDES = {"left": torch.randn(4, 3), "right": torch.randn(4, 5)}
 HABITS: dict[str, tuple[Callable[[], Any], Callable[[nn.Module], Tensor], tuple[str, ...]]] = {
     "keywords, constants, its own loss": (
         lambda: (Flagged(), {"y": CLASSES, "x": X, "flag": True, "scale": 2.0, "mode": "scaled"}),

@@ -19,11 +19,14 @@ class Faults:
 
     def __init__(self, first: int | None, fail: Callable[[], None], *, lasting: bool = False) -> None:
         self.count = 0
-        self._first, self._fail, self._lasting = first, fail, lasting
+        self._first = first
+        self._fail = fail
+        self._lasting = lasting
 
     def meet(self, *, writes: bool = True) -> bool:
         """One operation; true if it is one to fail."""
-        number, self.count = self.count, self.count + 1
+        number = self.count
+        self.count = self.count + 1
         return self._first is not None and (
             number == self._first or (self._lasting and writes and number > self._first)
         )
@@ -68,7 +71,8 @@ class _Written:
     """A file whose writes may fail half way: the first, second, fourth, eighth ... of them count."""
 
     def __init__(self, file: Any, faults: Faults) -> None:
-        self._file, self._faults = file, faults
+        self._file = file
+        self._faults = faults
         self._num_writes = 0
 
     def write(self, data: Any) -> int:

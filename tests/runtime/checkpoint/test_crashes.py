@@ -55,7 +55,8 @@ def num_operations(source: Path, folder: Path, keep: int) -> int:
 
 
 def test_a_process_that_dies_anywhere(tmp_path: Path) -> None:
-    source, folder = tmp_path / "source", tmp_path / "checkpoints"
+    source = tmp_path / "source"
+    folder = tmp_path / "checkpoints"
     prepare(source)
     count = num_operations(source, folder, keep=1)
     assert count > 70
@@ -78,7 +79,8 @@ def test_a_process_that_dies_anywhere(tmp_path: Path) -> None:
 
 
 def test_an_operation_that_fails_once_anywhere(tmp_path: Path) -> None:
-    source, folder = tmp_path / "source", tmp_path / "checkpoints"
+    source = tmp_path / "source"
+    folder = tmp_path / "checkpoints"
     prepare(source)
     for first in some(range(num_operations(source, folder, keep=1)), MOST):
         restore(source, folder)
@@ -95,7 +97,8 @@ def test_an_operation_that_fails_once_anywhere(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full_from_anywhere_on(tmp_path: Path) -> None:
-    source, folder = tmp_path / "source", tmp_path / "checkpoints"
+    source = tmp_path / "source"
+    folder = tmp_path / "checkpoints"
     prepare(source)
     for first in some(range(num_operations(source, folder, keep=0)), MOST):
         restore(source, folder)

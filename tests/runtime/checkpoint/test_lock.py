@@ -148,7 +148,8 @@ def test_a_lock_that_says_nothing_is_waited_for_as_one_of_another_host(tmp_path:
 def test_of_many_that_find_a_stale_lock_one_gets_the_folder(tmp_path: Path) -> None:
     leave(tmp_path, elsewhere(), STALE_S + 1)
     (tmp_path / f"{LOCK}.taking").write_text(json.dumps(asdict(replace(LockOwner.here({}), started=1))))
-    together, over = threading.Barrier(8), threading.Barrier(8)
+    together = threading.Barrier(8)
+    over = threading.Barrier(8)
 
     def race(number: int) -> bool:
         together.wait(10.0)
@@ -171,7 +172,8 @@ def test_of_many_that_find_a_stale_lock_one_gets_the_folder(tmp_path: Path) -> N
 @pytest.mark.parametrize("kind", ["pipe", "folder", "link"])
 def test_what_is_no_file_in_the_place_of_a_lock_is_refused_without_a_wait(tmp_path: Path, name: str, kind: str) -> None:
     leave(tmp_path, elsewhere(), STALE_S + 1)
-    place, other = tmp_path / name, tmp_path / "other"
+    place = tmp_path / name
+    other = tmp_path / "other"
     place.unlink(missing_ok=True)
     os.mkfifo(other)
     {"pipe": lambda: os.mkfifo(place), "folder": place.mkdir, "link": lambda: place.symlink_to(other)}[kind]()
@@ -207,7 +209,8 @@ def test_one_that_was_killed_while_it_took_a_lock_away_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock, "_PATIENCE_S", 0.1)
-    dead, turn = replace(LockOwner.here({}), started=1), tmp_path / f"{LOCK}.taking"
+    dead = replace(LockOwner.here({}), started=1)
+    turn = tmp_path / f"{LOCK}.taking"
     leave(tmp_path, dead)
     turn.write_text(json.dumps(asdict(dead)))
     with held(tmp_path):

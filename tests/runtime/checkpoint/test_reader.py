@@ -88,7 +88,8 @@ def test_every_missing_or_shortened_file_is_found(tmp_path: Path) -> None:
 
 
 def test_one_that_is_removed_while_it_is_opened_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, looked_at = save_all(tmp_path, 1, of_two_ranks()), reader.check_place
+    path = save_all(tmp_path, 1, of_two_ranks())
+    looked_at = reader.check_place
 
     def check_place(path: Path, name: str) -> None:
         looked_at(path, name)
@@ -165,7 +166,8 @@ def test_a_head_with_bad_intent_is_refused(tmp_path: Path, head: object) -> None
 def test_of_a_file_with_a_head_of_any_length_no_more_is_read_than_a_head_may_have(
     tmp_path: Path, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, whole_read = save_all(tmp_path, 1, of_two_ranks()), reader.read_file
+    path = save_all(tmp_path, 1, of_two_ranks())
+    whole_read = reader.read_file
     content = (path / "rank-0" / DATA_FILE).read_bytes()
     (path / "rank-0" / DATA_FILE).write_bytes(length.to_bytes(8, "little") + content[8:])
     asked_bytes: list[int] = []

@@ -43,7 +43,8 @@ NUMBERS = {"i": 3, "f": 0.1, "whole": 2.0, "b": True, "n": None, "s": "läuft", 
 
 def same(found: Tensor, expected: Tensor) -> bool:
     """Equal to the bit, NaNs and signs of zeros included."""
-    found, expected = found.detach().resolve_conj().contiguous(), expected.detach().resolve_conj().contiguous()
+    found = found.detach().resolve_conj().contiguous()
+    expected = expected.detach().resolve_conj().contiguous()
     bits = [tensor.reshape(-1).view(torch.uint8) for tensor in (found, expected)]
     return found.dtype == expected.dtype and found.shape == expected.shape and torch.equal(*bits)
 
@@ -137,7 +138,8 @@ def test_a_module_takes_the_whole_state(tmp_path: Path) -> None:
         module[2].weight = module[0].weight
         return module
 
-    saved, loaded = make(), make()
+    saved = make()
+    loaded = make()
     save_all(tmp_path, 1, [alone({f"model/{name}": tensor for name, tensor in saved.state_dict().items()})])
     loaded.load_state_dict(whole_state_dict(Checkpoint.open(tmp_path)))
     assert all(map(torch.equal, saved.state_dict().values(), loaded.state_dict().values()))

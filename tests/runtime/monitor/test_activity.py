@@ -36,7 +36,8 @@ def beat(rank: int, what: str, step: int = 4) -> Beat:
 
 
 def test_a_heartbeat_publishes_at_start_at_times_and_at_the_end() -> None:
-    store, activity = dist.HashStore(), Activity()
+    store = dist.HashStore()
+    activity = Activity()
     heartbeat = Heartbeat(store, 1, activity, interval_s=0.01)
     activity.begin("thinking")
     with heartbeat:
@@ -45,7 +46,9 @@ def test_a_heartbeat_publishes_at_start_at_times_and_at_the_end() -> None:
         assert first[1].what == "thinking"
         later = fresh_board(store, 3, patience_s=10.0)
         assert later[1].number > first[1].number
-        activity.step, activity.loss, activity.num_done = 2, 0.5, 2
+        activity.step = 2
+        activity.loss = 0.5
+        activity.num_done = 2
         activity.begin("1F0")
     last = read_board(store, range(3))[1]
     assert (last.what, last.step, last.loss, last.num_done) == ("1F0", 2, 0.5, 2)
@@ -68,7 +71,8 @@ def test_silence_is_told_and_counts_to_what_lasts() -> None:
 
 
 def test_a_board_behind_a_link_that_is_cut_is_waited_for_once_and_is_there_again_when_the_link_is() -> None:
-    link, store = threading.Event(), dist.HashStore()
+    link = threading.Event()
+    store = dist.HashStore()
     store.set("a", "b")
     board = StatusStore(store, patience_s=0.05)
     with Heartbeat(board, 0, Activity(), interval_s=0.01):
@@ -141,7 +145,10 @@ def test_a_death_tells_signal_last_words_and_stderr() -> None:
 
 
 def test_who_waits_in_vain_is_not_the_cause() -> None:
-    failed, dead, late, lost = StageFailedError("f"), WorkerDiedError("w"), DeadlineError("d"), TransportError("t")
+    failed = StageFailedError("f")
+    dead = WorkerDiedError("w")
+    late = DeadlineError("d")
+    lost = TransportError("t")
     assert cause({0: lost, 1: late, 2: dead, 3: failed}) is failed
     assert cause({0: lost, 1: late, 2: dead}) is dead
     assert cause({0: lost, 1: late}) is late

@@ -49,7 +49,8 @@ def told(step: int, busy: list[float]) -> dict[int, Told]:
 
 def run(noise: float, seed: int, slow: int = -1, since: int = 30, until: int = 100) -> list[Slow]:
     """What is found where rank ``slow`` takes 1.3 times as long from one step to another."""
-    found, watching = [], watch()
+    found = []
+    watching = watch()
     for step, busy in steps(noise, seed):
         if slow >= 0 and since <= step <= until:
             busy[slow] *= 1.3
@@ -64,7 +65,8 @@ def test_noise_of_a_tenth_names_nobody(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_rank_of_1_3_times_its_prediction_is_named_within_three_steps(seed: int) -> None:
-    rank, since = seed % 4, (1, 30)[seed % 2]
+    rank = seed % 4
+    since = (1, 30)[seed % 2]
     first, *others = run(0.02, seed, rank, since)
     assert others == []
     assert (first.rank, first.peer) == (rank, None)
@@ -99,14 +101,16 @@ def test_a_rank_that_has_recovered_is_said_to_and_may_be_named_again() -> None:
 def test_ranks_are_measured_by_one_another_and_by_their_own_first_steps(
     predicted_s: tuple[float, ...], slower: Callable[[int], tuple[float, ...]], named: list[tuple[int, int]]
 ) -> None:
-    watching, found = watch(predicted_s), []
+    watching = watch(predicted_s)
+    found = []
     for step, busy in steps(0.02, 0):
         found += watching.note(told(step, [factor * each for factor, each in zip(slower(step), busy, strict=True)]))
     assert [(each.rank, each.step) for each in found] == named
 
 
 def test_of_ranks_that_wait_for_one_another_one_is_named() -> None:
-    watching, found = watch(ranks=((0,), (1, 2), (3,))), []
+    watching = watch(ranks=((0,), (1, 2), (3,)))
+    found = []
     for step, (first, second, third, last) in steps(0.01, 0):
         found += watching.note(told(step, [first, 1.4 * second, 1.38 * third, last]))
     assert len(found) == 1
@@ -121,7 +125,8 @@ def message(step: int, flight_s: float) -> dict[int, Told]:
 
 @pytest.mark.parametrize(("since", "named_at"), [(10, 12), (1, 3)])
 def test_a_link_of_a_tenth_of_its_bandwidth_is_named(since: int, named_at: int) -> None:
-    watching, found = watch(), []
+    watching = watch()
+    found = []
     for step in range(1, 20):
         found += watching.note(message(step, 0.010 if step >= since else 0.001))
     assert [(each.peer, each.rank, each.step) for each in found] == [(0, 1, named_at)]

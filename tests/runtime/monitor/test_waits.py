@@ -178,7 +178,9 @@ def test_every_receive_of_a_program_has_its_sender(name: str) -> None:
 
 
 def test_ranks_that_meet_wait_for_one_that_takes_longer_than_a_deadline() -> None:
-    store, deadline_s, order = dist.HashStore(), 0.3, []
+    store = dist.HashStore()
+    deadline_s = 0.3
+    order = []
     writes = threading.Event()
 
     def early() -> None:

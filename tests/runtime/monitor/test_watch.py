@@ -41,7 +41,8 @@ def run(folder: Path, *scripts: str, store: dist.TCPStore | None = None, **optio
     variables = {rank: {"RANK": str(rank)} for rank in range(len(scripts))}
     titles = {rank: f"rank {rank} (n0/cpu{rank}, stage {rank})" for rank in range(len(scripts))}
     try:
-        call, loads = "tests.processes:execute", ["runtime.monitor.watch"]
+        call = "tests.processes:execute"
+        loads = ["runtime.monitor.watch"]
         workers = Processes(call, texts, variables, folder, os.environ, loads=loads)
         return Supervisor(titles, hosted, **options).run(workers)
     finally:
@@ -135,7 +136,8 @@ def test_a_worker_that_sleeps_at_the_start_is_named_where_others_wait_and_one_th
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "_SLEEPS_S", 0.5)
-    store, works = host_store(), "import time; end = time.time() + 2.0\nwhile time.time() < end: pass\n"
+    store = host_store()
+    works = "import time; end = time.time() + 2.0\nwhile time.time() < end: pass\n"
     put(store, 0, 1, for_s=9.0, deadline_s=600.0, what="meeting the others", step=-1)
     soon = "import time; time.sleep(2.5)\n"
     assert run(tmp_path, soon + FINE, works + FINE, store=store, deadline_s=0.5) == {0: "yes", 1: "yes"}
@@ -197,7 +199,8 @@ def meet_in_threads(store: dist.Store, num_ranks: int) -> list[str]:
 
 def test_all_ranks_of_an_attempt_share_a_prefix_that_no_other_has() -> None:
     store = dist.HashStore()
-    first, second = meet_in_threads(store, 4), meet_in_threads(store, 4)
+    first = meet_in_threads(store, 4)
+    second = meet_in_threads(store, 4)
     assert len(set(first)) == len(set(second)) == 1
     assert first[0] != second[0]
     assert meet(store, 0, 1) not in (first[0], second[0])

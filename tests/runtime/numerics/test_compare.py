@@ -18,7 +18,8 @@ from runtime.numerics.compare import (
 )
 from runtime.numerics.difference import Difference
 
-EXACT, SINGLE = TOLERANCES[torch.float64], TOLERANCES[torch.float32]
+EXACT = TOLERANCES[torch.float64]
+SINGLE = TOLERANCES[torch.float32]
 
 
 def difference(error: float, kind: str = "gradient", name: str = "w", accepted: float = 1e-2) -> Difference:
@@ -137,8 +138,25 @@ def test_a_sketch_of_complex_numbers_has_both_parts() -> None:
     assert Sketch.of(tensor).distance(Sketch.of(tensor.conj())) == pytest.approx(2 * float(tensor.imag.norm()))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "larger"),
+    [
+        ("float16", "profile again with --dtype float32, and --autocast bfloat16 if memory is short"),
+        ("bfloat16", "--check-numerics --dtype float64, which holds them"),
+        ("float32", "--check-numerics --dtype float64, which holds them"),
+        ("float64", ""),
+    ],
+)
+def test_where_one_device_overflows_a_dtype_that_holds_more_is_named(dtype: str, larger: str) -> None:
+    overflowed = replace(difference(float("nan")), found=float("inf"), expected=float("inf"))
+    with pytest.raises(NumericsError) as caught:
+        report([overflowed], dtype)
+    assert caught.value.remedies == (*filter(None, [larger]), "an example without such numbers")
+
+
 def test_where_one_device_overflows_that_is_what_is_said() -> None:
-    overflowed, fine = difference(float("nan"), name="w"), difference(1e-3)
+    overflowed = difference(float("nan"), name="w")
+    fine = difference(1e-3)
     overflowed = replace(overflowed, found=float("inf"), expected=float("inf"))
     with pytest.raises(NumericsError, match="one device's own numbers are not finite") as caught:
         report([fine, overflowed], "float16")

@@ -33,8 +33,10 @@ class Network(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
-        self.second, self.last = nn.Conv2d(4, 4, 3, padding=1), nn.Linear(4, 5)
+        self.first = nn.Conv2d(3, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.second = nn.Conv2d(4, 4, 3, padding=1)
+        self.last = nn.Linear(4, 5)
         self.register_buffer("mask", torch.tensor([0.0, 0.0, -math.inf, 0.0]))
         self.shift = nn.Parameter(torch.ones(()))
 
@@ -59,7 +61,8 @@ DIVIDED = ("divided optimisers", "divided gradients", "divided parameters")
 
 @cache
 def plans() -> dict[str, Decision]:
-    graph, micro_batches = capture(model()).graph, MICRO_BATCHES
+    graph = capture(model()).graph
+    micro_batches = MICRO_BATCHES
     two = {"ranks": [(0, 1), (2, 3)], "shares": [(1, 1), (1, 1)]}
     return {
         "pipeline": decide(graph, ["second"], micro_batches),

@@ -14,7 +14,9 @@ from planner.ir.errors import UsageError
 from runtime.optim.coupling import require_apart
 
 CPU = torch.device("cpu")
-COUPLED, BY_PLACE, DRAWS = "of one parameter of others", "of its place", "draws random numbers"
+COUPLED = "of one parameter of others"
+BY_PLACE = "of its place"
+DRAWS = "draws random numbers"
 Change = Callable[["Own", list[nn.Parameter]], None]
 
 
@@ -23,7 +25,9 @@ class Own(torch.optim.Optimizer):
 
     def __init__(self, parameters: Iterable[Any], change: Change, lr: float = 1e-3) -> None:
         super().__init__(parameters, {"lr": lr, "k": 0})
-        self.change, self.count, self.state["k"] = change, {"steps": 0}, torch.zeros(())
+        self.change = change
+        self.count = {"steps": 0}
+        self.state["k"] = torch.zeros(())
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:

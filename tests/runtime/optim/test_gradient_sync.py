@@ -49,7 +49,8 @@ PLANS = {
     },
     "backward split": {"cuts": [0.5], "ranks": [(0,), (1, 2)], "shares": [(1,), (1, 1)], "schedule": split_backward},
 }
-CLIPPED, ALL_KEPT = {"clip_norm": 0.5}, {"clip_norm": 1000.0}
+CLIPPED = {"clip_norm": 0.5}
+ALL_KEPT = {"clip_norm": 1000.0}
 DIVIDED = ("three replicas", "replicas of both", "first and last stage on two ranks")
 
 
@@ -161,7 +162,8 @@ def test_a_rank_with_two_of_its_stages_keeps_one_copy_and_one_state() -> None:
     model, captured = network()
     decision = decide(captured.graph, micro_batches=MICRO_BATCHES, **PLANS["first and last stage on one rank"])
     engines, _ = run_ranks(model, decision, [])
-    first, last = engines[0]._local_stages[0], engines[0]._local_stages[2]
+    first = engines[0]._local_stages[0]
+    last = engines[0]._local_stages[2]
     assert first.parameters["token.weight"] is last.parameters["token.weight"]
     assert "token.weight" in first.optimizer.tensors
     assert "token.weight" not in last.optimizer.tensors
@@ -205,7 +207,8 @@ class Sums:
 
     class _Pending:
         def __init__(self, sums: Sums, flat: torch.Tensor) -> None:
-            self.sums, self.flat = sums, flat
+            self.sums = sums
+            self.flat = flat
 
         def wait(self) -> None:
             self.flat.mul_(2).add_(1)
@@ -274,7 +277,8 @@ def test_sums_start_within_the_last_backward_in_the_order_of_the_buckets() -> No
 
 
 def test_a_bucket_waits_for_all_earlier_ones() -> None:
-    found, sums = parameters(10, 20, 30), Sums()
+    found = parameters(10, 20, 30)
+    sums = Sums()
     buckets = GradientBuckets(found, sums.start, bucket_bytes=1)
     buckets.arm()
     buckets.note(found[0])
@@ -295,7 +299,9 @@ def test_a_gradient_that_comes_after_its_sum_has_started_is_refused() -> None:
 
 
 def test_parts_of_another_group_have_buckets_of_their_own_which_come_when_they_are_complete() -> None:
-    found, ours, theirs = parameters(10, 20, 30, 40, 50), Sums(), Sums()
+    found = parameters(10, 20, 30, 40, 50)
+    ours = Sums()
+    theirs = Sums()
     order: list[str] = []
 
     def start(sums: Sums, name: str) -> Callable[[torch.Tensor], Sums._Pending]:

@@ -223,7 +223,9 @@ def test_a_group_of_which_a_stage_has_no_parameter_is_not_empty_while_it_steps()
 def test_stages_of_one_rank_keep_apart_what_the_object_counts_and_follow_what_the_script_sets() -> None:
     parameters = named("a", "b")
     user = Counting(parameters.values())
-    user.seen, user.alpha, parameters["b"].lr_scale = [], 0.5, 0.5
+    user.seen = []
+    user.alpha = 0.5
+    parameters["b"].lr_scale = 0.5
     followed = Followed(user)
     followed.recognise(parameters)
     stages = [StageOptimizer({name: each}, followed, is_alone=False) for name, each in parameters.items()]
@@ -232,7 +234,8 @@ def test_stages_of_one_rank_keep_apart_what_the_object_counts_and_follow_what_th
     assert (stages[1].optimizer.seen, stages[1].optimizer.alpha, user.seen) == ([], 0.5, [])
     stages[0].follow()
     assert stages[0].optimizer.alpha == 0.25
-    user.alpha, parameters["b"].lr_scale = 1.5, 0.125
+    user.alpha = 1.5
+    parameters["b"].lr_scale = 0.125
     for stage in stages:
         stage.follow()
     assert [stage.optimizer.alpha for stage in stages] == [1.5, 1.5]

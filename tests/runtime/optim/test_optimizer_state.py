@@ -131,7 +131,9 @@ class Counts(torch.optim.Optimizer):
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         super().__init__(parameters, {"lr": 0.1})
-        self.counts, self.seen, self.state["k"] = {"steps": 0}, [], torch.zeros(())
+        self.counts = {"steps": 0}
+        self.seen = []
+        self.state["k"] = torch.zeros(())
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
@@ -271,7 +273,8 @@ def test_what_was_saved_whole_goes_on_in_parts() -> None:
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_the_users_own_object_goes_on_in_parts_and_gets_back_what_they_keep(name: str) -> None:
-    parameters, alone = new(), new()
+    parameters = new()
+    alone = new()
     user, own = (getattr(torch.optim, name)(each.values(), lr=0.1) for each in (parameters, alone))
     for step in range(6):
         gradients(alone, step)
@@ -294,8 +297,10 @@ def test_the_users_own_object_goes_on_in_parts_and_gets_back_what_they_keep(name
 
 
 def test_the_users_own_object_gets_back_what_it_counts() -> None:
-    parameters, alone = new(), new()
-    user, own = Counts(parameters.values()), Counts(alone.values())
+    parameters = new()
+    alone = new()
+    user = Counts(parameters.values())
+    own = Counts(alone.values())
     followed = Followed(user)
     followed.recognise(parameters)
     stages = [{name: parameters[name] for name in names} for names in CUTS[0]]

@@ -50,9 +50,12 @@ class Mixed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.norm = nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6)
-        self.twice, self.frozen = nn.Conv2d(6, 6, 3, padding=1), nn.Conv2d(6, 6, 1)
-        self.wide, self.last = nn.Linear(6, 24), nn.Linear(24, 5)
+        self.first = nn.Conv2d(3, 6, 3, padding=1)
+        self.norm = nn.BatchNorm2d(6)
+        self.twice = nn.Conv2d(6, 6, 3, padding=1)
+        self.frozen = nn.Conv2d(6, 6, 1)
+        self.wide = nn.Linear(6, 24)
+        self.last = nn.Linear(24, 5)
         self.scale = nn.Parameter(torch.full((24,), 1.5))
         self.frozen.requires_grad_(False)
 
@@ -73,7 +76,8 @@ class Pieces(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(18, 6) * 0.4)
-        self.between, self.last = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)), nn.Linear(6, 3)
+        self.between = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+        self.last = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         first, second, third = self.weight.split([6, 6, 6])
@@ -146,7 +150,8 @@ def test_slices_train_as_one_device(name: str, plan: str, zero: int) -> None:
 @pytest.mark.parametrize("zero", [2, 3])
 @pytest.mark.parametrize("which", ["all", "cores", "all layers in halves"])
 def test_what_is_computed_again_gathers_again_or_finds_its_parameters(which: str, zero: int) -> None:
-    graph, decision = network("gpt")[1].graph, decision_of("gpt", "stages of replicas", zero)
+    graph = network("gpt")[1].graph
+    decision = decision_of("gpt", "stages of replicas", zero)
     own = [[name for name, each in decision.layers.items() if each.stage == stage] for stage in (0, 1)]
     own[1].pop()  # the loss is not computed again
     changes = {
@@ -221,12 +226,14 @@ def test_evaluation_reads_whole_parameters_and_changes_nothing(zero: int) -> Non
 
     def does(engine: Engine) -> float | None:
         engine.step(*batch_of(model, 8, 0))
-        first, second = engine.evaluate(*batch).loss, engine.evaluate(*batch).loss
+        first = engine.evaluate(*batch).loss
+        second = engine.evaluate(*batch).loss
         assert first == second
         engine.step(*batch_of(model, 8, 1))
         return first
 
-    twin, other = copy.deepcopy(model), decide(network("mixed")[1].graph, [], MICRO_BATCHES)
+    twin = copy.deepcopy(model)
+    other = decide(network("mixed")[1].graph, [], MICRO_BATCHES)
     found = {each for each in on_all("mixed", decision, does) if each is not None}
     alone = {each for each in on_all("mixed", other, does) if each is not None}
     assert twin.module.training

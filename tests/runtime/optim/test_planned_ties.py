@@ -76,7 +76,8 @@ def profile(graph: Graph, num_devices: int) -> Profile:
         for layer in graph.layers
         for n in sizes
     )
-    known, costs = set[str](), dict[str, ParameterCost]()
+    known = set[str]()
+    costs = dict[str, ParameterCost]()
     for layer in graph.layers:
         costs[layer.name] = ParameterCost(1e-5, 1e-4) if set(layer.parameters) - known else ParameterCost(0.0, 0.0)
         known |= set(layer.parameters)

@@ -37,7 +37,8 @@ def test_numbers_that_another_process_kept_set_schedules_made_anew_where_they_we
     make: Callable[[torch.optim.Optimizer], Any],
 ) -> None:
     whole = rates(schedules_of(make(sgd())), 6)
-    first, elsewhere = schedules_of(make(sgd())), SteppedElsewhere()
+    first = schedules_of(make(sgd()))
+    elsewhere = SteppedElsewhere()
     rates(first, 3)
     elsewhere.load(first.numbers())
     again = schedules_of(make(optimizer := sgd()))

@@ -37,7 +37,8 @@ OPTIMIZERS: dict[str, Make] = {
     "groups by shape": by_shape,
     "one is left out": but_half,
 }
-EXACT, MIXED = (torch.float64,), (torch.float64, torch.bfloat16, torch.float32)
+EXACT = (torch.float64,)
+MIXED = (torch.float64, torch.bfloat16, torch.float32)
 
 
 def named_parameters(dtypes: tuple[torch.dtype, ...] = (torch.float64,)) -> dict[str, nn.Parameter]:

@@ -27,7 +27,8 @@ class Own(torch.optim.Optimizer):
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": 0.5})
-        self.rule, self.counts = self._rate, {"steps": 0}
+        self.rule = self._rate
+        self.counts = {"steps": 0}
 
     def _rate(self, parameter: torch.Tensor) -> float:
         return getattr(parameter, "lr_scale", 1.0) / self.counts["steps"] * self.scale * FACTOR

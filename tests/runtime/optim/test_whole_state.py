@@ -17,7 +17,8 @@ BOXED = torch.arange(8).view(4, 2)
 
 def rank_state(rank: int) -> RankState:
     """Half of the elements of one, half of the columns of another; what there is once, rank 0 writes."""
-    flat, column = WHOLE.flatten()[6 * rank : 6 * rank + 6], Interval(rank, rank + 1)
+    flat = WHOLE.flatten()[6 * rank : 6 * rank + 6]
+    column = Interval(rank, rank + 1)
     tensors = {"optimizer/a/exp_avg": flat, "optimizer/b/exp_avg": BOXED[:, rank : rank + 1], "model/a": torch.ones(2)}
     numbers = {"group/a/lr": 0.1, "group/a/betas/0": 0.9, "group/a/betas/1": 0.99, "group/b/lr": 0.1, "run/step": 3}
     numbers |= {"group/b/betas/0": 0.9, "group/b/betas/1": 0.99, "scheduler/a/last_epoch": 3, "optimizer/a/seen": 7}

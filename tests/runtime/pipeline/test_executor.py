@@ -129,7 +129,9 @@ def test_a_step_ends_when_all_that_was_sent_has_been_taken() -> None:
 
 
 def test_a_heartbeat_sees_what_is_done_and_that_a_rank_waits_for_the_others_before_a_step() -> None:
-    model, activity, seen = mined()[0], Activity(), list[str]()
+    model = mined()[0]
+    activity = Activity()
+    seen = list[str]()
 
     class Waiting(InProcessTransport):
         def barrier(self, word: int = 0) -> int:
@@ -165,7 +167,8 @@ class FakeStream:
     """A GPU that works for as long as it is told, after the calls that start its work."""
 
     def __init__(self) -> None:
-        self.done_s, self.waits = 7.0, 0
+        self.done_s = 7.0
+        self.waits = 0
 
 
 class FakeEvent:

@@ -26,7 +26,9 @@ INPUTS = InputSpecs(
 
 
 def test_every_part_of_a_batch_is_those_rows_of_it() -> None:
-    x, pairs, table = torch.randn(7, 3), torch.arange(14), torch.randn(3)
+    x = torch.randn(7, 3)
+    pairs = torch.arange(14)
+    table = torch.randn(3)
     batch = WholeBatch(INPUTS, (x, pairs, table), (3, 3, 3))
     assert batch.rows == (3, 3, 1)
     for m, rows in enumerate(batch.rows):
@@ -62,7 +64,9 @@ def tensors(rows: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_any_box_of_an_input_is_that_of_its_micro_batch(one_by_one: bool) -> None:
     """Also where it begins or ends inside a sample that has several rows."""
-    draw, inputs, given = random.Random(0), InputSpecs(SPECS, 4), tensors(sum(ROWS))
+    draw = random.Random(0)
+    inputs = InputSpecs(SPECS, 4)
+    given = tensors(sum(ROWS))
     first = [sum(ROWS[:m]) for m in range(len(ROWS))]
     parts = [
         {
@@ -113,7 +117,8 @@ def test_adding_up_is_the_adjoint_of_handing_out() -> None:
     torch.testing.assert_close(handed_out, returned, rtol=1e-14, atol=0)
 
 
-REDUCE_0, REDUCE_1 = Action(0, Op.REDUCE_GRAD), Action(1, Op.REDUCE_GRAD)
+REDUCE_0 = Action(0, Op.REDUCE_GRAD)
+REDUCE_1 = Action(1, Op.REDUCE_GRAD)
 BACKWARDS = tuple(map(Action.parse, ("1B0", "0B0", "1B1", "0B1")))
 
 

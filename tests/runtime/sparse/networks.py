@@ -68,7 +68,8 @@ class Pooled(nn.Module):
     def __init__(self, whole: nn.Module, window: nn.Module) -> None:
         super().__init__()
         self.first = nn.Sequential(spnn.Conv3d(2, 4, 3), spnn.BatchNorm(4), spnn.SiLU())
-        self.window, self.whole = window, whole
+        self.window = window
+        self.whole = whole
         self.second = nn.Sequential(spnn.Conv3d(4, 6, 3), spnn.BatchNorm(6), spnn.ReLU())
         self.head = nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 5))
 
@@ -83,11 +84,13 @@ class PerSample(nn.Module):
         super().__init__()
         self.first = nn.Sequential(spnn.Conv3d(2, 4, 3), spnn.InstanceNorm(4, affine=True), spnn.ReLU())
         self.second = nn.Sequential(spnn.Conv3d(4, 4, 2, 2), spnn.GroupNorm(2, 4), spnn.Tanh())
-        self.pool, self.gate = spnn.GlobalMaxPool(), nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())
+        self.pool = spnn.GlobalMaxPool()
+        self.gate = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())
 
     def forward(self, x: SparseTensor) -> SparseTensor:
         x = self.second(self.first(x))
-        gate, segments = self.gate(self.pool(x)), x.segments
+        gate = self.gate(self.pool(x))
+        segments = x.segments
         spread = torch.ops.halopipe.segment_expand(gate, segments.starts, segments.lengths, x.feats.shape[0])
         return x.with_feats(x.feats * spread)
 
@@ -111,11 +114,10 @@ class Above(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Sequential(spnn.Conv3d(2, 4, 3), spnn.BatchNorm(4), spnn.ReLU())
-        self.crop, self.up = (
-            spnn.SparseCrop((-2, -3, -2), (4, 3, 3)),
-            spnn.Conv3d(4, 4, 2, 2, transposed=True, generative=True),
-        )
-        self.down, self.inner = spnn.Conv3d(4, 4, 2, 2), spnn.SparseCrop((-2, 0, -2), (4, 4, 4))
+        self.crop = spnn.SparseCrop((-2, -3, -2), (4, 3, 3))
+        self.up = spnn.Conv3d(4, 4, 2, 2, transposed=True, generative=True)
+        self.down = spnn.Conv3d(4, 4, 2, 2)
+        self.inner = spnn.SparseCrop((-2, 0, -2), (4, 4, 4))
         self.dense = spnn.ToDenseBEVConvolution(4, 3, (6, 4, 6), offset=(-2, 0, -2), bias=True)
         self.high = spnn.ToBEVHeightCompression(4, (6, 2, 6), offset=(-2, 1, -2))
         self.flat = nn.Sequential(

@@ -102,7 +102,9 @@ class Given:
         segments: Mapping[str, Callable[[], Segments]],
         shares: tuple[int, ...],
     ) -> None:
-        self._maps, self._segments, self.shares = maps, segments, shares
+        self._maps = maps
+        self._segments = segments
+        self.shares = shares
 
     def map(self, name: str, device: torch.device) -> LocalMap:
         return self._maps[name]()
@@ -127,7 +129,8 @@ class Sharing:
 
     def local(self, spec: MapSpec, position: int, inverse: bool = False) -> LocalMap:
         found = self.geometry.map(spec)
-        source, target = self.owned(spec.source, position), self.owned(spec.target, position)
+        source = self.owned(spec.source, position)
+        target = self.owned(spec.target, position)
         return local_map(found.inverse(), target, source) if inverse else local_map(found, source, target)
 
     def segments(self, route: SiteRoute, position: int) -> Segments:

@@ -53,7 +53,8 @@ def agree(
     """A layer of a map is one device's; bytes that its forward sent."""
     found = sharing.geometry.map(spec)
     found, source, to = (found.inverse(), spec.target, spec.source) if inverse else (found, spec.source, spec.target)
-    x, rest = drawn(found.num_inputs, channels, seed=1), (found.neighbours, found.reverse)
+    x = drawn(found.num_inputs, channels, seed=1)
+    rest = (found.neighbours, found.reverse)
     dy = drawn(found.num_outputs, channels if weight is None else weight.shape[2], seed=2)
     tensors = {"x": (x, source)} | ({} if weight is None else {"weight": (weight, "whole")})
     parts = sharing.run(target, tensors, rest, (dy, to), spec=spec, inverse=inverse)
@@ -71,7 +72,8 @@ def agree(
 def test_a_convolution_is_one_devices(name: str, kind: str, num_ranks: int) -> None:
     """In two calls where a rank's rows are more than the weights (of one channel), else in one; ranks may differ."""
     _, sharing, spec, inverse = case(name, kind, num_ranks, seed=num_ranks)
-    offsets, channels = spec.kernel[0] * spec.kernel[1] * spec.kernel[2], 3 if num_ranks == 3 else 1
+    offsets = spec.kernel[0] * spec.kernel[1] * spec.kernel[2]
+    channels = 3 if num_ranks == 3 else 1
     weight = drawn(offsets, channels, 4, seed=3)
     agree(_OPS.sparse_conv.default, sharing, spec, inverse, channels, weight)
 
@@ -101,7 +103,8 @@ def test_just_the_rows_that_others_read_are_sent(name: str, kind: str) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_rows_of_others_and_their_gradients_are_adjoint(seed: int) -> None:
     """<y, E x> = <E* y, x>, where every rank's rows and halo are one vector."""
-    kind, num_ranks = OWNERSHIPS[seed % 6], RANKS[seed % 3]
+    kind = OWNERSHIPS[seed % 6]
+    num_ranks = RANKS[seed % 3]
     _, sharing, spec, inverse = case(list(MAPS)[seed], kind, num_ranks, seed)
     num_sites = sharing.geometry.num_sites(spec.target if inverse else spec.source)
     x = drawn(num_sites, 2, seed=seed)
@@ -133,7 +136,9 @@ def test_reductions_over_the_sites_of_a_sample_are_one_devices(
     geometry = cloud(num_ranks)
     sharing = Sharing(geometry, ownership(kind, geometry, num_ranks, 1), num_ranks, shares)
     segments = geometry.segments(())
-    x, dy, rest = drawn(geometry.num_sites(()), 3), drawn(4, 3, seed=1), (segments.starts, segments.lengths)
+    x = drawn(geometry.num_sites(()), 3)
+    dy = drawn(4, 3, seed=1)
+    rest = (segments.starts, segments.lengths)
     target = getattr(_OPS, name).default
     parts = sharing.run(target, {"x": (x, ())}, rest, (dy, "samples"))
     out, gradients = one_device(target, {"x": x}, rest, dy)
@@ -146,8 +151,11 @@ def test_reductions_over_the_sites_of_a_sample_are_one_devices(
 def test_samples_spread_over_their_sites_are_one_devices(kind: str, num_ranks: int, shares: tuple[int, ...]) -> None:
     geometry = cloud(num_ranks)
     sharing = Sharing(geometry, ownership(kind, geometry, num_ranks, 1), num_ranks, shares)
-    segments, num_sites = geometry.segments(()), geometry.num_sites(())
-    y, dy, rest = drawn(4, 3), drawn(num_sites, 3, seed=1), (segments.starts, segments.lengths, num_sites)
+    segments = geometry.segments(())
+    num_sites = geometry.num_sites(())
+    y = drawn(4, 3)
+    dy = drawn(num_sites, 3, seed=1)
+    rest = (segments.starts, segments.lengths, num_sites)
     target = _OPS.segment_expand.default
     parts = sharing.run(target, {"y": (y, "samples")}, rest, (dy, ()))
     out, gradients = one_device(target, {"y": y}, rest, dy)
@@ -157,7 +165,8 @@ def test_samples_spread_over_their_sites_are_one_devices(kind: str, num_ranks: i
 
 @pytest.mark.parametrize(("num_ranks", "shares"), SPREADS)
 def test_sums_of_samples_and_their_spread_are_adjoint(num_ranks: int, shares: tuple[int, ...]) -> None:
-    parts, own = drawn(num_ranks, 4, 2), drawn(4, 2, seed=1)
+    parts = drawn(num_ranks, 4, 2)
+    own = drawn(4, 2, seed=1)
     cuts = own.split(list(shares))
 
     def run(end: InProcessTransport) -> tuple[float, float, bool]:
@@ -198,7 +207,8 @@ def test_ranks_with_whole_samples_do_what_one_device_does_and_meet_nowhere(name:
     found, source, target = (
         (found.inverse(), spec.target, spec.source) if inverse else (found, spec.source, spec.target)
     )
-    x, dy = drawn(found.num_inputs, 3), drawn(found.num_outputs, 4, seed=1)
+    x = drawn(found.num_inputs, 3)
+    dy = drawn(found.num_outputs, 4, seed=1)
     weight = drawn(len(found.neighbours), 3, 4, seed=2)
     out, gradients = one_device(_OPS.sparse_conv.default, {"x": x}, (weight, found.neighbours, found.reverse), dy)
     for position in (0, 1):

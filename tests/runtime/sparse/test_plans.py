@@ -171,7 +171,8 @@ SYNCHRONOUS = tuple(name for name in names() if traits(name).trains and traits(n
 
 def scheduled(name: str, kind: str, micro_batches: tuple[int, ...]) -> Decision:
     """Two groups of ranks, one of two and one of one; two stages on each where the schedule allows it."""
-    groups, shares = ((0, 1), (2,)), ((1, 2), (1,))
+    groups = ((0, 1), (2,))
+    shares = ((1, 2), (1,))
     where = positions(name, 2, 1 if traits(name).stages_per_position == 1 else 2)
 
     def order(pipeline: Pipeline) -> Schedule:
@@ -225,7 +226,8 @@ def test_a_loss_that_is_no_mean_over_samples_is_refused_on_a_stage_of_several_ra
 def test_batches_of_other_sizes_follow_each_other() -> None:
     """Nothing of one batch's maps is left for the next; the padding may differ as well."""
     model, _ = network("unet")
-    first, second = batch_of(model, 4, 0), emptied(batch_of(model, 4, 1), (3,))
+    first = batch_of(model, 4, 0)
+    second = emptied(batch_of(model, 4, 1), (3,))
     (coordinates, features, counts), targets = second
     points = int(counts.max())
     second = (coordinates[:, :points], features[:, :points], counts), tuple(t[:, :points] for t in targets)
@@ -263,7 +265,8 @@ def test_what_a_step_made_of_its_clouds_goes_with_it() -> None:
 def test_shared_sites_under_autocast_compute_what_one_rank_computes(name: str) -> None:
     model = load_model(ModelSource(f"tests.runtime.sparse.networks:{name}", {}, (), "float32", autocast="bfloat16"))
     given = model, capture(model)
-    graph, micro_batches = given[1].graph, (3, 1)
+    graph = given[1].graph
+    micro_batches = (3, 1)
     alone = trained(given, decide(graph, [], micro_batches), steps=1)
     shared = trained(given, decide(graph, [], micro_batches, [(0, 1, 2)], [(1, 1, 1)]), steps=1)
     assert shared.losses == pytest.approx(alone.losses, rel=0.02)

@@ -141,7 +141,8 @@ def test_all_that_a_rank_reads_is_made_by_the_thread_before_its_step(monkeypatch
 
     def noted(name: str) -> object:
         def call(*given: object) -> object:
-            batch, value = given[0], given[1]
+            batch = given[0]
+            value = given[1]
             is_new = name == "_map" or (given[2], value) not in batch._made  # type: ignore[attr-defined]
             if is_new:
                 made.append((threading.get_native_id(), f"{name} {value}"))
@@ -234,7 +235,8 @@ def test_of_what_is_expected_the_last_two_stay() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system knows no affinity")
 def test_a_thread_that_works_beside_gives_way_or_has_a_core_and_no_other_thread_does() -> None:
-    core, found = min(os.sched_getaffinity(0)), []
+    core = min(os.sched_getaffinity(0))
+    found = []
     before = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
 
     def beside(on: int | None) -> None:

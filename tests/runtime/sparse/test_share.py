@@ -23,7 +23,8 @@ SPEEDS = [((1.0, 1.0), (2, 2)), ((3.0, 1.0, 2.0), (2, 1, 1)), ((1.0, 0.0, 1.0), 
 def prepared(name: str, num_ranks: int) -> object:
     model, captured = network(name)
     decision = decide(captured.graph, [], (4,), [tuple(range(num_ranks))], [(1,) * num_ranks])
-    (inputs, targets), whole = batch_of(model, 4, 0), captured
+    inputs, targets = batch_of(model, 4, 0)
+    whole = captured
     specs = step_inputs(whole)
     prepared = PreparedInputs.of(whole.graph, whole.preparation, dict(whole.raw))
     return Preparing.of(decision, prepared).batch(WholeBatch(specs, (*inputs, *targets), (4,)))
@@ -68,7 +69,8 @@ def test_rows_of_a_sample_stay_together_and_blocks_whole(speeds: tuple[float, ..
 
 def test_features_and_targets_go_with_their_sites() -> None:
     """In whatever order: each site's row is that of the sorted batch."""
-    batch, sorted_ = prepared("unet", 3), prepared("unet", 1)
+    batch = prepared("unet", 3)
+    sorted_ = prepared("unet", 1)
     names = {own: value for value, own in batch.prepared.names.items()}
     pairs = [
         sorted(

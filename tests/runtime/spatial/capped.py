@@ -29,7 +29,9 @@ from runtime.transport import open_gloo
 from tests.runtime.divided import divided
 from tests.runtime.plans import engine_of, sgd
 
-SIDE, CHANNELS, DEPTH = 768, 8, 5
+SIDE = 768
+CHANNELS = 8
+DEPTH = 5
 
 
 def network() -> tuple[LoadedModel, CapturedModule]:

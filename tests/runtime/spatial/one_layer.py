@@ -257,7 +257,8 @@ def check(one: OneLayer, cuts: Mapping[str, tuple[int, ...]], margin: int = 0, t
 
 def check_connected(one: OneLayer, cuts: Mapping[str, tuple[int, ...]]) -> None:
     """Backward from every rank's part alone reaches the same of what the layer reads, empty or not."""
-    reached, ways = set[int](), set[frozenset[int]]()
+    reached = set[int]()
+    ways = set[frozenset[int]]()
     leaves = one.tensors
     watched = tuple(_Watched.apply(each, at, reached) if each.requires_grad else each for at, each in enumerate(leaves))
     for _, result in replace(one, tensors=watched).ranks(cuts):
@@ -276,7 +277,8 @@ class _Watched(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, place: int, reached: set[int]) -> Tensor:
-        ctx.place, ctx.reached = place, reached
+        ctx.place = place
+        ctx.reached = reached
         return x.view_as(x)
 
     @staticmethod

@@ -26,7 +26,9 @@ from runtime.spatial.op_rules.products import run_embedding, run_linear
 from runtime.transport import InProcessTransport
 from tests.runtime.ranks import on_ranks
 
-SAMPLES, CHANNELS, FILTERS = 4, 7, 9
+SAMPLES = 4
+CHANNELS = 7
+FILTERS = 9
 Compute = Callable[[LayerShard, Tensor, Tensor, Tensor], Tensor]
 
 

@@ -81,7 +81,8 @@ def test_layers_drop_by_global_index(function: Callable[[Tensor], Tensor]) -> No
 
 @pytest.mark.parametrize("dim", [0, None])
 def test_attention_drops_weights_by_global_index(dim: int | None) -> None:
-    names, three = "sample head time feature", [torch.randn(3, 4, 7, 2).double() for _ in range(3)]
+    names = "sample head time feature"
+    three = [torch.randn(3, 4, 7, 2).double() for _ in range(3)]
     for causal in (False, True):
         one = one_layer(
             lambda q, k, v, causal=causal: F.scaled_dot_product_attention(q, k, v, dropout_p=0.3, is_causal=causal),

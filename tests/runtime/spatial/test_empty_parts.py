@@ -56,7 +56,8 @@ class Joined(nn.Module):
         self.head = nn.LazyLinear(3)
 
     def forward(self, x: Tensor) -> Tensor:
-        left, right = self.left(x), self.right(x)
+        left = self.left(x)
+        right = self.right(x)
         return self.head((self.join(left, right)).flatten(1)) + 0.1 * right.mean()
 
 

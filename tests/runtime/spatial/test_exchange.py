@@ -213,7 +213,8 @@ def test_what_is_forgotten_is_not_done() -> None:
 def test_gradients_are_added_and_told_of_when_they_are_there() -> None:
     told: list[Tensor] = []
     later = DeferredGradients(told.append)
-    weight, bias = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(1))
+    weight = nn.Parameter(torch.ones(2))
+    bias = nn.Parameter(torch.ones(1))
     for _ in range(2):
         later.put_gradients((weight, bias, None), lambda: (2 * weight, None, torch.ones(1)))
         assert len(told) == (0 if weight.grad is None else 1)

@@ -110,7 +110,8 @@ class _Shared(nn.Module):
 
     def __init__(self, turns: bool) -> None:
         super().__init__()
-        self.first, self.turns = nn.Linear(4, 4, bias=False), turns
+        self.first = nn.Linear(4, 4, bias=False)
+        self.turns = turns
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.first.weight.t() if self.turns else self.first.weight

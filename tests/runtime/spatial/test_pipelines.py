@@ -23,7 +23,9 @@ from tests.runtime.versioned import train_on_versions
 
 TRAINING = tuple(name for name in names() if traits(name).trains)
 MICRO_BATCHES = (4, 3, 2, 4)
-HEIGHT, WIDTH, BOTH = {"height": (0, 1, 2)}, {"width": (0, 2, 5)}, {"sample": (0, 1, 2)}
+HEIGHT = {"height": (0, 1, 2)}
+WIDTH = {"width": (0, 2, 5)}
+BOTH = {"sample": (0, 1, 2)}
 
 
 class Branched(nn.Module):
@@ -32,8 +34,10 @@ class Branched(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(2, 4, 3, padding=1)
-        self.first, self.second = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 5, padding=2, groups=2)
-        self.down, self.skip = nn.Conv2d(4, 6, 3, 2, 1), nn.Conv2d(4, 6, 1, 2)
+        self.first = nn.Conv2d(4, 4, 3, padding=1)
+        self.second = nn.Conv2d(4, 4, 5, padding=2, groups=2)
+        self.down = nn.Conv2d(4, 6, 3, 2, 1)
+        self.skip = nn.Conv2d(4, 6, 1, 2)
         self.norm = nn.BatchNorm2d(6)
         self.last = nn.Linear(6, 3)
 

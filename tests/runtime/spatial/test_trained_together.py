@@ -36,9 +36,12 @@ class Images(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
-        self.norm, self.instance = nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True)
-        self.slope, self.scale = nn.PReLU(4), nn.Parameter(torch.randn(1, 4, 1, 11))
+        self.first = nn.Conv2d(2, 4, 3, padding=1)
+        self.second = nn.Conv2d(4, 4, 3, padding=1)
+        self.norm = nn.GroupNorm(2, 4)
+        self.instance = nn.InstanceNorm2d(4, affine=True)
+        self.slope = nn.PReLU(4)
+        self.scale = nn.Parameter(torch.randn(1, 4, 1, 11))
         self.head = nn.Linear(36, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -58,8 +61,11 @@ class Words(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.token, self.position = nn.Embedding(11, 8), nn.Parameter(torch.randn(6, 8))
-        self.norm, self.project, self.out = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 5)
+        self.token = nn.Embedding(11, 8)
+        self.position = nn.Parameter(torch.randn(6, 8))
+        self.norm = nn.LayerNorm(8)
+        self.project = nn.Linear(8, 24)
+        self.out = nn.Linear(8, 5)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.token(tokens) + self.position
@@ -86,9 +92,13 @@ class Dropping(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.drop, self.channels = nn.Conv2d(2, 4, 3, padding=1), nn.Dropout(0.4), nn.Dropout2d(0.4)
-        self.slopes, self.alpha = nn.RReLU(), nn.AlphaDropout(0.2)
-        self.project, self.head = nn.Linear(4, 24), nn.Linear(8, 3)
+        self.conv = nn.Conv2d(2, 4, 3, padding=1)
+        self.drop = nn.Dropout(0.4)
+        self.channels = nn.Dropout2d(0.4)
+        self.slopes = nn.RReLU()
+        self.alpha = nn.AlphaDropout(0.2)
+        self.project = nn.Linear(4, 24)
+        self.head = nn.Linear(8, 3)
         self.lstm = nn.LSTM(8, 8, 2, dropout=0.3, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -105,10 +115,14 @@ class Segments(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.norm1 = nn.Conv2d(2, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6, momentum=None)
-        self.down, self.norm2 = nn.Conv2d(6, 6, 3, stride=2, padding=1), nn.BatchNorm2d(6, affine=False)
-        self.frozen, self.gate = nn.BatchNorm2d(6), nn.Conv2d(6, 6, 1)
-        self.head, self.norm3 = nn.Conv2d(6, CODES, 3, padding=1), nn.BatchNorm2d(CODES, track_running_stats=False)
+        self.first = nn.Conv2d(2, 6, 3, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(6, momentum=None)
+        self.down = nn.Conv2d(6, 6, 3, stride=2, padding=1)
+        self.norm2 = nn.BatchNorm2d(6, affine=False)
+        self.frozen = nn.BatchNorm2d(6)
+        self.gate = nn.Conv2d(6, 6, 1)
+        self.head = nn.Conv2d(6, CODES, 3, padding=1)
+        self.norm3 = nn.BatchNorm2d(CODES, track_running_stats=False)
         self.frozen.eval()
         self.frozen.num_batches_tracked = None  # which no layer reads: it would be in no stage
 
@@ -216,7 +230,9 @@ def serial(name: str) -> Trained:
 def serial_by_step(name: str) -> Trained:
     """One device, whose random numbers or weights of terms are other at each step."""
     model, captured = copy.deepcopy(network(name))
-    draw, optimizer, losses = CounterRng(SEED), sgd(model.module.parameters()), []
+    draw = CounterRng(SEED)
+    optimizer = sgd(model.module.parameters())
+    losses = []
     loss_of = drawing_loss(captured, draw)
     for step in range(steps(name)):
         draw.step = step
@@ -323,7 +339,8 @@ def test_wherever_a_stage_ends(name: str, after: int) -> None:
 
 @pytest.mark.parametrize("cuts", CUTS[tuple(CLASSES)][1:4], ids=str)
 def test_evaluation_takes_the_running_statistics_of_all_parts(cuts: Cuts) -> None:
-    (loaded, captured), sizes = network("classes"), rows("classes")
+    loaded, captured = network("classes")
+    sizes = rows("classes")
     batch = batch_of(loaded, sum(sizes), 0)
 
     def work(engine: Engine) -> list[float | None]:
@@ -344,7 +361,8 @@ def test_evaluation_takes_the_running_statistics_of_all_parts(cuts: Cuts) -> Non
 @pytest.mark.parametrize("seed", range(2))
 def test_a_layout_for_every_layer(name: str, families: str, seed: int) -> None:
     rng = random.Random(seed)
-    ranks, changes = rng.choice([2, 3, 4, 6]), rng.choice([0.1, 0.5, 1.0])
+    ranks = rng.choice([2, 3, 4, 6])
+    changes = rng.choice([0.1, 0.5, 1.0])
     graph = network(name)[1].graph
     decision = at_random(graph, ranks, FAMILIES[families], rng, rows(name), changes=changes)
     check(name, decision)
@@ -366,7 +384,8 @@ def test_features_heads_and_time_of_a_transformer() -> None:
 
 
 def test_dropout_drops_the_same_wherever_a_volume_is_cut() -> None:
-    made, everything = network("cosmoflow"), FAMILIES["all"]
+    made = network("cosmoflow")
+    everything = FAMILIES["all"]
     plans = (at_random(made[1].graph, n, everything, random.Random(n), rows("cosmoflow")) for n in (2, 4))
     one, many = (trained(made, plan, steps("cosmoflow")) for plan in plans)
     assert_equal(one, many)

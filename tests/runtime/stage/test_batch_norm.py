@@ -14,7 +14,8 @@ from runtime.transport import Exchanging, InProcessTransport
 from runtime.transport.small_allgather import PendingRows, RowGather
 from tests.runtime.ranks import on_ranks
 
-MOMENTUM, EPS = 0.3, 1e-3
+MOMENTUM = 0.3
+EPS = 1e-3
 SHARES = [(5, 3), (1, 7), (4, 0), (0, 6), (2, 2, 2), (1, 4, 3), (3, 0, 1), (0, 2, 0)]
 EXTENTS = [(), (9,), (5, 4), (3, 2, 4)]
 
@@ -34,7 +35,8 @@ def tensors(rows: int, extent: tuple[int, ...], dtype: torch.dtype = torch.float
 
 def serial(data: dict, affine: bool = True) -> dict[str, torch.Tensor]:
     x, weight, bias = (data[name].clone().requires_grad_() for name in ("x", "weight", "bias"))
-    mean, var = data["running_mean"].clone(), data["running_var"].clone()
+    mean = data["running_mean"].clone()
+    var = data["running_var"].clone()
     parameters = (weight, bias) if affine else (None, None)
     y = F.batch_norm(x, mean, var, *parameters, training=True, momentum=MOMENTUM, eps=EPS)
     y.backward(data["dy"])
@@ -49,7 +51,8 @@ def distributed(data: dict, shares: tuple[int, ...], affine: bool = True) -> lis
         part = {name: data[name].split(shares)[end.rank] for name in ("x", "dy")}
         x = part["x"].clone().requires_grad_()
         weight, bias = (data[name].clone().requires_grad_() if affine else None for name in ("weight", "bias"))
-        mean, var = data["running_mean"].clone(), data["running_var"].clone()
+        mean = data["running_mean"].clone()
+        var = data["running_var"].clone()
         tell = RowGather(cast(Exchanging, end), tuple(range(len(shares))))
         y = synchronised_batch_norm(x, weight, bias, mean, var, MOMENTUM, EPS, tell)
         y.backward(part["dy"])

@@ -20,7 +20,8 @@ class Shared(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.first = nn.Linear(4, 4)
+        self.last = nn.Linear(4, 4)
         self.last.weight = self.first.weight
         self.register_buffer("count", torch.zeros(()))
         self.register_buffer("table", torch.ones(4))

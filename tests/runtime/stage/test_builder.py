@@ -68,7 +68,8 @@ class Net(nn.Module):
 
 def net(*, input_shape: tuple[int, ...] = (4, 2, 4, 4)) -> Example:
     torch.manual_seed(0)
-    x, target = torch.randn(input_shape), torch.arange(input_shape[0]) % 3
+    x = torch.randn(input_shape)
+    target = torch.arange(input_shape[0]) % 3
     return Net(), (x, target), functional.cross_entropy
 
 
@@ -148,7 +149,8 @@ def test_weight_versions_are_exact(order: object, recompute: bool) -> None:
 
 def test_weight_versions_on_replicas_are_exact() -> None:
     model, captured = transformer()
-    ranks, shares = [(0, 1), (2,)], [(2, 1), (1,)]
+    ranks = [(0, 1), (2,)]
+    shares = [(2, 1), (1,)]
     decision = decide(captured.graph, [0.5], (3, 2, 3), ranks, shares, schedule="pipedream")
     expected = train_on_versions(model, captured.graph, decision)
     assert_equal(train_by_plan(model, decision, steps=2), expected, 1e-12)
@@ -197,7 +199,8 @@ Snapshot = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 def snapshot(engine: Engine) -> Snapshot:
     """Copies of parameters and buffers, and of gradients."""
-    state, gradients = engine.state_dict(), engine.gradients()
+    state = engine.state_dict()
+    gradients = engine.gradients()
     return {name: each.clone() for name, each in state.items()}, {n: each.clone() for n, each in gradients.items()}
 
 
@@ -224,7 +227,8 @@ class Noisy(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.first = nn.Linear(4, 4)
+        self.last = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.first(x) + torch.randn_like(x))

@@ -104,8 +104,10 @@ def test_sizes_that_vary_are_given_by_name() -> None:
 @pytest.mark.parametrize(("rows", "num_operators"), [((4, 3), 1), ((1, 3), 4)])
 def test_tensors_of_one_shape_are_not_broadcast_together(rows: tuple[int, ...], num_operators: int) -> None:
     graph = fx.Graph()
-    x, y = graph.placeholder("x"), graph.placeholder("y")
-    x.meta["val"], y.meta["val"] = torch.empty(4, 3), torch.empty(rows)
+    x = graph.placeholder("x")
+    y = graph.placeholder("y")
+    x.meta["val"] = torch.empty(4, 3)
+    y.meta["val"] = torch.empty(rows)
     both = graph.call_function(torch.ops.aten.broadcast_tensors.default, ([x, y],))
     parts = [graph.call_function(operator.getitem, (both, place)) for place in (0, 1)]
     loss = graph.call_function(torch.ops.aten.mse_loss.default, tuple(parts))
@@ -114,12 +116,15 @@ def test_tensors_of_one_shape_are_not_broadcast_together(rows: tuple[int, ...], 
     layers = dict.fromkeys((both.name, parts[0].name, parts[1].name, loss.name), "loss")
     stage = cut_stage(module, ["loss"], layers, {"x": "x", "y": "y", "loss": loss.name}, ("loss",))
     assert sum(node.op == "call_function" for node in stage.traced.graph.nodes) == num_operators
-    x, y = torch.randn(4, 3), torch.randn(rows)
+    x = torch.randn(4, 3)
+    y = torch.randn(rows)
     (found,) = stage.function(4, x, y)
     assert torch.equal(found, nn.functional.mse_loss(x, y.expand(4, 3)))
 
 
-X, W, B = torch.randn(2, 4, 6, 6), torch.randn(4, 4, 3, 3), torch.randn(4)
+X = torch.randn(2, 4, 6, 6)
+W = torch.randn(4, 4, 3, 3)
+B = torch.randn(4)
 ROWS = torch.randn(5, 4)
 ARGUMENTS = {
     "add.Tensor": (ROWS, B),
@@ -269,7 +274,8 @@ def test_results_without_rows_have_the_right_shapes_and_gradients_flow_back() ->
 
 
 def test_with_rows_nothing_changes_and_errors_stay_errors() -> None:
-    stage, plain = refusing(empty=True), refusing(empty=False)
+    stage = refusing(empty=True)
+    plain = refusing(empty=False)
     x = torch.randn(2, 3, 4, 4, dtype=torch.float64)
     state = tuple(plain.attributes.values())
     assert torch.equal(plain.function(2, x, *state)[0], stage.function(2, x, *state)[0])

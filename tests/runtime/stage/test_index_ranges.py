@@ -20,7 +20,9 @@ from runtime.stage.index_ranges import IndexRange, index_ranges
 from runtime.transport import Hub, InProcessTransport
 from tests.runtime.plans import decide, sgd
 
-ROWS, WORDS, CLASSES = 4, 7, 3
+ROWS = 4
+WORDS = 7
+CLASSES = 3
 
 
 class Words(nn.Module):
@@ -28,7 +30,8 @@ class Words(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.head = nn.Embedding(WORDS, 6), nn.Linear(6, CLASSES)
+        self.table = nn.Embedding(WORDS, 6)
+        self.head = nn.Linear(6, CLASSES)
 
     def forward(self, words: Tensor) -> Tensor:
         return self.head(self.table(words)).flatten(0, 1)
@@ -48,7 +51,8 @@ def of_one_less(scores: Tensor, kinds: Tensor) -> Tensor:
 
 
 def captured(loss: Callable[[Tensor, Tensor], Tensor]) -> tuple[CapturedModule, LoadedModel]:
-    words, kinds = torch.randint(WORDS, (ROWS, 5)), torch.randint(1, CLASSES, (ROWS, 5))
+    words = torch.randint(WORDS, (ROWS, 5))
+    kinds = torch.randint(1, CLASSES, (ROWS, 5))
     model = LoadedModel(Words(), (words,), (kinds,), TrainedLoss(loss, unpacked=True))
     return capture(model), model
 
@@ -74,7 +78,8 @@ class Marked(Words):
 
 
 def test_what_is_told_from_nothing_may_be_any_number() -> None:
-    words, kinds = torch.randint(WORDS, (ROWS, 5)), torch.randint(1, CLASSES, (ROWS, 5))
+    words = torch.randint(WORDS, (ROWS, 5))
+    kinds = torch.randint(1, CLASSES, (ROWS, 5))
     model = capture(LoadedModel(Marked(), (words,), (kinds,), TrainedLoss(of_each_word, unpacked=True)))
     assert index_ranges(model)["inputs"] == (IndexRange("table", WORDS),)
 
@@ -97,7 +102,8 @@ def test_a_step_on_such_a_batch_is_refused_and_the_next_one_runs() -> None:
     decision = decide(model.graph, [], (2, 2))
     end = InProcessTransport(Hub(1, [(0,)]), 0)
     engine = Engine(RankContext(decision, sgd, deadline_s=20.0, model=model, module=loaded.module, transport=end))
-    words, kinds = loaded.inputs[0], loaded.targets[0].clone()
+    words = loaded.inputs[0]
+    kinds = loaded.targets[0].clone()
     kinds[3, 2] = CLASSES
     with pytest.raises(UsageError, match=r"targets holds 3[\s\S]*sample 3, at 2"):
         engine.step((words,), (kinds,))

@@ -88,7 +88,8 @@ def test_a_forgotten_step_leaves_nothing_behind() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_phases_come_in_turn(count: int) -> None:
-    accumulation, found = AccumulationStep(count), []
+    accumulation = AccumulationStep(count)
+    found = []
     for _ in range(2 * count):
         found.append((accumulation.is_first, accumulation.is_last))
         accumulation.advance()
@@ -96,7 +97,8 @@ def test_phases_come_in_turn(count: int) -> None:
 
 
 def test_what_is_spoilt_stays_so_until_steps_of_another_update_begin() -> None:
-    accumulation, found = AccumulationStep(3, number=2), []
+    accumulation = AccumulationStep(3, number=2)
+    found = []
     accumulation.advance()
     accumulation.is_spoilt = True
     for _ in range(4):

@@ -129,7 +129,8 @@ def test_a_buffer_is_written_once_and_seen_as_the_forward_saw_it() -> None:
 
 def test_a_buffer_that_a_span_reads_by_two_ways_is_refused() -> None:
     graph = fx.Graph()
-    x, n = graph.placeholder("x"), graph.placeholder("n")
+    x = graph.placeholder("x")
+    n = graph.placeholder("n")
     view = graph.call_function(torch.Tensor.view, (n, -1))
     raised = graph.call_function(torch.Tensor.add_, (n, 1))
     y = graph.call_function(torch.mul, (graph.call_function(torch.mul, (x, raised)), view))
@@ -184,7 +185,8 @@ def test_sizes_that_are_worked_out_between_belong_to_the_span() -> None:
     div = next(node for node in graph.nodes if "truediv" in node.name)
     layers[div.name] = "b"
     size = next(node for node in graph.nodes if node.target == "numel")
-    size.op, size.target = "call_function", torch.Tensor.numel
+    size.op = "call_function"
+    size.target = torch.Tensor.numel
     x = torch.tensor([0.3, 0.5], dtype=F64)
     found = enclosed(graph, layers, {}, (("a", "b"),), again())
     assert all(map(torch.equal, run(found, x), sized(x)))

@@ -203,7 +203,8 @@ def cut(model: CapturedModule, at: float) -> tuple[StageFunction, StageFunction]
     names = [layer.name for layer in model.graph.layers]
     place = round(at * len(names))
     maps = (model.layer_of_node, model.node_of_value)
-    early, late = names[:place], names[place:]
+    early = names[:place]
+    late = names[place:]
     sent = tuple(value for value in model.graph.cut(place))
     first = cut_stage(model.graph_module, early, *maps, sent, None, tuple(model.sizes))
     return first, cut_stage(model.graph_module, late, *maps, (model.graph.loss,), None, tuple(model.sizes))
@@ -222,7 +223,8 @@ def run_stages(model: CapturedModule, stages: tuple[StageFunction, StageFunction
         for name, value in zip(stage.outputs, found, strict=True):
             assert tuple(value.shape) == foreseen.values()[name].shape
             leaf = value.detach().requires_grad_(value.requires_grad)
-            held[name], given[name] = (value, leaf), leaf
+            held[name] = (value, leaf)
+            given[name] = leaf
     loss = held[model.graph.loss][0]
     loss.backward()
     sent = [(value, leaf.grad) for name, (value, leaf) in held.items() if leaf.grad is not None]

@@ -29,7 +29,8 @@ def passes(loss: bool = False, run_config: RunConfig | None = None) -> tuple[Sta
 
 
 X = {"x": torch.tensor([[1.0, 2.0]], dtype=F64), "c": torch.tensor([[1, 1]])}
-GY, GZ = torch.tensor([[1.0, 10.0]], dtype=F64), torch.tensor([[100.0, 100.0]], dtype=F64)
+GY = torch.tensor([[1.0, 10.0]], dtype=F64)
+GZ = torch.tensor([[100.0, 100.0]], dtype=F64)
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -188,7 +189,8 @@ def test_values_of_any_kind_pass_through() -> None:
 
 def counting(run_config: RunConfig) -> tuple[StagePasses, Tensor]:
     """y = w x n, after n, a buffer, has been raised by one."""
-    weight, count = nn.Parameter(torch.ones(2, dtype=F64)), torch.zeros((), dtype=F64)
+    weight = nn.Parameter(torch.ones(2, dtype=F64))
+    count = torch.zeros((), dtype=F64)
 
     def function(num_samples: int, x: Tensor, w: Tensor, n: Tensor) -> tuple[Tensor, ...]:
         return (w * x * n.add_(1).clone(),)

@@ -88,7 +88,8 @@ def test_an_update_writes_what_backward_needs_unless_it_is_kept() -> None:
 
 
 def test_gradients_of_several_micro_batches_are_added_and_told_of() -> None:
-    p, frozen = parameter(), parameter()
+    p = parameter()
+    frozen = parameter()
     told: list[Tensor] = []
     weights = Weights([p, frozen], {0: 2}, told.append)
     for factor in (1.0, 3.0):
@@ -127,7 +128,10 @@ def replay(row: tuple[Action, ...]) -> list[int]:
     p = parameter()
     uses = RunConfig.of(row, False, None).version_uses
     weights = Weights([p], uses)
-    version_of, leaves, storages, kept = {}, {}, [weakref.ref(p.untyped_storage())], []
+    version_of = {}
+    leaves = {}
+    storages = [weakref.ref(p.untyped_storage())]
+    kept = []
     expected: Counter[int] = Counter()
     for action in row:
         m = action.microbatch

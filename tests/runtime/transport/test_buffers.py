@@ -45,7 +45,8 @@ class Side:
     """One end's process group: what it sends goes into the other's buffers."""
 
     def __init__(self) -> None:
-        self.here, self.there = Wire(), Wire()
+        self.here = Wire()
+        self.there = Wire()
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> Wire:
         return self.here.recv(tensors, source, tag)
@@ -57,8 +58,10 @@ class Side:
 
 
 def ends() -> tuple[Peer, Peer]:
-    left, right = Side(), Side()
-    left.there, right.there = right.here, left.here
+    left = Side()
+    right = Side()
+    left.there = right.here
+    right.there = left.here
     return Peer(left, Works(0), 1), Peer(right, Works(1), 0)
 
 
@@ -157,7 +160,8 @@ class End:
     """As a transport, one end of the line between two ranks."""
 
     def __init__(self, rank: int, peer: Peer) -> None:
-        self.rank, self._peer = rank, peer
+        self.rank = rank
+        self._peer = peer
         self.most_announced = 0
 
     def post_receive(self, key, source, specs):
@@ -197,7 +201,8 @@ def post(end: End, steps: Program, peer: int) -> P2PMailbox:
 
 
 def test_a_rank_has_the_buffers_of_its_window_and_of_the_message_it_works_on(monkeypatch):
-    alive, most_alive = set(), []
+    alive = set()
+    most_alive = []
     make = peer_module.alone_buffer
 
     def counted(*arguments):
@@ -211,7 +216,8 @@ def test_a_rank_has_the_buffers_of_its_window_and_of_the_message_it_works_on(mon
     monkeypatch.setattr(peer_module, "alone_buffer", counted)
     steps = program()
     sender, receiver = (End(rank, peer) for rank, peer in enumerate(ends()))
-    there, here = post(sender, steps, 1), post(receiver, steps, 0)
+    there = post(sender, steps, 1)
+    here = post(receiver, steps, 0)
     there.begin(0)
     here.begin(0)
     for m in range(NUM_MICROBATCHES):
@@ -230,7 +236,8 @@ def test_a_rank_has_the_buffers_of_its_window_and_of_the_message_it_works_on(mon
 def test_a_step_forgets_what_came_in_the_last_one_and_was_not_taken():
     steps = program()
     sender, receiver = (End(rank, peer) for rank, peer in enumerate(ends()))
-    there, here = post(sender, steps, 1), post(receiver, steps, 0)
+    there = post(sender, steps, 1)
+    here = post(receiver, steps, 0)
     there.begin(0)
     here.begin(0)
     for m in range(2):
@@ -288,7 +295,9 @@ class Work:
     """Done after it was asked ``polls`` times; then its wait raises ``error``."""
 
     def __init__(self, polls: int, error: str = "") -> None:
-        self.polls, self.error, self.num_waits = polls, error, 0
+        self.polls = polls
+        self.error = error
+        self.num_waits = 0
 
     def is_completed(self) -> bool:
         self.polls -= 1
@@ -301,7 +310,8 @@ class Work:
 
 
 def test_a_wait_of_a_stream_asks_nothing_and_settling_asks_until_all_is_done():
-    works, some = StreamWorks(0), [Work(0), Work(3), Work(1)]
+    works = StreamWorks(0)
+    some = [Work(0), Work(3), Work(1)]
     for number, work in enumerate(some):
         works.wait(work, ("receive", number), ("rank", 1), Deadline(5.0))
     assert [(work.polls, work.num_waits) for work in some] == [(0, 1), (3, 1), (1, 1)]
@@ -338,14 +348,19 @@ def test_what_cannot_be_started_has_lost_its_peer(works):
 class Half:
     """One of the two transports of ranks of several hosts."""
 
-    name, groups, rank, world_size, deadline_s = "", (), 0, 3, 5.0
+    name = ""
+    groups = ()
+    rank = 0
+    world_size = 3
+    deadline_s = 5.0
 
     def flush(self, deadline: Deadline) -> None:
         self.deadline = deadline
 
 
 def test_a_flush_within_hosts_and_between_them_waits_no_longer_than_one():
-    shared, gloo = Half(), Half()
+    shared = Half()
+    gloo = Half()
     MixedTransport(shared, gloo, frozenset([(0, 1)])).flush()
     assert gloo.deadline is shared.deadline
     assert shared.deadline.limit_s == 5.0

@@ -79,7 +79,8 @@ def test_a_message_wakes_the_rank_that_waits_for_it():
 
 def test_a_full_channel_holds_the_sender_until_the_receiver_announces_a_message():
     hub = Hub(2, capacity=2)
-    sender, receiver = InProcessTransport(hub, 0), InProcessTransport(hub, 1)
+    sender = InProcessTransport(hub, 0)
+    receiver = InProcessTransport(hub, 1)
     sent: list[int] = []
 
     def work() -> None:
@@ -108,7 +109,8 @@ def test_a_sender_into_a_full_channel_gives_up_after_the_hubs_deadline():
 
 def test_messages_of_a_rank_that_left_can_still_be_received():
     hub = Hub(2)
-    sender, receiver = InProcessTransport(hub, 0), InProcessTransport(hub, 1)
+    sender = InProcessTransport(hub, 0)
+    receiver = InProcessTransport(hub, 1)
     sender.send(key(0), 1, [torch.ones(2)])
     sender.close()
     receiver.post_receive(key(0), 0, SPECS)

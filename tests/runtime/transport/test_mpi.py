@@ -110,10 +110,13 @@ def test_a_process_that_ends_well_waits_for_the_others_and_one_that_failed_does_
 class Tagged:
     """A communicator that notes under which tag something was sent."""
 
-    rank, size = 0, 2
+    rank = 0
+    size = 2
 
     def __init__(self, largest: int) -> None:
-        self.largest, self.copies, self.tags = largest, [], []
+        self.largest = largest
+        self.copies = []
+        self.tags = []
 
     def Get_attr(self, name: object) -> int:  # noqa: N802 - mpi4py's
         return self.largest

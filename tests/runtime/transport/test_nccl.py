@@ -136,7 +136,8 @@ def test_tensors_of_a_gpu_come_as_tensors_of_the_cpu():
     from runtime.transport import Hub, InProcessTransport
 
     hub = Hub(2)
-    sender, receiver = InProcessTransport(hub, 0), InProcessTransport(hub, 1)
+    sender = InProcessTransport(hub, 0)
+    receiver = InProcessTransport(hub, 1)
     value = torch.randn(2, 3, device="cuda", requires_grad=True)
     receiver.post_receive(key(0), 0, SPECS)
     sender.send(key(0), 1, [value])

@@ -32,7 +32,8 @@ def test_a_block_comes_back_when_the_last_tensor_of_its_message_is_gone(run):
     """However many messages there were, the segment is as large as those that were held at once."""
 
     def program(transport):
-        used, views = [], []
+        used = []
+        views = []
         for number in range(40):
             if transport.rank == 0:
                 transport.send(key(number), 1, [torch.full((1000,), float(number))])
@@ -55,7 +56,8 @@ def test_what_ranks_do_together_gives_its_blocks_back(run):
     """However often they meet, the segment is about as large as after the first few times."""
 
     def program(transport):
-        ranks, used = (0, 1, 2), []
+        ranks = (0, 1, 2)
+        used = []
         others = [rank for rank in ranks if rank != transport.rank]
         for _ in range(40):
             transport.all_reduce(torch.ones(1000), ranks)
@@ -135,7 +137,8 @@ def test_more_announcements_than_a_ring_holds_wait_with_their_sender(run):
 @pytest.mark.parametrize("way", ["sum", "exchange"])
 def test_what_is_of_another_dtype_or_size_is_not_taken_for_what_was_expected(run, way, other):
     def program(transport):
-        peer, mine = 1 - transport.rank, torch.ones(1000) if transport.rank == 0 else other.clone()
+        peer = 1 - transport.rank
+        mine = torch.ones(1000) if transport.rank == 0 else other.clone()
         ways = {
             "sum": lambda: transport.all_reduce(mine, (0, 1)),
             "exchange": lambda: transport.start_exchange({peer: mine}, {peer: mine}).wait(),

@@ -213,7 +213,8 @@ def a_large_sum_of_what_is_not_in_one_piece_lands_where_it_lies(transport):
 
 @ranks(2)
 def a_group_of_one_keeps_what_it_has(transport):
-    group, flat = (transport.rank,), torch.arange(3.0)
+    group = (transport.rank,)
+    flat = torch.arange(3.0)
     transport.start_sum(flat, group).wait()
     transport.reduce_scatter(flat, (3,), group)
     transport.all_gather(flat, (3,), group)
@@ -224,11 +225,13 @@ def a_group_of_one_keeps_what_it_has(transport):
 
 def same_bits(transport):
     """Of a sum, on all ranks, whoever comes last."""
-    size, group = transport.world_size, tuple(range(transport.world_size))
+    size = transport.world_size
+    group = tuple(range(transport.world_size))
     first = whole(transport.rank, 1001)
     transport.all_reduce(first, group)
     for trial in range(4):
-        term, table = whole(transport.rank, 1001), torch.zeros(size, 1001)
+        term = whole(transport.rank, 1001)
+        table = torch.zeros(size, 1001)
         time.sleep(0.02 * ((transport.rank + trial) % size))
         transport.all_reduce(term, group)
         table[transport.rank] = term
@@ -280,7 +283,8 @@ def started_sums_end_as_sums_do_with_the_same_bits_on_all_ranks(transport):
         for number, term in enumerate(terms):
             total = sum(whole(rank + 10 * number, size).double() for rank in group)
             torch.testing.assert_close(term.double(), total, rtol=1e-6, atol=1e-5)
-            largest, least = term.clone(), -term
+            largest = term.clone()
+            least = -term
             transport.all_max(largest, group)
             transport.all_max(least, group)
             assert torch.equal(largest, -least)
@@ -314,10 +318,13 @@ def what_comes_again_in_every_step_never_meets_what_another_step_left(transport)
 
 @ranks(2)
 def started_sums_never_meet_other_sums_or_exchanges_whatever_comes_first_on_each_rank(transport):
-    rank, peer = transport.rank, 1 - transport.rank
+    rank = transport.rank
+    peer = 1 - transport.rank
     for size in (5, 200_000):
-        started, at_once = torch.full((size,), 1.0 + rank), torch.full((size,), 10.0 * rank)
-        sent, came = torch.full((size,), 100.0 + rank), torch.empty(size)
+        started = torch.full((size,), 1.0 + rank)
+        at_once = torch.full((size,), 10.0 * rank)
+        sent = torch.full((size,), 100.0 + rank)
+        came = torch.empty(size)
         if rank == 0:
             pending = [transport.start_exchange({peer: sent}, {peer: came}), transport.start_sum(started, (0, 1))]
             transport.all_reduce(at_once, (0, 1))
@@ -381,7 +388,8 @@ def a_scattered_sum_then_a_gather_is_a_sum(transport):
             stop = start + counts[transport.rank]
             assert torch.equal(flat[:start], terms[transport.rank][:start])
             assert torch.equal(flat[stop:], terms[transport.rank][stop:])
-            flat[:start], flat[stop:] = 0, 0
+            flat[:start] = 0
+            flat[stop:] = 0
             transport.all_gather(flat, counts, WORLD)
             assert torch.equal(flat, terms[0] + terms[1] + terms[2] + terms[3])  # in the order of ranks
 
@@ -390,7 +398,8 @@ def a_scattered_sum_then_a_gather_is_a_sum(transport):
 def the_largest_of_all_ranks_and_nan_above_all(transport):
     numbers = torch.tensor([float(transport.rank), 5.0 - transport.rank, 1.0, 5.0])
     numbers[3] = float("nan") if transport.rank == 1 else 5.0
-    numbers, scalar = numbers.view(2, 2), torch.tensor(transport.rank)
+    numbers = numbers.view(2, 2)
+    scalar = torch.tensor(transport.rank)
     transport.all_max(numbers, (0, 1, 2))
     transport.all_max(scalar, (0, 1, 2))
     assert [str(value) for value in (*numbers.flatten().tolist(), scalar.item())] == ["2.0", "5.0", "1.0", "nan", "2"]
@@ -458,7 +467,8 @@ def values_are_sent_and_not_bytes_that_mean_others(transport):
 @ranks(2)
 def what_is_cut_out_of_a_tensor_is_sent_as_it_lies_and_may_be_written_after_the_wait(transport):
     """A column of a matrix, a halo's shape."""
-    rank, peer = transport.rank, 1 - transport.rank
+    rank = transport.rank
+    peer = 1 - transport.rank
     for rows, is_keyed in ((rows, is_keyed) for rows in (7, 10_000, 70_000) for is_keyed in (False, True)):
         for step in range(10):
             matrix = torch.stack([of(rank, peer, 10 * step + column, rows) for column in range(4)], 1)
@@ -489,7 +499,9 @@ def halos_of_all_dims_are_packed_where_they_are_sent_from(transport):
 @ranks(2)
 def exchanges_of_a_pair_and_key_are_matched_in_the_order_they_were_started(transport):
     """Step after step, whichever is waited for first; nor is what was received overwritten by what comes next."""
-    rank, peer, kept = transport.rank, 1 - transport.rank, []
+    rank = transport.rank
+    peer = 1 - transport.rank
+    kept = []
     for size, step in ((size, step) for size in (3, 400_000) for step in range(4)):
         pending = []
         for number, exchange_key in enumerate((size + 1, size + 2, None, size + 2, None)):

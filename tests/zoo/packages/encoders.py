@@ -244,6 +244,7 @@ def decision_transformer() -> Example:
     sizes = {"state_dim": 6, "act_dim": 3, "hidden_size": 32, "n_layer": 2, "n_head": 4, "max_ep_len": 32}
     names = ("states", "actions", "rewards", "returns_to_go", "timesteps", "attention_mask")
     model = configured("DecisionTransformer", "DecisionTransformerModel", **sizes)
-    steps, numbers = torch.arange(8).repeat(SAMPLES, 1), [normal(SAMPLES, 8, width) for width in (6, 3, 1, 1)]
+    steps = torch.arange(8).repeat(SAMPLES, 1)
+    numbers = [normal(SAMPLES, 8, width) for width in (6, 3, 1, 1)]
     inputs = (*numbers, steps, torch.ones(SAMPLES, 8))
     return Named(model, names, "action_preds"), (inputs, normal(SAMPLES, 8, 3, seed=1)), functional.mse_loss

@@ -13,7 +13,10 @@ from torch.nn import functional
 from tests.missing_operators import declare_missing
 from tests.zoo.entries import DATA, network
 
-SAMPLES, TIME, VOCABULARY, CLASSES = 4, 16, 200, 5
+SAMPLES = 4
+TIME = 16
+VOCABULARY = 200
+CLASSES = 5
 NUM_SPECIAL = 3
 """Tokens of a meaning of their own: padding, begin and end."""
 
@@ -75,7 +78,10 @@ class Named(nn.Module):
 
     def __init__(self, model: nn.Module, names: tuple[str, ...], answer: str, **fixed: Any) -> None:
         super().__init__()
-        self.model, self.names, self.answer, self.fixed = model, names, answer, fixed
+        self.model = model
+        self.names = names
+        self.answer = answer
+        self.fixed = fixed
 
     def forward(self, *tensors: Tensor) -> Tensor:
         """The record's ``answer``."""

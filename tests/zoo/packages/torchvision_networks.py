@@ -34,7 +34,8 @@ class _Pyramid(nn.Module):
         super().__init__()
         trunk = ResNet(BasicBlock, [1, 1, 1, 1], norm_layer=nn.BatchNorm2d)
         levels = {"layer2": "0", "layer3": "1", "layer4": "2"}
-        self.backbone, self.head = BackboneWithFPN(trunk, levels, [128, 256, 512], _CHANNELS), head
+        self.backbone = BackboneWithFPN(trunk, levels, [128, 256, 512], _CHANNELS)
+        self.head = head
 
     def forward(self, pictures: Tensor) -> Tensor:
         """(sample, place, class)."""

@@ -41,7 +41,8 @@ def _registered(module: Any, origin: str) -> dict[str, Entry]:
     return {name: entry for name, entry in of_module("scripts").items() if entry.origin == origin}
 
 
-PACKAGES, HABITS = _registered(packages, "packages"), _registered(habits, "habits")
+PACKAGES = _registered(packages, "packages")
+HABITS = _registered(habits, "habits")
 
 
 def __getattr__(name: str) -> Factory:

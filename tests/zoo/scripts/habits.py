@@ -17,7 +17,9 @@ def dict_inputs() -> Any:
     class Fusion(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.text, self.image, self.head = nn.EmbeddingBag(50, 8), nn.Linear(12, 8), nn.Linear(17, 3)
+            self.text = nn.EmbeddingBag(50, 8)
+            self.image = nn.Linear(12, 8)
+            self.head = nn.Linear(17, 3)
 
         def forward(self, batch: Any) -> Any:
             """What is known of each sample, and its classes."""
@@ -65,7 +67,9 @@ def several_losses() -> Any:
     class TwoTasks(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.trunk, self.classes, self.value = nn.Linear(12, 16), nn.Linear(16, 3), nn.Linear(16, 1)
+            self.trunk = nn.Linear(12, 16)
+            self.classes = nn.Linear(16, 3)
+            self.value = nn.Linear(16, 1)
 
         def forward(self, x: Any) -> Any:
             """A class and a number."""
@@ -73,7 +77,8 @@ def several_losses() -> Any:
             return self.classes(hidden), self.value(hidden).squeeze(-1)
 
     def losses(output: Any, targets: Any) -> Any:
-        (logits, values), (labels, wanted) = output, targets
+        logits, values = output
+        labels, wanted = targets
         return {"classes": functional.cross_entropy(logits, labels), "value": functional.mse_loss(values, wanted)}
 
     return TwoTasks(), (torch.randn(8, 12), (torch.randint(3, (8,)), torch.randn(8))), losses
@@ -88,7 +93,8 @@ def keywords_and_constants() -> Any:
     class Keywords(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.last = nn.Linear(12, 16), nn.Linear(16, 3)
+            self.first = nn.Linear(12, 16)
+            self.last = nn.Linear(16, 3)
 
         def forward(self, *, x: Any, labels: Any, scale: float = 1.0, how: str = "mean") -> Any:
             """The loss and the logits."""
@@ -138,7 +144,8 @@ def own_function() -> Any:
     class Binary(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.last = nn.Linear(12, 16), nn.Linear(16, 3)
+            self.first = nn.Linear(12, 16)
+            self.last = nn.Linear(16, 3)
 
         def forward(self, x: Any) -> Any:
             """Classes of signs."""
@@ -156,7 +163,8 @@ def buffer_by_hand() -> Any:
     class Counting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.last = nn.Linear(12, 16), nn.Linear(16, 3)
+            self.first = nn.Linear(12, 16)
+            self.last = nn.Linear(16, 3)
             self.register_buffer("steps", torch.zeros(()))
 
         def forward(self, x: Any) -> Any:
@@ -209,7 +217,9 @@ def notebook_cell() -> Any:
     class Cell(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.norm, self.up, self.down = nn.LayerNorm(12), nn.Linear(12, 32), nn.Linear(32, 3)
+            self.norm = nn.LayerNorm(12)
+            self.up = nn.Linear(12, 32)
+            self.down = nn.Linear(32, 3)
 
         def forward(self, x: Any) -> Any:
             """Classes."""
@@ -227,7 +237,9 @@ def control_flow() -> Any:
     class Early(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.second, self.last = nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 3)
+            self.first = nn.Linear(12, 12)
+            self.second = nn.Linear(12, 12)
+            self.last = nn.Linear(12, 3)
 
         def forward(self, x: Any) -> Any:
             """Classes; the second layer only where the first is not sure."""

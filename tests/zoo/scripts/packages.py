@@ -40,7 +40,8 @@ def distilbert_answers() -> Any:
 
     config = DistilBertConfig(vocab_size=200, max_position_embeddings=64, n_layers=2, n_heads=4, dim=64, hidden_dim=128)
     words = torch.randint(200, (4, 16))
-    first, last = torch.randint(8, (4,)), torch.randint(8, 16, (4,))
+    first = torch.randint(8, (4,))
+    last = torch.randint(8, 16, (4,))
     return DistilBertForQuestionAnswering(config), {
         "input_ids": words,
         "start_positions": first,
@@ -68,7 +69,8 @@ def llama() -> Any:
     config = LlamaConfig(
         vocab_size=200, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4
     )
-    words, mask = torch.randint(3, 200, (4, 16)), torch.ones(4, 16, dtype=torch.long)
+    words = torch.randint(3, 200, (4, 16))
+    mask = torch.ones(4, 16, dtype=torch.long)
     mask[1, 10:] = 0
     return LlamaForCausalLM(config), {
         "input_ids": words,
@@ -193,7 +195,8 @@ def clip() -> Any:
     config = CLIPConfig(
         text_config=words, vision_config={**sizes, "image_size": 32, "patch_size": 8}, projection_dim=32
     )
-    captions, pictures = torch.randint(3, 200, (4, 16)), torch.randn(4, 3, 32, 32)
+    captions = torch.randint(3, 200, (4, 16))
+    pictures = torch.randn(4, 3, 32, 32)
     captions[:, -1] = 2
     return CLIPModel(config), {"input_ids": captions, "pixel_values": pictures, "return_loss": True}
 

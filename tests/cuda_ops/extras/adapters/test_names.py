@@ -50,6 +50,7 @@ def test_users_import_from_beside_the_operators(library: str) -> None:
 @each_network
 def test_state_dicts_go_to_torchsparse_and_back(factory: Factory) -> None:
     adapter = import_module("cuda_ops.sparse.adapters.torchsparse")
-    (one, x, _, _), (other, *_) = example(factory), example(factory)
+    one, x, _, _ = example(factory)
+    other, *_ = example(factory)
     adapter.load_torchsparse_state_dict(other, adapter.to_torchsparse_state_dict(one))
     torch.testing.assert_close(plain(other(x)), plain(one(x)))

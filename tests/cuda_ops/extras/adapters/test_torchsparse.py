@@ -33,9 +33,11 @@ class TheirTensor:
 
 def their_offsets(kernel: Triple) -> list[Triple]:
     """By the rule of lookup_coords_kernel in `torchsparse/backend/hashmap/hashmap_cuda.cuh`."""
-    volume, found = kernel[0] * kernel[1] * kernel[2], []
+    volume = kernel[0] * kernel[1] * kernel[2]
+    found = []
     for k in range(volume):
-        offset, rest = [0, 0, 0], k
+        offset = [0, 0, 0]
+        rest = k
         for axis in range(3) if volume % 2 else reversed(range(3)):
             offset[axis] = rest % kernel[axis] - (kernel[axis] - 1) // 2
             rest //= kernel[axis]
@@ -72,7 +74,8 @@ def test_a_tensor_goes_there_and_comes_back() -> None:
 
 @pytest.mark.parametrize("kernel", [(3, 3, 3), (1, 3, 5), (2, 2, 2), (3, 2, 1), (1, 1, 2)])
 def test_a_checkpoint_computes_the_same_here(kernel: Triple) -> None:
-    x, ours = cloud(sites=100), spnn.Conv3d(3, 4, kernel).double()
+    x = cloud(sites=100)
+    ours = spnn.Conv3d(3, 4, kernel).double()
     state = {"kernel": torch.randn(ours.kernel.shape, dtype=torch.float64)}
     load_torchsparse_state_dict(ours, state)
     torch.testing.assert_close(ours(x).feats, their_conv(x, state["kernel"], kernel))

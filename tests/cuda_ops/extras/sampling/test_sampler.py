@@ -118,7 +118,8 @@ def test_nodes_seeds_layers_and_draws_are_independent_of_one_another() -> None:
 def test_parts_of_the_seeds_get_the_neighbours_that_all_of_them_get(draws: PlainDraws) -> None:
     sampler = NeighbourSampler(GRAPH, (4, 3), 1, draws=draws)
     seeds = np.arange(60)
-    whole, parts = sampler.levels(seeds, 9), [sampler.levels(seeds[a:b], 9) for a, b in ((0, 7), (7, 7), (7, 60))]
+    whole = sampler.levels(seeds, 9)
+    parts = [sampler.levels(seeds[a:b], 9) for a, b in ((0, 7), (7, 7), (7, 60))]
 
     def trees(levels: SampledLevels) -> list[set[tuple[int, int]]]:
         """Of each layer, which node sends to which."""

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from cuda_ops.sparse.nn import SparseTensor
 
-FIRST, EXTENT = 8, 6
+FIRST = 8
+EXTENT = 6
 """Of the coordinates: FIRST .. FIRST + EXTENT - 1, so that no field of a kernel reaches below 0."""
 SIDE = 24
 
@@ -18,7 +19,8 @@ def cloud(
     """Random sites in float64; the sample ``empty`` has none."""
     generator = torch.Generator().manual_seed(seed)
     flat = torch.randperm(samples * EXTENT**3, generator=generator)[:sites]
-    batch, cell = flat // EXTENT**3, flat % EXTENT**3
+    batch = flat // EXTENT**3
+    cell = flat % EXTENT**3
     places = torch.stack((cell // EXTENT**2, cell // EXTENT % EXTENT, cell % EXTENT), 1) + FIRST
     coords = torch.cat((batch[:, None], places), 1).to(torch.int32)
     feats = torch.randn(sites, channels, generator=generator, dtype=torch.float64)

@@ -65,7 +65,8 @@ def test_a_crop_keeps_the_sites_within_its_bounds(lowest: Any, above: Any) -> No
 
 def test_what_is_added_has_the_sites_of_both() -> None:
     x = cloud()
-    low, high = SparseCrop(coords_max=(12, 99, 99))(x), SparseCrop((10, 0, 0))(x)
+    low = SparseCrop(coords_max=(12, 99, 99))(x)
+    high = SparseCrop((10, 0, 0))(x)
     strangers = generative_add(x, cloud(seed=5))
     for y, parts in ((generative_add(low, high), (low, high)), (strangers, (x, cloud(seed=5)))):
         torch.testing.assert_close(on_grid(y), sum(map(on_grid, parts)))
@@ -91,10 +92,12 @@ def test_a_reduction_is_the_mean_of_each_column(dim: int) -> None:
 @pytest.mark.parametrize("heights", [14, 15])
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_convolution_has_a_matrix_for_each_height(dim: int, heights: int, bias: bool) -> None:
-    x, layer = cloud(samples=3, empty=1), ToBEVConvolution(3, 4, heights, dim=dim, bias=bias).double()
+    x = cloud(samples=3, empty=1)
+    layer = ToBEVConvolution(3, 4, heights, dim=dim, bias=bias).double()
     if bias:
         nn.init.normal_(layer.bias)
-    y, view = layer(x), weighted(x, layer.kernel, layer.bias if bias else 0.0, dim)
+    y = layer(x)
+    view = weighted(x, layer.kernel, layer.bias if bias else 0.0, dim)
     torch.testing.assert_close(y.feats, at_columns(view, y, dim))
     dense = ToDenseBEVConvolution(3, 4, torch.tensor(bounds(dim, heights)), dim=dim, bias=bias).double()
     dense.load_state_dict(layer.state_dict())
@@ -135,7 +138,8 @@ VIEWS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_gradients_are_right(name: str) -> None:
-    x, layer = cloud(channels=2, sites=12), VIEWS[name]().double()
+    x = cloud(channels=2, sites=12)
+    layer = VIEWS[name]().double()
     parameters = [p.requires_grad_() for p in layer.parameters()]
 
     def of(feats: Tensor, *_: Tensor) -> Tensor:

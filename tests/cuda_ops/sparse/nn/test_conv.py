@@ -56,7 +56,8 @@ def sites(grid: Tensor) -> Tensor:
 @pytest.mark.parametrize("dilation", [1, 2, (1, 2, 3)])
 @pytest.mark.parametrize("bias", [False, True])
 def test_at_stride_1_it_is_the_dense_convolution_at_the_sites(kernel: Any, dilation: Any, bias: bool) -> None:
-    x, conv = cloud(), layer(3, 4, kernel, dilation=dilation, bias=bias)
+    x = cloud()
+    conv = layer(3, 4, kernel, dilation=dilation, bias=bias)
     y = conv(x)
     assert torch.equal(y.coords, x.coords)
     torch.testing.assert_close(y.feats, at_sites(dense_conv(conv, on_grid(x)), x))
@@ -69,7 +70,8 @@ def test_at_stride_1_it_is_the_dense_convolution_at_the_sites(kernel: Any, dilat
 def test_strided_it_is_the_dense_convolution_wherever_its_field_holds_a_site(
     kernel: Any, stride: Any, dilation: Any
 ) -> None:
-    x, conv = cloud(sites=20), layer(3, 4, kernel, stride, dilation=dilation, bias=True)
+    x = cloud(sites=20)
+    conv = layer(3, 4, kernel, stride, dilation=dilation, bias=True)
     y = conv(x)
     held = dense_conv(
         conv, on_grid(x.with_feats(torch.ones(20, 1).double())), torch.ones(1, 1, *conv.kernel_size).double()
@@ -114,7 +116,8 @@ def test_generative_it_makes_every_site_that_is_reached(kernel: Any, stride: Any
 
 
 def test_a_single_offset_is_a_matrix() -> None:
-    x, conv = cloud(), layer(3, 5, 1, bias=True)
+    x = cloud()
+    conv = layer(3, 5, 1, bias=True)
     assert conv.kernel.shape == (3, 5)
     torch.testing.assert_close(conv(x).feats, x.feats @ conv.kernel + conv.bias)
 
@@ -122,7 +125,8 @@ def test_a_single_offset_is_a_matrix() -> None:
 def test_the_gradients_are_those_of_the_dense_convolution() -> None:
     x = cloud()
     leaf = x.feats.requires_grad_()
-    down, up = layer(3, 4, 3, 2, bias=True), layer(4, 2, 3, 2, transposed=True)
+    down = layer(3, 4, 3, 2, bias=True)
+    up = layer(4, 2, 3, 2, transposed=True)
     up(down(x)).feats.pow(2).sum().backward()
     found = [leaf.grad, *(parameter.grad for parameter in (*down.parameters(), *up.parameters()))]
     twin = leaf.detach().clone().requires_grad_()

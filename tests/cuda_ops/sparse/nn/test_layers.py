@@ -75,7 +75,8 @@ def test_gradients_are_right(pool: torch.nn.Module) -> None:
 
 def test_global_pooling_is_sample_by_sample_and_0_for_an_empty_one() -> None:
     x = cloud(samples=3, empty=1)
-    mean, largest = GlobalAvgPool()(x), GlobalMaxPool()(x)
+    mean = GlobalAvgPool()(x)
+    largest = GlobalMaxPool()(x)
     for sample in (0, 2):
         rows = x.feats[x.coords[:, 0] == sample]
         torch.testing.assert_close(mean[sample], rows.mean(0))
@@ -102,7 +103,8 @@ def empty(channels: int = 3) -> SparseTensor:
 
 @pytest.mark.parametrize("keywords", [{}, {"momentum": None}, {"affine": False}, {"track_running_stats": False}])
 def test_batch_norm_is_torchs_on_the_features(keywords: dict[str, Any]) -> None:
-    ours, theirs = BatchNorm(3, **keywords).double(), nn.BatchNorm1d(3, **keywords).double()
+    ours = BatchNorm(3, **keywords).double()
+    theirs = nn.BatchNorm1d(3, **keywords).double()
     assert list(ours.state_dict()) == list(theirs.state_dict())
     for training in (True, True, False):
         x = cloud(seed=int(training))
@@ -194,7 +196,8 @@ def test_cross_entropy_is_a_mean_over_samples_of_means_over_sites(ignored: int) 
 
 def test_a_batch_is_the_weighted_mean_of_its_parts_and_so_is_its_gradient() -> None:
     x = cloud(samples=5, sites=90)
-    targets, loss = targets_of(x), SiteCrossEntropy()
+    targets = targets_of(x)
+    loss = SiteCrossEntropy()
     leaf = x.feats.requires_grad_()
     whole = loss(x, targets)
     parts = [(stop - first, part(x, first, stop)) for first, stop in ((0, 2), (2, 5))]
@@ -229,7 +232,9 @@ MODULES = ["ReLU", "LeakyReLU", "SiLU", "GELU", "ELU", "Sigmoid", "Tanh"]
 
 @pytest.mark.parametrize("name", MODULES)
 def test_an_activation_is_torchs_on_the_features_and_on_plain_tensors(name: str) -> None:
-    ours, theirs, x = getattr(spnn, name)(), getattr(nn, name)(), cloud()
+    ours = getattr(spnn, name)()
+    theirs = getattr(nn, name)()
+    x = cloud()
     y = ours(x)
     assert y.geometry is x.geometry
     torch.testing.assert_close(y.feats, theirs(x.feats))
@@ -238,7 +243,8 @@ def test_an_activation_is_torchs_on_the_features_and_on_plain_tensors(name: str)
 
 def test_layers_with_parameters_keep_torchs_names() -> None:
     x = cloud()
-    linear, plain = spnn.Linear(3, 5).double(), nn.Linear(3, 5).double()
+    linear = spnn.Linear(3, 5).double()
+    plain = nn.Linear(3, 5).double()
     plain.load_state_dict(linear.state_dict())
     torch.testing.assert_close(linear(x).feats, plain(x.feats))
     torch.testing.assert_close(spnn.LayerNorm(3).double()(x).feats, nn.LayerNorm(3).double()(x.feats))

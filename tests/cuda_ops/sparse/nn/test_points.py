@@ -66,14 +66,16 @@ def test_between_voxels_those_around_a_point_share_its_weight(level: int) -> Non
     found = devoxelise(x, points)
     table = {tuple(place): feats for place, feats in zip(x.coords.tolist(), x.feats, strict=True)}
     for point, value in zip(points, found, strict=True):
-        total, weights = torch.zeros(3).double(), 0.0
+        total = torch.zeros(3).double()
+        weights = 0.0
         place = point[1:] / level
         for corner in ((a, b, c) for a in (0, 1) for b in (0, 1) for c in (0, 1)):
             voxel = place.floor() + torch.tensor(corner)
             weight = float((1 - (place - voxel).abs()).prod())
             site = (int(point[0]), *(int(each) for each in voxel))
             if site in table:
-                total, weights = total + weight * table[site], weights + weight
+                total = total + weight * table[site]
+                weights = weights + weight
         torch.testing.assert_close(value, total / weights if weights else total)
 
 
@@ -107,7 +109,8 @@ def test_points_that_do_not_fit_are_refused() -> None:
 
 
 def test_hashes_find_sites_and_their_neighbours() -> None:
-    x, offsets = cloud(), torch.tensor([[0, 0, 0], [1, 0, 0], [0, -2, 3], [1 << 18, 0, 0]], dtype=torch.int32)
+    x = cloud()
+    offsets = torch.tensor([[0, 0, 0], [1, 0, 0], [0, -2, 3], [1 << 18, 0, 0]], dtype=torch.int32)
     hashes = sphash(x.coords)
     assert len(hashes.unique()) == len(x)
     shuffled = torch.randperm(len(x))

@@ -70,7 +70,8 @@ def test_features_that_are_not_finite_are_refused_where_a_check_is_asked_for(val
 
 @pytest.mark.parametrize("sign", [operator.add, operator.sub, operator.mul, operator.truediv])
 def test_arithmetic_is_that_of_the_features(sign: object) -> None:
-    x, y = cloud(), cloud()
+    x = cloud()
+    y = cloud()
     assert x.geometry is not y.geometry
     for other, plain in ((y, y.feats), (2.5, 2.5), (x.feats + 3, x.feats + 3)):
         torch.testing.assert_close(sign(x, other).feats, sign(x.feats, plain))  # type: ignore[operator]
@@ -87,7 +88,8 @@ def test_channels_of_tensors_on_one_site_set_are_joined() -> None:
 
 
 def test_tensors_that_do_not_belong_together_are_neither_added_nor_joined() -> None:
-    x, other = cloud(), cloud(seed=1)
+    x = cloud()
+    other = cloud(seed=1)
     down = Conv3d(3, 3, 2, 2).double()(x)
     wider = Conv3d(3, 3, 3, 2).double()(x)
     with pytest.raises(SparseInputError, match=r"different strides: found \(2, 2, 2\), expected \(1, 1, 1\)"):

@@ -18,7 +18,8 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium")
 
-RANKS, MICRO_BATCHES = 64, 167
+RANKS = 64
+MICRO_BATCHES = 167
 MOST = 12_800
 """Elements of the page, and objects of its charts, which make a page slow: some for a layer, a rank or an operation
 (4,100 elements before a chart is drawn), but not one for every tenth of the 128,000 actions, which are in columns."""
@@ -32,7 +33,8 @@ COUNT = """() => {
 
 def timeline(source: str, scale: float, program: tuple[tuple[str, ...], ...]) -> Timeline:
     """Every action in its turn, as long as its kind: what a simulator says would take a minute to make."""
-    spans, memory = [], []
+    spans = []
+    memory = []
     for rank, row in enumerate(program):
         at_s = rank * 2e-3 * scale
         for action in row:

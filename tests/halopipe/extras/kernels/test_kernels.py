@@ -108,11 +108,13 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_attention_is_computed_again_and_what_that_wins_is_code_and_output(planned: Path) -> None:
-    path, plan = str(planned / "profile.json"), str(planned / "plan.json")
+    path = str(planned / "profile.json")
+    plan = str(planned / "plan.json")
     code, text = code_and_output("plan", path, *SELECTIVE, "-o", plan)
     assert code == 0, text
     assert "2 spans of layers computed again in the backward: the fullest rank holds" in text
-    found, profile = load(plan, Plan), load(path, Profile)
+    found = load(plan, Plan)
+    profile = load(path, Profile)
     spans = [span for stage in found.decision.stages for span in stage.recomputed]
     assert sorted(spans) == sorted(attention_cores(profile.graph))
     assert not any(stage.recompute for stage in found.decision.stages)
@@ -126,7 +128,8 @@ def test_other_spans_than_were_asked_for_are_a_fault_and_priced_by_the_checker(p
     path = str(planned / "profile.json")
     code, text = code_and_output("plan", path, *SELECTIVE, "-o", str(planned / "other.json"))
     assert code == 0, text
-    plan, profile = load(planned / "other.json", Plan), load(path, Profile)
+    plan = load(planned / "other.json", Plan)
+    profile = load(path, Profile)
     bare = tuple(replace(stage, recomputed=()) for stage in plan.decision.stages)
     faults = check(replace(plan, decision=replace(plan.decision, stages=bare)), profile)
     assert any("asked for recompute selective" in fault for fault in faults), faults

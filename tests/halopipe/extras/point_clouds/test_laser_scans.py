@@ -21,7 +21,8 @@ SCAN = Path(__file__).resolve().parents[3] / "data" / "scans" / "lone-star.laz"
 def scan(tmp_path: Path) -> Path:
     """A slope of 8 x 4 m with a wall of 2 m on it, two points a voxel of 0.5 m."""
     x, y = np.meshgrid(np.arange(0, 8, 0.25), np.arange(0, 4, 0.25))
-    x, y = x.ravel(), y.ravel()
+    x = x.ravel()
+    y = y.ravel()
     z = 0.1 * x
     at_wall = (x > 3) & (x < 3.5)
     up = np.arange(0.25, 2, 0.25)
@@ -32,7 +33,8 @@ def scan(tmp_path: Path) -> Path:
 
 def write(path: Path, places: np.ndarray, intensity: bool = True) -> Path:
     made = laspy.create(point_format=0, file_version="1.2")
-    made.header.scales, made.header.offsets = [0.001] * 3, places.min(0)
+    made.header.scales = [0.001] * 3
+    made.header.offsets = places.min(0)
     made.x, made.y, made.z = places.T
     if intensity:
         made.intensity = (100 * (places[:, 2] - places[:, 2].min())).astype(np.uint16) + 1

@@ -29,7 +29,9 @@ def test_samples_are_voxels_that_are_there_once_and_padding() -> None:
 
 
 def test_a_sample_follows_from_the_seed_and_its_number() -> None:
-    one, again, other = Shapes(4, voxels=100), Shapes(9, voxels=100), Shapes(4, voxels=100, seed=1)
+    one = Shapes(4, voxels=100)
+    again = Shapes(9, voxels=100)
+    other = Shapes(4, voxels=100, seed=1)
     assert torch.equal(one[3][0][0], again[3][0][0])
     assert not torch.equal(one[3][0][0], other[3][0][0])
     later = Shapes(2, voxels=100, first=2)
@@ -59,7 +61,8 @@ def test_a_solid_is_a_closed_surface_of_about_unit_radius(name: str) -> None:
 
 
 def test_factories_give_disjoint_samples_in_the_shape_asked_for() -> None:
-    train, rest = data.shapes(4, (4, 100, 2), 0), data.held_out_shapes(4, (4, 100, 2), 0)
+    train = data.shapes(4, (4, 100, 2), 0)
+    rest = data.held_out_shapes(4, (4, 100, 2), 0)
     assert (len(train), len(rest)) == (NUM_SHAPES, NUM_HELD_OUT)
     (coordinates, features, counts), targets = default_collate([train[n] for n in range(3)])
     assert (coordinates.shape, features.shape, counts.shape) == ((3, 100, 3), (3, 100, 2), (3,))

@@ -66,7 +66,8 @@ def test_ranks_get_the_same_seeds_whoever_reads_them(tmp_path: Path, alone: RunR
     evaluated = f"{DATA[:-5]}once"
     result = run_job(plan(**SHARED), tmp_path, data=DATA, eval_data=evaluated, data_from=way, steps=4)
     assert result.losses == pytest.approx(alone.losses, rel=1e-10)
-    (score,), (expected,) = result.scores, alone.scores
+    (score,) = result.scores
+    (expected,) = alone.scores
     assert score.loss == pytest.approx(expected.loss, rel=1e-10)
     assert (score.accuracy, score.num_samples) == (expected.accuracy, 14)
 

@@ -27,8 +27,13 @@ class StandIn:
     """
 
     def __init__(self, module: nn.Module, room: int = 3, *, held: bool = False) -> None:
-        self.module, self.room, self.learns, self.failure = module, room, False, None
-        self.counts, self.go, self.most_waiting = RequestCounts(), threading.Event(), 0
+        self.module = module
+        self.room = room
+        self.learns = False
+        self.failure = None
+        self.counts = RequestCounts()
+        self.go = threading.Event()
+        self.most_waiting = 0
         self.dtype = torch.float64
         self._structure = BatchStructure.plain(1, 0)
         self._waiting: list[tuple[Future[RequestAnswer], Tensor]] = []

@@ -45,7 +45,8 @@ async def asked(
     stalls: bool = False,
 ) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and content; a body comes in parts, and never ends if it ``stalls``."""
-    parts, sent = list(body), list[dict[str, Any]]()
+    parts = list(body)
+    sent = list[dict[str, Any]]()
 
     async def receive() -> dict[str, Any]:
         if not parts and stalls:
@@ -202,7 +203,8 @@ def test_an_address_that_nobody_has_is_refused(text: str) -> None:
 
 @contextlib.contextmanager
 def port_of(serving: StandIn, most_bytes: int = 2**20, names: frozenset[str] = frozenset()) -> Iterator[int]:
-    draining, door = Draining(), http.opened("0")
+    draining = Draining()
+    door = http.opened("0")
     thread = threading.Thread(target=http.listen, args=(serving, door, most_bytes, draining, names))
     thread.start()
     try:
@@ -324,7 +326,9 @@ def test_names_that_no_text_has_are_told_by_their_escapes(name: str) -> None:
 
 
 def test_others_are_answered_while_a_body_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    parsing, go, late = threading.Event(), threading.Event(), list[bool]()
+    parsing = threading.Event()
+    go = threading.Event()
+    late = list[bool]()
 
     def slow(*_: object) -> Any:
         parsing.set()
@@ -361,7 +365,8 @@ def test_headers_that_do_not_come_are_not_waited_for(monkeypatch: pytest.MonkeyP
 
 def test_whoever_waits_when_the_server_ends_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_DRAIN_S", 0.2)
-    serving, found = StandIn(network(), held=True), list[tuple[int, Any]]()
+    serving = StandIn(network(), held=True)
+    found = list[tuple[int, Any]]()
     with port_of(serving) as port:
         asks = threading.Thread(target=lambda: found.append(answer(port)))
         asks.start()

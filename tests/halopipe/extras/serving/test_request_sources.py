@@ -58,7 +58,8 @@ def pumped(serving: StandIn, requests: object) -> None:
 
 
 def test_lines_of_json_are_answered_in_order() -> None:
-    serving, answers = StandIn(network()), io.BytesIO()
+    serving = StandIn(network())
+    answers = io.BytesIO()
     lines = b"".join(json.dumps({"inputs": rows(n).tolist()}).encode() + b"\n" for n in range(7)) + b"\n"
     pumped(serving, request_sources.of_lines(serving, io.BytesIO(lines), answers, 10_000))  # type: ignore[arg-type]
     found = [json.loads(line)["output"] for line in answers.getvalue().splitlines()]
@@ -89,7 +90,8 @@ def test_lines_of_json_are_answered_in_order() -> None:
     ],
 )
 def test_a_line_that_is_no_request_ends_the_stream_with_its_number(line: bytes, text: str) -> None:
-    serving, answers = StandIn(network()), io.BytesIO()
+    serving = StandIn(network())
+    answers = io.BytesIO()
     lines = b'{"inputs": [[1, 2, 3]]}\n' + line + b"\n"
     with pytest.raises(FormatError, match=r"(line|request) 2") as told:
         pumped(serving, request_sources.of_lines(serving, io.BytesIO(lines), answers, 200))  # type: ignore[arg-type]
@@ -104,7 +106,8 @@ def test_arrays_behind_one_another_are_answered_by_arrays_from_a_file_or_a_pipe(
         asks.write(asked)
     with os.fdopen(end, "rb") as pipe:
         for given in (io.BytesIO(asked), pipe):
-            serving, answers = StandIn(network()), io.BytesIO()
+            serving = StandIn(network())
+            answers = io.BytesIO()
             pumped(serving, request_sources.of_arrays(serving, given, answers, 10_000))  # type: ignore[arg-type]
             answers.seek(0)
             for number in range(5):
@@ -114,7 +117,8 @@ def test_arrays_behind_one_another_are_answered_by_arrays_from_a_file_or_a_pipe(
 
 @pytest.mark.parametrize("name", ["x.npy", "x.npz", "x.pt", "wide.pt"])
 def test_a_file_takes_no_more_than_a_request_may(tmp_path: Path, name: str) -> None:
-    serving, given = StandIn(network()), tmp_path / "given"
+    serving = StandIn(network())
+    given = tmp_path / "given"
     given.mkdir()
     if name == "x.npy":
         np.save(given / name, rows(0, 50))
@@ -130,7 +134,8 @@ def test_a_file_takes_no_more_than_a_request_may(tmp_path: Path, name: str) -> N
 
 @pytest.mark.parametrize("name", ["header.npz", "header.npy", "members.npz", "packed.npz", "unknown.npz"])
 def test_a_file_that_is_small_and_says_that_it_is_large_takes_no_more(tmp_path: Path, name: str) -> None:
-    serving, given = StandIn(network()), tmp_path / "given"
+    serving = StandIn(network())
+    given = tmp_path / "given"
     given.mkdir()
     large_header = b"\x93NUMPY\2\0" + (2**26).to_bytes(4, "little") + b" " * (2**26 if name == "header.npz" else 1000)
     if name.endswith(".npy"):
@@ -170,7 +175,9 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
 
 
 def test_files_are_answered_under_their_names(tmp_path: Path) -> None:
-    serving, given, output = StandIn(Named()), tmp_path / "in", tmp_path / "out"
+    serving = StandIn(Named())
+    given = tmp_path / "in"
+    output = tmp_path / "out"
     given.mkdir()
     np.save(given / "a.npy", rows(0))
     np.savez(given / "b.npz", inputs=rows(1))
@@ -193,7 +200,8 @@ def read_text(path: Path) -> Tensor:
 
 
 def test_other_files_are_read_by_a_function_of_the_users(tmp_path: Path) -> None:
-    serving, given = StandIn(network()), tmp_path / "in"
+    serving = StandIn(network())
+    given = tmp_path / "in"
     given.mkdir()
     (given / "a.txt").write_text("1 2 3")
     reader = f"{__name__}:read_text"
@@ -206,7 +214,8 @@ def test_other_files_are_read_by_a_function_of_the_users(tmp_path: Path) -> None
 
 
 def test_a_source_is_read_no_faster_than_it_is_answered() -> None:
-    serving, read = StandIn(network(), room=3, held=True), list[int]()
+    serving = StandIn(network(), room=3, held=True)
+    read = list[int]()
     draining = request_sources.Draining()
 
     def requests() -> object:
@@ -227,7 +236,9 @@ def test_a_source_is_read_no_faster_than_it_is_answered() -> None:
 
 
 def test_a_stream_that_drains_answers_what_was_taken() -> None:
-    serving, draining, taken = StandIn(network()), request_sources.Draining(), list[int]()
+    serving = StandIn(network())
+    draining = request_sources.Draining()
+    taken = list[int]()
 
     def requests() -> object:
         for number in range(100):
@@ -248,7 +259,8 @@ def test_a_read_that_never_ends_does_not_keep_a_stream_that_drains_or_has_failed
         never.wait()
 
     for lost in (False, True):
-        serving, draining = StandIn(network()), request_sources.Draining()
+        serving = StandIn(network())
+        draining = request_sources.Draining()
         found = request_sources.patiently(requests(), serving, draining)  # type: ignore[arg-type]
         next(found)
         if lost:
@@ -260,7 +272,8 @@ def test_a_read_that_never_ends_does_not_keep_a_stream_that_drains_or_has_failed
 
 
 def test_an_answer_is_put_when_it_is_there_though_no_other_request_comes() -> None:
-    serving, is_put = StandIn(network()), threading.Event()
+    serving = StandIn(network())
+    is_put = threading.Event()
 
     def requests() -> object:
         yield torch.from_numpy(rows(0)), None, lambda output: is_put.set()
@@ -300,7 +313,9 @@ def test_one_source_is_named_with_what_belongs_to_it(fields: dict[str, Any], tex
 
 
 def test_files_of_one_stem_have_answers_of_their_own_and_none_replaces_a_file(tmp_path: Path) -> None:
-    serving, given, output = StandIn(network()), tmp_path / "in", tmp_path / "out"
+    serving = StandIn(network())
+    given = tmp_path / "in"
+    output = tmp_path / "out"
     given.mkdir()
     np.save(given / "x.npy", rows(0))
     np.savez(given / "x.npz", inputs=rows(1))
@@ -324,7 +339,8 @@ def read_exit(path: Path) -> Tensor:
 
 @pytest.mark.parametrize(("name", "error"), [("a.end", SystemExit), ("a.txt", HalopipeError)])
 def test_a_reader_that_fails_in_any_way_is_not_waited_for(tmp_path: Path, name: str, error: type) -> None:
-    serving, draining = StandIn(network()), request_sources.Draining()
+    serving = StandIn(network())
+    draining = request_sources.Draining()
     (tmp_path / name).write_text("")
     found = of_folder(serving, tmp_path, tmp_path / "out", f"{__name__}:read_exit", draining)
     with pytest.raises(error, match=name):

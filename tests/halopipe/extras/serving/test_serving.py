@@ -104,7 +104,8 @@ def asked(door: socket.socket, num_ranks: int) -> list[Tensor]:
 @pytest.mark.parametrize("plan", [learners.plan, learners.replicas], ids=["two stages", "two ranks a stage"])
 def test_a_request_is_answered_with_what_an_evaluation_gives(plan: object, tmp_path: Path) -> None:
     made: Plan = plan()
-    path, answers = tmp_path / "stream", list[Tensor]()
+    path = tmp_path / "stream"
+    answers = list[Tensor]()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
         door.bind(str(path))
         door.listen(made.decision.num_ranks)
@@ -190,7 +191,8 @@ def test_requests_are_answered_in_order_by_ranks_that_keep_state(
             serving.submit(torch.zeros(2, 4, dtype=torch.float64))  # the stream is as it was
         with pytest.raises(UsageError, match="3 samples"):
             serving.submit(torch.zeros(3, 5, dtype=torch.float64))
-        slow, fast = serving.run.ranks.processes[1], serving.run.ranks.processes[0]
+        slow = serving.run.ranks.processes[1]
+        fast = serving.run.ranks.processes[0]
         os.kill(slow, signal.SIGSTOP)
         futures = [serving.submit(batch(n)) for n in range(9, 12)]
         with pytest.raises(BusyError, match="3 requests are on their way"):
@@ -213,8 +215,11 @@ def test_requests_are_answered_in_order_by_ranks_that_keep_state(
 def test_a_thread_that_ends_before_the_stream_says_so_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
     serving = object.__new__(Serving)
     future: Future[RequestAnswer] = Future()
-    serving._waiting, serving._lock = {0: _PendingRequest(future, 1, 0.0, False, {0})}, threading.Lock()
-    serving._slots, serving._is_over, serving.failure = threading.BoundedSemaphore(1), False, None
+    serving._waiting = {0: _PendingRequest(future, 1, 0.0, False, {0})}
+    serving._lock = threading.Lock()
+    serving._slots = threading.BoundedSemaphore(1)
+    serving._is_over = False
+    serving.failure = None
     assert serving._slots.acquire()
     monkeypatch.setattr(Serving, "_answer_all", lambda self: sys.exit("gone"))
     serving._listen()
@@ -228,11 +233,13 @@ def test_a_thread_that_ends_before_the_stream_says_so_to_all(monkeypatch: pytest
 def test_stages_learn_from_requests_and_what_they_learnt_is_saved(tmp_path: Path) -> None:
     model = load_model(LOCAL)
     plan = replace(plan_of(LOCAL, [0.5], (4,)), decision=test_local_losses.decision_of(2, "1f1b", (4,)))
-    module, twin = model.module, copy.deepcopy(model.module)
+    module = model.module
+    twin = copy.deepcopy(model.module)
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.01, momentum=0.9)
     with hp.serve(plan, module, learn=True) as serving:
         for number in range(4):
-            x, targets = batch(number, 4, 6), batch(100 + number, 4, 4)
+            x = batch(number, 4, 6)
+            targets = batch(100 + number, 4, 4)
             answer = serving.submit(x, targets).result()
             outputs = twin(x)
             loss = sum((nn.functional.mse_loss(each, targets) for each in outputs), torch.zeros(()))

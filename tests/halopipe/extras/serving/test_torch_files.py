@@ -50,7 +50,8 @@ def test_tensors_are_what_torch_reads(name: str, tmp_path: Path) -> None:
     dtype: torch.dtype = getattr(torch, name)
     whole = X.to(dtype)
     content = OrderedDict(whole=whole, turned=whole.T, part=whole[1:, ::2], wide=whole[:1].expand(5, 4))
-    content["empty"], content["number"] = whole[:0], whole[2, 3]
+    content["empty"] = whole[:0]
+    content["number"] = whole[2, 3]
     if dtype.is_floating_point:
         content["parameter"] = nn.Parameter(whole)
     found = read_tensors(saved(tmp_path, content), "inputs", MOST)

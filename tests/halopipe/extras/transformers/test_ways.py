@@ -147,7 +147,8 @@ def test_stages_of_unlike_gpus_and_degrees_are_a_plan_on_the_devices_of_their_ki
     degrees = "tensor degrees 1, 2 of stages"
     for launcher, said in (("megatron", degrees), ("torchtitan", degrees), ("deepspeed", "2 stages: it has one")):
         require_said(folder, ["export", "ways.json", "--to", launcher], 2, f"{launcher} cannot be told", said)
-    here, away = "A100-40GB", "T4"
+    here = "A100-40GB"
+    away = "T4"
     for pools, said in (((here, away), "have no T4"), ((here, here), "stage 0 takes 2 devices of A100-40GB")):
         wrong = json.loads(Path("ways.json").read_text("utf-8"))
         wrong["best"]["ways"]["pools"] = pools
@@ -446,7 +447,8 @@ def test_a_way_is_a_plan_of_ones_own_network_that_check_finds_good(folder: Path)
         require_said(folder, [*asked, *given.split()], 2, why)
 
 
-WIDTH, DEPTH = 1024, 6
+WIDTH = 1024
+DEPTH = 6
 """Of 4 MiB each: a bucket a layer."""
 STEPS = RunOptions(steps=2, warmup=1, deadline_s=60.0, check_first_step=False, device="cpu")
 

@@ -36,7 +36,8 @@ def restated(profile: Profile) -> Profile:
     def link(found: Link, name: str) -> Link:
         by = _factor(profile, "messages", name)
         points = tuple((size, seconds * by) for size, seconds in found.points)
-        rate, latency = found.bandwidth_bytes_per_s / by, found.latency_s * by
+        rate = found.bandwidth_bytes_per_s / by
+        latency = found.latency_s * by
         return replace(found, latency_s=latency, bandwidth_bytes_per_s=rate, points=points)
 
     sums = {ALL_REDUCE: "all-reduces", STATISTICS: "statistics"}
@@ -92,7 +93,8 @@ def test_every_figure_is_multiplied_by_the_factor_of_its_class(seed: int) -> Non
     profile = priced(*residual(), speeds=(1.0, 2.5, 1.0), hosts=["a", "a", "b"])
     profile = with_parts(profile, (1, 2), 2, lambda *_: 1.5)
     profile = profile.corrected_by(random_corrections(draw, profile))
-    found, plainly = corrected(profile), restated(profile)
+    found = corrected(profile)
+    plainly = restated(profile)
     for name in ("measurements", "parts"):
         for device_kind, measured in getattr(found, name).items():
             for one, other in zip(measured, getattr(plainly, name)[device_kind], strict=True):
@@ -105,7 +107,8 @@ def test_every_figure_is_multiplied_by_the_factor_of_its_class(seed: int) -> Non
 def test_what_is_left_for_stages_is_of_one_sort_of_stage_alone() -> None:
     profile = priced(*residual())
     profile = profile.corrected_by(random_corrections(random.Random(1), profile, share=1.0))
-    excess, kind = StepResidual(Factors.of(profile.calibration.corrections)), profile.cluster.devices[0].kind
+    excess = StepResidual(Factors.of(profile.calibration.corrections))
+    kind = profile.cluster.devices[0].kind
     for what in (FORWARD, BACKWARD):
         both = {excess(what, kind, shared) for shared in (False, True)}
         assert min(both) == 1.0 < max(both)

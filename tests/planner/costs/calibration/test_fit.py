@@ -41,7 +41,9 @@ from planner.ir.profile import (
 )
 
 KIND = "kind-1"
-F, B, M = CostClass(FORWARD, KIND), CostClass(BACKWARD, KIND), CostClass(MESSAGES, "within-host")
+F = CostClass(FORWARD, KIND)
+B = CostClass(BACKWARD, KIND)
+M = CostClass(MESSAGES, "within-host")
 PREDICTED_S = {F: 1.0, B: 2.0}
 
 
@@ -76,7 +78,8 @@ def test_one_plan_that_is_out_does_not_move_a_factor() -> None:
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8))
 def test_a_factor_lies_between_one_and_the_median_and_in_a_sane_range(ratios: list[float]) -> None:
     middle = math.exp(sorted(map(math.log, ratios))[len(ratios) // 2])
-    low, high = min([1.0, *ratios]), max([1.0, *ratios])
+    low = min([1.0, *ratios])
+    high = max([1.0, *ratios])
     assert low * (1 - 1e-9) <= factor_from(ratios) <= high * (1 + 1e-9) or factor_from(ratios) in RANGE
     assert RANGE[0] <= factor_from(ratios) <= RANGE[1]
     assert middle > 0
@@ -190,7 +193,9 @@ def test_a_machine_that_changes_from_run_to_run_widens_the_ranges_of_all_plans()
         ]
         return math.log(ranges_from(runs)[0].factor)
 
-    steady, once, often = deviation(*[1.0] * 6), deviation(*[1.2] * 6), deviation(*[1.2, 1.0] * 3)
+    steady = deviation(*[1.0] * 6)
+    once = deviation(*[1.2] * 6)
+    often = deviation(*[1.2, 1.0] * 3)
     assert steady < once < often
     assert often**2 - steady**2 == pytest.approx(6 / 8 * math.log(1.2) ** 2)
 

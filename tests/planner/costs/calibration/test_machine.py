@@ -19,12 +19,14 @@ from planner.ir.timeline import LonePasses
 from tests.planner.costs.machines import SHAPES, decision, machine
 
 TRUE = machine(random.Random(3), spread=0.0, noise=0.0, middle=0.0)
-PROFILE, KIND = TRUE.profile, TRUE.profile.cluster.devices[0].kind
+PROFILE = TRUE.profile
+KIND = TRUE.profile.cluster.devices[0].kind
 
 
 def passes(asked: Decision, slower: Callable[[int], float], profile: Profile = PROFILE) -> list[LonePasses]:
     """Of every rank's stages, ``slower(time)`` times their price, before (0) and after (1) the run."""
-    cost_model, found = CostModel(profile), []
+    cost_model = CostModel(profile)
+    found = []
     for number, stage in enumerate(Pricing(cost_model).stages(candidate_of(cost_model.profile.graph, asked))):
         for rank in stage.ranks:
             samples = round(stage.samples[max(asked.micro_batches)][stage.ranks.index(rank)])
@@ -74,7 +76,8 @@ def test_a_difference_within_chance_is_no_change() -> None:
 
 
 def test_the_profile_is_rescaled_and_nothing_is_learnt_of_a_machine_that_is_slower_alone() -> None:
-    draw, profile = random.Random(2), PROFILE
+    draw = random.Random(2)
+    profile = PROFILE
     slow = PROFILE.corrected_by(now(1.4))
     for shape in SHAPES:
         asked = decision(draw, PROFILE, shape)

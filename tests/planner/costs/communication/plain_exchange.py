@@ -61,7 +61,8 @@ class Part:
 
 def part_of(profile: Profile, layer: Layer, placement: Placement, samples: int) -> Part:
     """The boxes of a layer."""
-    graph, layout = profile.graph, placement.layout
+    graph = profile.graph
+    layout = placement.layout
     values = graph.values()
     sized = replace(layer, outputs=tuple(spec.at(samples, graph.samples) for spec in layer.outputs))
     inputs = tuple(values[name].at(samples, graph.samples) for name in layer.inputs)
@@ -84,9 +85,11 @@ def shared_channels(reader: Part, needed: list[Box], ranks: tuple[int, ...]) -> 
     if dims is None:
         return needed, {}
     name = reader.work.dims[dims.filters]
-    points, channels = reader.layout.cuts[name], reader.inputs[0].shape[dims.channels]
+    points = reader.layout.cuts[name]
+    channels = reader.inputs[0].shape[dims.channels]
     element = BYTES_PER_ELEMENT[reader.layer.outputs[0].dtype]
-    places, ways = _grid_places(reader.layout), reader.placement.ways
+    places = _grid_places(reader.layout)
+    ways = reader.placement.ways
     shares = scaled_intervals(points if ways == len(points) - 1 else tuple(range(ways + 1)), channels)
     reads = []
     for place, box in zip(places, needed, strict=True):
@@ -147,7 +150,8 @@ class Moving:
     def _crossing(self, maker: Part, reader: Part, name: str, position: int) -> Crossing:
         output = int(name.partition(":")[2] or 0)
         spec = maker.layer.outputs[output]
-        owned, held = maker.owned(output), maker.held(output)
+        owned = maker.owned(output)
+        held = maker.held(output)
         reads = [self._hull(reader, member, name) for member in range(len(self.ranks))]
         sums: Pieces = {}
         if position == 0:

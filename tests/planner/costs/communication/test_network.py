@@ -44,7 +44,8 @@ def cluster(hosts: str, *collectives: Collective, pairs: tuple[PairLink, ...] = 
 def test_a_shared_normalisation_is_a_sum_and_what_each_rank_computes_around_it() -> None:
     summed = Collective(STATISTICS, 2, WITHIN_HOST, ((100, 1.0), (10000, 3.0)))
     call = Collective(NORMALISATION, 1, WITHIN_HOST, ((100, 0.5), (10000, 2.0)))
-    known, unknown = cluster("aa", summed, call), cluster("aa", summed)
+    known = cluster("aa", summed, call)
+    unknown = cluster("aa", summed)
     assert norm_s(unknown, (0, 1), [100, 10000]) == pytest.approx([1.0, 3.0])
     assert norm_s(known, (0, 1), [0, 100, 1000, 10000]) == pytest.approx([0.0, 1.5, 3.0**0.5 + 1.0, 5.0])
     assert norm_s(known, (0,), 100) == 0.0
@@ -104,7 +105,9 @@ def test_no_group_of_a_large_cluster_takes_less_than_the_least(points: tuple[tup
     devices = tuple(Device(f"n{number // 8}/gpu{number % 8}", "gpu", f"n{number // 8}", 2**30) for number in range(160))
     links = {WITHIN_HOST: Link(1e-6, 1e11), ACROSS_HOSTS: Link(2e-5, 1e10, points)}
     table = Collective(ALL_REDUCE, 4, WITHIN_HOST, ((1024, 1e-5), (2**24, 4e-4)))
-    cluster, sizes, draw = Cluster(devices, links, (table,)), (1e3, 1e6, 1e8), random.Random(1)
+    cluster = Cluster(devices, links, (table,))
+    sizes = (1e3, 1e6, 1e8)
+    draw = random.Random(1)
     least = least_collective_s(cluster, ALL_REDUCE, sizes)
     for _ in range(60):
         count = draw.randint(2, 160)

@@ -37,7 +37,9 @@ CALLS = Cluster((), {}, (Collective(PIECES, 1, WITHIN_HOST, ((100, 0.5), (200, 2
 def test_halos_of_convolutions_hide_behind_their_compute_and_nothing_else_does(
     kind: str, is_halo: bool, seconds: float, compute_s: tuple[float, float], cluster: Cluster, expected: list[float]
 ) -> None:
-    one, received, none = np.array([[seconds]]), np.full((1, 1, 2), 80.0), np.zeros((1, 1, 2))
+    one = np.array([[seconds]])
+    received = np.full((1, 1, 2), 80.0)
+    none = np.zeros((1, 1, 2))
     moving = Resharding(one, 2 * one, received, none, one, np.array([[is_halo]]), np.ones((1, 1), dtype=np.int64))
     own = (np.array([[slowest - 1.0, slowest]]) for slowest in compute_s)
     assert [float(each[0, 0]) for each in exposed(moving, kind, *own, cluster)] == pytest.approx(expected)
@@ -50,8 +52,10 @@ def test_loops_over_ranks_and_boxes_move_the_same(seed: int) -> None:
     problem = Problem(random_network(draw), 4, allow=EVERYTHING, halo_depth=draw.choice([0, 2]))
     evaluator = Evaluator(problem, CostModel(problem.profile))
     decision = decision_of(problem, random_candidate(draw, evaluator))
-    layers, samples = problem.profile.graph.layers, max(decision.micro_batches)
-    placed, index = decision.layers, {layer.name: number for number, layer in enumerate(layers)}
+    layers = problem.profile.graph.layers
+    samples = max(decision.micro_batches)
+    placed = decision.layers
+    index = {layer.name: number for number, layer in enumerate(layers)}
     for number, stage in enumerate(decision.stages):
         mine = set(decision.layers_of(number))
         parts = {x.name: part_of(problem.profile, x, placed[x.name], samples) for x in layers if x.name in mine}

@@ -33,7 +33,8 @@ def measurements(draw: random.Random, sizes: tuple[int, ...], key: str = "") -> 
         return draw.choice([0.0, draw.uniform(1e-4, 2e-4) * samples])
 
     def of(n: int) -> Measurement:
-        saved, workspace = draw.randint(0, 9) * n, draw.randint(0, 9)
+        saved = draw.randint(0, 9) * n
+        workspace = draw.randint(0, 9)
         return Measurement("l", n, seconds(n), seconds(n), seconds(n), seconds(n), saved, workspace, 1, key=key)
 
     return [of(samples) for samples in sizes]
@@ -129,7 +130,8 @@ def test_a_range_is_how_far_off_a_model_is_of_each_shape_that_it_has_not_seen() 
     draw = random.Random(2)
     noisy = tuple(replace(m, forward_s=m.forward_s * draw.uniform(0.5, 2)) for m in profile.measurements[KIND])
     profile = replace(profile, measurements={KIND: noisy})
-    features, index = Features(profile.graph), {layer.name: n for n, layer in enumerate(profile.graph.layers)}
+    features = Features(profile.graph)
+    index = {layer.name: n for n, layer in enumerate(profile.graph.layers)}
     others = {layer.name for layer in convs[1:-1]}  # the first reads the network's input: a family of its own
     found = [(features.whole(m.samples)[index[m.layer]], m) for m in noisy if m.layer in others]
     shapes = {tuple(point) for point, _ in found}
@@ -141,7 +143,8 @@ def test_a_range_is_how_far_off_a_model_is_of_each_shape_that_it_has_not_seen() 
         for m in (m for point, m in found if tuple(point) == shape):
             ratios.append((m.forward_s + m.backward_s) / sum(float(np.array(shape) @ each) for each in passes))
     low, high = np.quantile(ratios, (0.1, 0.9))
-    families, last = FamilyModels(profile, KIND, features), index[convs[-1].name]
+    families = FamilyModels(profile, KIND, features)
+    last = index[convs[-1].name]
     _, models = families.values(last, np.array([features.whole(4)[last]]))
     assert families.bounds(last, int(models[0])) == pytest.approx((min(1.0, low), max(1.0, high)), rel=1e-9)
 
@@ -158,7 +161,8 @@ def test_plain_loops_say_the_same_of_every_layer_and_quantity(seed: int) -> None
         if draw.random() < 0.6
     ]
     profile = replace(profile, measurements={KIND: tuple(measured)})
-    families, plainly = FamilyModels(profile, KIND, Features(profile.graph)), Modelled(profile, KIND)
+    families = FamilyModels(profile, KIND, Features(profile.graph))
+    plainly = Modelled(profile, KIND)
     for index, layer in enumerate(profile.graph.layers):
         for samples in (1, 3, 0.5, 64):
             found = families.whole(index, samples)

@@ -26,8 +26,11 @@ from tests.planner.networks import Named, Network, mesh_like, plain, priced, res
 from tests.planner.parts import with_parts
 from tests.planner.solvers.laid_out_plans import MADE, with_random_parts
 
-KIND, LAYER, WHOLE = "kind-1", "conv0", (8, 16, 16)
-H2, W2 = ShardingSpec((("height", (0, 1, 2)),)), ShardingSpec((("width", (0, 1, 2)),))
+KIND = "kind-1"
+LAYER = "conv0"
+WHOLE = (8, 16, 16)
+H2 = ShardingSpec((("height", (0, 1, 2)),))
+W2 = ShardingSpec((("width", (0, 1, 2)),))
 C2, S2, ALL = (ShardingSpec(((dim, (0, 1, 2)),)) for dim in ("channel", "sample", "replica"))
 EVERYTHING = ("sample", "spatial", "channel")
 
@@ -85,12 +88,14 @@ def test_plain_loops_say_the_same_of_parts_that_families_know(seed: int) -> None
     """Of all layers, under any of their layouts: measured, by the family, or the share that is given."""
     draw = random.Random(seed)
     profile = with_random_parts(draw, priced(*draw.choice(MADE), speeds=(1.0,) * 2))
-    prices, plainly = LayoutPrices(CostModel(profile), (0, 1), draw.choice([2, 3]), EVERYTHING), Modelled(profile, KIND)
+    prices = LayoutPrices(CostModel(profile), (0, 1), draw.choice([2, 3]), EVERYTHING)
+    plainly = Modelled(profile, KIND)
     for index, layer in enumerate(prices.layers):
         option = draw.choice(prices.options(index))
         shards = prices.shards(index, (option,))
         box = shards.done[0, 0]
-        samples, whole = int(shards.samples[0, 0]), part_of(shards.sized, shards.sized.work.shape)
+        samples = int(shards.samples[0, 0])
+        whole = part_of(shards.sized, shards.sized.work.shape)
         extents = part_of(shards.sized, (box[:, 1] - box[:, 0]).tolist())
         share = np.array([draw.uniform(1e-6, 1e-3) for _ in QUANTITIES])
         found = prices.parts.estimate(KIND, layer.name, (samples, extents), whole, share)
@@ -104,9 +109,11 @@ def test_tables_hold_measured_parts_by_option_and_rank() -> None:
     profile = with_parts(
         priced(*plain(), speeds=(1.0, 1.0)), (2, 4), 2, lambda layer, samples, part: 1.5 if part[0] == 8 else 1.0
     )
-    shared, prices = measured_alone(replace(profile, parts={})), measured_alone(profile)
+    shared = measured_alone(replace(profile, parts={}))
+    prices = measured_alone(profile)
     options = (H2, W2, C2, S2, ALL)
-    share, own = shared.layer(0, options).seconds, prices.layer(0, options).seconds
+    share = shared.layer(0, options).seconds
+    own = prices.layer(0, options).seconds
     assert own[:, :2] == pytest.approx(1.5 * share[:, :2])  # cut along space, with all 8 channels
     assert own[:, 2:] == pytest.approx(share[:, 2:])
     shards = prices.shards(0, options)
@@ -147,7 +154,8 @@ def test_a_plan_avoids_parts_that_run_slower_than_their_share() -> None:
     def both(layer: str, samples: int, part: tuple[int, ...]) -> float:
         return max(flat(layer, samples, part), upright(layer, samples, part))
 
-    allow, sizes = ("spatial",), (1, 2)
+    allow = ("spatial",)
+    sizes = (1, 2)
     free = best(with_parts(profile, sizes, 2, allow=allow), allow)
     assert "height" not in cuts(best(with_parts(profile, sizes, 2, flat, allow), allow))
     assert "width" not in cuts(best(with_parts(profile, sizes, 2, upright, allow), allow))

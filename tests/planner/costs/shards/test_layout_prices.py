@@ -226,8 +226,10 @@ def random_prices(draw: random.Random) -> LayoutPrices:
 def test_every_rank_does_holds_and_reads_what_loops_over_ranks_say(seed: int) -> None:
     prices = random_prices(random.Random(seed))
     for index in range(len(prices.layers)):
-        sized, options = prices.sized(index), prices.options(index)
-        shards, relation = prices.shards(index, options), sized.relation
+        sized = prices.sized(index)
+        options = prices.options(index)
+        shards = prices.shards(index, options)
+        relation = sized.relation
         specs = (sized.work, *sized.layer.outputs)
         for k, option in enumerate(options):
             own = [parts(option.layout, spec, prices.samples) for spec in specs]

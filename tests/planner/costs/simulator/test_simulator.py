@@ -164,7 +164,8 @@ def test_a_rank_that_stands_for_others_is_slowed_by_them() -> None:
     hosts = ("n0", "n0", "n1", "n1")
     profile = slowed(wide_chain((1.0, 2.0), 4, hosts), 1.5, 1.25)
     decision = chain_decision(profile, (), (4, 4), ((0, 1, 2, 3),), ((1, 1, 1, 1),))
-    candidate, pricing = candidate_of(profile.graph, decision), Pricing.of(profile)
+    candidate = candidate_of(profile.graph, decision)
+    pricing = Pricing.of(profile)
     one, every = (pricing.priced(replace(candidate, rows=()), each_rank=each) for each in (False, True))
     assert one.symmetry is not None
     assert run(one.compiled, one.prices()).step_s == pytest.approx(run(every.compiled, every.prices()).step_s)
@@ -233,7 +234,8 @@ def test_what_a_start_or_an_end_changes_is_what_is_new_among_all_flows() -> None
             for _ in range(9)
         )
         traffic = NetworkTraffic(flows, (9.0,) * 6)
-        speeds, active = FlowSpeeds(traffic), set[int]()
+        speeds = FlowSpeeds(traffic)
+        active = set[int]()
         of_flows: dict[int, float] = {}
         of_ranks: dict[int, float] = {}
         for _ in range(200):
@@ -291,7 +293,9 @@ def test_transfers_add_two_hops_a_boundary_to_gpipe_and_a_round_trip_a_window_to
     num_stages: int, num_microbatches: int
 ) -> None:
     """Equal stages, F = 1 ms and B = 2 ms a micro-batch."""
-    p, m, c = num_stages, num_microbatches, 2e-4
+    p = num_stages
+    m = num_microbatches
+    c = 2e-4
     profile = chain_profile(p, p, activation_bytes=4, parameter_bytes=4, latency_s=c, bandwidth_bytes_per_s=1e15)
     for schedule, hops in (("gpipe", 2 * (p - 1)), ("1f1b", 2 * (p + m - 2 - -(-(m - 1) // p)) if p > 1 else 0)):
         found = predict(profile, chain_decision(profile, range(1, p), (1,) * m, schedule=schedule))[0]

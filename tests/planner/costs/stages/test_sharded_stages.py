@@ -24,13 +24,16 @@ from tests.oracles.plans import check
 from tests.planner.factories import chain_decision, plan_of
 from tests.planner.solvers.instances import random_problem
 
-LAYERS, RANKS, MICRO_BATCHES = 12, 2, (8, 8, 8)
+LAYERS = 12
+RANKS = 2
+MICRO_BATCHES = (8, 8, 8)
 BYTES = BUCKET_BYTES // 2
 """Of the parameters of a layer: two layers make a bucket."""
 
 
 TOTAL = LAYERS * BYTES
-UPDATE_S, SAVED = 1e-3, 4096
+UPDATE_S = 1e-3
+SAVED = 4096
 PROFILE = chain_profile(
     LAYERS,
     RANKS,
@@ -105,7 +108,8 @@ def test_a_sum_to_who_updates_takes_a_bucket_or_its_pieces_beside_all_gradients(
     peaks = [rank.peak_bytes for rank in forecast(Pricing.of(profile), decision, 0.0, num_draws=0).prediction.ranks]
     again = evaluate(profile, decision)
     assert again.peak_bytes == tuple(peaks)
-    total, batch = 4 * layer, 8 * (SAVED + 8)
+    total = 4 * layer
+    batch = 8 * (SAVED + 8)
     assert peaks[-1] == total + total + 2 * total // ranks + beside + batch
 
 

@@ -122,7 +122,8 @@ def test_no_stage_waits_less_than_the_bound(layers: list[tuple[int, float]], sec
     ends = np.concatenate(([0.0], np.cumsum(backward)))
     found = [Bucket(sum(sizes[place] for place in places), min(places)) for places in in_buckets(sizes)]
     exact = exposed_s(found, lambda k: float(ends[k]), lambda n: network.all_reduce_s((0, 1), n), nothing, nothing)
-    total, behind_s = np.array([float(sum(sizes))]), np.array([ends[-1]])
+    total = np.array([float(sum(sizes))])
+    behind_s = np.array([ends[-1]])
     sums_s = least_sums_s(profile, lambda some: network.all_reduces_s((0, 1), some)).sum()
     assert sums_s <= sum(network.all_reduce_s((0, 1), bucket.num_bytes) for bucket in found) * (1 + 1e-9)
     assert least_reduction_s(network, (0, 1), total, sums_s, behind_s, 0)[0] <= exact + 1e-12
@@ -134,11 +135,15 @@ def test_parts_are_put_together_as_the_runtime_does_it(seed: int) -> None:
     draw = random.Random(seed)
     graph = chain_profile(9, 3, parameter_bytes=[draw.choice((1, 2, 5)) << 20 for _ in range(9)]).graph
     layers = [k for k, layer in enumerate(graph.layers) if layer.parameters]
-    weights, others, sizes, found = [], {}, [], list[torch.nn.Parameter]()
+    weights = []
+    others = {}
+    sizes = []
+    found = list[torch.nn.Parameter]()
     starts = {group: lambda flat: pytest.fail("nothing is summed here") for group in ("all", "two")}
     for k in layers:
         (name,) = graph.layers[k].parameters
-        extent, kind = graph.parameters[name].num_bytes // 4, draw.choice(("all", "two", "own"))
+        extent = graph.parameters[name].num_bytes // 4
+        kind = draw.choice(("all", "two", "own"))
         cuts = {"all": [(0, 1)] * 3, "two": [(0, 0.5)] * 2 + [(0.5, 1)], "own": [(0, 0.25), (0.25, 0.5), (0.5, 1)]}[
             kind
         ]

@@ -30,9 +30,11 @@ from tests.planner.extras.baselines.peers.graphs import random_graph
 
 PROFILES = Path(__file__).parents[3] / "data" / "profiles"
 VGG16, TITANS = (read(PROFILES / f"{name}.graph.txt") for name in ("pipedream/vgg16", "sparsepipe/b64_tv"))
-CHAIN, GRAPH = random_chain(0), random_graph(0)
+CHAIN = random_chain(0)
+GRAPH = random_graph(0)
 INPUTS = LayerGraph("inputs", (LayerNode("a", "Input0", 1.0, 1.0, 0.0, 0.0),), ())
-PIPER, PLACED = pipelines.random_instance(3), placements.random_instance(1)
+PIPER = pipelines.random_instance(3)
+PLACED = placements.random_instance(1)
 
 
 def fan(number: int) -> LayerGraph:
@@ -81,7 +83,8 @@ def test_what_does_not_exist_is_refused(ask: Callable[[], object], error: type[E
         ask()
 
 
-STRAIGHT, LITTLE = PipeDreamOptions(straight=True), PipeDreamOptions(straight=True, memory_bytes=1.0)
+STRAIGHT = PipeDreamOptions(straight=True)
+LITTLE = PipeDreamOptions(straight=True, memory_bytes=1.0)
 
 
 @pytest.mark.every_case
@@ -123,7 +126,8 @@ def test_out_of_time_or_of_room_for_ideals_there_is_a_plan_and_a_bound(monkeypat
         assert answer.status == TIME_LIMIT
         assert 0 < answer.bound <= answer.value < inf
     assert few.bound <= best <= few.value
-    chain, hosts = chain_of(read(PROFILES / "pipedream" / "gnmt.graph.txt")), Hosts(1, 4, 1e9, 1e9)
+    chain = chain_of(read(PROFILES / "pipedream" / "gnmt.graph.txt"))
+    hosts = Hosts(1, 4, 1e9, 1e9)
     found = dapple.best_pipeline(chain, hosts, 16, time_limit_s=0.0)
     assert found.status in (TIME_LIMIT, INFEASIBLE)
     assert found.bound <= dapple.best_pipeline(chain, hosts, 16).value or not found.has_plan

@@ -54,7 +54,9 @@ def test_no_pipeline_of_bapipes_is_better(seed: int, schedule: str) -> None:
 @pytest.mark.parametrize("c", [0.0, 0.5])
 def test_every_schedule_takes_its_closed_form(p: int, m: int, c: float) -> None:
     """Of stages that take 3 s each and hand on what takes ``c``; streaming schedules see below."""
-    chain, row, cuts = even(p, c).scaled(m), DeviceRow((1.0,) * p, 1.0), tuple(map(float, range(1, p)))
+    chain = even(p, c).scaled(m)
+    row = DeviceRow((1.0,) * p, 1.0)
+    cuts = tuple(map(float, range(1, p)))
     transfers_s = {SO: 2 * (p - 1) * c, SNO: 2 * (m + p - 2 - ceil((m - 1) / p)) * c} if p > 1 else {}
     for schedule in (SNO, SO) if c else (SNO, SO, AS, FBP):
         value = minibatch_s(chain, row, BapipePipeline(schedule, m, cuts))
@@ -63,7 +65,8 @@ def test_every_schedule_takes_its_closed_form(p: int, m: int, c: float) -> None:
 
 def test_little_memory_takes_overlap_away() -> None:
     chain = even(4, 0.5).scaled(8)
-    wide, narrow = DeviceRow((1.0,) * 4, 1.0), DeviceRow((1.0,) * 4, 1.0, memory_bytes=2 + 4.0)
+    wide = DeviceRow((1.0,) * 4, 1.0)
+    narrow = DeviceRow((1.0,) * 4, 1.0, memory_bytes=2 + 4.0)
     assert best_bapipe(chain, wide, (8,)).plan["schedule"] == SO
     assert best_bapipe(chain, narrow, (8,)).plan["schedule"] == SNO
     assert not best_bapipe(chain, DeviceRow((1.0,) * 4, 1.0, memory_bytes=2 + 3.9), (8,)).has_plan
@@ -80,7 +83,8 @@ def test_a_cut_inside_a_layer_balances() -> None:
 def test_data_parallelism_is_the_fall_back() -> None:
     chain = chain_of(graph_format.read(PROFILES / "resnet50.graph.txt"))
     row = DeviceRow((1.0,) * 4, 1e10)
-    pipeline, either = best_bapipe(chain, row, (4, 8)), best_bapipe(chain, row, (4, 8), data_parallel=True)
+    pipeline = best_bapipe(chain, row, (4, 8))
+    either = best_bapipe(chain, row, (4, 8), data_parallel=True)
     assert either.plan["schedule"] == "data-parallel"
     assert either.value < pipeline.value
 

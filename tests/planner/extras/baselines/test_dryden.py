@@ -43,7 +43,8 @@ def test_a_branch_counts_its_edges_to_what_was_chosen_before() -> None:
 
 def test_with_samples_alone_it_is_data_parallelism() -> None:
     problem = Problem(priced(*residual(samples=8), speeds=(1.0,) * 4), 8, confidence=0.0)
-    ours, replicas = dryden.solve(problem), solve_data_parallel(problem)
+    ours = dryden.solve(problem)
+    replicas = solve_data_parallel(problem)
     assert ours.decision == replicas.decision
     assert ours.prediction == replicas.prediction
 
@@ -67,7 +68,8 @@ def test_what_does_not_fit_is_named_with_both_numbers() -> None:
 
 
 def test_a_whole_plan_is_what_it_was() -> None:
-    golden, plan = load(GOLDEN, Plan), solver("dryden")(problem())
+    golden = load(GOLDEN, Plan)
+    plan = solver("dryden")(problem())
     assert plan.decision == golden.decision
     assert plan.inputs == golden.inputs
     assert plan.prediction.step_s == pytest.approx(golden.prediction.step_s, rel=1e-9)

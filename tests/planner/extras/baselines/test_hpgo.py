@@ -32,7 +32,9 @@ class Released:
     """What HPGO's source says of one pipeline, device by device."""
 
     def __init__(self, graph: LayerGraph, machines: HpgoMachines, count: int) -> None:
-        self.states, self.machines, self.count = states_of(graph), machines, count
+        self.states = states_of(graph)
+        self.machines = machines
+        self.count = count
         self.done = [0.0, *self.states.compute_s.tolist()]
         self.parameters = [0.0, *self.states.parameter_bytes.tolist()]
         self.num_states = self.states.num_states
@@ -75,7 +77,8 @@ class Released:
         seconds = block_s * (count - 1) + self.done[-1] / copies / count
         for (end, src), (_, dst) in pairwise(stages):
             seconds += self.sent_s(src, dst, float(self.states.output_bytes[end]) / copies / count)
-        wait_s, first = 0.0, 0
+        wait_s = 0.0
+        first = 0
         for number, (end, devices) in enumerate(stages):
             size = self.parameters[min(end + 2, self.num_states)] - self.parameters[first]
             wait_s = max(wait_s, self.summed_s(devices, size) - number * block_s)
@@ -83,7 +86,8 @@ class Released:
         return seconds + wait_s
 
     def two_stages(self) -> Iterator[float]:
-        total, each = self.machines.devices, self.machines.per_host
+        total = self.machines.devices
+        each = self.machines.per_host
         for cut in range(self.num_states - 1):
             for number in range(1, total):
                 in_turn = sorted(range(total), key=lambda device: (device % each, device // each))
@@ -115,7 +119,8 @@ def by_number(found: HpgoPipeline, shape: HpgoMachines) -> list[tuple[int, set[i
 @pytest.mark.parametrize("seed", range(60))
 def test_estimates_are_those_of_the_released_source(seed: int) -> None:
     draw = random.Random(seed)
-    graph, shape = chain(seed), machines(draw, [(1, 4), (2, 2), (2, 3), (4, 1), (3, 2)])
+    graph = chain(seed)
+    shape = machines(draw, [(1, 4), (2, 2), (2, 3), (4, 1), (3, 2)])
     count = draw.choice([1, 2, 8])
     oracle = Released(graph, shape, count)
     for family, found in Planner(graph, shape, count).pipelines().items():
@@ -126,7 +131,8 @@ def test_estimates_are_those_of_the_released_source(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(60))
 def test_no_two_stages_are_better(seed: int) -> None:
     draw = random.Random(seed)
-    graph, shape = chain(seed), machines(draw, [(1, 3), (2, 2), (4, 1), (2, 3)])
+    graph = chain(seed)
+    shape = machines(draw, [(1, 3), (2, 2), (4, 1), (2, 3)])
     count = draw.choice([1, 4])
     found = Planner(graph, shape, count).pipelines().get(TWO_STAGES)
     best = min(Released(graph, shape, count).two_stages(), default=None)
@@ -138,9 +144,12 @@ def test_no_two_stages_are_better(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(60))
 def test_no_cuts_of_halves_or_of_one_by_one_have_a_shorter_longest_stage(seed: int) -> None:
     draw = random.Random(seed)
-    graph, shape = chain(seed), machines(draw, [(1, 4), (4, 1), (1, 2), (3, 1)])
-    oracle, found = Released(graph, shape, 4), Planner(graph, shape, 4).pipelines()
-    last, total = oracle.num_states - 1, shape.devices
+    graph = chain(seed)
+    shape = machines(draw, [(1, 4), (4, 1), (1, 2), (3, 1)])
+    oracle = Released(graph, shape, 4)
+    found = Planner(graph, shape, 4).pipelines()
+    last = oracle.num_states - 1
+    total = shape.devices
     expected = {ONE_BY_ONE: [{device} for device in range(total)]}
     if total == 4:
         expected[HALVES] = [{0, 1}, {2, 3}]
@@ -156,7 +165,8 @@ def test_no_cuts_of_halves_or_of_one_by_one_have_a_shorter_longest_stage(seed: i
 
 @pytest.mark.parametrize("name", ["vgg16", "resnet50", "gnmt"])
 def test_a_plan_holds_every_layer_once_and_its_devices(name: str) -> None:
-    graph, shape = read(PROFILES / f"{name}.graph.txt"), HpgoMachines(2, 4, 25e9, 1e9, 3e9)
+    graph = read(PROFILES / f"{name}.graph.txt")
+    shape = HpgoMachines(2, 4, 25e9, 1e9, 3e9)
     planner = Planner(graph, shape, 16)
     found = planner.pipelines()
     assert set(found) == {ONE_STAGE, HALVES, ONE_BY_ONE, TWO_STAGES}
@@ -170,7 +180,8 @@ def test_a_plan_holds_every_layer_once_and_its_devices(name: str) -> None:
 @pytest.mark.parametrize("shape", [(2, 4), (8, 1)])
 @pytest.mark.parametrize("name", ["vgg16", "gnmt"])
 def test_the_answer_is_the_best_of_all_numbers_of_pipelines_side_by_side(name: str, shape: tuple[int, int]) -> None:
-    graph, cluster = read(PROFILES / f"{name}.graph.txt"), HpgoMachines(*shape, 25e9, 1e9, 3e9)
+    graph = read(PROFILES / f"{name}.graph.txt")
+    cluster = HpgoMachines(*shape, 25e9, 1e9, 3e9)
     speed_up, found = search(graph, cluster, 1024, 64)
     for copies in range(1, 9):
         count = 1024 // copies // 64

@@ -34,7 +34,8 @@ def test_a_lattice_has_every_ideal_once_and_every_step(seed: int) -> None:
 
 
 def test_a_chain_has_the_beginnings_of_an_order_and_too_many_ideals_are_not_listed() -> None:
-    chain, lattice = chain_of((2, 0, 1)), lattice_of(Ideals.of([[1], [], [0]]), 10)
+    chain = chain_of((2, 0, 1))
+    lattice = lattice_of(Ideals.of([[1], [], [0]]), 10)
     assert chain.bits == lattice.bits == (0, 0b100, 0b101, 0b111)
     assert (chain.below.tolist(), chain.above.tolist()) == (lattice.below.tolist(), lattice.above.tolist())
     assert chain.members(3).tolist() == [[0, 0, 0], [0, 0, 1], [1, 0, 1], [1, 1, 1]]

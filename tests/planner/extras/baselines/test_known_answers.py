@@ -48,7 +48,8 @@ def pipedream_answer(row: Row) -> RivalAnswer | float:
 def tarnawski_answer(row: Row) -> RivalAnswer:
     name = row["instance"].removeprefix("dnn-partitioning/").replace("/", "_")
     words = row["devices"].split()
-    accelerators, cpus = int(words[0]), int(words[3]) if len(words) > 3 else 0
+    accelerators = int(words[0])
+    cpus = int(words[3]) if len(words) > 3 else 0
     instance = tarnawski_format.read(PROFILES / "dnn-partitioning" / f"{name}.json")
     free = "free" if "noncontig" in row["objective"] else "contiguous"
     variant = VARIANTS.get(row["solver"], free)
@@ -57,7 +58,8 @@ def tarnawski_answer(row: Row) -> RivalAnswer:
 
 def piper_answer(row: Row) -> RivalAnswer:
     instance = piper_format.read(PROFILES / "piper" / "resnet.json")
-    devices, memory = int(row["devices"].split()[0]), float(row["memory_limit"].split()[0]) * GIB
+    devices = int(row["devices"].split()[0])
+    memory = float(row["memory_limit"].split()[0]) * GIB
     variant = "piper" if row["solver"].startswith("Piper DP") else "equal"
     asked = replace(instance, devices=devices, memory_bytes=memory, bandwidth_bytes_per_s=25 * GIB)
     return piper.solve(asked, variant=variant)
@@ -88,7 +90,8 @@ def test_a_published_answer_is_found_again(row: Row) -> None:
     if row["value"] == "OOM":
         assert (answer.status, answer.value, answer.plan) == (INFEASIBLE, inf, {})
         return
-    expected, digits = float(row["value"]), len(row["value"].partition(".")[2])
+    expected = float(row["value"])
+    digits = len(row["value"].partition(".")[2])
     rounding = 0.5 * 10.0**-digits + 1e-6 * max(1.0, expected)
     assert answer.value <= expected + rounding
     assert answer.value >= expected - rounding or (peer == "dnn-partitioning" and row["solver"] not in VARIANTS)

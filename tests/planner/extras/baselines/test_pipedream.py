@@ -37,7 +37,8 @@ def some_options(seed: int) -> PipeDreamOptions:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_several_sources_equal_brute_force_over_the_sets_that_the_public_code_walks(seed: int) -> None:
-    graph, options = random_graph(seed, 7, sources=2), some_options(seed)
+    graph = random_graph(seed, 7, sources=2)
+    options = some_options(seed)
     sets = walked_sets(graph)
     if any(len(found) == len(graph.nodes) for found in sets):
         assert states_of(graph).num_states == len(sets)
@@ -49,8 +50,10 @@ def test_several_sources_equal_brute_force_over_the_sets_that_the_public_code_wa
 @pytest.mark.parametrize("levels", [1, 2])
 @pytest.mark.parametrize("seed", range(60))
 def test_no_plan_of_pipedreams_is_better(seed: int, levels: int) -> None:
-    graph, options = random_graph(seed, 7 - levels), some_options(seed)
-    machines, bandwidths = [1 + seed % (5 - levels), 1 + seed // 3 % 3][:levels], [5.0, 2.0][:levels]
+    graph = random_graph(seed, 7 - levels)
+    options = some_options(seed)
+    machines = [1 + seed % (5 - levels), 1 + seed // 3 % 3][:levels]
+    bandwidths = [5.0, 2.0][:levels]
     expected = best_by_exhaustion(graph, closed_sets(graph), machines, bandwidths, options)
     answer = solve_pipedream(graph, machines, bandwidths, options)
     assert answer.value == pytest.approx(expected)
@@ -59,7 +62,8 @@ def test_no_plan_of_pipedreams_is_better(seed: int, levels: int) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_released_is_the_best_over_every_number_of_machines_and_every_ideal(seed: int) -> None:
-    graph, options = random_graph(seed, 6, sources=1 + seed % 2), some_options(seed)
+    graph = random_graph(seed, 6, sources=1 + seed % 2)
+    options = some_options(seed)
     expected = min(
         best_by_exhaustion(graph, closed_sets(graph), [machines], [3.0], options) for machines in range(1, 5)
     )
@@ -68,7 +72,8 @@ def test_released_is_the_best_over_every_number_of_machines_and_every_ideal(seed
 
 @pytest.mark.parametrize("seed", range(40))
 def test_released_never_loses_by_topology(seed: int) -> None:
-    graph, options = random_graph(seed), some_options(seed)
+    graph = random_graph(seed)
+    options = some_options(seed)
     two_hosts = solve_pipedream(graph, [2, 2], [5.0, 2.0], options, released=True).value
     for machines, bandwidths in (([2, 2], [5.0, 2.0]), ([4], [2.0])):
         assert two_hosts <= solve_pipedream(graph, machines, bandwidths, options).value * (1 + 1e-12)
@@ -152,7 +157,8 @@ def instance(seed: int, most: int) -> list[DeviceType]:
 @pytest.mark.parametrize("seed", range(50))
 def test_no_plan_of_sparsepipes_is_better(seed: int) -> None:
     types = instance(seed, 2)
-    graphs, counts = [each.graph for each in types], tuple(each.count for each in types)
+    graphs = [each.graph for each in types]
+    counts = tuple(each.count for each in types)
     memory = inf if seed % 3 else 20.0
     expected = min(
         cost(graphs, chain, devices, memory)
@@ -165,7 +171,8 @@ def test_no_plan_of_sparsepipes_is_better(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(50))
 def test_no_plan_in_sparsepipes_fixed_order_is_better(seed: int) -> None:
     types = instance(seed, 4)
-    graphs, counts = [each.graph for each in types], tuple(each.count for each in types)
+    graphs = [each.graph for each in types]
+    counts = tuple(each.count for each in types)
     row = sorted((kind for kind in (0, 1) for _ in range(counts[kind])), key=lambda kind: (-counts[kind], kind))
     expected = inf
     for chain in chains(closed_sets(graphs[0]), frozenset(), whole(graphs[0])):

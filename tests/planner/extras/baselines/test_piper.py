@@ -24,7 +24,9 @@ def stages_of(instance: PiperInstance, plan: Mapping[str, Any]) -> list[PiperSta
     number = {node.number: k for k, node in enumerate(instance.nodes)}
     stages = []
     for stage in plan["stages"]:
-        nodes, degree, picked = tuple(number[n] for n in stage["nodes"]), stage["tensor_degree"], []
+        nodes = tuple(number[n] for n in stage["nodes"])
+        degree = stage["tensor_degree"]
+        picked = []
         for n in nodes:
             names = [option.name for option in instance.nodes[n].options[degree]]
             name = stage["options"].get(str(instance.nodes[n].number))
@@ -55,7 +57,8 @@ def test_equi_partitions_are_the_best_of_all_of_them_and_never_better_than_piper
     seed: int, degrees: tuple[int, ...]
 ) -> None:
     instance = random_instance(seed, 5, degrees)
-    equal, best = solve(instance, variant="equal"), solve(instance)
+    equal = solve(instance, variant="equal")
+    best = solve(instance)
     assert equal.value == pytest.approx(best_equal_plan(instance, machine_of(instance), depth_first(instance)))
     assert equal.value >= best.value * (1 - 1e-9)
     if equal.has_plan:

@@ -104,7 +104,8 @@ def test_each_kind_may_have_its_own_file() -> None:
         assert seconds == pytest.approx(sum(graph.nodes[k].forward_s for k in graph.kept()))
 
 
-TITANS, VGG16 = network("sparsepipe/b64_txp"), network("pipedream/vgg16")
+TITANS = network("sparsepipe/b64_txp")
+VGG16 = network("pipedream/vgg16")
 
 INPUTS = LayerGraph("x", (LayerNode("a", "Input", 1.0, 1.0, 1.0, 1.0),), ())
 

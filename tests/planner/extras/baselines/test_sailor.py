@@ -54,7 +54,8 @@ def test_times_that_are_those_of_a_smaller_network_are_refused_and_what_is_not_t
 
 
 def test_times_are_by_kind_tensor_degree_and_micro_batch_layer_by_layer() -> None:
-    rows, network = read(FILE), NETWORKS["OPT-350"]
+    rows = read(FILE)
+    network = NETWORKS["OPT-350"]
     found = layer_times(rows, network, ["V100-16GB", "RTX-3090"])
     assert set(found["V100-16GB"]) == {(degree, size) for degree in (1, 2, 4) for size in (1, 2)}
     assert {degree for degree, _ in found["RTX-3090"]} == {1}

@@ -83,7 +83,8 @@ def groups(plan: Plan) -> list[int]:
 
 
 def test_each_planner_plans_vgg16_as_its_paper_does() -> None:
-    one_host, two_hosts = vgg16(clusters.flat(4, 1e9, ROOM)), vgg16(clusters.hosts(2, 4, 1e10, 1.25e9, ROOM))
+    one_host = vgg16(clusters.flat(4, 1e9, ROOM))
+    two_hosts = vgg16(clusters.hosts(2, 4, 1e10, 1.25e9, ROOM))
     flat = pipedream.solve(one_host)
     assert [stage.ranks for stage in flat.decision.stages] == [(0, 1, 2), (3,)]
     assert pipedream.solve_hierarchical(one_host).decision.stages == flat.decision.stages  # one host is one level
@@ -222,7 +223,8 @@ def test_sparsepipe_prepares_when_features_have_arrived_and_our_search_ahead(num
     """On one device their stages are the same, so that this is all that it loses."""
     profile = sparse_profile(classifier(), (1.0,) * num_devices, preparation_s=5e-3, device="gpu")
     problem = Problem(profile, 4, micro_batch_sizes=(1,) if num_devices == 1 else (4,), confidence=0.0)
-    plan, ours = sparsepipe.solve(problem), best_first.solve(replace(problem, schedules=("1f1b",)))
+    plan = sparsepipe.solve(problem)
+    ours = best_first.solve(replace(problem, schedules=("1f1b",)))
     assert (late(plan), late(ours)) == (True, False)
     assert check(plan, profile) == ()
     assert predict(profile, ours.decision)[0].step_s < predict(profile, plan.decision)[0].step_s

@@ -77,7 +77,8 @@ def test_no_placement_without_contiguity_is_better(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(60))
 def test_the_walk_finds_what_the_table_of_all_pairs_has(seed: int, training: bool) -> None:
     instance = random_instance(1000 + seed, 12, training)
-    a, c = 2 + seed % 4, instance.cpus if seed % 3 else 0
+    a = 2 + seed % 4
+    c = instance.cpus if seed % 3 else 0
     blocks = blocks_of(instance, instance.memory_bytes).blocks
     lattice = lattice_of(Ideals.of(blocks.successors), 10_000)
     assert lattice is not None

@@ -12,7 +12,8 @@ from planner.extras.catalogue.clusters import Machines, machines_of, read_machin
 from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, WITHIN_HOST, Cluster, Link, PairLink
 from planner.ir.errors import CorruptFileError, MissingFileError
 
-PROFILE, ROOT = chain_profile(3, num_devices=2), Path(__file__).resolve().parents[4]
+PROFILE = chain_profile(3, num_devices=2)
+ROOT = Path(__file__).resolve().parents[4]
 
 GOOD = """
 halopipe: cluster

@@ -39,7 +39,8 @@ from tests.planner.factories import plan_of
 from tests.runtime.plans import batch_of, decide, model_of, run_ranks
 
 MICRO_BATCHES = (2, 2, 2, 2)
-TWO, FOUR = ("blocks.1.norm1",), ("blocks.0.norm2", "blocks.1.norm1", "blocks.1.norm2")
+TWO = ("blocks.1.norm1",)
+FOUR = ("blocks.0.norm2", "blocks.1.norm1", "blocks.1.norm2")
 CUTS = {**dict.fromkeys(("gpipe", "1f1b", "1f1b-so", "zb-h1", "1f1b-2bp"), TWO), "interleaved": FOUR, "zb-v": FOUR}
 KEEPS_STAGES_APART = hasattr(PipelineStage, "_warmup_forward_vote")  # with it came a channel for each pair of stages
 RUN_BY_TORCH = [name for name, cuts in CUTS.items() if cuts is TWO or KEEPS_STAGES_APART]

@@ -150,7 +150,8 @@ SPEC = TensorSpec(("sample", "feature"), (2, 4), "float32")
 
 def graph_of(*layers: str) -> Graph:
     """Layers in a row, each ``name operator`` or ``name operator parameter``; a loss follows."""
-    found, value = [], "inputs"
+    found = []
+    value = "inputs"
     for text in (*layers, "loss cross_entropy_loss"):
         name, operator, *parameters = text.split()
         attributes = {"op": f"aten.{operator}.default"}
@@ -161,7 +162,8 @@ def graph_of(*layers: str) -> Graph:
 
 def cut(model: Graph, *after: str) -> list[tuple[str, str]]:
     """(module, point) of stages that end with the layers ``after``."""
-    stage, stage_of = 0, {}
+    stage = 0
+    stage_of = {}
     for layer in model.layers:
         stage_of[layer.name] = stage
         stage += layer.name in after

@@ -99,7 +99,8 @@ def test_attention_that_is_not_fused_is_its_products_and_softmax() -> None:
     assert known.attention(shape, fused=False) == parts
     assert known.attention(shape, fused=True).seconds < parts.seconds
     for fused in (True, False):
-        forward, backward = known.attention(shape, fused=fused), known.attention_backward(shape, fused=fused)
+        forward = known.attention(shape, fused=fused)
+        backward = known.attention_backward(shape, fused=fused)
         assert forward.seconds < backward.seconds < 4 * forward.seconds
 
 
@@ -120,7 +121,8 @@ def test_a_table_of_ones_own_comes_first(tmp_path: Path) -> None:
 
 
 def test_estimates_add_up_with_the_weakest_evidence() -> None:
-    table, fit = Estimate(1.0, 0.9, 1.1, "measured table"), Estimate(2.0, 1.5, 3.0, "fitted, held-back error 3 %")
+    table = Estimate(1.0, 0.9, 1.1, "measured table")
+    fit = Estimate(2.0, 1.5, 3.0, "fitted, held-back error 3 %")
     assert table + fit == Estimate(3.0, 2.4, 4.1, "fitted, held-back error 3 %")
     assert 2 * table == Estimate(2.0, 1.8, 2.2, "measured table")
     texts = ["measured table", "fitted on A40, held-back error 12 %", "fitted, held-back error 3 %"]

@@ -49,7 +49,8 @@ def test_a_switch_that_sums_makes_sums_faster_than_their_halves() -> None:
 
 
 def test_a_stated_network_is_a_ring_over_the_cards_of_its_members() -> None:
-    known, size = links("a100_dgx", 25e9), 2.0**30
+    known = links("a100_dgx", 25e9)
+    size = 2.0**30
     alone, together = (known.collective("all_reduce", size, *shape).seconds for shape in ((8, 1), (64, 8)))
     assert alone == pytest.approx(bus_factor("all_reduce", 8) * size / (0.72 * 25e9), rel=0.01)
     assert together < alone / 6
@@ -80,7 +81,8 @@ def test_one_member_exchanges_nothing_and_what_is_not_known_is_refused() -> None
 
 
 def test_a_system_by_name_is_a_cluster_with_the_links_of_its_tables() -> None:
-    one, four = cluster_of("h100-dgx"), cluster_of("h100-dgx", 32)
+    one = cluster_of("h100-dgx")
+    four = cluster_of("h100-dgx", 32)
     assert (len(one.devices), one.tiers_used()) == (8, (WITHIN_HOST,))
     assert (len({device.host for device in four.devices}), four.unlinked()) == (4, None)
     points = dict(links("h100_dgx").tables["all_reduce", 8, 8])

@@ -13,8 +13,10 @@ from tests.planner.solvers.instances import random_problem
 
 def board_problem(seed: int) -> Problem:
     """A random problem on boards: most stream, and some have a second memory; parameters outside of it are slower."""
-    problem, draw = random_problem(seed), random.Random(seed + 10_000)
-    profile, streams = problem.profile, draw.random() < 0.8
+    problem = random_problem(seed)
+    draw = random.Random(seed + 10_000)
+    profile = problem.profile
+    streams = draw.random() < 0.8
     two = draw.random() < 0.7
 
     def slower(times: float) -> dict[str, tuple[Measurement, ...]]:

@@ -30,7 +30,8 @@ CALLS = {SITES: 1.0, PARTIAL_SUMS: 16.0}
 
 def site_exchange_s(profile: Profile, layer: Layer, group: tuple[int, ...], op: Op, samples: int) -> float:
     """What a layer exchanges in a forward or backward (for inputs), without what is computed around it."""
-    x, network = profile.graph.values()[layer.inputs[0]], CostModel(profile).network
+    x = profile.graph.values()[layer.inputs[0]]
+    network = CostModel(profile).network
     if layer.kind in ("segment", "segment_expand"):
         spec = layer.outputs[0]
         return network.all_reduce_s(group, samples * spec.shape[-1] * BYTES_PER_ELEMENT[spec.dtype])
@@ -38,7 +39,8 @@ def site_exchange_s(profile: Profile, layer: Layer, group: tuple[int, ...], op: 
         return 0.0
     if op is not Op.FORWARD and layer.inputs[0] in profile.graph.inputs:
         return 0.0  # features have no gradient
-    cluster, others = profile.cluster, len(group) - 1
+    cluster = profile.cluster
+    others = len(group) - 1
     size = _rows(profile, layer, x.shape[0], len(group), samples) * x.shape[-1] * BYTES_PER_ELEMENT[x.dtype] / others
     if size <= 0:
         return 0.0

@@ -99,7 +99,8 @@ def test_sites_of_all_micro_batches_are_found_by_all_ranks_before_any_begins() -
     profile = replace(profile, preparations={"kind-2": costs, "kind-1": slow})
     decision = chain_decision(profile, (3,), (2, 2), ((0,), (1,)), ((1,), (1,)), "gpipe")
     _, timeline = predict(profile, decision)
-    (first, second), (own, later) = spans(timeline, Op.PREPARE), spans(timeline, Op.PREPARE, 1)
+    first, second = spans(timeline, Op.PREPARE)
+    own, later = spans(timeline, Op.PREPARE, 1)
     assert first == (0.0, pytest.approx(4 * 16e-3 + 2 * 1e-3))
     assert second[1] - second[0] == pytest.approx(2e-3)
     assert own == (0.0, pytest.approx(4 * 16e-3 + 2 * 4e-3))
@@ -111,7 +112,8 @@ def test_beside_an_accelerator_the_host_prepares_the_next_micro_batch_meanwhile(
     profile = sparse_profile(GRAPH, (1.0,), preparation_s=1e-3, device="gpu")
     decision = chain_decision(profile, micro_batches=(1, 1, 1), schedule="gpipe")
     prediction, timeline = predict(profile, decision)
-    forwards, hosts = spans(timeline, Op.FORWARD), spans(timeline, Op.PREPARE)
+    forwards = spans(timeline, Op.FORWARD)
+    hosts = spans(timeline, Op.PREPARE)
     assert forwards[0][0] == pytest.approx(hosts[0][1])
     assert hosts[1] == (pytest.approx(6e-3), pytest.approx(9e-3))  # the coarse sites of all three are in the first
     assert forwards[1][0] == pytest.approx(max(hosts[1][1], forwards[0][1]))
@@ -207,7 +209,8 @@ def test_on_its_own_core_a_rank_takes_turns_and_on_a_spare_one_it_waits_for_what
 def decision_of(draw: random.Random) -> tuple[Profile, Decision]:
     """Two or three ranks, of which two may share a stage; four devices at the most, on one host or two."""
     graph = draw.choice([GRAPH, segmenter()])
-    number, spare = draw.choice([2, 3]), draw.choice([0, 1])
+    number = draw.choice([2, 3])
+    spare = draw.choice([0, 1])
     hosts = draw.choice([["n0"] * 4, ["n0", "n1", "n0", "n1"]])[: number + spare]
     speeds = [draw.choice([1.0, 2.0]) for _ in hosts]
     profile = sparse_profile(graph, speeds, preparation_s=draw.choice([1e-4, 1e-3, 1e-2]), halo_rows=20)
@@ -229,7 +232,8 @@ def test_the_checker_counts_waits_alike_and_a_replay_without_noise_is_the_step(s
         assert times.idle_s == pytest.approx(rank.idle_s, rel=1e-9, abs=1e-12)
         total_s = rank.compute_s + rank.communication_s + rank.bubble_s + rank.idle_s
         assert total_s == pytest.approx(prediction.step_s, rel=1e-9)
-    cost_model, sizes = CostModel(profile), decision.micro_batches
+    cost_model = CostModel(profile)
+    sizes = decision.micro_batches
     compiled = compile_program(program, sizes)
     stages = Pricing(cost_model).stages(candidate_of(profile.graph, decision))
     costs = StageCosts(cost_model, stages, sizes, prepares_next_step=True)

@@ -80,7 +80,8 @@ class BlockAccount:
 
     def _is_kept(self, value: str, later: Sequence[str], graph: Graph) -> bool:
         """Whether somebody reads it who comes now or later, is outside of the stage, or judges by it."""
-        loss, mine = producer(graph.loss), self.division.layers
+        loss = producer(graph.loss)
+        mine = self.division.layers
         readers = [layer for layer in graph.layers if value in layer.inputs]
         is_judged = any(layer.kind == "loss" or layer.name == loss for layer in readers)
         is_read = any(layer.name in later or layer.name not in mine for layer in readers)
@@ -112,7 +113,8 @@ class BlockAccount:
         for value, wanted in block.wanted.items():
             if producer(value) not in self.division.layers:
                 continue
-            held, dtype = self.division.held(value)[member], self._spec(value)
+            held = self.division.held(value)[member]
+            dtype = self._spec(value)
             there = [
                 Interval(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(wanted[member], held, strict=True)
             ]

@@ -39,7 +39,8 @@ GLOBAL = {
 
 @pytest.mark.parametrize("name", GLOBAL)
 def test_what_reads_all_rows_is_refused_in_tiles_along_them(name: str) -> None:
-    whole, names = GLOBAL[name], ("before", "layer", "after")
+    whole = GLOBAL[name]
+    names = ("before", "layer", "after")
     ((layer, text),) = block_faults(whole, names, {"height": 2})
     assert layer == "layer"
     assert "reads all of height, of which a tile has a part; end the block before it" in text

@@ -46,9 +46,13 @@ def test_large_windows_and_groups_are_left_to_onednn(kernel: int, groups: int) -
 
 def assert_as_torch(shape: tuple[int, ...], kernel: int, stride: int, dilation: int, groups: int) -> None:
     torch.set_num_threads(1)
-    filters, dims = 8, len(shape) - 2
-    x, weight = torch.empty(shape), torch.empty((filters, shape[1] // groups) + (kernel,) * dims)
-    steps, none, apart = (stride,) * dims, (0,) * dims, (dilation,) * dims
+    filters = 8
+    dims = len(shape) - 2
+    x = torch.empty(shape)
+    weight = torch.empty((filters, shape[1] // groups) + (kernel,) * dims)
+    steps = (stride,) * dims
+    none = (0,) * dims
+    apart = (dilation,) * dims
     choice = conv_backend(x, weight, steps, none, apart, False, none, groups)
     options = steps, none, apart, False, none, groups
     expected = choice.startswith("Slow") and kernel_for(x, weight, options) is NATIVE
@@ -75,7 +79,8 @@ def test_what_is_counted_beside_input_and_output(
     (layer,) = made.layers
     graph = made.graph((layer.name, layer.outputs[0]))
     sized = SizedLayer.of(graph, layer, graph.values(), 1, False)
-    x, weight = torch.randn(1, channels, height, 80), torch.randn(filters, channels, 3, 3)
+    x = torch.randn(1, channels, height, 80)
+    weight = torch.randn(filters, channels, 3, 3)
     with torch.no_grad():
         torch.conv2d(x, weight, padding=1)
         before = counter.current_bytes

@@ -80,7 +80,8 @@ class Sliced:
 
     def levels(self, member: int) -> list[list[float]] | None:
         """How high memory rises in each layer; None if that was not measured."""
-        by_layer, cost_model = [], self.prices.cost_model
+        by_layer = []
+        cost_model = self.prices.cost_model
         for layer in self.layers:
             at = self.prices.index[layer.name]
             share = float(self.table.share[at])

@@ -64,7 +64,8 @@ def test_slices_in_another_order_are_illegal(first: str, second: str) -> None:
 
 @pytest.mark.parametrize("slices", [1, 2, 4, 8])
 def test_gpipe_of_equal_slices_takes_as_long_as_of_as_many_micro_batches(slices: int) -> None:
-    p, batches = 4, 2
+    p = 4
+    batches = 2
     program = lowered(pipeline(p, batches, slices), "gpipe")
     ran = Simulated.of(program).run(uniform(1 / slices, 1 / slices, 0.0), 0.0)
     assert ran.step == pytest.approx(2 * (batches * slices + p - 1) / slices)

@@ -101,7 +101,8 @@ def test_no_lengths_of_slices_are_better_by_the_formula(seed: int, stages: int, 
 def test_no_cut_into_stages_has_a_faster_slowest_stage(seed: int) -> None:
     numbers = np.random.default_rng(seed)
     sums = [running(numbers.uniform(0, 1, 9)) for _ in range(3)]
-    positions, hops = (0, 1, 3, 4, 6, 8, 9), numbers.uniform(0, 0.5, 7)
+    positions = (0, 1, 3, 4, 6, 8, 9)
+    hops = numbers.uniform(0, 0.5, 7)
     hops[[0, -1]] = 0.0
 
     def slowest(bounds: tuple[int, ...]) -> float:

@@ -272,7 +272,8 @@ def test_each_change_that_is_told_makes_it_fit_and_is_no_longer_than_need_be() -
 
 SHAPE = Transformer("tiny", 512, 2048, 8, 4, 8000, 512)
 
-NVLINK, CARD = AlphaBeta(10e-6, 50e9), AlphaBeta(20e-6, 4e9)
+NVLINK = AlphaBeta(10e-6, 50e9)
+CARD = AlphaBeta(20e-6, 4e9)
 
 
 def timed(block_s: float) -> Timed:
@@ -379,7 +380,8 @@ def test_more_gpus_of_any_kind_are_never_worse(batch: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_kind_under_two_names_is_one_kind(seed: int) -> None:
     draw = random.Random(seed)
-    slow, devices = pool("slow", draw.choice((2, 4)), 5e-3), draw.choice((4, 6))
+    slow = pool("slow", draw.choice((2, 4)), 5e-3)
+    devices = draw.choice((4, 6))
     one = pools(pool("fast", devices, 2e-3), slow).joined()
     two = pools(pool("fast", 2, 2e-3), slow, pool("quick", devices - 2, 2e-3)).joined()
     assert [(each.cluster.name, each.devices) for each in two.pools] == [("fast", devices), ("slow", slow.devices)]

@@ -382,7 +382,9 @@ def test_separate_kernels_copy_biases_before_their_products_and_sum_their_gradie
         layers_for(TINY, COUNTED, ParallelDegrees(2, kernels=how)).block for how in (Fusion.KERNELS, Fusion.EAGER)
     )
     results = TINY.seq * (3 * 64 / 2 + 64 + 256 / 2 + 64)
-    scores, wide, narrow = 8 / 2 * TINY.seq**2, TINY.seq * 256 / 2, TINY.seq * 64 / 2
+    scores = 8 / 2 * TINY.seq**2
+    wide = TINY.seq * 256 / 2
+    narrow = TINY.seq * 64 / 2
     moved = 4 * scores * 2 + 5 * wide * 7 + 4 * narrow * 4
     residual = 2 * TINY.seq * 64 * (5 + 6 - 7)
     assert spent(eager.forward, MEMORY) - spent(kernels.forward, MEMORY) == moved + residual + 4 * results
@@ -417,7 +419,8 @@ def test_groups_that_talk_at_once_share_the_cards_of_their_host() -> None:
 
 
 def test_beyond_a_pair_that_nvlink_joins_the_slower_link_counts() -> None:
-    pairs, whole = named_cluster("a100-pairs"), named_cluster("a100-dgx")
+    pairs = named_cluster("a100-pairs")
+    whole = named_cluster("a100-dgx")
     size = 64 * 2**20
     of_two, of_four = (pairs.exchange("all_reduce", size, members).seconds for members in (2, 4))
     assert of_two < 2 * whole.exchange("all_reduce", size, 2).seconds
@@ -537,7 +540,8 @@ def test_what_does_not_divide_is_refused(ways: ParallelDegrees, said: str) -> No
 @pytest.mark.parametrize("tensor", [1, 8])
 def test_a_block_keeps_what_korthikanti_et_al_say(name: str, tensor: int) -> None:
     """Section 4: s b h (10 + 24 / t + 5 a s / (h t)), with sequence parallelism all divided, and so on."""
-    shape, b = named_transformer(name), 2
+    shape = named_transformer(name)
+    b = 2
     unit = shape.seq * b * shape.hidden
     scores = 5 * shape.heads * shape.seq / shape.hidden
     ways = ParallelDegrees(tensor, micro_batch=b)
@@ -584,8 +588,11 @@ def test_ranks_that_share_tokens_keep_their_own_and_what_they_exchange(tensor: i
 @pytest.mark.parametrize("tensor", [1, 4])
 def test_a_block_in_float32_keeps_what_its_operators_save(tensor: int) -> None:
     """OPT's, which keeps no mask of attention and of ReLU its result alone, as autograd saves it, tensor by tensor."""
-    opt, b, t = replace(SMALL, attention_dropout=False, relu=True), 2, tensor
-    numbers, scores = opt.seq * b * opt.hidden, b * opt.heads * opt.seq**2
+    opt = replace(SMALL, attention_dropout=False, relu=True)
+    b = 2
+    t = tensor
+    numbers = opt.seq * b * opt.hidden
+    scores = b * opt.heads * opt.seq**2
     saved = [
         ("inputs of two norms", 2 * numbers),
         ("inputs of two column-parallel products", 2 * numbers),
@@ -604,7 +611,8 @@ def test_a_block_in_float32_keeps_what_its_operators_save(tensor: int) -> None:
 
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_a_block_of_experts_keeps_what_its_operators_save(tensor: int) -> None:
-    b, t = 2, tensor
+    b = 2
+    t = tensor
     tokens = FINE.seq * b
     saved = [
         ("inputs of two norms, and what these give", 4 * 64),
@@ -647,7 +655,8 @@ def test_each_rank_has_its_part_of_the_experts_and_ends_what_is_unlike() -> None
 def test_the_first_stage_of_an_interleaved_pipeline_holds_more_and_sharded_state_less() -> None:
     """Section 4.2.3: L (1 + (p - 1) / (p v)) blocks at once."""
     shape = replace(named_transformer("gpt3-175b"), vocab=8, seq=64)
-    plain, cut = ParallelDegrees(8, 8), ParallelDegrees(8, 8, interleave=3)
+    plain = ParallelDegrees(8, 8)
+    cut = ParallelDegrees(8, 8, interleave=3)
     ratio = memory_of(shape, cut, 64).activations / memory_of(shape, plain, 64).activations
     assert ratio == pytest.approx(1 + 7 / 24, rel=0.01)
     states = [memory_of(SMALL, ParallelDegrees(data=4, zero=zero), 4).state for zero in range(4)]
@@ -666,7 +675,8 @@ def test_the_rank_that_holds_most_is_found_among_unlike_stages(pipeline: int, sc
 
 def test_a_gated_network_with_shared_keys_keeps_less_of_keys_and_more_of_the_feed_forward_part() -> None:
     plain = Transformer("plain", 64, 256, 8, 2, 100, 32, fused_attention=True, dropout=False)
-    grouped, gated = replace(plain, kv_heads=2), replace(plain, gated=True)
+    grouped = replace(plain, kv_heads=2)
+    gated = replace(plain, gated=True)
     tokens = 32
     assert block_bytes(plain, ParallelDegrees()) - block_bytes(grouped, ParallelDegrees()) == 2 * tokens * 2 * 6 * 8
     assert block_bytes(gated, ParallelDegrees()) - block_bytes(plain, ParallelDegrees()) == 2 * tokens * 256
@@ -694,7 +704,8 @@ def test_alike_chunks_take_the_closed_form_the_simulated_and_the_least_time(
 @pytest.mark.parametrize("seed", range(12))
 def test_no_schedule_is_shorter_than_the_least(seed: int) -> None:
     draw = random.Random(seed)
-    stages, interleave = draw.randint(1, 5), draw.randint(1, 3)
+    stages = draw.randint(1, 5)
+    interleave = draw.randint(1, 3)
     passes = [(draw.random(), draw.random()) for _ in range(stages * interleave)]
     hops = [draw.choice((0.0, 0.2 * draw.random())) for _ in passes[1:]]
     chunks = chunked(passes, hops, draw.choice(list(Sends)), stages)
@@ -742,7 +753,8 @@ def least_1f1b_s(chunks: Chunks, micro_batches: int) -> float:
     """The longest of all stays, each with the passes of the stages before it."""
     span_s, below_s, flies_s = 0.0, 0.0, 2 * chunks.overlapped_s
     for window in range(1, chunks.stages + 1):
-        forward_s, backward_s = chunks.forward_s[-window], chunks.backward_s[-window]
+        forward_s = chunks.forward_s[-window]
+        backward_s = chunks.backward_s[-window]
         between_s = flies_s if window > 1 else 0.0
         stay = stay_s(forward_s, backward_s, below_s + between_s, window, micro_batches)
         span_s = max(stay, forward_s + backward_s + between_s + span_s)
@@ -763,7 +775,8 @@ def least_of_windows_s(chunks: Chunks, micro_batches: int) -> float:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_no_1f1b_is_shorter_than_its_least_which_is_mostly_its_time(seed: int) -> None:
-    draw, equal = random.Random(seed), 0
+    draw = random.Random(seed)
+    equal = 0
     for _ in range(5):
         stages = draw.randint(2, 6)
         micro_batches = draw.choice((1, 2, stages, stages + 1, 3 * stages, 8 * stages))

@@ -43,11 +43,9 @@ from tests.runtime.training import sharded
 BATCH = 4
 GPT = {"vocabulary": 33, "width": 16, "layers": 4, "heads": 4, "context": 8}
 LLAMA = {"vocabulary": 33, "width": 16, "hidden": 24, "layers": 2, "heads": 4, "kv_heads": 2, "context": 9}
-GPTS, LLAMAS, STRANGERS = (
-    "profiler.models.gpt:gpt",
-    "profiler.models.llama:llama",
-    "tests.runtime.strangers:transformer",
-)
+GPTS = "profiler.models.gpt:gpt"
+LLAMAS = "profiler.models.llama:llama"
+STRANGERS = "tests.runtime.strangers:transformer"
 NETWORKS: Mapping[str, tuple[str, tuple[int, ...], Mapping[str, object]]] = {
     "gpt": (GPTS, (BATCH, 8), GPT),
     "gpt, parted": (GPTS, (BATCH, 8), {**GPT, "fused": "false"}),
@@ -118,7 +116,8 @@ def serial(name: str, micro_batches: tuple[int, ...]) -> Trained:
 
 
 def decision_of(graph: Graph, ways: ParallelDegrees) -> Decision:
-    groups, again = groups_of(ways), ways.recompute is Recompute.FULL
+    groups = groups_of(ways)
+    again = ways.recompute is Recompute.FULL
     stages = tuple(Stage(ranks, tuple(f"n0/cpu{rank}" for rank in ranks), again) for ranks in groups)
     batches = (ways.micro_batch * ways.data,) * ways.micro_batches(BATCH)
     made = Decision(schedule_of(ways), batches, stages, placements(graph, ways), ())
@@ -218,7 +217,8 @@ def test_spans_that_make_no_sense_are_refused_before_the_first_step() -> None:
 def test_under_autocast_gradients_of_micro_batches_are_summed_in_float32() -> None:
     of = loaded("shared keys", "float32", autocast="bfloat16")
     decision = decision_of(of[1].graph, WAYS["sequence and replicas"])
-    found, expected = trained(of, decision, 1), train_serially(of[0], decision.micro_batches, 1)
+    found = trained(of, decision, 1)
+    expected = train_serially(of[0], decision.micro_batches, 1)
     assert {gradient.dtype for gradient in found.gradients.values()} == {torch.float32}
     assert found.losses == pytest.approx(expected.losses, rel=1e-3)
     for name, gradient in expected.gradients.items():
@@ -259,7 +259,8 @@ class Transposed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.randn(6, 6)), nn.Parameter(torch.zeros(6))
+        self.weight = nn.Parameter(torch.randn(6, 6))
+        self.bias = nn.Parameter(torch.zeros(6))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.addmm(self.bias, x, self.weight).relu()

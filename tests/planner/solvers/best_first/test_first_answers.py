@@ -58,7 +58,8 @@ def a_network(num_layers: int, draw: random.Random) -> Profile:
 
 def answers_of(problem: Problem) -> list[Evaluation]:
     evaluator = Evaluator(problem, CostModel(problem.profile))
-    freedom, cost_model = Freedom.of(problem), evaluator.cost_model
+    freedom = Freedom.of(problem)
+    cost_model = evaluator.cost_model
     spaces = [
         GroupPrices(problem, cost_model, pools(problem), cuts_of(cost_model), micro_batches(problem, size), freedom)
         for size in micro_batch_sizes(problem, cost_model)
@@ -91,7 +92,8 @@ def test_first_answers_are_what_was_asked_for(asked: dict[str, object]) -> None:
 def test_more_devices_are_never_worse(seed: int) -> None:
     """On random clusters, for equal work of the search: hosts of any size, one kind or two."""
     draw = random.Random(seed)
-    each, num_hosts = draw.choice([2, 3, 4]), draw.randint(2, 3)
+    each = draw.choice([2, 3, 4])
+    num_hosts = draw.randint(2, 3)
     kinds = ["kind-1"] * (each * num_hosts)
     if draw.random() < 0.5:
         kinds[each * draw.randint(1, num_hosts - 1) :] = ["kind-0.55"] * len(kinds)
@@ -106,9 +108,12 @@ def test_more_devices_are_never_worse(seed: int) -> None:
 
 
 def test_prices_and_replays_are_counted_where_they_are_made() -> None:
-    problem, whole = Problem(scale_profile(12, 16, 2), 64, confidence=0.0), Budget(60.0)
-    evaluator, freedom = Evaluator(problem, CostModel(problem.profile), within=whole), Freedom.of(problem)
-    of_devices, cuts = pools(problem), cuts_of(evaluator.cost_model)
+    problem = Problem(scale_profile(12, 16, 2), 64, confidence=0.0)
+    whole = Budget(60.0)
+    evaluator = Evaluator(problem, CostModel(problem.profile), within=whole)
+    freedom = Freedom.of(problem)
+    of_devices = pools(problem)
+    cuts = cuts_of(evaluator.cost_model)
     with under(whole):
         prices = GroupPrices(problem, evaluator.cost_model, of_devices, cuts, micro_batches(problem, 8), freedom)
         space = LikeStages(prices, whole)

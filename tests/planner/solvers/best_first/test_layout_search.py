@@ -79,7 +79,8 @@ def test_without_time_nobody_says_that_nothing_fits() -> None:
 def every_plan(evaluator: Evaluator) -> Iterator[Candidate]:
     """All stretches of layers on all groups of like devices, under all layouts and schedules."""
     problem = evaluator.problem
-    last, count = len(problem.profile.graph.layers), len(problem.ranks)
+    last = len(problem.profile.graph.layers)
+    count = len(problem.ranks)
     for size in range(1, problem.global_batch + 1):
         batches = micro_batches(problem, size)
         for stages in range(1, count + 1):

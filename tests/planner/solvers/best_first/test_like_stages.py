@@ -36,7 +36,8 @@ def test_columns_are_on_whole_hosts_and_blocks_share_them(columns: list[ColumnDe
 def test_the_largest_cost_of_a_stage_is_as_small_as_of_any_cuts() -> None:
     draw = random.Random(1)
     for _ in range(50):
-        last, stages = draw.randint(2, 7), draw.randint(1, 4)
+        last = draw.randint(2, 7)
+        stages = draw.randint(1, 4)
         costs = [np.array([[draw.random() for _ in range(last + 1)] for _ in range(last + 1)]) for _ in range(stages)]
         every = [(0, *inner, last) for inner in combinations(range(1, last), stages - 1)]
         worst = [max(costs[s][a, b] for s, (a, b) in enumerate(pairwise(cuts))) for cuts in every]
@@ -49,7 +50,8 @@ def test_the_largest_cost_of_a_stage_is_as_small_as_of_any_cuts() -> None:
 
 
 def a_space(problem: Problem, micro_batch: int) -> LikeStages:
-    cost_model, freedom = CostModel(problem.profile), Freedom.of(problem)
+    cost_model = CostModel(problem.profile)
+    freedom = Freedom.of(problem)
     batches = micro_batches(problem, micro_batch)
     return LikeStages(
         GroupPrices(problem, cost_model, pools(problem), cuts_of(cost_model), batches, freedom), Budget(60.0)
@@ -70,7 +72,8 @@ def test_pipelines_of_like_stages_are_as_asked_for(asked: dict[str, object]) -> 
 
 
 def test_of_like_stages_there_are_as_many_as_devices_allow_and_each_kind_comes_first() -> None:
-    space, first_kinds = a_space(Problem(scale_profile(12, 16, 2), 64, confidence=0.0), 8), set[int]()
+    space = a_space(Problem(scale_profile(12, 16, 2), 64, confidence=0.0), 8)
+    first_kinds = set[int]()
     several = [pipeline for pipeline in space.pipelines if len({column.devices for column in pipeline.columns}) > 1]
     for pipeline in several:
         devices = [column.devices for column in pipeline.columns]

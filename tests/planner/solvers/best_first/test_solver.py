@@ -173,7 +173,8 @@ def test_rules_that_clash_are_named_and_no_others(problem: Problem, title: str, 
 @pytest.mark.parametrize("seed", range(24))
 def test_memory_is_named_only_where_more_of_it_helps(seed: int) -> None:
     draw = Random(seed)
-    fix, forbid = draw.sample(RULES, draw.randint(1, 3)), draw.sample(RULES, draw.randint(0, 1))
+    fix = draw.sample(RULES, draw.randint(1, 3))
+    forbid = draw.sample(RULES, draw.randint(0, 1))
     error = refused(ruled(tuple(fix), tuple(forbid), draw.choice([20_000, 2**30])))
     if error is None or error.title not in (CLASH, "no plan fits"):
         return
@@ -197,7 +198,8 @@ def test_a_plan_is_within_the_gap_only_if_it_is(seed: int, gap: float) -> None:
     if plan is None:
         return
     assert check(plan, problem.profile) == ()
-    status, own = plan.search.status, plan.search.gap
+    status = plan.search.status
+    own = plan.search.gap
     assert own == pytest.approx(plan.prediction.step_s / plan.search.bound_s - 1)
     if status == "proven":
         assert own <= 1e-8
@@ -310,7 +312,8 @@ def test_the_optimiser_is_divided_where_nothing_else_fits() -> None:
 
 def test_least_memory_is_less_than_that_of_the_fastest_plan_and_no_less_exists() -> None:
     problem = heavy(recompute="auto")
-    fastest, leanest = solve(problem), solve(replace(problem, objective="memory"))
+    fastest = solve(problem)
+    leanest = solve(replace(problem, objective="memory"))
     held = peak_bytes(leanest)
     assert held < peak_bytes(fastest)
     assert leanest.prediction.step_s >= fastest.prediction.step_s

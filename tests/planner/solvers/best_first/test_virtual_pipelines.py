@@ -38,7 +38,8 @@ def test_hosts_of_one_device_each_have_a_pipeline(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_pipeline_reaches_over_hosts_and_kinds_of_devices(name: str) -> None:
-    hosts, speeds = ["a", "a", "b", "b"], (1.0, 1.0, 2.0, 2.0)
+    hosts = ["a", "a", "b", "b"]
+    speeds = (1.0, 1.0, 2.0, 2.0)
     profile = chain_profile(15, 4, hosts=hosts, speeds=speeds)
     plan = solve(Problem(profile, 8, schedules=(name,), gap=0.5, confidence=0.0))
     assert len(plan.decision.used_ranks) == 4
@@ -143,7 +144,8 @@ def test_no_pipeline_is_faster_than_the_bounds_of_its_family_its_first_stages_an
 
 def least_of(evaluator: Evaluator, family: Family, begun: list[int]) -> float:
     """The fastest pipeline of a family with these first cuts, by simulation of all."""
-    last, missing = family.stage_prices.prices.cuts.last, len(family.where) + 1 - len(begun)
+    last = family.stage_prices.prices.cuts.last
+    missing = len(family.where) + 1 - len(begun)
     best_s = float("inf")
     for rest in combinations(range(begun[-1] + 1, last), missing - 1) if missing else ((),):
         cuts = (*begun, *rest, last) if missing else tuple(begun)

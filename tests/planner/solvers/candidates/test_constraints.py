@@ -52,13 +52,16 @@ GROUPS = (((0,),), ((0, 1),), ((0,), (1,)), ((1,), (2, 3)), ((2,), (0, 1), (3,))
 def test_the_mask_allows_what_the_meaning_of_the_rules_allows(seed: int) -> None:
     draw = random.Random(seed)
     texts = draw.sample(RULES, 3)
-    fix, forbid = tuple(texts[:2]), tuple(texts[2:])
+    fix = tuple(texts[:2])
+    forbid = tuple(texts[2:])
     try:
         constraints = Constraints.of(problem(fix, forbid))
     except InfeasibleError:
         constraints = Constraints.of(problem(fix[:1]))
-        fix, forbid = fix[:1], ()
-    fixes, forbids = tuple(map(parse_rule, fix)), tuple(map(parse_rule, forbid))
+        fix = fix[:1]
+        forbid = ()
+    fixes = tuple(map(parse_rule, fix))
+    forbids = tuple(map(parse_rule, forbid))
     cuts = tuple(range(len(PROFILE.graph.layers) + 1))
     for groups in GROUPS:
         recompute = [draw.random() < 0.5 for _ in groups]

@@ -70,7 +70,8 @@ def test_what_cannot_be_combined_with_parted_ties_is_refused_by_the_planner(why:
 
 
 def test_the_checker_finds_a_tie_over_stages_that_are_updated_within_a_step() -> None:
-    apart, together = tied(), tied(1, 3)
+    apart = tied()
+    together = tied(1, 3)
     plan = solver("best-first")(Problem(apart, 4, schedules=("pipedream",), fix=APART, confidence=0.0))
     assert check(plan, apart) == ()
     assert any("pipedream updates within a step, and stages 0, 1 share l1.weight" in x for x in check(plan, together))

@@ -24,7 +24,8 @@ ONE_A_POSITION = [name for name in names() if traits(name).stages_per_position =
 def a_layer_a_stage(seed: int, schedule: str) -> tuple[Problem, Candidate] | None:
     """Stages of one layer each, on a device each; the last has what is left.  None where there are few devices."""
     problem = asked_of_branches(seed)
-    graph, ranks = problem.profile.graph, problem.ranks
+    graph = problem.profile.graph
+    ranks = problem.ranks
     if len(ranks) < 3:
         return None
     draw = random.Random(seed)
@@ -53,7 +54,8 @@ def test_a_step_in_any_order_is_that_of_one_that_is_looked_at(schedule: str, see
     if (made := a_layer_a_stage(seed, schedule)) is None:
         return
     problem, candidate = made
-    graph, evaluator = problem.profile.graph, Evaluator(problem, CostModel(problem.profile))
+    graph = problem.profile.graph
+    evaluator = Evaluator(problem, CostModel(problem.profile))
 
     def steps(candidates: Iterator[Candidate]) -> set[str]:
         return {f"{evaluator.evaluate(one).step_s:.9e}" for one in candidates}

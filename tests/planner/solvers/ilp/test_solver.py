@@ -104,7 +104,8 @@ def objective_s(instance: SpanInstance, chain: Sequence[int]) -> float:
 
 def message_s(instance: SpanInstance, source: int, destination: int) -> tuple[float, float, float, float]:
     """A hand-over's times, in the order of the table's columns."""
-    handovers, spans = instance.handovers, instance.spans
+    handovers = instance.handovers
+    spans = instance.spans
     match = (
         (handovers.cut == spans.last[source])
         & (handovers.source == spans.group[source])
@@ -130,7 +131,8 @@ def follows(instance: SpanInstance, chain: Sequence[int]) -> bool:
 
 def within_memory(instance: SpanInstance, chain: Sequence[int]) -> bool:
     """Whether no stage has more stages downstream than it has memory for, as far as they surely wait in a row."""
-    spans, certain = instance.spans, True
+    spans = instance.spans
+    certain = True
     for downstream, v in enumerate(reversed(chain), start=1):
         certain = certain and (downstream == 1 or bool(spans.linked[v]))
         if certain and downstream > spans.depth[v]:
@@ -213,12 +215,16 @@ def some_plans(way: BatchSplit, schedule: str, draw: random.Random) -> Iterator[
     Raises:
         KeyError: a stage of a plan is not in the tables, and the plan may fit.
     """
-    spans, cuts, prices = way.instance.spans, way.instance.cuts, way.instance.prices
+    spans = way.instance.spans
+    cuts = way.instance.cuts
+    prices = way.instance.prices
     entries = zip(spans.first, spans.last, spans.group, spans.recompute, strict=True)
     known = {tuple(map(int, entry)): v for v, entry in enumerate(entries)}
     for _ in range(80):
-        groups, left = dict(enumerate(way.instance.groups)), [len(pool.ranks) for pool in prices.pools]
-        chosen, chain = list[int](), [0]
+        groups = dict(enumerate(way.instance.groups))
+        left = [len(pool.ranks) for pool in prices.pools]
+        chosen = list[int]()
+        chain = [0]
         while chain[-1] != cuts.last and groups:
             chosen.append(draw.choice([*groups]))
             left = [a - b for a, b in zip(left, groups[chosen[-1]].counts, strict=True)]
@@ -248,7 +254,9 @@ def test_every_plan_that_fits_is_in_the_tables_with_a_bound_below_its_step(
 ) -> None:
     chosen = [n for n in schedules() if (t := traits(n)).synchronous and t.trains and t.stages_per_position == 1]
     problem = replace(plain(seed, make), schedules=tuple(n for n in chosen if not traits(n).windowed))
-    evaluator, draw, every = Evaluator(problem, CostModel(problem.profile)), random.Random(seed), ways(problem)
+    evaluator = Evaluator(problem, CostModel(problem.profile))
+    draw = random.Random(seed)
+    every = ways(problem)
     for way in draw.sample(every, min(6, len(every))):
         for chain, candidate in some_plans(way, draw.choice(way.schedules), draw):
             evaluation = evaluator.evaluate(candidate)

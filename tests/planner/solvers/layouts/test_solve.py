@@ -26,7 +26,8 @@ def limited(seed: int) -> LabelledGraph:
 
 
 def with_workspace(seed: int) -> LabelledGraph:
-    graph, draw = limited(seed), np.random.default_rng(seed)
+    graph = limited(seed)
+    draw = np.random.default_rng(seed)
     hungry = draw.integers(4, 30)
     needs = tuple(draw.integers(0, hungry, taken.shape).astype(float) for taken in graph.node_memory)
     return replace(graph, workspace=needs, budget=graph.budget + hungry / 3)
@@ -75,7 +76,8 @@ def test_lagrangian_bounds_hold_for_all_that_fit_and_for_each_option(seed: int, 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_program_alone_is_exact(seed: int) -> None:
     graph = with_workspace(seed)
-    best, found = least_cost(graph), solve_integer(graph, NO_LIMIT_S)
+    best = least_cost(graph)
+    found = solve_integer(graph, NO_LIMIT_S)
     assert found.bound == pytest.approx(best)
     assert (found.best is None) == np.isinf(best)
     assert found.best is None or graph.cost(found.best) == pytest.approx(best)
@@ -86,7 +88,8 @@ def test_a_graph_too_wide_to_eliminate_is_solved_all_the_same(seed: int, monkeyp
     graph = limited(seed)
     monkeypatch.setattr(variable_elimination, "LARGEST_TABLE", 1)
     for each in (graph, replace(graph, node_memory=(), edge_memory={})):
-        found, best = minimise(each), least_cost(each)
+        found = minimise(each)
+        best = least_cost(each)
         assert found.cost == pytest.approx(best)
         assert found.bound <= best * (1 + 1e-9)
         assert found.status == (INFEASIBLE if np.isinf(best) else PROVEN)
@@ -112,7 +115,8 @@ def test_what_one_small_core_leaves_open_is_not_claimed(
     unsure = 0
     for seed in range(80):
         graph = graph_of(seed)
-        best, found = least_cost(graph), minimise(graph)
+        best = least_cost(graph)
+        found = minimise(graph)
         assert found.bound <= best * (1 + 1e-9)
         assert found.cost >= best * (1 - 1e-9)
         assert found.status in ((INFEASIBLE, TIME_LIMIT) if np.isinf(best) else (PROVEN, TIME_LIMIT))
@@ -186,7 +190,9 @@ def test_tiny_costs_are_solved_as_well_as_large_ones(graph_of: type[LabelledGrap
 @pytest.mark.parametrize("seed", [3, 4])
 def test_out_of_time_no_more_is_claimed_than_is_known(seed: int) -> None:
     graph = random_graph(random.Random(seed), 60, 2, density=0.05, forbidden=0.0, room=0.35)
-    truth, late, none = minimise(graph), solve_integer(graph, 0.0), minimise(graph, Budget(0.0))
+    truth = minimise(graph)
+    late = solve_integer(graph, 0.0)
+    none = minimise(graph, Budget(0.0))
     assert truth.status == PROVEN
     assert late.bound <= truth.cost * (1 + 1e-9)
     assert late.best is None or graph.cost(late.best) >= truth.cost * (1 - 1e-9)

@@ -22,7 +22,9 @@ from tests.planner.networks import mesh_like, plain, priced, residual
 from tests.planner.solvers.laid_out_plans import MADE
 from tests.planner.solvers.layouts.stage_memory import stage_bytes
 
-SAMPLES, SPACE, EVERYTHING = ("sample",), ("sample", "spatial"), ("sample", "spatial", "channel")
+SAMPLES = ("sample",)
+SPACE = ("sample", "spatial")
+EVERYTHING = ("sample", "spatial", "channel")
 
 
 def prices_of(profile: Profile, allow: Sequence[str], samples: int, halo_depth: int = 0) -> LayoutPrices:
@@ -76,7 +78,8 @@ def test_no_choice_that_fits_is_better(share: float, recompute: str) -> None:
     assert cost is not None
     limit = int(share * stage_bytes(cost, 3, 0.0).max())
     question = replace(free, memory_limit_bytes=(limit, limit))
-    found, best = best_layouts(prices, question), by_trying(prices, question)
+    found = best_layouts(prices, question)
+    best = by_trying(prices, question)
     assert found.answer.cost == pytest.approx(best, rel=1e-9)
     assert found.answer.status == (PROVEN if np.isfinite(best) else INFEASIBLE)
     if found.cost is not None:
@@ -96,7 +99,8 @@ def test_the_best_choice_within_memory_and_workspace_is_the_best_of_all() -> Non
     for less in (1000, 3000, 6000, 9000, 12000):
         limit = int(stage_bytes(free, 2, 0.0).max()) - less
         question = asked(prices, in_flight=2, memory_limit_bytes=(limit, limit), recompute="auto")
-        found, best = best_layouts(prices, question), by_trying(prices, question)
+        found = best_layouts(prices, question)
+        best = by_trying(prices, question)
         assert found.answer.cost == pytest.approx(best, rel=1e-9)
         assert found.answer.status == (PROVEN if np.isfinite(best) else INFEASIBLE)
         if found.cost is not None:
@@ -208,7 +212,8 @@ def test_fewer_options_can_be_given() -> None:
 
 def uniform_cost(prices: LayoutPrices, question: Question, options: tuple[tuple[ShardingSpec, ...], ...]) -> float:
     """The least step of all grids that are the same for every layer, as far as it can be cut so."""
-    graph, best = labelled_graph(prices, question, options), float("inf")
+    graph = labelled_graph(prices, question, options)
+    best = float("inf")
     for grid in {option.grid for each in options for option in each}:
         wanted = {dim: parts for dim, parts in grid if not dim.startswith("replica")}
         picked = []

@@ -40,7 +40,8 @@ def made_at(problem: Problem, size: int) -> tuple[Evaluator, Chains]:
         for number, (pool,) in enumerate(sorts)
         for count in range(1, len(pool.ranks) + 1)
     }
-    links, positions = links_of(problem, size, WHOLE), cut_positions(problem.profile.graph)
+    links = links_of(problem, size, WHOLE)
+    positions = cut_positions(problem.profile.graph)
     return evaluator, Chains(sorts, tables, positions, links, maker.num_full, 0, maker.budget)
 
 
@@ -69,7 +70,8 @@ def test_the_work_of_costs_in_proportion_to_samples_is_exact() -> None:
 def test_of_one_micro_batch_on_single_ranks_only_updates_are_left_out(latency_s: float) -> None:
     profile = priced(*plain(samples=4, height=16), speeds=(1.0, 1.0), latency_s=latency_s, bandwidth_bytes_per_s=1e8)
     evaluator, chains = made_at(Problem(profile, 4, allow=EVERYTHING), 4)
-    last, num_checked = len(profile.graph.layers), 0
+    last = len(profile.graph.layers)
+    num_checked = 0
     for chain in chains.best_first(lambda: math.inf):
         if [len(ranks) for _, _, ranks, _ in chain.stages] != [1, 1]:
             continue
@@ -116,10 +118,14 @@ def apart(samples: int = 4, height: int = 32) -> tuple[Network, Named]:
 
 def any_pipeline(draw: random.Random, evaluator: Evaluator, sizes: tuple[int, ...]) -> Candidate:
     """One to three stages within the hosts of like devices, the layers of each with any layouts."""
-    problem, graph = evaluator.problem, evaluator.problem.profile.graph
-    last, hosts = len(graph.layers), [pool.ranks for pool in pools(problem)]
+    problem = evaluator.problem
+    graph = evaluator.problem.profile.graph
+    last = len(graph.layers)
+    hosts = [pool.ranks for pool in pools(problem)]
     while True:
-        batches, at, groups = micro_batches(problem, draw.choice(sizes)), [0] * len(hosts), []
+        batches = micro_batches(problem, draw.choice(sizes))
+        at = [0] * len(hosts)
+        groups = []
         for _ in range(draw.randint(1, 3)):
             host = draw.randrange(len(hosts))
             count = draw.randint(1, len(hosts[host]))
@@ -156,9 +162,11 @@ def test_no_pipeline_is_faster_than_the_bound_of_its_stretches_of_layers(seed: i
     )
     evaluator = Evaluator(problem := Problem(profile, draw.choice([4, 6, 8]), allow=EVERYTHING), CostModel(profile))
     candidate = any_pipeline(draw, evaluator, (1, 2, 3, 4))
-    size, backward = max(candidate.micro_batches), LEAST if candidate.schedule == "zb-h1" else WHOLE
+    size = max(candidate.micro_batches)
+    backward = LEAST if candidate.schedule == "zb-h1" else WHOLE
     maker = TableMaker(evaluator, Constraints.of(problem), size, backward, Budget(60.0), 60.0)
-    like, used = pools(problem), {len(group) for group in candidate.groups}
+    like = pools(problem)
+    used = {len(group) for group in candidate.groups}
     tables = {
         (0, count): maker.table(like[0].ranks[:count]) if count in used else None
         for count in range(1, len(like[0].ranks) + 1)
@@ -199,7 +207,8 @@ def test_like_hosts_are_one_and_stages_are_within_hosts() -> None:
     maker = TableMaker(evaluator, Constraints.of(problem), 2, WHOLE, Budget(60.0), 60.0)
     like = pools(problem)
     tables = {(0, count): maker.table(like[0].ranks[:count]) for count in (1, 2)}
-    links, positions = links_of(problem, 2, WHOLE), cut_positions(profile.graph)
+    links = links_of(problem, 2, WHOLE)
+    positions = cut_positions(profile.graph)
     chains = Chains((like,), tables, positions, links, maker.num_full, 0, maker.budget)
     placed = [[ranks for _, _, ranks, _ in chain.stages] for chain in chains.best_first(lambda: math.inf)]
     assert [(0, 1), (2, 3)] in placed
@@ -218,7 +227,8 @@ def test_no_stage_on_all_ranks_is_faster_than_its_work_and_its_statistics(seed: 
     )
     problem = Problem(profile, 8, allow=("sample", "spatial"))
     evaluator = Evaluator(problem, CostModel(profile))
-    size, last = draw.choice([2, 4, 8]), len(profile.graph.layers)
+    size = draw.choice([2, 4, 8])
+    last = len(profile.graph.layers)
     maker = TableMaker(evaluator, Constraints.of(problem), size, WHOLE, Budget(60.0), 60.0)
     statistics_s = maker.least_statistics_s(problem.ranks)
     assert statistics_s > 0
@@ -258,7 +268,8 @@ def test_what_passes_between_whole_hosts_is_on_their_cards() -> None:
     maker = TableMaker(evaluator, Constraints.of(problem), 2, WHOLE, Budget(60.0), 60.0)
     like = pools(problem)
     tables = {(0, count): maker.table(like[0].ranks[:count]) for count in (1, 2)}
-    links, last = links_of(problem, 2, WHOLE), len(profile.graph.layers)
+    links = links_of(problem, 2, WHOLE)
+    last = len(profile.graph.layers)
     chains = Chains((like,), tables, (0, 1, last), links, maker.num_full, 0, maker.budget)
     (value,) = profile.graph.layers[0].outputs
     card_s = value.at(8, profile.graph.samples).num_bytes / evaluator.cost_model.network.most_card_bytes_per_s
@@ -277,10 +288,12 @@ def test_rough_tables_say_no_more_than_those_of_priced_options(seed: int) -> Non
     profile = priced(*made, speeds=(1.0,) * 4, latency_s=draw.choice([0.0, 1e-6, 1e-5]))
     profile = with_random_parts(draw, profile) if seed % 2 else profile
     problem = Problem(profile, 8, allow=draw.choice([EVERYTHING, ("sample", "spatial"), ("spatial",)]))
-    evaluator, backward = Evaluator(problem, CostModel(profile)), draw.choice([WHOLE, LEAST])
+    evaluator = Evaluator(problem, CostModel(profile))
+    backward = draw.choice([WHOLE, LEAST])
     maker = TableMaker(evaluator, Constraints.of(problem), draw.choice([2, 3, 4]), backward, Budget(60.0), 60.0)
     for count in (1, 2, 3, 4):
-        rough, table = maker.rough(problem.ranks[:count]), maker.table(problem.ranks[:count])
+        rough = maker.rough(problem.ranks[:count])
+        table = maker.table(problem.ranks[:count])
         if table is not None:
             assert (rough.by_samples_s == table.by_samples_s).all()
             assert (np.triu(rough.laid_out_s) <= np.triu(table.laid_out_s) * (1 + 1e-9) + 1e-15).all()
@@ -293,7 +306,8 @@ def test_stages_that_follow_one_another_on_a_host_are_no_larger_than_it_together
     problem = Problem(replace(profile, cluster=replace(profile.cluster, links=slow)), 4, allow=EVERYTHING)
     evaluator = Evaluator(problem, CostModel(problem.profile))
     maker = TableMaker(evaluator, Constraints.of(problem), 2, WHOLE, Budget(60.0), 60.0)
-    like, last = pools(problem), len(profile.graph.layers)
+    like = pools(problem)
+    last = len(profile.graph.layers)
     stages = (0, 1), (1, 2), (2, last)
     for counts, crosses in (((2, 1, 2), True), ((1, 1, 1), False)):  # on hosts of three; neighbours fit onto one
         tables = {}

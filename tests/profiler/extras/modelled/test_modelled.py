@@ -38,7 +38,8 @@ NETWORKS = {
 
 @pytest.mark.parametrize("source", [pytest.param(source, id=name) for name, source in NETWORKS.items()])
 def test_a_network_without_values_has_the_graph_and_saves_the_bytes_of_one_with_them(source: ModelSource) -> None:
-    fake, model = fake_network(source), load_model(source)
+    fake = fake_network(source)
+    model = load_model(source)
     real = capture(model)
     assert fake.captured.graph == real.graph
     assert fake.captured.reductions == real.reductions
@@ -54,10 +55,12 @@ def test_a_network_without_values_has_the_graph_and_saves_the_bytes_of_one_with_
 
 def test_batch_norm_under_autocast_saves_what_it_does_with_values_but_for_the_dtype_of_its_statistics() -> None:
     source = ModelSource(RESNET.factory, RESNET.arguments, RESNET.input_shape, autocast="bfloat16")
-    fake, model = fake_network(source), load_model(source)
+    fake = fake_network(source)
+    model = load_model(source)
     real = capture(model)
     assert fake.captured.graph == real.graph
-    expected, found = footprints(real, model.tensors, model.samples), bytes_of(fake)
+    expected = footprints(real, model.tensors, model.samples)
+    found = bytes_of(fake)
     sums = [sum(each.saved_bytes for each in footprint.values()) for footprint in (expected, found)]
     assert sums[1] == pytest.approx(sums[0], rel=0.02)
 
@@ -87,7 +90,8 @@ SOME = [
 def test_operators_never_promise_more_than_a_run_shows(entry) -> None:  # type: ignore[no-untyped-def]  # of the zoo
     source = ModelSource(f"tests.zoo.{entry.name}")
     try:
-        real, fake = capture(load_model(source)), fake_network(source).captured
+        real = capture(load_model(source))
+        fake = fake_network(source).captured
     except (FactoryError, UnsupportedModelError):
         return
     if len(real.graph.layers) != len(fake.graph.layers):
@@ -164,7 +168,8 @@ def test_a_profile_of_devices_that_are_not_here_is_an_ordinary_one() -> None:
     (expand,) = (m for m in found.measurements["A100-80GB"] if m.layer == "blocks.0.expand" and m.samples == 4)
     rows = 4 * 32
     assert expand.forward_s == pytest.approx(known.gemm(rows, 256, 64).seconds)
-    gradient, weight = known.gemm(rows, 64, 256), known.gemm(256, 64, rows)
+    gradient = known.gemm(rows, 64, 256)
+    weight = known.gemm(256, 64, rows)
     assert expand.backward_input_s + expand.backward_weight_s == pytest.approx(expand.backward_s, rel=0.1)
     assert expand.backward_s > gradient.seconds + weight.seconds
     assert expand.evidence == "kernels"

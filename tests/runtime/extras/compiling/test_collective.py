@@ -67,7 +67,8 @@ def test_sums_and_gathers_of_parts_of_a_stage(tmp_path):
     def program(transport):
         rank = transport.rank
         stage = open_collectives({7: (0, 1, 2, 3)}, groups=[(0, 2), (1, 3), (0, 1, 2, 3)], timeout_s=20.0)[7]
-        half, everybody = ((0, 2), (1, 3))[rank % 2], (0, 1, 2, 3)
+        half = ((0, 2), (1, 3))[rank % 2]
+        everybody = (0, 1, 2, 3)
         term = torch.full((2, 3), float(rank + 1)).t()  # not contiguous
         pending = stage.start_sum(term, half)
         whole_sum = torch.tensor([float(rank)])

@@ -55,7 +55,8 @@ class Net(nn.Module):
 @functools.cache
 def model():
     torch.manual_seed(0)
-    net, (x, y) = Net().double(), batch(2)
+    net = Net().double()
+    x, y = batch(2)
     loaded = LoadedModel(net, (x,), (y,), lambda out, targets: nn.functional.mse_loss(out, *targets))
     return net, capture(loaded)
 
@@ -67,7 +68,8 @@ def batch(samples):
 
 def alone(samples):
     """What one device computes: loss, running variance, gradients."""
-    net, (x, y) = copy.deepcopy(model()[0]), batch(samples)
+    net = copy.deepcopy(model()[0])
+    x, y = batch(samples)
     loss = nn.functional.mse_loss(net(x), y)
     loss.backward()
     return [loss.detach(), net.norm.running_var, *(each.grad for each in net.parameters())]
@@ -171,7 +173,8 @@ def test_compiled_stage_equals_messages_and_one_device(late, partition, sizes, f
 
 def test_a_stage_of_one_rank_needs_no_collectives():
     _, captured = model()
-    net, (x, y) = model()[0], batch(4)
+    net = model()[0]
+    x, y = batch(4)
     names = [layer.name for layer in captured.graph.layers]
     function = StageCut(captured, frozenset(names), (captured.graph.loss,)).function(lambda node: None)
     values = {"x": x, "y": y}
@@ -193,7 +196,8 @@ def test_layers_that_draw_are_refused():
 @pytest.mark.parametrize("cuts", [HEIGHT, {"channel": (0, 1, 2)}], ids=["height", "channel"])
 def test_compiled_stages_train_as_one_device_does(cuts, tmp_path):
     """Takes 7 s: two processes compile their stages, forward and backward."""
-    decision, expected = by_stage(network()[1].graph, [], [cuts], MICRO_BATCHES), serial()
+    decision = by_stage(network()[1].graph, [], [cuts], MICRO_BATCHES)
+    expected = serial()
 
     def program(transport):
         torch.set_num_threads(1)

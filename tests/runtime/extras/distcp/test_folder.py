@@ -81,7 +81,9 @@ def forged(folder: Path, archive: bytes, metadata: bytes | None = None) -> Check
 def test_what_they_hold_is_read_whole_in_boxes_and_in_slices() -> None:
     checkpoint = Checkpoint.open(KEPT)
     checkpoint.verify()
-    w, moment, flat = torch.arange(60.0).view(6, 5, 2), torch.arange(24.0).view(4, 6), torch.arange(12.0)
+    w = torch.arange(60.0).view(6, 5, 2)
+    moment = torch.arange(24.0).view(4, 6)
+    flat = torch.arange(12.0)
     expected: dict[str, Tensor] = {
         "model/w": w,
         "optimizer/w/exp_avg": moment,

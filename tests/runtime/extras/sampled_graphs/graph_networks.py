@@ -14,14 +14,16 @@ from cuda_ops.extras.sampling.graph import NodeGraph
 from cuda_ops.extras.sampling.sampler import Block, NeighbourSampler
 from profiler.extras.sampled_graphs.networks import GATConv, SAGEConv
 
-CHANNELS, CLASSES = 6, 3
+CHANNELS = 6
+CLASSES = 3
 GRAPH: NodeGraph = power_law(300, seed=1, degree=6.0, channels=CHANNELS, classes=CLASSES)
 
 
 class Convolutions(nn.Module):
     def __init__(self, *convs: nn.Module, between: nn.Module | None = None) -> None:
         super().__init__()
-        self.convs, self.between = nn.ModuleList(convs), between
+        self.convs = nn.ModuleList(convs)
+        self.between = between
 
     def forward(self, x: Tensor, blocks: list[Block]) -> Tensor:
         for number, (conv, (edge_index, targets)) in enumerate(zip(self.convs, blocks, strict=True)):
@@ -36,7 +38,8 @@ class PlainMean(nn.Module):
 
     def __init__(self, channels: int, out: int) -> None:
         super().__init__()
-        self.own, self.others = nn.Linear(channels, out), nn.Linear(channels, out, bias=False)
+        self.own = nn.Linear(channels, out)
+        self.others = nn.Linear(channels, out, bias=False)
 
     def forward(self, x: tuple[Tensor, Tensor], edge_index: Tensor) -> Tensor:
         sources, targets = x

@@ -29,7 +29,8 @@ from tests.runtime import test_local_losses
 from tests.runtime.engines import Network, on_engines
 from tests.runtime.plans import batch_of, decide
 
-WIDTH, CLASSES = 5, 3
+WIDTH = 5
+CLASSES = 3
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-12}
 
 
@@ -39,7 +40,8 @@ class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
-        self.inward, self.again = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.inward = nn.Linear(WIDTH, WIDTH)
+        self.again = nn.Linear(WIDTH, WIDTH, bias=False)
         self.head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
         self.state: Tensor
         self.count: Tensor
@@ -116,7 +118,8 @@ def streamed(
     """The tensors of the module's output for each batch, then the state, and the losses of learning."""
 
     def work(engine: Engine) -> tuple[list[Answered], dict[str, Tensor]]:
-        stream, left = engine.stream(**setting), list(batches)
+        stream = engine.stream(**setting)
+        left = list(batches)
         found: list[Answered] = []
         for _ in range(probes):
             stream.offer(stream.batch(batches[0]), probes=True)
@@ -208,9 +211,11 @@ PLANS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("training", [True, False])
 def test_answers_and_state_are_those_of_the_module_in_its_mode_from_batch_to_batch(plan: str, training: bool) -> None:
     asked = PLANS[plan]
-    own, sizes = network(asked["name"]), asked["sizes"]
+    own = network(asked["name"])
+    sizes = asked["sizes"]
     micro_batches = asked.get("micro_batches", (sizes[0],))
-    replicas, schedule = asked.get("replicas", ()), asked.get("schedule", "forward")
+    replicas = asked.get("replicas", ())
+    schedule = asked.get("schedule", "forward")
     decision = decide(own[1].graph, asked["cuts"], micro_batches, *replicas, schedule=schedule)
     batches = batches_of(own, sizes)
     found, state, _ = streamed(own, decision, batches, training=training, probes=asked.get("probes", 0))
@@ -222,7 +227,8 @@ def test_answers_and_state_are_those_of_the_module_in_its_mode_from_batch_to_bat
 
 def test_a_stage_works_on_a_batch_while_the_next_is_behind() -> None:
     """Rank 1 touches its first batch only when rank 0 is done with it: a step's barrier would never let it."""
-    own, is_done = network(), threading.Event()
+    own = network()
+    is_done = threading.Event()
     decision = decide(own[1].graph, [0.6], (4,), schedule="forward")
     (batch,) = batches_of(own, [4])
 
@@ -252,7 +258,9 @@ def test_a_rank_waits_for_its_readers_before_a_transport_takes_messages_of_two_b
             super().flush()
 
     def work(engine: Engine) -> list[int]:
-        stream, rank, seen = engine.stream(), 1 - ("0.weight" in engine.state_dict()), []
+        stream = engine.stream()
+        rank = 1 - ("0.weight" in engine.state_dict())
+        seen = []
         for _ in range(6):
             stream.offer(stream.batch(batch))
             stream.run()

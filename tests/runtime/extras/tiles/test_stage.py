@@ -71,7 +71,9 @@ def in_blocks(graph: Graph, ranks: int, rng: random.Random, dims: Sequence[str],
     """A forward plan of one stage, some of whose layers are in blocks, some of these in tiles."""
     samples = graph.samples
     decision = at_random(graph, ranks, ("spatial",), rng, (samples,), changes=0.0)
-    blocks, names, first = [], list(decision.layers), 0
+    blocks = []
+    names = list(decision.layers)
+    first = 0
     while first < len(names):
         last = min(len(names), first + rng.choice([1, 3, 8, 20]))
         tiles = {dim: rng.randint(1, most) for dim in dims}

@@ -24,7 +24,9 @@ from tests.runtime.cases import dropping, trained_alone
 from tests.runtime.engines import Network, evaluated, on_engines, trained
 from tests.runtime.plans import Trained, batch_of, decide, model_of
 
-TOKENS, CODES, WIDTH = 12, 11, 8
+TOKENS = 12
+CODES = 11
+WIDTH = 8
 GPT = {"vocabulary": CODES, "width": WIDTH, "layers": 2, "heads": 2, "context": 16}
 LLAMA = {"vocabulary": CODES, "width": 16, "hidden": 24, "layers": 2, "heads": 4, "kv_heads": 2, "context": 16}
 UNEQUAL = (5, 4, 3)
@@ -37,7 +39,8 @@ class Dropping(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.token = nn.Embedding(CODES, WIDTH)
-        self.heads, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, CODES)
+        self.heads = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, CODES)
         self.drop = nn.Dropout(0.3)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -52,7 +55,9 @@ class Reading(nn.Module):
 
     def __init__(self, read: Callable[[nn.Module, Tensor], Tensor], **layers: nn.Module) -> None:
         super().__init__()
-        self.token, self.out, self.read = nn.Embedding(CODES, WIDTH), nn.Linear(WIDTH, CODES), read
+        self.token = nn.Embedding(CODES, WIDTH)
+        self.out = nn.Linear(WIDTH, CODES)
+        self.read = read
         for name, layer in layers.items():
             self.add_module(name, layer)
 

@@ -100,7 +100,8 @@ class ConvCase:
         return tuple(grown(box, spec, self.layouts[1], self.margins[1]) for box in own)
 
     def needed(self) -> tuple[Box, ...]:
-        layer, relation = self.layer, kind(self.layer.kind)
+        layer = self.layer
+        relation = kind(self.layer.kind)
         return tuple(relation.input_boxes(layer, (self._spec(self.input_shape),), box)[0] for box in self.done())
 
     def wanted(self) -> tuple[Box, ...]:
@@ -114,7 +115,8 @@ class ConvCase:
         return ConvPart(self.window, self.done()[rank], self.needed()[rank], self.channels)
 
     def weight_boxes(self, rank: int) -> tuple[Box, ...]:
-        weight, bias = self.weight_shape, (self.channels[1],)
+        weight = self.weight_shape
+        bias = (self.channels[1],)
         specs = tuple(TensorSpec(tuple(f"dim{dim}" for dim in range(len(s))), s, "float64") for s in (weight, bias))
         return tuple(kind(self.layer.kind).weight_boxes(self.layer, specs, self.done()[rank]))
 
@@ -170,7 +172,8 @@ def random_case(numbers: random.Random, transposed: bool = False, largest: int =
         draw = partial(_drawn, numbers, space)
         groups, width = numbers.choice(((1, 1), (1, 3), (2, 1), (2, 2), (4, 1), (3, 2)))
         channels = (groups * width, groups * numbers.choice((1, 2)))
-        stride, dilation = draw((1, 1, 2, 3)), draw((1, 1, 2))
+        stride = draw((1, 1, 2, 3))
+        dilation = draw((1, 1, 2))
         window = ConvWindow(draw((1, 2, 3, 3, 4, 5, 6, 7)), stride, draw((0, 1, 1, 2, 3)), dilation, groups, transposed)
         more = tuple(numbers.randrange(max(s, d)) if transposed else 0 for s, d in zip(stride, dilation, strict=True))
         extents = tuple(numbers.randint(1, most) for _ in range(space))
@@ -195,7 +198,8 @@ def _layouts(numbers: random.Random, space: tuple[str, ...]) -> tuple[Layout, La
 
 
 def _layout(numbers: random.Random, ranks: int, dims: tuple[str, ...]) -> Layout:
-    ways, rest = [], ranks
+    ways = []
+    rest = ranks
     chosen = numbers.sample(dims, min(len(dims), numbers.choice((1, 1, 2, 3))))
     for _ in chosen[:-1]:
         ways.append(numbers.choice([k for k in range(1, rest + 1) if rest % k == 0]))

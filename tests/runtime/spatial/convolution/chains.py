@@ -174,12 +174,16 @@ def random_chain(numbers: random.Random) -> tuple[Chain, list[Placement]]:
 
 
 def _random_chain(numbers: random.Random) -> tuple[Chain, list[Placement]]:
-    convs, channels = [], 4
+    convs = []
+    channels = 4
     for _ in range(3):
         groups = numbers.choice((1, 1, 2, channels))
-        stride, dilation, transposed = numbers.choice((1, 1, 2, 3)), numbers.choice((1, 1, 2)), numbers.random() < 0.25
+        stride = numbers.choice((1, 1, 2, 3))
+        dilation = numbers.choice((1, 1, 2))
+        transposed = numbers.random() < 0.25
         more = numbers.randrange(max(stride, dilation)) if transposed else 0
-        kernel, padding = numbers.choice((1, 2, 3, 3, 4, 5, 7)), numbers.choice((0, 1, 2, 3))
+        kernel = numbers.choice((1, 2, 3, 3, 4, 5, 7))
+        padding = numbers.choice((0, 1, 2, 3))
         channels = groups * numbers.choice((1, 2, 3)) if channels % groups == 0 else channels
         convs.append(
             Conv(channels, kernel, stride, padding, dilation, groups, transposed, more, numbers.random() < 0.5)

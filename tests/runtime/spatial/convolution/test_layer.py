@@ -99,10 +99,8 @@ def test_the_smaller_halo_moves_backward() -> None:
 def test_random_chains_are_what_one_device_computes(seed: int) -> None:
     numbers = random.Random(seed)
     chain, placements = random_chain(numbers)
-    mode, backward = (
-        numbers.choice(("linear", "linear", "blocking")),
-        numbers.choice(("fewest", "dx", "dy")),
-    )
+    mode = numbers.choice(("linear", "linear", "blocking"))
+    backward = numbers.choice(("fewest", "dx", "dy"))
     check(chain, placements, HaloSettings(mode, numbers.choice((0.25, 1e9)), backward))
 
 
@@ -182,7 +180,8 @@ def on_two_ranks(
     layers: Sequence[Layer], inputs: Sequence[TensorSpec], cuts: Cuts, run: Callable[[list[LayerShard]], Any]
 ) -> list[Any]:
     """What ``run`` gives on each rank, of steps without parameters, each reading what the one before makes."""
-    placement, specs = Placement(0, cuts), [*inputs]
+    placement = Placement(0, cuts)
+    specs = [*inputs]
     divided = {}
     for layer in layers:
         divided[layer.name] = LayerDivision.of(layer, tuple(specs), (), placement, 1)
@@ -208,7 +207,8 @@ def op(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def test_an_image_without_a_dim_of_samples() -> None:
-    x, weight = torch.randn(4, 9, 5).double(), torch.randn(4, 4, 3, 3).double()
+    x = torch.randn(4, 9, 5).double()
+    weight = torch.randn(4, 4, 3, 3).double()
     spec = TensorSpec(("channel", "height", "width"), (4, 9, 5), "float64")
     layers = [plain(spec, "x"), plain(spec, "after_x")]
 
@@ -225,13 +225,15 @@ def test_an_image_without_a_dim_of_samples() -> None:
 
 @pytest.mark.parametrize("cuts", [{"height": (0, 4, 9)}, {"channel": (0, 1, 4)}])
 def test_a_weight_that_is_computed_is_read_whole(cuts: Cuts) -> None:
-    x, weight = torch.randn(1, 4, 9, 5).double(), torch.randn(4, 4, 3, 3).double().requires_grad_()
+    x = torch.randn(1, 4, 9, 5).double()
+    weight = torch.randn(4, 4, 3, 3).double().requires_grad_()
     spec = TensorSpec(("sample", "channel", "height", "width"), (1, 4, 9, 5), "float64")
     of_weight = TensorSpec(("feature",) * 4, (4, 4, 3, 3), "float64")
     layers = [plain(spec, "x", "weight"), plain(spec, "after_x", "weight")]
 
     def run(steps: list[LayerShard]) -> Tensor:
-        value, mine = part_of(x, steps[0].held(0)), weight.detach().clone().requires_grad_()
+        value = part_of(x, steps[0].held(0))
+        mine = weight.detach().clone().requires_grad_()
         for step in steps:
             value = convolve(step, op, {"input": value, "weight": mine, "bias": None}, False)
         value.sum().backward()
@@ -244,7 +246,8 @@ def test_a_weight_that_is_computed_is_read_whole(cuts: Cuts) -> None:
 
 
 def test_under_autocast_halos_are_sent_in_its_precision() -> None:
-    x, weight = torch.randn(1, 4, 9, 5), torch.randn(4, 4, 3, 3)
+    x = torch.randn(1, 4, 9, 5)
+    weight = torch.randn(4, 4, 3, 3)
     spec = TensorSpec(("sample", "channel", "height", "width"), (1, 4, 9, 5), "float32")
 
     def run(steps: list[LayerShard]) -> tuple[Any, Tensor, int]:

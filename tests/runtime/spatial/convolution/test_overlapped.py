@@ -109,7 +109,8 @@ def difference(found: Tensor, expected: Tensor) -> float:
 def check(case: ConvCase, settings: HaloSettings) -> float:
     """The largest difference from one device."""
     tensors = Tensors.of(case)
-    found, expected = computed(case, tensors, settings), tensors.expected(case)
+    found = computed(case, tensors, settings)
+    expected = tensors.expected(case)
     worst = 0.0
     for name, ours, theirs in zip(("y", "dx", "dweight", "dbias"), found, expected, strict=True):
         off = difference(ours, theirs)

@@ -16,7 +16,8 @@ def line(kernel: int, stride: int = 1, padding: int = 0, dilation: int = 1, tran
 def test_the_picture_of_the_module():
     """Four rows held, one comes from below: it touches one tap, and one output sees it."""
     window = line(3, padding=1)
-    main, piece = main_term(window, rows(0, 4), rows(0, 4)), piece_term(window, rows(4, 5), rows(0, 4))
+    main = main_term(window, rows(0, 4), rows(0, 4))
+    piece = piece_term(window, rows(4, 5), rows(0, 4))
     assert main.is_whole
     assert main.options[1] == (1,)
     assert (piece.taps, piece.place, piece.pad) == (((2, 2, 1),), ((2, 3, 1),), ())

@@ -207,7 +207,8 @@ def test_concatenation_and_stacking() -> None:
 
 
 def test_views_permutations_and_expansion() -> None:
-    x, names = images(4, 6), "sample channel height width"
+    x = images(4, 6)
+    names = "sample channel height width"
     for function, result in (
         (lambda x: x.permute(0, 2, 3, 1), "sample height width channel"),
         (lambda x: x.transpose(1, -1), "sample width height channel"),
@@ -224,8 +225,10 @@ def test_views_permutations_and_expansion() -> None:
 
 
 def test_softmax_and_normalisation_inside_a_sample() -> None:
-    x, names = images(6, 5, channels=4), "sample channel height width"
-    weight, bias = torch.randn(4).double(), torch.randn(4).double()
+    x = images(6, 5, channels=4)
+    names = "sample channel height width"
+    weight = torch.randn(4).double()
+    bias = torch.randn(4).double()
     check_all(spatial(lambda x: F.softmax(x, 1), x), "softmax")
     check_all(spatial(lambda x: F.log_softmax(x, -1), x), "softmax")
     functions: tuple[Callable[..., Any], ...] = (
@@ -247,7 +250,8 @@ def test_softmax_and_normalisation_inside_a_sample() -> None:
 
 
 def test_embeddings() -> None:
-    indices, table = torch.randint(11, (3, 5)), torch.randn(11, 6).double()
+    indices = torch.randint(11, (3, 5))
+    table = torch.randn(11, 6).double()
     one = one_layer(lambda i, w: F.embedding(i, w, 2), [indices, table], ["sample time"], ["sample time feature"], 1)
     check_all(one, "embedding")
     constant = one_layer(F.embedding, [indices, table], ["sample time"], ["sample time feature"])
@@ -260,7 +264,8 @@ def queries(samples: int = 2, heads: int = 4, times: int = 7, features: int = 3)
 
 def test_attention() -> None:
     names = "sample head time feature"
-    three, masks = [queries() for _ in range(3)], [torch.randn(7, 7).double(), torch.ones(7, 7).tril().bool()]
+    three = [queries() for _ in range(3)]
+    masks = [torch.randn(7, 7).double(), torch.ones(7, 7).tril().bool()]
     sdpa = F.scaled_dot_product_attention
     causal = one_layer(lambda q, k, v: sdpa(q, k, v, is_causal=True), three, [names] * 3, [names])
     check_all(causal, "attention", count=12)
@@ -278,8 +283,11 @@ def test_attention() -> None:
 
 
 def test_elementwise_operators_take_their_part_of_everything() -> None:
-    x, y, names = images(5, 4), images(5, 4), "sample channel height width"
-    row, channel = torch.randn(1, 3, 1, 4).double(), torch.randn(3).double()
+    x = images(5, 4)
+    y = images(5, 4)
+    names = "sample channel height width"
+    row = torch.randn(1, 3, 1, 4).double()
+    channel = torch.randn(3).double()
     check_all(one_layer(lambda a, b: torch.add(a, b, alpha=3), [x, y], [names] * 2, [names]), "pointwise")
     check_all(one_layer(lambda a, b: a * b, [x, x.mean(2, keepdim=True)], [names] * 2, [names]), "pointwise")
     for parameters in (0, 1):  # or a constant

@@ -18,11 +18,13 @@ from runtime.spatial.deferred import DeferredGradients
 from runtime.transport import InProcessTransport
 from tests.runtime.spatial.threads import Case, Cuts, Part, added_up, case, close, gradient_of, run_on_threads
 
-MOMENTUM, EPS = 0.3, 1e-3
+MOMENTUM = 0.3
+EPS = 1e-3
 SHAPE = (3, 5, 7, 6)
 IMAGE = "sample channel height width"
 _ATEN = torch.ops.aten
-AFFINE, RUNNING = ("weight", "bias"), ("running_mean", "running_var")
+AFFINE = ("weight", "bias")
+RUNNING = ("running_mean", "running_var")
 
 CUTS: dict[str, tuple[Cuts, int]] = {
     "height": ({"height": (0, 3, 7)}, 0),
@@ -208,7 +210,8 @@ def test_half_precision_is_summed_in_single() -> None:
 
 
 PIXELS = "sample height width"
-_MEAN, _SUM = 1, 2
+_MEAN = 1
+_SUM = 2
 NO_WEIGHT = {"weight": None, "ignore_index": -100}
 
 
@@ -356,7 +359,8 @@ def test_if_all_targets_are_ignored_there_is_no_mean_as_on_one_device() -> None:
 
 def test_in_half_precision_the_count_stays_exact() -> None:
     torch.manual_seed(0)
-    x, target = torch.randn(1, 3, 40, 40).bfloat16(), torch.randint(0, 3, (1, 40, 40))
+    x = torch.randn(1, 3, 40, 40).bfloat16()
+    target = torch.randint(0, 3, (1, 40, 40))
     arguments = {"self": x, "target": target, "weight": None, "ignore_index": -100}
     one = case(_ATEN.cross_entropy_loss.default, arguments, {"self": IMAGE, "target": PIXELS}, "")
     parts = run_on_threads(one, {"height": (0, 13, 40)})

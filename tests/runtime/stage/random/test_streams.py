@@ -53,16 +53,20 @@ class Mixture(nn.Module):
         super().__init__()
         self.lstm = nn.LSTM(4, 6, 2, dropout=0.3, batch_first=True)
         self.gru = nn.GRU(6, 6, 2, dropout=0.3)
-        self.channels, self.slopes, self.alpha = nn.Dropout1d(0.3), nn.RReLU(), nn.AlphaDropout(0.2)
+        self.channels = nn.Dropout1d(0.3)
+        self.slopes = nn.RReLU()
+        self.alpha = nn.AlphaDropout(0.2)
         self.attention = nn.MultiheadAttention(6, 2, dropout=0.2, batch_first=True)
-        self.mean, self.spread = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.mean = nn.Linear(6, 6)
+        self.spread = nn.Linear(6, 6)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.lstm(x)[0]
         x = self.gru(x.transpose(0, 1))[0].transpose(0, 1)  # samples lie along dim 1
         x = x + self.slopes(self.channels(x)) * x.new_empty((x.shape[0], 1, 1)).bernoulli_(0.7)
         x = x + self.attention(x, x, x)[0]
-        mean, spread = self.mean(x), self.spread(x)
+        mean = self.mean(x)
+        spread = self.spread(x)
         return self.alpha(mean + functional.softplus(spread) * torch.empty_like(spread).normal_())
 
 
@@ -112,7 +116,9 @@ def network(name: str) -> tuple[LoadedModel, CapturedModule]:
 def train_by_graph(name: str, seed: int = SEED, steps: int = 3) -> Trained:
     """One device, on a copy of the module and its graph."""
     model, captured = copy.deepcopy(network(name))
-    draw, optimizer, losses = CounterRng(seed), sgd(model.module.parameters()), []
+    draw = CounterRng(seed)
+    optimizer = sgd(model.module.parameters())
+    losses = []
     loss_of = drawing_loss(captured, draw)
     for step in range(steps):
         draw.step = step
@@ -138,11 +144,13 @@ def test_a_plan_draws_what_one_device_draws(name: str, layout: str, recompute: b
 
 
 def test_two_runs_of_one_seed_are_equal_to_the_bit() -> None:
-    model, decision = network("mixture")[0], plan("mixture", "replicas 2 to 1, then one")
+    model = network("mixture")[0]
+    decision = plan("mixture", "replicas 2 to 1, then one")
     first, second = (train_by_plan(model, decision, seed=SEED) for _ in range(2))
     assert first.losses == second.losses
     for kind in ("gradients", "state"):
-        here, there = getattr(first, kind), getattr(second, kind)
+        here = getattr(first, kind)
+        there = getattr(second, kind)
         assert all(torch.equal(here[name], there[name]) for name in here)
 
 
@@ -164,7 +172,8 @@ def test_the_generator_of_the_process_is_left_alone() -> None:
     before = torch.get_rng_state()
     run_ranks(network("gpt")[0], plan("gpt", "two ranks"), [batch_of(network("gpt")[0], 6, 0)], seed=SEED)
     assert torch.equal(torch.get_rng_state(), before)
-    noise, rates = NodeStream(CounterRng(1), "node", None), torch.full((99,), 3.0)
+    noise = NodeStream(CounterRng(1), "node", None)
+    rates = torch.full((99,), 3.0)
     first = noise.run(torch.poisson, rates)
     assert torch.equal(torch.get_rng_state(), before)
     torch.rand(1)

@@ -29,7 +29,9 @@ class Calls(nn.Module):
 
     def __init__(self, function: Any) -> None:
         super().__init__()
-        self.first, self.function, self.last = nn.Linear(4, 6), function, nn.Linear(6, 3)
+        self.first = nn.Linear(4, 6)
+        self.function = function
+        self.last = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.function(self.first(x)))
@@ -38,7 +40,8 @@ class Calls(nn.Module):
 class Recurrent(nn.Module):
     def __init__(self, kind: Any, batch_first: bool) -> None:
         super().__init__()
-        self.layers, self.batch_first = kind(4, 6, 3, dropout=0.3, batch_first=batch_first), batch_first
+        self.layers = kind(4, 6, 3, dropout=0.3, batch_first=batch_first)
+        self.batch_first = batch_first
 
     def forward(self, x: Tensor) -> Tensor:
         found = self.layers(x if self.batch_first else x.transpose(0, 1))[0]
@@ -94,18 +97,19 @@ def loaded(module: nn.Module) -> tuple[LoadedModel, CapturedModule]:
 
 def trained(model: LoadedModel, captured: CapturedModule, way: str) -> Trained:
     """By the captured graph, by the module in micro-batches, or by the module in one call."""
-    model, captured = copy.deepcopy(model), copy.deepcopy(captured)
-    draw, answers, losses = CounterRng(SEED), None, []
+    model = copy.deepcopy(model)
+    captured = copy.deepcopy(captured)
+    draw = CounterRng(SEED)
+    answers = None
+    losses = []
     if way == "graph":
         model_of_graph = captured
         loss_of = drawing_loss(model_of_graph, draw)
         parameters = dict(model_of_graph.graph_module.named_parameters())
     else:
-        loss_of, answers, parameters = (
-            model.loss,
-            Answers(captured, draw),
-            dict(model.module.named_parameters()),
-        )
+        loss_of = model.loss
+        answers = Answers(captured, draw)
+        parameters = dict(model.module.named_parameters())
         assert answers.in_parts
     optimizer = sgd(parameters.values())
     for step in range(2):

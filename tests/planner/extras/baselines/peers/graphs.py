@@ -49,7 +49,8 @@ def closed_sets(graph: LayerGraph) -> list[Layers]:
 def walked_sets(graph: LayerGraph) -> list[Layers]:
     """Those that the public code walks through: from the first source, by antichains."""
     first = next(k for k in range(len(graph.nodes)) if not ancestors(graph, k))
-    found, queue = set(), [frozenset([first])]
+    found = set()
+    queue = [frozenset([first])]
     while queue:
         antichain = queue.pop()
         if antichain in found:
@@ -117,7 +118,8 @@ def best_by_exhaustion(
 ) -> float:
     """PipeDream's objective over all plans from ``first`` to ``last`` on the levels given."""
     last = whole(graph) if last is None else last
-    count, bandwidth = machines[-1], bandwidths[-1]
+    count = machines[-1]
+    bandwidth = bandwidths[-1]
     below = machines[-2] if len(machines) > 1 else 1
     best = inf
     for chain in chains(sets, first, last):

@@ -44,7 +44,9 @@ def _options(
         readers = {dst: scale * draw.random() for src, dst, _ in edges if src == number}
         return scale * draw.uniform(0, 3), reads, readers
 
-    time, held, always = draw.uniform(0.5, 4) / degree, draw.uniform(0, 4) / degree, draw.uniform(0, 3)
+    time = draw.uniform(0.5, 4) / degree
+    held = draw.uniform(0, 4) / degree
+    always = draw.uniform(0, 3)
     same = synced()
     quick = PiperOption("vanilla", time, same[0], held, always, same[1], same[2])
     if draw.random() < 0.2:
@@ -52,14 +54,17 @@ def _options(
     other = same if alike else synced()
     found = [quick]
     for name in ("activation recomp",) if alike else ("activation recomp", "sharded")[: draw.randint(1, 2)]:
-        less, more, slower = draw.uniform(0, 0.9), draw.uniform(0, 1.2), draw.uniform(1, 2)
+        less = draw.uniform(0, 0.9)
+        more = draw.uniform(0, 1.2)
+        slower = draw.uniform(1, 2)
         found.append(PiperOption(name, slower * time, other[0], less * held, more * always, *other[1:]))
     return tuple(found)
 
 
 def best_plan(instance: PiperInstance, machine: Machine) -> tuple[float, float]:
     """The smallest time by the rule of thumb for options, and by any choice of options; infinite if nothing fits."""
-    by_rule, by_any = inf, inf
+    by_rule = inf
+    by_any = inf
     for split in _splits(len(instance.nodes)):
         sets = [tuple(k for k, s in enumerate(split) if s == stage) for stage in range(max(split) + 1)]
         if any(split[src] > split[dst] for src, dst, _ in instance.edges):

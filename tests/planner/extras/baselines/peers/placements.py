@@ -67,7 +67,8 @@ def in_order(instance: TarnawskiInstance, placed: Sequence[int]) -> bool:
     forward = {node.colour for node in instance.nodes if not node.backward}
     after: dict[int, set[int]] = {device: set() for device in placed}
     for a, b in instance.edges:
-        src, dst = instance.nodes[a], instance.nodes[b]
+        src = instance.nodes[a]
+        dst = instance.nodes[b]
         if not dst.backward:
             after[placed[a]].add(placed[b])
         elif src.backward and not {src.colour, dst.colour} <= forward:
