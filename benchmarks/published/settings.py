@@ -1,7 +1,7 @@
 """Runs that tables state in common words: predicted where the model has words for them, else left out with the reason.
 
 division    parts of :class:`ParallelDegrees` by their names, as the row states them.  A part that the model does not
-            have (``context``, ``fp8``, ``offload``) leaves the row out under its name; once the model has it, it joins
+            have (``fp4``) leaves the row out under its name; once the model has it, it joins
 software    the same of what the source's code does: kernels, sums, messages.  Read off code, never off a time
 cluster     the named one of the row's device, with the cards that the row states; a device that no named cluster
             has leaves the row out

@@ -33,7 +33,15 @@ from benchmarks.published.runs import read
 from benchmarks.published.settings import Setting
 from halopipe.extras.transformers.evidence import FRAMEWORKS, MEGATRON
 from planner.extras.transformers.cluster import GBIT
-from planner.extras.transformers.shape import MODERN, Fusion, Recompute, Sends, Transformer, named_transformer
+from planner.extras.transformers.shape import (
+    MODERN,
+    Fusion,
+    Precision,
+    Recompute,
+    Sends,
+    Transformer,
+    named_transformer,
+)
 
 Line = Mapping[str, str]
 FSDP = FRAMEWORKS["accelerate"]
@@ -116,7 +124,8 @@ def _division(line: Line) -> dict[str, Any]:
 def _beyond(context: str, dtype: str) -> dict[str, Any]:
     """Context ranks, and numbers of eight bits or fewer."""
     ranks = {"context": int(context)} if int(context or 1) > 1 else {}
-    return ranks | {bits: True for bits in ("fp8", "fp4") if bits in dtype}
+    narrow = {"precision": Precision.FP8} if "fp8" in dtype else {}
+    return ranks | narrow | ({"fp4": True} if "fp4" in dtype else {})
 
 
 def _unstated(line: Line, *more: tuple[bool, str]) -> str:

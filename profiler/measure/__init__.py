@@ -24,7 +24,8 @@ Modules:
     progress          How far a profile is, and what is left of it, in seconds: by what was measured so far, not by
                       counts
     sizes             At which micro-batch sizes layers are measured; where they change their back end
-    slowdowns         What layers lose while other devices of their host compute, from passes by turns, alone and together
+    slowdowns         What layers lose while other devices of their host compute, from passes by turns, alone and
+                      together
     timing            What each layer takes: forward, backward, and its halves; how many passes are timed
     together          Passes by turns, alone and while the other devices of a host compute, too
     worker            What runs in a measuring process: the model is built, captured, and every layer measured at the

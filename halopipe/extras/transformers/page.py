@@ -20,23 +20,15 @@ import numpy as np
 
 from halopipe.extras.transformers.ways import WaysReport, shares_s
 from halopipe.terminal import units
-from planner.costs.simulator.events import execute
-from planner.costs.simulator.prices import SlotPrices
-from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.extras.transformers.cluster import FRAGMENTED, RESERVED_BYTES, GpuCluster
 from planner.extras.transformers.fits import least
-from planner.extras.transformers.passes import OPTIMISER
-from planner.extras.transformers.pipeline import Chunks, chunked
 from planner.extras.transformers.search import PricedDegrees, search
 from planner.extras.transformers.space import DegreesSpace
-from planner.extras.transformers.step import GRADIENTS, hops_of, stage_layers
+from planner.extras.transformers.step import GRADIENTS, timing_of
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.files import write_text
-from planner.ir.program import Message, Part
-from planner.ir.schedule import MESSAGE, PER_STEP, Action, Op, Pipeline, StageGraph
+from planner.ir.schedule import MESSAGE, PER_STEP, Action, Op
 from planner.ir.timeline import Span, Timeline
-from planner.passes import lower
-from planner.schedules import positions, schedule
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -100,69 +92,25 @@ def _under_limits(report: WaysReport, cluster: GpuCluster, space: DegreesSpace) 
 
 
 def drawn_step(report: WaysReport) -> DrawnStep:
-    """The best way's step in the simulator, with the sums and the optimiser behind it."""
+    """The best way's step in the simulator, with the sums and the optimiser after it."""
     ways = report.sweep.best.ways
-    prediction = report.sweep.best.prediction
-    chunks = _chunks(report)
-    per_micro_batch = 2 * len(chunks.forward_s)
-    some = max(1, MOST_ACTIONS // per_micro_batch // ways.pipeline) * ways.pipeline
-    shown = min(prediction.micro_batches, some)
-    name = "interleaved" if ways.interleave > 1 else ways.schedule
-    compiled = _program(name, ways.pipeline, ways.interleave, shown)
-    seconds = [_action_s(slot.action, chunks) for slot in compiled.actions]
-    transfers = [chunks.overlapped_s] * len(compiled.transfers)
-    trace = execute(compiled, SlotPrices(seconds, transfers, range(len(compiled.channels))))
+    timing = timing_of(report.shape, report.cluster, ways, report.global_batch)
+    per_micro_batch = 2 * len(timing.chunks.forward_s)
+    most = max(1, MOST_ACTIONS // per_micro_batch // ways.pipeline) * ways.pipeline
+    shown = min(timing.micro_batches, most)
+    compiled, trace = timing.chunks.simulated(shown, ways.schedule)
     spans = [
         Span(rank, str(action), start, stop)
         for rank, row in enumerate(compiled.grid)
         for action, start, stop in zip(row, trace.starts[rank], trace.stops[rank], strict=True)
         if action.op not in MESSAGE and action.op not in PER_STEP
     ]
-    end_s = trace.step_s
-    for op, part in ((Op.REDUCE_GRAD, GRADIENTS), (Op.UPDATE, OPTIMISER)):
-        took_s = prediction.parts.get(part, 0.0)
+    end_s = trace.step_s + timing.messages.latency_s
+    sums_s = timing.after.by_what.get(GRADIENTS, 0.0)
+    for op, took_s in ((Op.REDUCE_GRAD, sums_s), (Op.UPDATE, timing.after.seconds - sums_s)):
         spans += [Span(stage, str(Action(stage, op)), end_s, end_s + took_s) for stage in range(ways.pipeline)]
         end_s += took_s
     return DrawnStep(Timeline("predicted", end_s, tuple(spans)), shown)
-
-
-def _chunks(report: WaysReport) -> Chunks:
-    """Passes of the best way's chunks, as :func:`planner.extras.transformers.step.predict` has them."""
-    shape = report.shape
-    ways = report.sweep.best.ways
-    cluster = report.cluster.alone(ways)
-    p = ways.pipeline
-    stages = [stage_layers(shape, cluster.at(ways, stage), ways.at(stage)) for stage in range(p)]
-    passes = []
-    for chunk, number in enumerate(ways.chunks(shape.layers)):
-        block = stages[chunk % p].block
-        passes.append((number * block.forward.seconds, number * block.backward.seconds))
-    for chunk, layer in ((0, stages[0].embedding), (-1, stages[-1].head)):
-        ahead_s, back_s = passes[chunk]
-        passes[chunk] = ahead_s + layer.forward.seconds, back_s + layer.backward.seconds
-    return chunked(passes, [hop.seconds for hop in hops_of(shape, cluster, ways)], ways.sends, p)
-
-
-def _action_s(action: Action, chunks: Chunks) -> float:
-    if action.op in MESSAGE or action.op in PER_STEP:
-        return 0.0
-    return (chunks.forward_s if action.op is Op.FORWARD else chunks.backward_s)[action.stage]
-
-
-def _program(name: str, stages: int, interleave: int, micro_batches: int) -> CompiledProgram:
-    """Chunk c on rank c mod stages, one message from each to the next."""
-    number = stages * interleave
-    graph = StageGraph.chain(number, micro_batches)
-    placed = positions(name, stages, interleave)[:number]
-    part = (Part("activation", (), 1),)
-    messages = {
-        (chunk, chunk + 1, micro_batch): (Message(placed[chunk], placed[chunk + 1], part, part),)
-        for chunk in range(number - 1)
-        for micro_batch in range(micro_batches)
-    }
-    rows = schedule(name)(Pipeline(graph, placed))
-    program = lower(rows, graph, tuple((position,) for position in placed), messages, stages)
-    return compile_program(program, (1,) * micro_batches)
 
 
 def page(report: WaysReport, points: Sequence[PricedDegrees]) -> str:
@@ -191,7 +139,7 @@ def page(report: WaysReport, points: Sequence[PricedDegrees]) -> str:
     lanes = [f"stage {stage}" for stage in range(best.ways.pipeline)]
     return environment.from_string((folder / "ways.html.j2").read_text("utf-8")).render(
         title=f"{report.shape.name} on {report.devices} {report.cluster.device}",
-        facts=report.network.lines(report.cluster),
+        facts=report.network.lines(report.cluster, best.ways.precision),
         way=str(best.ways),
         step=units.seconds_within(best.prediction.step.seconds, low_s, high_s),
         memory=f"{best.prediction.memory.total / GIB:.1f} GiB",

@@ -20,12 +20,12 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.simulator.events import execute
+from planner.costs.simulator.events import Trace, execute
 from planner.costs.simulator.prices import SlotPrices
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.extras.transformers.shape import Sends
 from planner.ir.program import Message, Part
-from planner.ir.schedule import MESSAGE, Op, Pipeline, StageGraph
+from planner.ir.schedule import MESSAGE, PER_STEP, Action, Op, Pipeline, StageGraph
 from planner.passes import lower
 from planner.schedules import positions, schedule
 from planner.solvers.best_first.message_bound import HandoverBound
@@ -128,15 +128,26 @@ class Chunks:
 
     def step_s(self, micro_batches: int, name: str = "1f1b") -> float:
         """By the simulator; where there are too many actions for it the rest as :meth:`_cycle_s` says."""
-        interleave = len(self.forward_s) // self.stages
         most = MOST_ACTIONS // (2 * len(self.forward_s)) // self.stages * self.stages
         simulated = min(micro_batches, max(most, 4 * self.stages))
         if self.stages == 1:
             return micro_batches * (sum(self.forward_s) + sum(self.backward_s))
-        named = "interleaved" if interleave > 1 else name
-        compiled = _compiled(named, self.stages, interleave, simulated)
-        simulated_s = _run(compiled, self)
+        simulated_s = self.simulated(simulated, name)[1].step_s
         return simulated_s + (micro_batches - simulated) * self._cycle_s(name)
+
+    def simulated(self, micro_batches: int, name: str) -> tuple[CompiledProgram, Trace]:
+        """All passes of so many micro-batches, with when each begins and ends."""
+        interleave = len(self.forward_s) // self.stages
+        compiled = _compiled("interleaved" if interleave > 1 else name, self.stages, interleave, micro_batches)
+        seconds = [self._action_s(slot.action) for slot in compiled.actions]
+        transfers = [self.overlapped_s] * len(compiled.transfers)
+        return compiled, execute(compiled, SlotPrices(seconds, transfers, range(len(compiled.channels))))
+
+    def _action_s(self, action: Action) -> float:
+        """Of a pass; nothing of a message that is apart from it, nor of what comes after all passes."""
+        if action.op in MESSAGE or action.op in PER_STEP:
+            return 0.0
+        return (self.forward_s if action.op is Op.FORWARD else self.backward_s)[action.stage]
 
     def _cycle_s(self, name: str) -> float:
         """What one more micro-batch of many adds: GPipe's forwards end before its backwards begin."""
@@ -163,18 +174,6 @@ def _compiled(name: str, stages: int, interleave: int, micro_batches: int) -> Co
     }
     program = lower(rows, graph, tuple((position,) for position in placed), messages, stages)
     return compile_program(program, (1,) * micro_batches)
-
-
-def _run(compiled: CompiledProgram, chunks: Chunks) -> float:
-    """When the last pass of a program of those chunks ends."""
-    seconds = []
-    for slot in compiled.actions:
-        op = slot.action.op
-        stage = slot.action.stage
-        passes = op not in MESSAGE and op not in (Op.REDUCE_GRAD, Op.UPDATE)
-        seconds.append((chunks.forward_s if op is Op.FORWARD else chunks.backward_s)[stage] if passes else 0.0)
-    transfers = [chunks.overlapped_s] * len(compiled.transfers)
-    return execute(compiled, SlotPrices(seconds, transfers, range(len(compiled.channels)))).step_s
 
 
 def chunked(passes: Sequence[tuple[float, float]], hop_s: Sequence[float], sends: Sends, stages: int) -> Chunks:

@@ -74,7 +74,7 @@ class StepPrediction:
 
 
 @dataclass(frozen=True, slots=True)
-class _Timing:
+class StepTiming:
     """A step but for its simulation; ``layers`` by stage."""
 
     ways: ParallelDegrees
@@ -106,9 +106,14 @@ class _Timing:
         return (work + Cost.of(SENDS, hop, hops)) * self.micro_batches + self.after
 
 
-def _timing(
-    shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees, global_batch: int, layers: Layers | None
-) -> _Timing:
+def timing_of(
+    shape: Transformer,
+    cluster: GpuCluster | Pools,
+    ways: ParallelDegrees,
+    global_batch: int,
+    layers: Layers | None = None,
+) -> StepTiming:
+    """What the stages of a step take, and what comes after all passes; arguments as of :func:`predict`."""
     ways.check(shape)
     cluster = cluster.alone(ways)
     p = ways.pipeline
@@ -124,7 +129,7 @@ def _timing(
     ]
     chunks = chunked(passes, messages.hops_s, ways.sends, p)
     after = _after(shape, cluster, ways, of_stages)
-    return _Timing(ways, of_stages, chunks, messages, after, ways.micro_batches(global_batch))
+    return StepTiming(ways, of_stages, chunks, messages, after, ways.micro_batches(global_batch))
 
 
 def passes_s(layers: Layers, blocks: N, first: bool, last: bool) -> tuple[N, N]:
@@ -179,7 +184,7 @@ def stage_layers(
 
 def least_s(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees, global_batch: int) -> float:
     """No step of :func:`predict` is shorter; quick."""
-    return _timing(shape, cluster, ways, global_batch, None).at_least_s
+    return timing_of(shape, cluster, ways, global_batch).at_least_s
 
 
 def predict(
@@ -197,7 +202,7 @@ def predict(
     Raises:
         UsageError: the network or the batch cannot be divided so.
     """
-    timing = _timing(shape, cluster, ways, global_batch, layers)
+    timing = timing_of(shape, cluster, ways, global_batch, layers)
     at_least_s = timing.at_least_s
     step_s = max(timing.simulated_s, at_least_s)
     spent = timing.spent(ways.chunks(shape.layers))

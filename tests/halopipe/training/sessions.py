@@ -73,7 +73,8 @@ def together(
         context = RankContext(plan.decision, optimizer, model=captured, module=twin.module, transport=end, **own)
         context.activity = rank_heartbeat.activity
         member = JobMember(plan, context)
-        member.model, member.engine = twin, Engine(context)
+        member.model = twin
+        member.engine = Engine(context)
         member._stack.callback(end.close)
         with rank_heartbeat, Execution(member) as execution:
             return do(execution)

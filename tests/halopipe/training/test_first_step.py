@@ -398,7 +398,8 @@ def agreed(mine: JobMember, first: JobMember, model: str = "plain", seed: int = 
     errors = {}
 
     def one(rank: int, each: JobMember, captured: Any) -> None:
-        each.store, each.context.model = store, captured
+        each.store = store
+        each.context.model = captured
         try:
             each.agree()
         except HalopipeError as error:

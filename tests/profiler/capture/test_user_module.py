@@ -160,7 +160,8 @@ def test_a_graph_whose_second_call_is_the_modules_to_the_last_bit_has_the_gradie
     monkeypatch: pytest.MonkeyPatch, told: dict[str, Any], has_gradients: list[bool]
 ) -> None:
     asked: list[bool] = []
-    later_call, result = FirstCall.later_call, verify_capture._graph_result
+    later_call = FirstCall.later_call
+    result = verify_capture._graph_result
 
     def noted(*arguments: Any, has_gradients: bool = True) -> Any:
         asked.append(has_gradients)

@@ -62,7 +62,8 @@ def test_passes_alone_and_together_take_turns(
     slow: tuple[float, ...], turns: int, known: float, tmp_path: Path
 ) -> None:
     """Until it is known what they lose, or there are enough; where others do not answer nothing is known."""
-    graph, clock = captured(RESNET)[0], SlowBesideOthers()
+    graph = captured(RESNET)[0]
+    clock = SlowBesideOthers()
     signals = ToldSignals(tmp_path / "signals", clock, *slow)
     found = measure_slowdowns(graph, tensors_of(RESNET, 2), FirstPasses(2), signals, PairEffort(3, 5, 600.0), clock)
     assert signals.asked == [2] * turns

@@ -167,7 +167,8 @@ class Sharing:
 
         def run(end: InProcessTransport) -> Part:
             torch.set_num_threads(1)
-            me, peers = end.rank, PeerGroup(end, tuple(range(self.num_ranks)))
+            me = end.rank
+            peers = PeerGroup(end, tuple(range(self.num_ranks)))
             given = Given(
                 {} if spec is None else {"map": partial(self.local, spec, me, inverse)},
                 {"segments": partial(self.segments, route, me)},

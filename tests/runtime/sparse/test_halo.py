@@ -212,7 +212,8 @@ def test_ranks_with_whole_samples_do_what_one_device_does_and_meet_nowhere(name:
     weight = drawn(len(found.neighbours), 3, 4, seed=2)
     out, gradients = one_device(_OPS.sparse_conv.default, {"x": x}, (weight, found.neighbours, found.reverse), dy)
     for position in (0, 1):
-        local, peers = sharing.local(spec, position, inverse), PeerGroup(None, (0, 1))  # type: ignore[arg-type]
+        local = sharing.local(spec, position, inverse)
+        peers = PeerGroup(None, (0, 1))  # type: ignore[arg-type]
         assert local.halo.is_empty
         own = sharing.part(x, source, position).requires_grad_()
         assert with_halo(own, local, peers) is own
@@ -230,7 +231,8 @@ def test_a_layer_that_needs_no_input_gradient_sends_nothing_back() -> None:
 
     def run(end: InProcessTransport) -> tuple[int, bool]:
         peers = PeerGroup(end, (0, 1))
-        x, weight = sharing.part(drawn(found.num_inputs, 2), (), end.rank), drawn(27, 2, 2).requires_grad_()
+        x = sharing.part(drawn(found.num_inputs, 2), (), end.rank)
+        weight = drawn(27, 2, 2).requires_grad_()
         out = shared_conv(x, weight, sharing.local(spec, end.rank), peers)
         sent_bytes = peers.sent_bytes
         out.sum().backward()

@@ -98,7 +98,7 @@ def test_shares_are_the_whole_step() -> None:
     prediction = answer().sweep.best.prediction
     shares = shares_s(prediction)
     assert sum(shares.values()) == pytest.approx(prediction.step.seconds)
-    assert list(shares) == ["computing", "exposed communication", "bubble", "optimiser"]
+    assert list(shares) == ["computing", "exposed communication", "bubble", "optimiser", "the host"]
 
 
 def test_the_front_is_the_fastest_under_each_limit_of_memory() -> None:

@@ -50,8 +50,10 @@ def test_random_exchanges_equal_those_by_messages(tmp_path):
                 PeerGroup(transport, STAGES[stage]),
                 CollectivePeerGroup(collectives[stage], STAGES[stage]),
             )
-            position, moves = groups[0].position, moves_between(owned, held, wanted)
-            plain, joint = Exchange.of(groups[0], held, wanted, moves), groups[1].exchange(held, wanted, moves)
+            position = groups[0].position
+            moves = moves_between(owned, held, wanted)
+            plain = Exchange.of(groups[0], held, wanted, moves)
+            joint = groups[1].exchange(held, wanted, moves)
             mine = x[slices(held[position], whole(shape))]
             gradient = torch.randn([len(i) for i in wanted[position]], dtype=torch.float64)
             for one, other in zip(found(plain, mine, gradient), found(joint, mine, gradient), strict=True):

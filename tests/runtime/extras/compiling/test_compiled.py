@@ -80,7 +80,8 @@ class Divided:
 
     def __init__(self, peers, late=UNEVEN):
         _, captured = model()
-        self.graph, self.peers = captured.graph, peers
+        self.graph = captured.graph
+        self.peers = peers
         names = [layer.name for layer in self.graph.layers]
         is_late = names.index("second")
         decision = SimpleNamespace(

@@ -106,7 +106,8 @@ def run(chain: Chain, division: Division, settings: HaloSettings) -> list[Ran]:
 
     def on_rank(end: InProcessTransport) -> Ran:
         torch.set_num_threads(1)
-        peers, put_off = PeerGroup(end, ranks), DeferredGradients(most_kept=100)
+        peers = PeerGroup(end, ranks)
+        put_off = DeferredGradients(most_kept=100)
         leaf = value = part_of(chain.x, division.held("x")[end.rank])
         parameters = []
         for index, layer in enumerate(convolutions(division)):

@@ -156,11 +156,13 @@ def test_what_is_exchanged_is_the_adjoint_of_what_was() -> None:
     division = chain.division([Placement(0, cuts) for cuts in LAYOUTS["uneven"]])
 
     def products(end: InProcessTransport) -> list[tuple[float, float]]:
-        peers, found = PeerGroup(end, tuple(range(division.num_ranks))), []
+        peers = PeerGroup(end, tuple(range(division.num_ranks)))
+        found = []
         generator = torch.Generator().manual_seed(end.rank)
         for name in division.layers:
             value = division.layers[name].layer.inputs[0]
-            held, wanted = division.held(value), division.wanted(name, 0)
+            held = division.held(value)
+            wanted = division.wanted(name, 0)
             exchange = Exchange.of(peers, held, wanted, division.moves(name, 0))
             x = torch.randn(tuple(map(len, exchange.held)), dtype=torch.float64, generator=generator)
             came = exchange.start(x).wait()
