@@ -57,6 +57,8 @@ _HALF = 2
 _NEAR = 0.02
 _INSIDE = 0.7
 """Sums of logarithms: the same shape; how far shapes of a network that was held back usually are from the others."""
+_MOST_WIDENED = 2.0
+"""The power to which a range is raised at most, however far a shape is from those measured."""
 
 _FUSED = {"forward": {64: 0.52, 128: 0.62}, "backward": {64: 0.44, 128: 0.52}}
 _FUSED_ON_HOPPER = {"forward": {64: 0.33, 128: 0.37}, "backward": {64: 0.29, 128: 0.33}}
@@ -117,10 +119,14 @@ class Kernels:
         return float(_SUSTAINED.get(self.device.name, 1.0) ** (1 - is_hot))
 
     def grouped(self, m: int, n: int, k: int, groups: int) -> Estimate:
-        """As many products with matrices of their own in one kernel: ``m`` rows of each of so many experts."""
+        """As many products with matrices of their own in one kernel: ``m`` rows of each of so many experts.
+
+        No faster than one product of all their rows.
+        """
         if min(m, n, k, groups) <= 0:
             return NOTHING
-        return self._estimate(GROUPED, (m, n, k, groups))
+        grouped = self._estimate(GROUPED, (m, n, k, groups))
+        return max(grouped, self.gemm(m * groups, n, k), key=lambda estimate: estimate.seconds)
 
     def attention(self, shape: AttentionShape, fused: bool, tuned: bool = False) -> Estimate:
         """Scores, softmax and context; dropout of the scores, where there is any, is extra if not ``fused``.
@@ -155,7 +161,7 @@ class Kernels:
         if estimate is None:
             fit, source = self.fits[kind]
             seconds, far = fit.seconds(extents, self.device, self.width)
-            widened = 1 + max(0.0, far - _INSIDE) if np.isfinite(far) else 1.0
+            widened = min(1 + max(0.0, far - _INSIDE), _MOST_WIDENED) if np.isfinite(far) else 1.0
             low = fit.held_back.low**widened
             high = fit.held_back.high**widened
             if fit.device == ANY_DEVICE:
