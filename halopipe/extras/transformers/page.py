@@ -29,7 +29,7 @@ from planner.extras.transformers.passes import OPTIMISER
 from planner.extras.transformers.pipeline import Chunks, chunked
 from planner.extras.transformers.search import PricedDegrees, search
 from planner.extras.transformers.space import DegreesSpace
-from planner.extras.transformers.step import GRADIENTS, hops_of, stage_layers
+from planner.extras.transformers.step import GRADIENTS, StepPrediction, hops_of, stage_layers
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.files import write_text
 from planner.ir.program import Message, Part
@@ -119,11 +119,20 @@ def drawn_step(report: WaysReport) -> DrawnStep:
         if action.op not in MESSAGE and action.op not in PER_STEP
     ]
     end_s = trace.step_s
-    for op, part in ((Op.REDUCE_GRAD, GRADIENTS), (Op.UPDATE, OPTIMISER)):
-        took_s = prediction.parts.get(part, 0.0)
+    for op, took_s in _behind_passes(prediction, chunks, ways.schedule).items():
         spans += [Span(stage, str(Action(stage, op)), end_s, end_s + took_s) for stage in range(ways.pipeline)]
         end_s += took_s
     return DrawnStep(Timeline("predicted", end_s, tuple(spans)), shown)
+
+
+def _behind_passes(prediction: StepPrediction, chunks: Chunks, schedule_name: str) -> dict[Op, float]:
+    """Seconds of the sums of gradients and of the update: what of the step is behind the pipeline's."""
+    count = prediction.micro_batches
+    behind_s = prediction.step.seconds - max(chunks.least_s(count), chunks.step_s(count, schedule_name))
+    if not prediction.parts.get(GRADIENTS):
+        return {Op.UPDATE: behind_s}
+    update_s = min(behind_s, prediction.parts.get(OPTIMISER, 0.0))
+    return {Op.REDUCE_GRAD: behind_s - update_s, Op.UPDATE: update_s}
 
 
 def _chunks(report: WaysReport) -> Chunks:
