@@ -124,6 +124,7 @@ def test_the_front_is_the_fastest_under_each_limit_of_memory() -> None:
         {"tensor": 2, "pipeline": 2, "micro_batch": 1},
         {"tensor": 1, "pipeline": 4, "interleave": 2, "micro_batch": 1},
         {"tensor": 8, "pipeline": 1},
+        {"tensor": 1, "pipeline": 1, "zero": 3, "micro_batch": 1},
     ],
 )
 def test_the_step_that_is_drawn_is_the_one_that_is_predicted(fixed: dict[str, int]) -> None:
