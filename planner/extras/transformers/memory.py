@@ -290,29 +290,33 @@ def memory_with(
         logits = tokens * (-(-shape.vocab // ways.tensor)) * each_logit + 2 * width * own
         working += (1 + shape.mtp) * logits
         kept += held * shape.mtp * (block + 4 * width * own)  # its two inputs, and their norms
-    in_block = 0.0
-    if ways.recompute is Recompute.FULL:
-        whole = replace(ways, recompute=Recompute.NONE)
-        in_block = block_bytes(shape, whole, width)
-    elif ways.recompute is Recompute.SELECTIVE and not shape.fused_attention:
-        scores = ways.micro_batch * shape.heads * shape.seq**2 / ways.tensor
-        in_block = _score_bytes(shape, width) * scores
-    if ways.context > 1 and ways.context_exchange is ContextExchange.RING:
-        passed = tokens * width * shape.kv_heads * (shape.head_size + shape.value_size) / ways.tensor
-        in_block += 4 * passed  # those that are used and those that come, each with its gradients
-    working = max(working, in_block)
+    working = max(working, _passing_bytes(shape, ways, width))
     if ways.zero >= 3:
         gathered = _of_block(shape, ways.tensor)
         working += 2 * width * (gathered.common + gathered.routed / ways.expert)
-    weight_bytes, of_gradients, of_optimiser = state
+    memory = Memory(state[0], state[1], state[2], kept, working)
     if ways.offload is Offload.OPTIMIZER:
-        copies = gradient_bytes + width  # on their way there and back
-        on_host = of_optimiser + copies * weights.held(ways, What.OPTIMISER_STATE)
-        return Memory(weight_bytes, of_gradients, 0.0, kept, working, host=on_host)
+        copies = (gradient_bytes + width) * weights.held(ways, What.OPTIMISER_STATE)  # on their way there and back
+        return replace(memory, optimiser=0.0, host=memory.optimiser + copies)
     if ways.offload is Offload.ACTIVATIONS:
-        on_host = held * blocks * block
-        return Memory(weight_bytes, of_gradients, of_optimiser, kept - on_host + 2 * block, working, host=on_host)
-    return Memory(weight_bytes, of_gradients, of_optimiser, kept, working)
+        of_blocks = held * blocks * block
+        return replace(memory, activations=kept - of_blocks + 2 * block, host=of_blocks)
+    return memory
+
+
+def _passing_bytes(shape: Transformer, ways: ParallelDegrees, width: int) -> float:
+    """What the pass of one block holds beside what it keeps: what it computes again, and keys that pass by."""
+    passing = 0.0
+    if ways.recompute is Recompute.FULL:
+        passing = block_bytes(shape, replace(ways, recompute=Recompute.NONE), width)
+    elif ways.recompute is Recompute.SELECTIVE and not shape.fused_attention:
+        scores = ways.micro_batch * shape.heads * shape.seq**2 / ways.tensor
+        passing = _score_bytes(shape, width) * scores
+    if ways.context > 1 and ways.context_exchange is ContextExchange.RING:
+        keys_values = shape.kv_heads * (shape.head_size + shape.value_size)
+        # Those that are used and those that come, each with its gradients.
+        passing += 4 * width * ways.tokens(shape) * keys_values / ways.tensor
+    return passing
 
 
 def memory_of(shape: Transformer, ways: ParallelDegrees, micro_batches: int, width: int = HALF) -> Memory:
