@@ -276,8 +276,7 @@ def memory_with(
     if ways.precision is Precision.FP8:
         in_eight_bits = _of_blocks(shape, ways.tensor, blocks, first, last)
         state[0] += EIGHT_BIT_BYTES * in_eight_bits.held(ways, What.PARAMETERS)
-    tokens = ways.tokens(shape)
-    own = tokens * shape.hidden / (ways.tensor if ways.sequence_parallel else 1)
+    own = ways.tokens(shape) * shape.hidden / (ways.tensor if ways.sequence_parallel else 1)
     block = block_bytes(shape, ways, width)
     kept = held * blocks * block
     working = 0.0
@@ -286,9 +285,7 @@ def memory_with(
     if first and shape.first_dense:
         kept += held * shape.first_dense * block_bytes(shape.dense, ways, width)
     if last:
-        each_logit = (_FUSED_LOGIT_BYTES if ways.kernels is Fusion.FUSED else _LOGIT_BYTES)[width]
-        logits = tokens * (-(-shape.vocab // ways.tensor)) * each_logit + 2 * width * own
-        working += (1 + shape.mtp) * logits
+        working += (1 + shape.mtp) * (_logit_bytes(shape, ways, width) + 2 * width * own)
         kept += held * shape.mtp * (block + 4 * width * own)  # its two inputs, and their norms
     working = max(working, _passing_bytes(shape, ways, width))
     if ways.zero >= 3:
@@ -302,6 +299,12 @@ def memory_with(
         of_blocks = held * blocks * block
         return replace(memory, activations=kept - of_blocks + 2 * block, host=of_blocks)
     return memory
+
+
+def _logit_bytes(shape: Transformer, ways: ParallelDegrees, width: int) -> float:
+    """Of a micro-batch's logits, and of what its loss makes of them."""
+    each = (_FUSED_LOGIT_BYTES if ways.kernels is Fusion.FUSED else _LOGIT_BYTES)[width]
+    return ways.tokens(shape) * -(-shape.vocab // ways.tensor) * each
 
 
 def _passing_bytes(shape: Transformer, ways: ParallelDegrees, width: int) -> float:
