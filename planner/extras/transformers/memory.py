@@ -276,8 +276,7 @@ def memory_with(
     if ways.precision is Precision.FP8:
         in_eight_bits = _of_blocks(shape, ways.tensor, blocks, first, last)
         state[0] += EIGHT_BIT_BYTES * in_eight_bits.held(ways, What.PARAMETERS)
-    tokens = ways.tokens(shape)
-    own = tokens * shape.hidden / (ways.tensor if ways.sequence_parallel else 1)
+    own = ways.tokens(shape) * shape.hidden / (ways.tensor if ways.sequence_parallel else 1)
     block = block_bytes(shape, ways, width)
     kept = held * blocks * block
     working = 0.0
@@ -286,33 +285,41 @@ def memory_with(
     if first and shape.first_dense:
         kept += held * shape.first_dense * block_bytes(shape.dense, ways, width)
     if last:
-        each_logit = (_FUSED_LOGIT_BYTES if ways.kernels is Fusion.FUSED else _LOGIT_BYTES)[width]
-        logits = tokens * (-(-shape.vocab // ways.tensor)) * each_logit + 2 * width * own
-        working += (1 + shape.mtp) * logits
+        working += (1 + shape.mtp) * (_logit_bytes(shape, ways, width) + 2 * width * own)
         kept += held * shape.mtp * (block + 4 * width * own)  # its two inputs, and their norms
-    in_block = 0.0
-    if ways.recompute is Recompute.FULL:
-        whole = replace(ways, recompute=Recompute.NONE)
-        in_block = block_bytes(shape, whole, width)
-    elif ways.recompute is Recompute.SELECTIVE and not shape.fused_attention:
-        scores = ways.micro_batch * shape.heads * shape.seq**2 / ways.tensor
-        in_block = _score_bytes(shape, width) * scores
-    if ways.context > 1 and ways.context_exchange is ContextExchange.RING:
-        passed = tokens * width * shape.kv_heads * (shape.head_size + shape.value_size) / ways.tensor
-        in_block += 4 * passed  # those that are used and those that come, each with its gradients
-    working = max(working, in_block)
+    working = max(working, _passing_bytes(shape, ways, width))
     if ways.zero >= 3:
         gathered = _of_block(shape, ways.tensor)
         working += 2 * width * (gathered.common + gathered.routed / ways.expert)
-    weight_bytes, of_gradients, of_optimiser = state
+    memory = Memory(state[0], state[1], state[2], kept, working)
     if ways.offload is Offload.OPTIMIZER:
-        copies = gradient_bytes + width  # on their way there and back
-        on_host = of_optimiser + copies * weights.held(ways, What.OPTIMISER_STATE)
-        return Memory(weight_bytes, of_gradients, 0.0, kept, working, host=on_host)
+        copies = (gradient_bytes + width) * weights.held(ways, What.OPTIMISER_STATE)  # on their way there and back
+        return replace(memory, optimiser=0.0, host=memory.optimiser + copies)
     if ways.offload is Offload.ACTIVATIONS:
-        on_host = held * blocks * block
-        return Memory(weight_bytes, of_gradients, of_optimiser, kept - on_host + 2 * block, working, host=on_host)
-    return Memory(weight_bytes, of_gradients, of_optimiser, kept, working)
+        of_blocks = held * blocks * block
+        return replace(memory, activations=kept - of_blocks + 2 * block, host=of_blocks)
+    return memory
+
+
+def _logit_bytes(shape: Transformer, ways: ParallelDegrees, width: int) -> float:
+    """Of a micro-batch's logits, and of what its loss makes of them."""
+    each = (_FUSED_LOGIT_BYTES if ways.kernels is Fusion.FUSED else _LOGIT_BYTES)[width]
+    return ways.tokens(shape) * -(-shape.vocab // ways.tensor) * each
+
+
+def _passing_bytes(shape: Transformer, ways: ParallelDegrees, width: int) -> float:
+    """What the pass of one block holds beside what it keeps: what it computes again, and keys that pass by."""
+    passing = 0.0
+    if ways.recompute is Recompute.FULL:
+        passing = block_bytes(shape, replace(ways, recompute=Recompute.NONE), width)
+    elif ways.recompute is Recompute.SELECTIVE and not shape.fused_attention:
+        scores = ways.micro_batch * shape.heads * shape.seq**2 / ways.tensor
+        passing = _score_bytes(shape, width) * scores
+    if ways.context > 1 and ways.context_exchange is ContextExchange.RING:
+        keys_values = shape.kv_heads * (shape.head_size + shape.value_size)
+        # Those that are used and those that come, each with its gradients.
+        passing += 4 * width * ways.tokens(shape) * keys_values / ways.tensor
+    return passing
 
 
 def memory_of(shape: Transformer, ways: ParallelDegrees, micro_batches: int, width: int = HALF) -> Memory:

@@ -100,8 +100,8 @@ class LauncherLimits:
             return
         shared = f"{ways.context} ranks that share the tokens of a sample"
         if ways.context_exchange not in self.context:
-            known = ", ".join(f"by {exchange.value}" for exchange in self.context)
-            yield f"{shared} by {ways.context_exchange.value}: it has {known}"
+            exchanges = ", ".join(f"by {exchange.value}" for exchange in self.context)
+            yield f"{shared} by {ways.context_exchange.value}: it has {exchanges}"
         if max(ways.degrees) > 1 and not self.context_beside_tensor:
             yield f"{shared} beside {max(ways.degrees)} tensor ranks"
         if self.slices_context and ways.zero < 2:
@@ -307,10 +307,10 @@ def _require_eight_bit(cluster: GpuCluster) -> None:
             ["--precision bf16", "without --layers"],
         )
     if EIGHT_BIT not in device(cluster.device).peak_flop_per_s:
-        known = [name for name, entry in devices().items() if EIGHT_BIT in entry.peak_flop_per_s]
+        able = [name for name, entry in devices().items() if EIGHT_BIT in entry.peak_flop_per_s]
         raise UsageError(
             f"{cluster.device} ({cluster.name}) does not multiply in 8 bits",
-            [f"the catalogue states no peak of it in {EIGHT_BIT}; it does of {', '.join(known)}"],
+            [f"the catalogue states no peak of it in {EIGHT_BIT}; it does of {', '.join(able)}"],
             ["--precision bf16", "--on another cluster"],
         )
 
