@@ -327,12 +327,14 @@ def _by_bytecode(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the pages that torch prints on what is only tried."""
+    """Without the pages that torch prints on what is only tried, and its word on side effects, which are looked for."""
     torchs = logging.getLogger("torch._guards")
     level = torchs.level
     torchs.setLevel(logging.CRITICAL)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="While compiling, we found certain side effects")
+            yield
     finally:
         torchs.setLevel(level)
 
