@@ -212,7 +212,8 @@ def test_a_recipe_is_told_by_fields_that_hydra_reads(ways: ParallelDegrees) -> N
     fields = dict(word.split("=", 1) for word in told[4:])
     assert fields["model.tensor_model_parallel_size"] == str(ways.tensor)
     assert fields["model.context_parallel_size"] == str(ways.context)
-    assert fields["model.cp_comm_type"] in ("p2p", "a2a") if ways.context > 1 else ("null",)
+    kinds = {ContextExchange.RING: "p2p", ContextExchange.ALL_TO_ALL: "a2a"}
+    assert fields["model.cp_comm_type"] == (kinds[ways.context_exchange] if ways.context > 1 else "null")
     assert fields["ddp.use_megatron_fsdp"] == ("true" if ways.zero > 1 else "false")
     parser = pytest.importorskip("hydra.core.override_parser.overrides_parser").OverridesParser.create()
     read = {each.key_or_group: each.value() for each in parser.parse_overrides(told[4:])}
