@@ -382,7 +382,8 @@ def _golden(line: Line) -> Setting:
     )
     if unstated:
         return setting
-    counted = {**line, "gpus": str(int(line["nodes"]) * int(line["gpus_per_node"]))}
+    gpus = int(line["nodes"]) * int(line["gpus_per_node"]) // int(line["context"] or 1)
+    counted = {**line, "gpus": str(gpus)}
     return replace(
         setting,
         shape=megatron_ci.shape_of(counted),
