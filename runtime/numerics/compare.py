@@ -23,7 +23,7 @@ about a tenth; it is exact up to 64 elements, and 0 where the tensors are equal.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 
@@ -85,11 +85,11 @@ ROUNDING_FACTOR = 10.0
 """Two roundings of one value differ by about as much as each from the exact one; by chance, some by several times."""
 
 _IN_FLOAT64 = "--check-numerics --dtype float64, which holds them"
-_WITH_MORE_RANGE: Mapping[str, Sequence[str]] = {
-    "float16": ["profile again with --dtype float32, and --autocast bfloat16 if memory is short"],
-    "bfloat16": [_IN_FLOAT64],
-    "float32": [_IN_FLOAT64],
-    "float64": [],
+_WITH_MORE_RANGE = {
+    "float16": "profile again with --dtype float32, and --autocast bfloat16 if memory is short",
+    "bfloat16": _IN_FLOAT64,
+    "float32": _IN_FLOAT64,
+    "float64": "a smaller learning rate: no dtype holds more",
 }
 """What holds larger numbers than a dtype, by its name."""
 
@@ -255,7 +255,7 @@ def report(differences: Iterable[Difference], dtype: str, *, witness: str = "", 
         raise NumericsError(
             "one device's own numbers are not finite, so nothing can be compared with them",
             [*_worst_lines(wrong), f"{dtype} holds numbers up to {torch.finfo(getattr(torch, dtype)).max:.3g}"],
-            [*_WITH_MORE_RANGE[dtype], "an example without such numbers"],
+            [_WITH_MORE_RANGE[dtype], "an example without such numbers"],
         )
     if wrong:
         raise NumericsError(

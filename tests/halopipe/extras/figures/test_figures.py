@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from IPython.core.formatters import DisplayFormatter
 
 from benchmarks.chains import chain_profile
 from halopipe import api
-from halopipe.extras.figures import figures
 from halopipe.extras.figures.graph_layout import BOX_HEIGHT, BOX_WIDTH, LANES_PER_COLUMN, NetworkDrawing, draw, edges_of
 from halopipe.extras.figures.notebook import register
 from halopipe.planning.problem import make_problem
@@ -36,7 +34,7 @@ TIMELINE = Timeline(
 )
 
 
-def test_a_chart_has_a_bar_an_action_and_no_messages() -> None:
+def test_a_chart_has_a_bar_an_action_and_no_messages(figures: ModuleType) -> None:
     figure = figures.gantt(TIMELINE, devices=["n0/cpu0", "n0/cpu1"])
     (axes,) = figure.axes
     assert len(axes.patches) == 4
@@ -44,28 +42,28 @@ def test_a_chart_has_a_bar_an_action_and_no_messages() -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["forward", "backward", "update"]
 
 
-def test_predicted_and_measured_share_the_time_axis() -> None:
+def test_predicted_and_measured_share_the_time_axis(figures: ModuleType) -> None:
     figure = figures.gantt(TIMELINE, Timeline("measured", 2.0, (Span(0, "0F0", 0.0, 2.0),)))
     first, second = figure.axes
     assert first.get_xlim() == second.get_xlim()
     assert second.get_title(loc="left") == "measured: 2.00 s"
 
 
-def test_accuracy_has_a_point_a_plan() -> None:
+def test_accuracy_has_a_point_a_plan(figures: ModuleType) -> None:
     (axes,) = figures.accuracy({"a": (0.1, 0.11), "b": (0.2, 0.19)}).axes
     points = [line for line in axes.lines if line.get_marker() == "o"]
     assert [float(line.get_xdata()[0]) for line in points] == pytest.approx([100, 200])
     assert [text.get_text() for text in axes.texts] == ["a", "b"]
 
 
-def test_the_same_figure_gives_the_same_file(tmp_path: Path) -> None:
+def test_the_same_figure_gives_the_same_file(figures: ModuleType, tmp_path: Path) -> None:
     for name in ("a.svg", "b.svg"):
         figures.save(figures.gantt(TIMELINE), tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     assert "<svg" in (tmp_path / "a.svg").read_text("utf-8")
 
 
-def test_what_is_prepared_is_a_thin_bar_below_the_ranks_own() -> None:
+def test_what_is_prepared_is_a_thin_bar_below_the_ranks_own(figures: ModuleType) -> None:
     step = Timeline("predicted", 0.02, (Span(0, "0PREP0", 0.0, 0.01), Span(0, "0F0", 0.0, 0.02)))
     figure = figures.gantt(step)
     heights = sorted(bar.get_height() for bar in figure.axes[0].patches)
@@ -73,7 +71,7 @@ def test_what_is_prepared_is_a_thin_bar_below_the_ranks_own() -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["forward", "preparing on the host"]
 
 
-def test_memory_has_a_bar_a_rank_and_plan_and_is_written_in_two_formats(tmp_path: Path) -> None:
+def test_memory_has_a_bar_a_rank_and_plan_and_is_written_in_two_formats(figures: ModuleType, tmp_path: Path) -> None:
     figure = figures.memory({"a": PLAN, "b": PLAN})
     assert [bar.get_height() for bar in figure.axes[0].patches] == [1.0] * 4  # MiB
     figures.save(figure, tmp_path / "a.png")
@@ -138,6 +136,8 @@ SLOW = chain_profile(4, latency_s=3e-4)
 
 
 def html(value: object) -> str:
+    from IPython.core.formatters import DisplayFormatter
+
     shell = SimpleNamespace(display_formatter=DisplayFormatter())
     register(shell)
     return str(shell.display_formatter.format(value)[0]["text/html"])

@@ -9,11 +9,11 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from benchmarks.chains import chain_profile
-from halopipe.extras.figures import report
 from halopipe.planning import solve
 from planner.ir.codec import dump
 from planner.ir.errors import StaleFileError, UsageError
@@ -45,13 +45,13 @@ def data_of(page: str) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def page() -> str:
+def page(report: ModuleType) -> str:
     return report.page(
         report.ReportSources("plan.json", PLAN, PROFILE, RUN, {"rival.json": planned((2,), (1, 1, 1, 1))})
     )
 
 
-def test_files_are_told_apart_by_what_they_hold(tmp_path: Path) -> None:
+def test_files_are_told_apart_by_what_they_hold(report: ModuleType, tmp_path: Path) -> None:
     for name, value in (("a", RUN), ("b", PLAN), ("c", planned((2,))), ("d", PROFILE)):
         dump(value, tmp_path / name)
     paths = [str(tmp_path / name) for name in "abcd"]
@@ -61,7 +61,7 @@ def test_files_are_told_apart_by_what_they_hold(tmp_path: Path) -> None:
     assert report.read([PLAN]).profile is None
 
 
-def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
+def test_what_does_not_belong_together_is_refused(report: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no plan is given"):
         report.read([PROFILE])
     with pytest.raises(UsageError, match="2 profiles are given"):
@@ -112,7 +112,7 @@ def test_what_is_known_is_on_the_page(page: str) -> None:
     assert "halopipe run plan.json" not in page
 
 
-def test_a_plan_alone_says_what_is_not_shown() -> None:
+def test_a_plan_alone_says_what_is_not_shown(report: ModuleType) -> None:
     bare = report.page(report.ReportSources("plan.json", PLAN))
     assert "When actions run is not known" in bare
     assert "halopipe report plan.json PROFILE" in bare
@@ -131,7 +131,7 @@ def test_the_front_is_what_no_other_beats() -> None:
     assert found == sorted(best)
 
 
-def test_without_the_library_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_error_names_the_command(report: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "halopipe.extras.figures.charts")
     monkeypatch.delattr("halopipe.extras.figures.charts")
     monkeypatch.setitem(sys.modules, "bokeh.document", None)
@@ -140,7 +140,7 @@ def test_without_the_library_the_error_names_the_command(monkeypatch: pytest.Mon
     assert caught.value.remedies[0] == "pip install 'halopipe[report]'"
 
 
-def test_figures_are_drawn_of_what_there_is() -> None:
+def test_figures_are_drawn_of_what_there_is(report: ModuleType) -> None:
     assert len(report.figure_of(report.ReportSources("p", PLAN, PROFILE, RUN), "step").axes) == 2
     (axes,) = report.figure_of(report.ReportSources("p", PLAN, None, RUN), "memory").axes
     assert axes.get_title(loc="left") == "predicted and measured (dashed)"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from benchmarks.chains import chain_profile
-from halopipe.extras.figures import report
 from planner.ir.timeline import MemorySample, Span, Timeline, TimelineFile
 from tests.planner.factories import chain_decision, plan_of
 
@@ -46,7 +46,7 @@ def timeline(source: str, scale: float, program: tuple[tuple[str, ...], ...]) ->
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def large(report: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """64 ranks with a thousand actions each, predicted and measured."""
     profile = chain_profile(2 * RANKS, RANKS)
     cuts = tuple(range(2, 2 * RANKS, 2))

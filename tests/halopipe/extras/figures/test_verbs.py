@@ -8,13 +8,13 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import nbformat
 import pytest
 
 import halopipe as hp
-from halopipe.extras.figures import report
 from halopipe.launch import run
 from planner.costs.predict import predict
 from planner.ir.codec import dump, load
@@ -104,7 +104,7 @@ def test_each_timeline_is_shown_as_its_own_plans(folder: Path, monkeypatch: pyte
     assert "is of another plan" in call("report", "wider.json", "one.timeline.json").stderr
 
 
-def test_the_page_of_a_report_says_of_what_statistics_are(profile: Profile) -> None:
+def test_the_page_of_a_report_says_of_what_statistics_are(report: ModuleType, profile: Profile) -> None:
     """Where the profile is there, whose graph knows the layers."""
 
     def page(**asked: Any) -> str:
