@@ -327,14 +327,12 @@ def _by_bytecode(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the pages that torch prints on what is only tried, and its word on side effects, which are looked for."""
+    """Without the pages that torch prints on what is only tried."""
     torchs = logging.getLogger("torch._guards")
     level = torchs.level
     torchs.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="While compiling, we found certain side effects")
-            yield
+        yield
     finally:
         torchs.setLevel(level)
 
@@ -358,8 +356,9 @@ def _export(
     with warnings.catch_warnings(), ExitStack() as modes:
         for mode in (*substitutes, model.precision(), *watchers, packed_as_padded()):
             modes.enter_context(mode)
-        # nn.LSTM assigns its own flat list of weights in forward; the tensors in it are the parameters
-        warnings.filterwarnings("ignore", message="The tensor attributes? ")
+        # nn.LSTM assigns its own flat list of weights in forward; the tensors in it are the parameters.  What else
+        # forward changes is looked for by StateChanges, and by the check of the graph.
+        warnings.filterwarnings("ignore", message="The tensor attributes? |While compiling, we found certain side")
         return torch.export.export(wrapper, tensors, strict=strict, dynamic_shapes=shapes)
 
 

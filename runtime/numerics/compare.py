@@ -77,21 +77,16 @@ def tolerance_of(dtype: str, lowest: str = "") -> Tolerance:
     if not lowest:
         return own
     other = TOLERANCES[getattr(torch, lowest)]
-    ceilings = {"loss_ceiling": other.loss_ceiling, "tensor_ceiling": other.tensor_ceiling}
-    return replace(own, negligible=other.negligible, **ceilings)
+    return replace(
+        own,
+        negligible=other.negligible,
+        loss_ceiling=other.loss_ceiling,
+        tensor_ceiling=other.tensor_ceiling,
+    )
 
 
 ROUNDING_FACTOR = 10.0
 """Two roundings of one value differ by about as much as each from the exact one; by chance, some by several times."""
-
-_IN_FLOAT64 = "--check-numerics --dtype float64, which holds them"
-_WITH_MORE_RANGE = {
-    "float16": "profile again with --dtype float32, and --autocast bfloat16 if memory is short",
-    "bfloat16": _IN_FLOAT64,
-    "float32": _IN_FLOAT64,
-    "float64": "a smaller learning rate: no dtype holds more",
-}
-"""What holds larger numbers than a dtype, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +166,7 @@ class Sketch:
 
     def distance(self, other: Sketch) -> float:
         """The norm of the difference of the two tensors, about."""
-        norm: float = torch.linalg.vector_norm(self.buckets - other.buckets).item()
-        return norm
+        return float(torch.linalg.vector_norm(self.buckets - other.buckets))
 
 
 _CHUNK = 1 << 20
@@ -251,23 +245,25 @@ def report(differences: Iterable[Difference], dtype: str, *, witness: str = "", 
     judged = [each for each in differences if each.step == 0 or not each.is_hidden]
     wrong = [difference for difference in judged if difference.is_wrong]
     hidden = [difference for difference in judged if difference.is_hidden]
+    in_float64 = [] if dtype == "float64" else ["--check-numerics --dtype float64"]
     if wrong and not any(math.isfinite(difference.expected) for difference in wrong):
+        in_float32 = ["profile again with --dtype float32, and --autocast bfloat16 if memory is short"]
         raise NumericsError(
             "one device's own numbers are not finite, so nothing can be compared with them",
             [*_worst_lines(wrong), f"{dtype} holds numbers up to {torch.finfo(getattr(torch, dtype)).max:.3g}"],
-            [_WITH_MORE_RANGE[dtype], "an example without such numbers"],
+            [*(in_float32 if dtype == "float16" else []), *in_float64, "an example without such numbers"],
         )
     if wrong:
         raise NumericsError(
             "the plan does not compute what one device does",
             [*_worst_lines(wrong), *([f"one device: {witness}"] if witness else [])],
-            [] if dtype == "float64" else ["--check-numerics --dtype float64, where rounding cannot be the cause"],
+            in_float64,
         )
     if hidden and strict:
         raise NumericsError(
             f"whether the plan computes what one device does cannot be judged in {dtype}",
             ["one device's own rounding error is as large as what is compared", *_worst_lines(hidden)],
-            [] if dtype == "float64" else ["--check-numerics --dtype float64"],
+            in_float64,
         )
     worst: dict[str, Difference] = {}
     for difference in judged:
