@@ -69,11 +69,15 @@ EXCHANGE = "tensor exchanges"
 EXPERT_EXCHANGE = "expert exchanges"
 CONTEXT_EXCHANGE = "context exchanges"
 
-LAUNCH_S: Mapping[Fusion, float] = {Fusion.FUSED: 110e-6, Fusion.KERNELS: 65e-6, Fusion.EAGER: 20e-6}
-"""What the host takes of a kernel that is counted here, with the Python around it: Megatron-LM, by what its tests on
-H100 grow by from one stage to four (3.7 ms of a block's 34 kernels); GPT-2 small in PyTorch beside an H200 (31 ms of
-468 kernels, docs/gpu.md); separate operators, of which each is counted: 10 us beside H100 (Liger) to 25 us beside A100
-(rotary embeddings of estimate-train-time).  Passes take no less than all of theirs; CUDA graphs are not told."""
+CAST_BYTES = 2 + 2 + 1 + 1
+"""Of a number in half precision that becomes one of 8 bits: read for the largest, read, written, written transposed."""
+
+LAUNCH_S: Mapping[Fusion, float] = {Fusion.FUSED: 20e-6, Fusion.KERNELS: 65e-6, Fusion.EAGER: 20e-6}
+"""What the host takes of a kernel that is counted here, with the Python around it.  Of kernels that are launched one by
+one 10 us beside H100 (Liger) to 25 us beside A100 (rotary embeddings of estimate-train-time); of GPT-2 small in PyTorch
+beside an H200 31 ms of 468 kernels that are counted (docs/gpu.md).  Passes take no less than all of theirs; CUDA graphs
+are not told.  Megatron-LM's own tests of tiny networks grow by 110 us a kernel from one stage to four: they are held
+against this, and are in no figure here."""
 
 _STREAMING = {
     "dropout_add": "dropout",
@@ -233,13 +237,12 @@ class _Rank:
         return self.cluster.eight_bit if self.is_narrow(product) else self.kernels
 
     def narrowed(self, product: Product, numbers: float) -> Cost:
-        """So many of a product's operands made numbers of 8 bits, where it is computed in them."""
-        return self.moved(numbers * self.is_narrow(product), 2 + 2 + 1 + 1)
+        """So many numbers that a product reads made numbers of 8 bits, where it is computed in them."""
+        return self.moved(numbers * self.is_narrow(product), CAST_BYTES)
 
-    def operands(self, product: Product) -> int:
-        """Numbers that it multiplies forward: inputs and weights."""
-        outputs, inputs = self.features(product)
-        return self.own_experts(product) * (self.rows(product) + outputs) * inputs
+    def inputs(self, product: Product) -> int:
+        """Numbers that it multiplies by its weights, which are cast once a step."""
+        return self.own_experts(product) * self.rows(product) * self.features(product)[1]
 
     def moved(self, numbers: float, num_bytes: float, kind: str = "elementwise") -> Cost:
         """An operator that memory bounds, of so many numbers, at so many bytes each."""
@@ -419,7 +422,7 @@ class _Rank:
         tokens = self.tokens
         halves = self.halves
         products = [self.multiplied(each, *self.features(each)) for half in halves for each in half.products]
-        products += [self.narrowed(each, self.operands(each)) for half in halves for each in half.products]
+        products += [self.narrowed(each, self.inputs(each)) for half in halves for each in half.products]
         activation = self.moved(tokens * s.taken_ffn / self.ways.tensor, 6 if s.gated else 4, "activation")
         exchanges = [cost for half in halves for cost in self.exchanged(half)]
         more = self.eager(self.tokens * s.heads / self.ways.tensor * s.seq)

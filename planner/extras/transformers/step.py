@@ -24,7 +24,7 @@ from planner.costs.memory.table import What
 from planner.extras.kernels.estimates import NOTHING, Estimate
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.host import UPDATE, known_host
-from planner.extras.transformers.layers import LAUNCH_S, layers_for
+from planner.extras.transformers.layers import CAST_BYTES, LAUNCH_S, layers_for
 from planner.extras.transformers.memory import (
     MASTER_BYTES,
     WEIGHT_BYTES,
@@ -38,7 +38,7 @@ from planner.extras.transformers.memory import (
 from planner.extras.transformers.passes import OPTIMISER, Cost, Layers, Pass, costs
 from planner.extras.transformers.pipeline import Chunks, N, chunked
 from planner.extras.transformers.pools import GpuRange, Pools, message
-from planner.extras.transformers.shape import Offload, ParallelDegrees, Sends, Transformer
+from planner.extras.transformers.shape import Offload, ParallelDegrees, Precision, Sends, Transformer
 from planner.ir.lazy import Memo
 
 MODEL_ERROR = 0.06
@@ -356,5 +356,8 @@ def optimiser(
         host = known_host(cluster.name, cluster.host)
         return Cost.of(UPDATE, host.updated(held, gradient_bytes, cluster.per_host))
     num_bytes = held * (2 * MASTER_BYTES + WEIGHT_BYTES + 3 * gradient_bytes)
+    if ways.precision is Precision.FP8:  # which every micro-batch reads: Transformer Engine, is_first_microbatch
+        narrow = parameters_of(shape, ways.tensor, blocks, first=False, last=False)
+        num_bytes += CAST_BYTES * (narrow.common + narrow.routed / ways.expert)
     update = Cost.of(OPTIMISER, cluster.kernels.memory_bound(num_bytes, 8))
     return replace(update, launches=STEP_LAUNCHES).launched(LAUNCH_S[ways.kernels])
