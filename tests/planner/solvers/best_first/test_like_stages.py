@@ -8,6 +8,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
+from benchmarks.chains import chain_profile
 from benchmarks.scale import scale_profile
 from planner.costs.cost_model import CostModel
 from planner.ir.problem import Problem
@@ -85,3 +86,13 @@ def test_of_like_stages_there_are_as_many_as_devices_allow_and_each_kind_comes_f
             assert devices.count(column) == 8 // column[kind]
         first_kinds.add(devices[0].index(max(devices[0])))
     assert first_kinds == {0, 1}
+
+
+def test_the_first_stage_of_a_block_ends_where_its_part_of_the_work_is_done() -> None:
+    space = a_space(Problem(chain_profile(12, 4, loss_s=1e-3), 64), 8)
+    work_s = space._work_s[space.chain]
+    for stages, ends in space._parts.items():
+        for first, last in combinations(range(len(work_s)), 2):
+            part_s = work_s[first] + (work_s[last] - work_s[first]) / stages
+            expected = next((place for place, before_s in enumerate(work_s) if before_s >= part_s), len(work_s) - 1)
+            assert ends[first, last] == expected
