@@ -90,6 +90,10 @@ def of_planning() -> Iterator[Refusal]:
         ("ways llama2-7b --on a100-dgx --gpus 8", {}),
         (f"{ways} --gpus 16 --for torchtitan --zero 1", {"another launcher": "megatron"}),
         (f"{ways} --gpus 16 --version 0.2", {"LAUNCHER": "torchtitan"}),
+        (f"{ways} --gpus 8 --precision fp8", {"another cluster": "h100-dgx"}),
+        (f"{ways} --gpus 8 --context 3", {"another --context, or seq=...": "--context 2"}),
+        (f"{ways} --gpus 8 --offload activations --recompute full", {}),
+        ("ways llama2-7b --on g4dn.12xlarge --global-batch 64 --gpus 128 --offload optimizer", {}),
     ):
         yield Refusal(text, tuple(text.split()), fill)
     for text in ("plan", "plan profile.json other", "plan profile.json --global-batch 99999999"):
@@ -191,6 +195,7 @@ def of_files() -> Iterator[Refusal]:
         ("import vgg16.graph.txt --device EPYC-7763", {}),
         ("ways opt-350m --on unlike.yaml --gpus 8 --global-batch 256 --zero 0", {}),
         ("ways opt-350m --on a100-dgx --gpus 8 --global-batch 64 --layers layers.csv", {"cluster.yaml": "alike.yaml"}),
+        ("ways opt-350m --on alike.yaml --gpus 8 --global-batch 64 --layers layers.csv --precision fp8", {}),
         ("ways opt-350m --on mixed.yaml --gpus 8 --global-batch 64", {}),
         ("profile model.py:model --tables a40.csv", {"--on h100-dgx": "--on h100-dgx --tables a40.csv"}),
         ("profile model.py:model --on a100-dgx --local-loss stage", {}),

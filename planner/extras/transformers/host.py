@@ -78,7 +78,7 @@ def known_host(cluster: str, host: HostSide | None) -> HostSide:
         raise UsageError(
             f"nothing says how much the hosts of {cluster} keep for their devices, and how fast",
             ["--offload needs their memory, its rate, and their links to the devices"],
-            ["without --offload", *(f"--on {name}" for name in HOSTS)],
+            ["leave --offload out", *(f"--on {name}" for name in HOSTS)],
         )
     return host
 

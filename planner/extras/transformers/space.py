@@ -304,7 +304,7 @@ def _require_eight_bit(cluster: GpuCluster) -> None:
         raise UsageError(
             "products in 8 bits of layers whose times were measured",
             [f"those of {cluster.name} are in {cluster.dtype}"],
-            ["--precision bf16", "without --layers"],
+            ["--precision bf16"],
         )
     if EIGHT_BIT not in device(cluster.device).peak_flop_per_s:
         able = [name for name, entry in devices().items() if EIGHT_BIT in entry.peak_flop_per_s]
