@@ -138,7 +138,7 @@ def test_nothing_is_better_than_the_exact_layouts(case: LayoutCase) -> None:
 
 def test_published_runs_are_predicted_and_only_those_of_licensed_sources_ship() -> None:
     rows = {row.name: row for row in measure(quick=True)}
-    assert rows[f"{A100}: mean error"].holds
+    assert rows[f"{A100}: mean error"].value < 4
     assert rows[f"{A100}: largest error"].holds
     assert rows["memory, Megatron on A100: mean error of memory"].holds
     assert rows["memory, Megatron-LM's tests, networks of 7e9 weights: mean error of the peak"].value < 2
