@@ -29,7 +29,7 @@ def test_the_network_is_computed_together(case):
         found = [
             Divided(case, captured, transport, replace(settings, most_extra=1.0)) for settings in SETTINGS.values()
         ]
-        return [(each.y.detach(), each.stage.wire.sent_bytes) for each in found], Alone(case, 2).shape
+        return [(each.y.detach(), each.stage.peers.sent_bytes) for each in found], Alone(case, 2).shape
 
     ranks = on_ranks(2, work)
     model = case.model()

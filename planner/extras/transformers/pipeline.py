@@ -20,9 +20,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.simulator.events import Trace, execute
+from planner.costs.simulator.events import execute
 from planner.costs.simulator.prices import SlotPrices
 from planner.costs.simulator.program import CompiledProgram, compile_program
+from planner.costs.timeline import Trace
 from planner.extras.transformers.shape import Sends
 from planner.ir.program import Message, Part
 from planner.ir.schedule import MESSAGE, PER_STEP, Action, Op, Pipeline, StageGraph
