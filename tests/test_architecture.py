@@ -87,7 +87,7 @@ FLOORS = {
     "planner.extras.sites": floor("planner.ir planner.layers planner.costs", "numpy"),
     "planner.extras.transformers": floor(
         f"{PLANNER} planner.extras.catalogue planner.extras.kernels planner.costs.memory.table planner.costs.simulator"
-        " planner.solvers.best_first.recurrence planner.solvers.best_first.message_bound",
+        " planner.costs.timeline planner.solvers.best_first.recurrence planner.solvers.best_first.message_bound",
         "numpy",
     ),
     # The checker asks the cost model what a decision costs; tests hold the cost model to the oracles of tests/oracles.
