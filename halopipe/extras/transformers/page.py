@@ -37,6 +37,8 @@ GIB = 2**30
 MOST_LIMITS = 6
 MOST_ACTIONS = 1200
 """Of a step that is drawn: more are no longer told apart."""
+_SHOWN = 0.0005
+"""Smaller shares of the step are not told."""
 _GAP = 0.01
 _LIMIT_S = 10.0
 """How near the best a point of the front is proven, and how long it is searched for."""
@@ -154,6 +156,7 @@ def page(report: WaysReport, points: Sequence[PricedDegrees]) -> str:
         shares=[
             (name, units.seconds(spent_s), f"{100 * spent_s / best.prediction.step.seconds:.1f}")
             for name, spent_s in shares_s(best.prediction).items()
+            if spent_s > _SHOWN * best.prediction.step.seconds
         ],
         kernels=best.prediction.step.evidence,
         runs=report.evidence_text(best),
