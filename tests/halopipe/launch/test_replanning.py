@@ -345,7 +345,9 @@ def test_a_rank_that_is_slower_than_planned_is_given_less_and_the_curve_is_that_
     assert "rank 1 is slow: " in found.stderr
     assert "another plan with n0/cpu1 at " in found.stderr
     told = json.loads(found.stdout)
-    assert [each["error"] for each in told["restarts"]] == ["the job goes on under another plan"]
+    reasons = [each["error"] for each in told["restarts"]]
+    assert set(reasons) == {"the job goes on under another plan"}
+    assert len(reasons) <= 2, "the speed that the first steps show may be mended once"
     speed = load("saved/plan.json", Plan).inputs.request.speeds["n0/cpu1"]
     assert 0.15 < speed < 0.6, "a step of a rank has more in it than its naps, four times as long"
     Path("slow").unlink()
