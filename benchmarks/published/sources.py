@@ -23,7 +23,7 @@ are not stated.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,6 +128,23 @@ def _beyond(context: str, dtype: str) -> dict[str, Any]:
     return ranks | narrow | ({"fp4": True} if "fp4" in dtype else {})
 
 
+def _first(asked: Iterable[tuple[bool, str]]) -> str:
+    """The first reason that holds; empty: none does."""
+    return next((reason for is_missing, reason in asked if is_missing), "")
+
+
+def _ranks(line: Line) -> dict[str, Any]:
+    """Parts of the way that tables of ``rows2`` have in common columns."""
+    tensor = int(line["tensor"])
+    pipeline = int(line["pipeline"])
+    return {
+        "tensor": tensor,
+        "pipeline": pipeline,
+        "data": int(line["gpus"]) // (tensor * pipeline * int(line["context"] or 1)),
+        "micro_batch": int(line["micro_batch"]),
+    }
+
+
 def _unstated(line: Line, *more: tuple[bool, str]) -> str:
     """What a row of ``rows`` does not say."""
     asked = (
@@ -136,7 +153,7 @@ def _unstated(line: Line, *more: tuple[bool, str]) -> str:
         (not all(line[name] for name in ("tensor", "pipeline", "data", "micro_batch")), DIVISION),
         (not line["recompute"], RECOMPUTATION),
     )
-    return next((reason for is_missing, reason in asked if is_missing), "")
+    return _first(asked)
 
 
 def _shape(line: Line, **more: Any) -> Transformer:
@@ -274,7 +291,7 @@ def _card(line: Line) -> Setting:
         (variant != "no overlap", VARIANT),
         (_device(line["gpu"]) == "H100-SXM" and model not in _RECIPES, RECOMPUTATION),
     )
-    unstated = next((reason for is_missing, reason in asked if is_missing), "")
+    unstated = _first(asked)
     setting = Setting(
         _bridge_group(line["gpu"].removesuffix("-80GB"), shape),
         f"{line['model']}, {line.get('item', line.get('skill', ''))}",
@@ -286,18 +303,13 @@ def _card(line: Line) -> Setting:
     )
     if unstated:
         return setting
-    tensor = int(line["tensor"])
-    pipeline = int(line["pipeline"])
-    context = int(line["context"] or 1)
+    ranks = _ranks(line)
     division = {
-        "tensor": tensor,
-        "pipeline": pipeline,
-        "data": int(line["gpus"]) // (tensor * pipeline * context),
-        "micro_batch": int(line["micro_batch"]),
+        **ranks,
         "interleave": int(line["virtual"] or 1),
         "expert": int(line["expert"] or 1),
         "zero": 1,
-        "sequence_parallel": tensor > 1,
+        "sequence_parallel": ranks["tensor"] > 1,
     }
     return replace(
         setting,
@@ -320,15 +332,9 @@ def _automodel(line: Line) -> Setting:
         (shape is None, SIZES),
         (int(line["context"] or 1) == 1 and model not in _CHECKPOINTED, RECOMPUTATION),
     )
-    tensor = int(line["tensor"])
-    pipeline = int(line["pipeline"])
-    context = int(line["context"] or 1)
     gpus = int(line["gpus"])
     division = {
-        "tensor": tensor,
-        "pipeline": pipeline,
-        "data": gpus // (tensor * pipeline * context),
-        "micro_batch": int(line["micro_batch"]),
+        **_ranks(line),
         "interleave": int(line["virtual"] or 1),
         "expert": int(line["expert"] or gpus if shape and shape.experts else 1),
         "zero": 3,
@@ -337,7 +343,7 @@ def _automodel(line: Line) -> Setting:
     return Setting(
         "Automodel, H100", f"{model}, {gpus} GPUs", AUTOMODEL, "H100-SXM", int(line["global_batch"]),
         float(line["step_s"]), shape, division | _beyond(line["context"], "bf16"),
-        unstated=next((reason for is_missing, reason in asked if is_missing), ""),
+        unstated=_first(asked),
     )  # fmt: skip
 
 
@@ -370,7 +376,7 @@ def _golden(line: Line) -> Setting:
         (line["recompute"] not in ("", "full", "selective"), RECOMPUTATION),
         (bool(line["recompute_modules"]), "recomputation by operator"),
     )
-    unstated = next((reason for is_missing, reason in asked if is_missing), "")
+    unstated = _first(asked)
     setting = Setting(
         f"Megatron-LM's tests, {'7e9 weights' if int(line['hidden'] or 0) >= _WIDE else 'small'}",
         f"{case.rpartition('/')[2]}, {line['golden']}",
@@ -402,7 +408,7 @@ def _mlperf(line: Line) -> Setting:
         (not line["config"] or not line["tensor"] or not line["micro_batch"], DIVISION),
         (not eight_bits, PRECISION),
     )
-    unstated = next((reason for is_missing, reason in asked if is_missing), "")
+    unstated = _first(asked)
     setting = Setting(
         f"MLPerf, {'Llama 2 70B, LoRA' if shape is None else f'Llama 3.1 {model[8:].upper()}'}",
         line["id"],
@@ -414,16 +420,12 @@ def _mlperf(line: Line) -> Setting:
     )
     if unstated:
         return setting
-    tensor = int(line["tensor"])
-    pipeline = int(line["pipeline"])
+    ranks = _ranks(line)
     division = {
-        "tensor": tensor,
-        "pipeline": pipeline,
-        "data": int(line["gpus"]) // (tensor * pipeline * int(line["context"] or 1)),
-        "micro_batch": int(line["micro_batch"]),
+        **ranks,
         "interleave": int(line["interleave"].removeprefix("null") or 1),
         "zero": 1,
-        "sequence_parallel": tensor > 1,
+        "sequence_parallel": ranks["tensor"] > 1,
     }
     return replace(setting, shape=shape, division=division | _beyond(line["context"], "fp8"))
 

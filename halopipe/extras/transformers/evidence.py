@@ -21,6 +21,7 @@ import numpy as np
 from planner.extras.kernels.estimates import Estimate
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.layers import layers_for
+from planner.extras.transformers.passes import HOST
 from planner.extras.transformers.pools import Pools
 from planner.extras.transformers.shape import ParallelDegrees, Transformer
 from planner.ir.codec import from_json
@@ -40,8 +41,6 @@ FRAMEWORKS: Mapping[str, str] = {
 }
 """By launcher, whose runs its answer is held against; Megatron's kernels are what ``ways`` predicts with."""
 OWN_LAYERS = "layers of one's own table"
-_HOST = "host"
-"""Of a pass what the device waits for its host, where that is priced."""
 _OF_TEN = (10, 90)
 
 
@@ -119,7 +118,7 @@ def kind_of(framework: str, shape: Transformer, cluster: GpuCluster | Pools, way
     if alone.timed is not None:
         framework = OWN_LAYERS
     forward = layers_for(shape, alone, ways).block.forward
-    kernels_s = forward.seconds - forward.by_what.get(_HOST, 0.0)
+    kernels_s = forward.seconds - forward.by_what.get(HOST, 0.0)
     several_hosts = ways.devices > alone.per_host
     return RunKind(framework, alone.device, shape.experts > 0, several_hosts, kernels_s < SHORT_S)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from halopipe.extras.transformers.networks import Network, network_of
 from halopipe.extras.transformers.options import WaysOptions
-from halopipe.extras.transformers.ways import cluster_of, memory_text, space_of
+from halopipe.extras.transformers.ways import GIB, cluster_of, memory_text, space_of
 from halopipe.terminal import tables, units
 from planner.extras.export.launchers.job import launch_data
 from planner.extras.transformers.cluster import FRAGMENTED, RESERVED_BYTES, GpuCluster
@@ -20,7 +20,6 @@ from planner.extras.transformers.shape import Recompute
 from planner.ir.errors import UsageError
 from planner.ir.files import write_text
 
-GIB = 2**30
 _GAP = 0.1
 """How near the best the way is proven that a change is shown with."""
 _CHANGE_S = 20.0

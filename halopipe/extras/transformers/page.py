@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from halopipe.extras.transformers.ways import WaysReport, shares_s
+from halopipe.extras.transformers.ways import GIB, WaysReport, shares_s
 from halopipe.terminal import units
 from planner.extras.transformers.cluster import FRAGMENTED, RESERVED_BYTES, GpuCluster
 from planner.extras.transformers.fits import least
@@ -33,7 +33,6 @@ from planner.ir.timeline import Span, Timeline
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-GIB = 2**30
 MOST_LIMITS = 6
 MOST_ACTIONS = 1200
 """Of a step that is drawn: more are no longer told apart."""

@@ -36,6 +36,7 @@ from planner.ir.profile import Profile
 if TYPE_CHECKING:
     from planner.costs.candidate import Candidate
 
+GIB = 2**30
 T = TypeVar("T")
 _MOST_BYTES = 16 * 2**20
 _FULL = 0.9
@@ -210,7 +211,7 @@ class WaysReport:
         for rival in sweep.rivals:
             step = rival.prediction.step
             verdict = "tie" if rival in sweep.ties else f"+{100 * (step.seconds / first - 1):.0f} %"
-            memory = f"{rival.prediction.memory.total / 2**30:.1f} GiB"
+            memory = f"{rival.prediction.memory.total / GIB:.1f} GiB"
             rows.append([str(rival.ways), units.seconds(step.seconds), verdict, memory])
         head = ["the best of other divisions", "step", "beside the best", "memory"]
         return [tables.table(head, rows), f"  (tie: within {100 * TIE:.0f} %, which the model cannot tell apart)", ""]
@@ -226,17 +227,17 @@ class WaysReport:
 
 def shares_s(prediction: StepPrediction) -> dict[str, float]:
     """Seconds of the step by what limits it: computing, exposed communication, the bubble, the optimiser, the host."""
-    parts = prediction.parts
-    exposed_s = sum(parts.get(what, 0.0) for what in (EXCHANGE, EXPERT_EXCHANGE, CONTEXT_EXCHANGE, GRADIENTS, SENDS))
-    on_host_s = sum(parts.get(what, 0.0) for what in (COPIES, UPDATE))
-    others_s = exposed_s + parts[BUBBLE] + parts.get(OPTIMISER, 0.0) + on_host_s
-    return {
-        "computing": prediction.step.seconds - others_s,
-        "exposed communication": exposed_s,
-        "bubble": parts[BUBBLE],
-        "optimiser": parts.get(OPTIMISER, 0.0),
-        "the host": on_host_s,
+
+    def spent_s(*what: str) -> float:
+        return sum(prediction.parts.get(each, 0.0) for each in what)
+
+    shares = {
+        "exposed communication": spent_s(EXCHANGE, EXPERT_EXCHANGE, CONTEXT_EXCHANGE, GRADIENTS, SENDS),
+        "bubble": spent_s(BUBBLE),
+        "optimiser": spent_s(OPTIMISER),
+        "the host": spent_s(COPIES, UPDATE),
     }
+    return {"computing": prediction.step.seconds - sum(shares.values()), **shares}
 
 
 def plan_by(
@@ -429,10 +430,9 @@ def cluster_of(on: str, shape: Transformer, layers: Path | None = None) -> GpuCl
 
 def memory_text(memory: Memory, usable_bytes: float) -> str:
     """What a rank holds, of what it may, and what that is."""
-    gib = 2**30
-    breakdown = ", ".join(f"{what.replace('_', ' ')} {size / gib:.1f}" for what, size in memory.parts.items())
-    on_host = f"; {memory.host / gib:.1f} GiB on its host" if memory.host else ""
-    return f"{memory.total / gib:.1f} of {usable_bytes / gib:.1f} GiB ({breakdown}){on_host}"
+    breakdown = ", ".join(f"{what.replace('_', ' ')} {size / GIB:.1f}" for what, size in memory.parts.items())
+    on_host = f"; {memory.host / GIB:.1f} GiB on its host" if memory.host else ""
+    return f"{memory.total / GIB:.1f} of {usable_bytes / GIB:.1f} GiB ({breakdown}){on_host}"
 
 
 def find(transformer: str, on: str, devices: int, global_batch: int | None, options: WaysOptions) -> WaysReport:

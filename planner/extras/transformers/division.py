@@ -51,7 +51,6 @@ _NONE = -1
 """The seat before the first stage."""
 
 Array = NDArray[np.float64]
-Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +296,7 @@ class DivisionSearch:
         free = [pool.devices for pool in self._pools]
         return self._micro_batches * longest_s(self.shape.layers, self.seats, free)
 
-    def _longest_s(self, left: Numbers, used: tuple[int, ...], window: int) -> Array:
+    def _longest_s(self, left: NDArray[np.int64], used: tuple[int, ...], window: int) -> Array:
         """All micro-batches through the longest of the stages that are left, by how many blocks these have."""
         if self.stages == window or not left.all():
             longest: Array = np.zeros(left.shape)

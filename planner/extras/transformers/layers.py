@@ -385,9 +385,7 @@ class _Rank:
         other = kernel(self.attention._replace(keys=self.attention.keys // 2, causal=False))
         hop = self.hop((4 if backward else 2) * keys_values)  # backward the gradients go along
         waits_s = max(0.0, hop.seconds - own_s) + (others - 1) * max(0.0, hop.seconds - other.seconds)
-        parts = [Cost.of(ATTENTION, other, others)]
-        if waits_s:
-            parts.append(Cost.of(CONTEXT_EXCHANGE, hop, waits_s / hop.seconds))
+        parts = [Cost.of(ATTENTION, other, others), Cost.waited(CONTEXT_EXCHANGE, hop, waits_s)]
         if backward:
             gradients = of_rank * s.heads * s.head_size + keys_values
             home = Cost.of(CONTEXT_EXCHANGE, self.hop(2 * keys_values))
@@ -414,8 +412,7 @@ class _Rank:
             return Cost()
         host = known_host(self.cluster.name, self.cluster.host)
         copy = host.copied(block_bytes(self.shape, self.ways))
-        left_s = max(0.0, copy.seconds - work.seconds)
-        return Cost.of(COPIES, copy, left_s / copy.seconds) if left_s else Cost()
+        return Cost.waited(COPIES, copy, copy.seconds - work.seconds)
 
     def block_forward(self) -> Cost:
         s = self.shape

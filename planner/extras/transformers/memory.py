@@ -206,7 +206,7 @@ def parameters_of(shape: Transformer, tensor: int, blocks: int, first: bool, las
     The first stage has the embedding, and the dense blocks that come first; the last has the head, and the blocks of
     ``mtp``, which read the embedding too.
     """
-    weights = _of_blocks(shape, tensor, blocks, first, last)
+    weights = weights_of_blocks(shape, tensor, blocks, first, last)
     table = shape.vocab * shape.hidden / tensor
     if first:
         weights += RankWeights(shape.embedding_parameters - shape.vocab * shape.hidden + table)
@@ -221,7 +221,7 @@ def parameters_of(shape: Transformer, tensor: int, blocks: int, first: bool, las
 
 
 @functools.lru_cache(maxsize=4096)
-def _of_blocks(shape: Transformer, tensor: int, blocks: int, first: bool, last: bool) -> RankWeights:
+def weights_of_blocks(shape: Transformer, tensor: int, blocks: int, first: bool, last: bool) -> RankWeights:
     """Of so many alike blocks, and of those of another kind that are beside them."""
     weights = _of_block(shape, tensor) * (blocks + last * shape.mtp)
     if first and shape.first_dense:
@@ -274,7 +274,7 @@ def memory_with(
     each = (What.PARAMETERS, width), (What.GRADIENTS, gradient_bytes), (What.OPTIMISER_STATE, optimiser_bytes)
     state = [num_bytes * weights.held(ways, what) for what, num_bytes in each]
     if ways.precision is Precision.FP8:
-        in_eight_bits = _of_blocks(shape, ways.tensor, blocks, first, last)
+        in_eight_bits = weights_of_blocks(shape, ways.tensor, blocks, first, last)
         state[0] += EIGHT_BIT_BYTES * in_eight_bits.held(ways, What.PARAMETERS)
     own = ways.tokens(shape) * shape.hidden / (ways.tensor if ways.sequence_parallel else 1)
     block = block_bytes(shape, ways, width)

@@ -12,6 +12,7 @@ from planner.ir.errors import UsageError
 
 OPTIMISER = "optimiser"
 HOST = "host"
+"""What the device waits for the host that launches its kernels."""
 _HOST_LOW = 0.7
 _HOST_HIGH = 1.7
 """Of a host's time: those of Megatron-LM's tests beside A100 take 1.3 to 1.7 times what those beside H100 take."""
@@ -39,6 +40,11 @@ class Cost:
             return cls()
         kind = next((kind for kind in (TABLE, DATASHEET) if estimate.evidence.startswith(kind)), "fitted")
         return cls({(what, kind): estimate * times}, times)
+
+    @classmethod
+    def waited(cls, what: str, exchange: Estimate, waited_s: float) -> Cost:
+        """What is waited for of an exchange beside a pass; nothing, where the pass is longer (below 0)."""
+        return cls.of(what, exchange, waited_s / exchange.seconds) if waited_s > 0 else cls()
 
     def __add__(self, other: Cost) -> Cost:
         parts = dict(self.parts)

@@ -34,6 +34,7 @@ from planner.extras.transformers.memory import (
     parameters_of,
     stage_memory,
     unlike_stages,
+    weights_of_blocks,
 )
 from planner.extras.transformers.passes import OPTIMISER, Cost, Layers, Pass, costs
 from planner.extras.transformers.pipeline import Chunks, N, chunked
@@ -293,8 +294,7 @@ def _with_shards(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees,
 
 def _beyond(cluster: GpuCluster, ways: ParallelDegrees, exchange: Estimate, beside_s: float) -> Cost:
     """What a pass waits for an exchange over replicas that runs beside it."""
-    waited_s = cluster.waited_s(exchange, beside_s, ways.copies, ways.tensor)
-    return Cost.of(GRADIENTS, exchange, waited_s / exchange.seconds) if waited_s else Cost()
+    return Cost.waited(GRADIENTS, exchange, cluster.waited_s(exchange, beside_s, ways.copies, ways.tensor))
 
 
 def over_replicas(cluster: GpuCluster, ways: ParallelDegrees, name: str, num_bytes: RankWeights) -> Estimate:
@@ -357,7 +357,7 @@ def optimiser(
         return Cost.of(UPDATE, host.updated(held, gradient_bytes, cluster.per_host))
     num_bytes = held * (2 * MASTER_BYTES + WEIGHT_BYTES + 3 * gradient_bytes)
     if ways.precision is Precision.FP8:  # which every micro-batch reads: Transformer Engine, is_first_microbatch
-        narrow = parameters_of(shape, ways.tensor, blocks, first=False, last=False)
+        narrow = weights_of_blocks(shape, ways.tensor, blocks, *ends)
         num_bytes += CAST_BYTES * (narrow.common + narrow.routed / ways.expert)
     update = Cost.of(OPTIMISER, cluster.kernels.memory_bound(num_bytes, 8))
     return replace(update, launches=STEP_LAUNCHES).launched(LAUNCH_S[ways.kernels])
