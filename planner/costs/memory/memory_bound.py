@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -199,15 +199,20 @@ def may_bind(cost_model: CostModel, sizes: Iterable[tuple[str, float, int]], num
 
 def kept_by(schedule: str, num_stages: int, num_microbatches: int) -> tuple[int, ...]:
     """The most micro-batches that the schedule keeps on each of a chain's stages."""
-    few = min(num_microbatches, 2 * num_stages + 2)  # what grows with these grows on
-    return tuple(num_microbatches if kept == few else kept for kept in _kept_of(schedule, num_stages, few))
+    return kept_on(schedule, StageGraph.chain(num_stages, num_microbatches))
 
 
-@functools.cache
-def _kept_of(schedule: str, num_stages: int, num_microbatches: int) -> tuple[int, ...]:
-    """The same, of a chain on which all micro-batches run."""
-    rows = schedule_named(schedule)(Pipeline(StageGraph.chain(num_stages, num_microbatches))).rows
-    return tuple(most_held(rows, num_stages))
+def kept_on(schedule: str, graph: StageGraph) -> tuple[int, ...]:
+    """The same of any stages."""
+    few = min(graph.num_microbatches, 2 * graph.num_stages + 2)  # what grows with these grows on
+    all_kept = _kept_of_all(schedule, replace(graph, num_microbatches=few))
+    return tuple(graph.num_microbatches if kept == few else kept for kept in all_kept)
+
+
+@functools.lru_cache(maxsize=4096)
+def _kept_of_all(schedule: str, graph: StageGraph) -> tuple[int, ...]:
+    """The same, where all micro-batches run."""
+    return most_held(schedule_named(schedule)(Pipeline(graph)).rows, graph.num_stages)
 
 
 def fewest_kept(schedule: str, most_stages: int, num_microbatches: int) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from math import inf
 from typing import Any
 
@@ -115,42 +115,55 @@ class FirstAnswers:
     _looked_at: set[tuple[int, tuple[Counts, ...]]] = field(init=False, default_factory=set, repr=False)
 
     def soon(self) -> Iterator[Evaluation]:
-        """A few of least step, about, simulated: soon there, whatever else there is."""
+        """A few of least step, about, simulated: soon there, whatever else there is.
+
+        Where memory is too small for all of them, the next few.
+        """
         evaluator = self.evaluator
         budget = self.evaluator.budget
         most_s = policy.WRITTEN * budget.left_s
         soon_said = [space for space in self.spaces if evaluator.rows_work_s(space.prices.num_microbatches) <= most_s]
-        stages_of = _most_alike(soon_said or self.spaces[-1:])
         within = budget.part(policy.FIRST_ANSWERS * budget.left_s)
-        rest = budget.part(reserve_s=within.left_s)
-        late = list[tuple[float, Stages]]()
-        first = list[Stages]()
-        for stages in stages_of[:MOST_PIPELINES]:
-            candidate = _evenly_cut(*stages)
-            if candidate is not None and evaluator.has_time_for(candidate, rest):
-                first.append(stages)
-            elif candidate is not None:
-                late.append((evaluator.answer_work_s(candidate), stages))
-            if len(first) == _FIRST:
+        in_time = self._in_time(_promising(soon_said or self.spaces[-1:]), budget.part(reserve_s=within.left_s))
+        while some := list(islice(in_time, _FIRST)):
+            self._looked_at |= {(id(space), counts) for space, counts in some}
+            fits = False
+            for evaluation in self._simulated(_closest(some, within), _FIRST_SCHEDULED, within):
+                fits = True
+                yield evaluation
+            if fits or within.is_over:
                 break
-        if not first:
-            first = [stages for _, stages in sorted(late, key=lambda one: one[0])[:_FIRST]]
-        self._looked_at |= {(id(space), counts) for space, counts in first}
-        return self._simulated(first, _FIRST_SCHEDULED, within)
+
+    def _in_time(self, spaces: Sequence[LikeStages], within: Budget) -> Iterator[Stages]:
+        """Those there is time to simulate, of the most promising ways to cut the batch first; else the soonest said."""
+        late = list[tuple[float, Stages]]()
+        has_time = False
+        for number, stages in enumerate(chain(_most_alike(spaces[:MOST_SPACES]), _most_alike(spaces[MOST_SPACES:]))):
+            if number == MOST_PIPELINES and not has_time:
+                break
+            candidate = _evenly_cut(*stages)
+            if candidate is not None and self.evaluator.has_time_for(candidate, within):
+                has_time = True
+                yield stages
+            elif candidate is not None:
+                late.append((self.evaluator.answer_work_s(candidate), stages))
+        if not has_time:
+            yield from (stages for _, stages in sorted(late, key=lambda one: one[0]))
 
     def others(self, best_s: float = inf) -> Iterator[Evaluation]:
         """The most promising of all others that fit, simulated if they may take no longer than ``best_s``."""
-        every = [] if self.evaluator.budget.is_over else _most_alike(self.spaces)
+        budget = self.evaluator.budget
+        every = [] if budget.is_over else _most_alike(_promising(self.spaces)[:MOST_SPACES])
         others = [(space, counts) for space, counts in every if (id(space), counts) not in self._looked_at]
-        return self._simulated(others[: MOST_PIPELINES - _FIRST], MOST_SCHEDULED, self.evaluator.budget, best_s)
+        closest = _closest(others[: MOST_PIPELINES - _FIRST], budget)
+        return self._simulated(closest, MOST_SCHEDULED, budget, best_s)
 
     def _simulated(
-        self, stages: Iterable[Stages], most: int, within: Budget, best_s: float = inf
+        self, closest: Sequence[CutPipeline], most: int, within: Budget, best_s: float = inf
     ) -> Iterator[Evaluation]:
         """Those of shortest step under every schedule, as far as there is time for that."""
-        closest = _closest(stages, within)
         in_time = (pipeline for pipeline in closest if self.evaluator.has_time_for(pipeline.candidate()))
-        scheduled = list(islice(in_time, most)) or closest[: int(best_s == inf)]
+        scheduled = list(islice(in_time, most)) or list(closest[: int(best_s == inf)])
         for one in [*scheduled]:
             if not within.takes(_cut_s(one.space, len(one.groups))):
                 break
@@ -186,13 +199,17 @@ class FirstAnswers:
                 yield evaluation
 
 
-def _most_alike(spaces: Sequence[LikeStages]) -> list[Stages]:
-    """The pipelines of the most promising ways to cut the batch, the shortest steps first."""
-    promising = sorted((space for space in spaces if space.choices), key=lambda space: space.choices[0].alike_s)
-    pipelines = [(pipeline, space) for space in promising[:MOST_SPACES] for pipeline in space.pipelines]
+def _promising(spaces: Sequence[LikeStages]) -> list[LikeStages]:
+    """Ways to cut the batch, the most promising first."""
+    return sorted((space for space in spaces if space.choices), key=lambda space: space.choices[0].alike_s)
+
+
+def _most_alike(spaces: Sequence[LikeStages]) -> Iterator[Stages]:
+    """The pipelines of ways to cut the batch, the shortest steps first, each once."""
+    pipelines = [(pipeline, space) for space in spaces for pipeline in space.pipelines]
     pipelines.sort(key=lambda one: one[0].step_s)
     stages = ((space, placed(pipeline.columns, space.prices.pools)) for pipeline, space in pipelines)
-    return list({(id(space), counts): (space, counts) for space, counts in stages if counts is not None}.values())
+    yield from {(id(space), counts): (space, counts) for space, counts in stages if counts is not None}.values()
 
 
 def _evenly_cut(space: LikeStages, counts: Sequence[Counts]) -> Candidate | None:
@@ -284,9 +301,9 @@ class _Cutting:
         """Under every schedule: the best cuts where some are kept, where least is, and where most is."""
         num_stages = len(self.groups)
         count = self.space.prices.num_microbatches
-        chain = Pipeline(StageGraph.chain(num_stages, count))
+        pipeline = Pipeline(StageGraph.chain(num_stages, count))
         kept = {
-            windows or max_in_flight(schedule, chain) or kept_by(schedule, num_stages, count): (schedule, windows)
+            windows or max_in_flight(schedule, pipeline) or kept_by(schedule, num_stages, count): (schedule, windows)
             for schedule, windows in reversed(list(self._windows()))
         }
         by_kept = sorted(kept, key=sum)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from planner.costs.layers.cost_table import Array
+from planner.costs.memory.memory_bound import kept_on
 from planner.costs.stages.stage_bound import BoundedStages, columnwise, concatenated, only
 from planner.ir.schedule import Edge, Op, Pipeline, StageGraph, Windows
 from planner.passes.events import in_order
@@ -191,9 +192,9 @@ class Leaves:
 
     def _windows(self, schedule: str, num_microbatches: int) -> Iterator[tuple[tuple[int, ...], Numbers]]:
         """The windows to try under a schedule, and the pipelines to try them on."""
-        every = np.arange(len(self))
         if not traits(schedule).windowed:
-            yield (), every
+            kept = kept_on(schedule, stage_graph(self.num_stages, num_microbatches, self.edges))
+            yield (), np.flatnonzero((self.stages.window >= np.array(kept)[:, None]).all(axis=0))
             return
         held = self.stages.window.copy()
         falls = not traits(schedule).splits_backward
@@ -367,8 +368,7 @@ def schedule_order(
     schedule: str, num_stages: int, num_microbatches: int, edges: StageEdges, windows: Windows
 ) -> ActionOrder | None:
     """An order in which all can run; None if backwards are split."""
-    graph = StageGraph(num_stages, num_microbatches, tuple(Edge(s, t, (), gradient) for s, t, gradient in edges))
-    pipeline = Pipeline(graph, windows=windows)
+    pipeline = Pipeline(stage_graph(num_stages, num_microbatches, edges), windows=windows)
     rows = schedule_named(schedule)(pipeline).rows
     if any(action.op not in (Op.FORWARD, Op.BACKWARD) for row in rows for action in row):
         return None
@@ -376,6 +376,11 @@ def schedule_order(
     if order is None:
         return None
     return tuple((action.op is Op.FORWARD, action.stage, action.microbatch or 0) for action in order)
+
+
+def stage_graph(num_stages: int, num_microbatches: int, edges: StageEdges) -> StageGraph:
+    """Stages with these edges; what is handed over is not said."""
+    return StageGraph(num_stages, num_microbatches, tuple(Edge(s, t, (), gradient) for s, t, gradient in edges))
 
 
 GroupsOfStage = list[tuple[PricedGroup, Flags | slice]]

@@ -12,7 +12,7 @@ from benchmarks.scale import BY_HAND_S, scale_profile
 from planner.costs.cost_model import CostModel
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.problem import Problem
-from planner.ir.profile import Profile
+from planner.ir.profile import Optimizer, Profile
 from planner.solvers import solver
 from planner.solvers.best_first.first_answers import FirstAnswers, most_promising, pipelines_on
 from planner.solvers.best_first.graph_cuts import cuts_of
@@ -86,6 +86,25 @@ def test_first_answers_are_what_was_asked_for(asked: dict[str, object]) -> None:
         assert not evaluator.unmet(one.candidate)
         assert one.fits
         assert evaluator.evaluate(one.candidate).step_s == pytest.approx(one.step_s)
+
+
+@pytest.mark.parametrize("memory_mib", [60, 66, 72, 80])
+def test_where_memory_is_too_small_for_the_most_promising_ones_others_are_looked_at(memory_mib: int) -> None:
+    """One stage keeps 128 MiB and a MiB for each sample and layer; pipelines of few, large micro-batches do not fit."""
+    profile = chain_profile(
+        32,
+        16,
+        parameter_bytes=2**20,
+        saved_bytes=2**20,
+        activation_bytes=1024,
+        memory_bytes=memory_mib * 2**20,
+        optimizer=Optimizer("Adam", {}, 2.0),
+        sizes=(1, 2, 4, 8, 16),
+        hosts=[f"n{device // 8}" for device in range(16)],
+    )
+    found = answers_of(Problem(profile, global_batch=64, confidence=0.0, memory_margin=0.0))
+    assert found
+    assert all(one.fits for one in found)
 
 
 @pytest.mark.parametrize("seed", range(100))
