@@ -205,12 +205,12 @@ def kept_by(schedule: str, num_stages: int, num_microbatches: int) -> tuple[int,
 def kept_on(schedule: str, graph: StageGraph) -> tuple[int, ...]:
     """The same of any stages."""
     few = min(graph.num_microbatches, 2 * graph.num_stages + 2)  # what grows with these grows on
-    all_kept = _kept_of_all(schedule, replace(graph, num_microbatches=few))
+    all_kept = _kept_of(schedule, replace(graph, num_microbatches=few))
     return tuple(graph.num_microbatches if kept == few else kept for kept in all_kept)
 
 
 @functools.lru_cache(maxsize=4096)
-def _kept_of_all(schedule: str, graph: StageGraph) -> tuple[int, ...]:
+def _kept_of(schedule: str, graph: StageGraph) -> tuple[int, ...]:
     """The same, where all micro-batches run."""
     return most_held(schedule_named(schedule)(Pipeline(graph)).rows, graph.num_stages)
 
