@@ -9,8 +9,10 @@
     BigScience         Megatron-DeepSpeed of 2022 over Omni-Path, four cards a host: ZeRO-1, messages that block
     SimuMax            Megatron-LM core, nothing overlaps, on 8 B200
     Megatron-Bridge    Megatron-LM core with ZeRO-1 and sums beside the backward.  Its cards do not say what is computed
-                       again: of two networks the recipe does (``recipes/qwen/h100``), the others are left out
-    Automodel          FSDP2 and expert ranks, by ``examples/llm_benchmark``
+                       again: of two networks the recipe does (``recipes/qwen/h100``), the others are left out.  Experts
+                       are whole (``expert_tensor_parallel_size=1``), and tokens spread evenly by force, but for cards
+                       of a ``pretrain``, whose tokens go where the router says
+    Automodel          FSDP2 and expert ranks, by ``examples/llm_benchmark``: DeepEP, a gate that is balanced by force
     Megatron-LM's tests  one host, deterministic kernels; small ones wait for it.  One of another machine takes 13
                        times as long as the same case elsewhere: left out
     MLPerf             a row has no precision where its script exports none; those of 405 billion weights reach 0.73 to
@@ -35,6 +37,7 @@ from halopipe.extras.transformers.evidence import FRAMEWORKS, MEGATRON
 from planner.extras.transformers.cluster import GBIT
 from planner.extras.transformers.shape import (
     MODERN,
+    ExpertExchange,
     Fusion,
     Precision,
     Recompute,
@@ -252,6 +255,25 @@ def _bridge_group(gpu: str, shape: Transformer | None) -> str:
 
 
 _BRIDGE_SOFTWARE = {"overlap_gradients": True}
+_QWEN = {**_BRIDGE_SOFTWARE, "fp32_gradients": False}
+_DISPATCHED = {"expert_exchange": ExpertExchange.DISPATCH}
+_OF_EXPERTS: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("QWEN3_30B_A3B", "v0.3"): {**_QWEN, **_DISPATCHED, "overlap_experts": True},
+    ("QWEN3_30B_A3B", "v0.4"): {**_QWEN, **_DISPATCHED},
+    ("QWEN3_235B_A22B", "v0.2"): {**_QWEN, "overlap_experts": True},
+    ("QWEN3_235B_A22B", "v0.3"): {**_QWEN, "overlap_experts": True},
+    ("QWEN3_235B_A22B", "v0.4"): {**_QWEN, "overlap_experts": True},
+}
+"""What recipes for H100 say of experts, by network and release: ``moe_flex_dispatcher_backend``, ``moe_a2a_overlap``,
+``grad_reduce_in_fp32`` in ``scripts/performance/configs/qwen*`` at its tag."""
+
+
+def _of_recipe(line: Line) -> Mapping[str, Any]:
+    """What the recipe of a row says of its software."""
+    recipe, _, tag = line["recipe"].partition("@")
+    network = re.split("_H100|_PRETRAIN", recipe)[0]
+    told = _OF_EXPERTS.get((network, tag.rpartition(".")[0])) if "_H100_" in recipe else None
+    return told or _BRIDGE_SOFTWARE
 
 
 def _bridge(line: Line) -> Setting:
@@ -264,14 +286,23 @@ def _bridge(line: Line) -> Setting:
         (line["task"] != "pretrain", ADAPTERS),
         (line["recompute"] == "selective", "recomputation by operator"),
     )
-    return _stated(line, group, BRIDGE, of_name, unstated, software=_BRIDGE_SOFTWARE)
+    setting = _stated(line, group, BRIDGE, of_name, unstated, software=_of_recipe(line))
+    return setting if unstated else replace(setting, division=setting.division | _whole(setting.division))
+
+
+def _whole(division: Mapping[str, Any]) -> dict[str, Any]:
+    """Experts of Megatron-Bridge's recipes beside tensor ranks."""
+    return {"whole_experts": division["tensor"] > 1 and division["expert"] > 1}
 
 
 _RECIPES: Mapping[str, Mapping[str, Any]] = {
     "qwen3-8b": _BRIDGE_SOFTWARE,
-    "qwen3-30b-a3b": {**_BRIDGE_SOFTWARE, "fp32_gradients": False},
+    "qwen3-30b-a3b": {**_QWEN, **_DISPATCHED},
 }
 """By network, what the recipe for 16 H100 says beside the card; nothing is computed again there."""
+
+
+_OVERLAPPED = "expert-parallel overlap"
 
 
 def _card(line: Line) -> Setting:
@@ -288,7 +319,7 @@ def _card(line: Line) -> Setting:
         (not step or not line["global_batch"], "its step"),
         (not all(line[name] for name in ("tensor", "pipeline", "micro_batch", "gpus")), DIVISION),
         (shape is None, OTHER),
-        (variant != "no overlap", VARIANT),
+        (variant not in ("no overlap", _OVERLAPPED), VARIANT),
         (_device(line["gpu"]) == "H100-SXM" and model not in _RECIPES, RECOMPUTATION),
     )
     unstated = _first(asked)
@@ -314,13 +345,19 @@ def _card(line: Line) -> Setting:
     return replace(
         setting,
         shape=shape,
-        division=division | _beyond(line["context"], line["precision"]),
-        software=_RECIPES.get(model, _BRIDGE_SOFTWARE),
+        division=division | _whole(division) | _beyond(line["context"], line["precision"]),
+        software=_RECIPES.get(model, _BRIDGE_SOFTWARE) | {"overlap_experts": variant == _OVERLAPPED},
     )
 
 
 _CHECKPOINTED = {"Qwen3 MoE 30B": Recompute.FULL, "GPT-OSS 20B": Recompute.NONE}
 """``activation_checkpointing`` of the network's file in ``examples/llm_benchmark``."""
+
+_AUTOMODEL_SOFTWARE: Mapping[str, Mapping[str, Any]] = {
+    "Qwen3 MoE 30B": _DISPATCHED,
+    "GPT-OSS 20B": {**_DISPATCHED, "kernels": Fusion.KERNELS},
+}
+"""``dispatcher`` and ``attn`` there: FlexAttention of GPT-OSS is PyTorch's."""
 
 
 def _automodel(line: Line) -> Setting:
@@ -343,6 +380,7 @@ def _automodel(line: Line) -> Setting:
     return Setting(
         "Automodel, H100", f"{model}, {gpus} GPUs", AUTOMODEL, "H100-SXM", int(line["global_batch"]),
         float(line["step_s"]), shape, division | _beyond(line["context"], "bf16"),
+        software=_AUTOMODEL_SOFTWARE.get(model, {}),
         unstated=_first(asked),
     )  # fmt: skip
 
@@ -372,7 +410,7 @@ def _golden(line: Line) -> Setting:
         (line["golden"] == "golden_values_dev_dgxh100_dgxc", "a machine that contradicts the others"),
         (not hosts or not line["gpu"] or not line["global_batch"] or not line["median_iteration_s"], DIVISION),
         (not line["seq"] or not line["heads"], SIZES),
-        (int(line["expert_tensor"] or 1) != 1, "expert ranks with tensor ranks of their own"),
+        (line["expert_tensor"] not in ("", "1", line["tensor"]), "expert ranks with tensor ranks of their own"),
         (line["recompute"] not in ("", "full", "selective"), RECOMPUTATION),
         (bool(line["recompute_modules"]), "recomputation by operator"),
     )
