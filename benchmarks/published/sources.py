@@ -257,23 +257,28 @@ def _bridge_group(gpu: str, shape: Transformer | None) -> str:
 _BRIDGE_SOFTWARE = {"overlap_gradients": True}
 _QWEN = {**_BRIDGE_SOFTWARE, "fp32_gradients": False}
 _DISPATCHED = {"expert_exchange": ExpertExchange.DISPATCH}
-_OF_EXPERTS: Mapping[tuple[str, str], Mapping[str, Any]] = {
-    ("QWEN3_30B_A3B", "v0.3"): {**_QWEN, **_DISPATCHED, "overlap_experts": True},
-    ("QWEN3_30B_A3B", "v0.4"): {**_QWEN, **_DISPATCHED},
-    ("QWEN3_235B_A22B", "v0.2"): {**_QWEN, "overlap_experts": True},
-    ("QWEN3_235B_A22B", "v0.3"): {**_QWEN, "overlap_experts": True},
-    ("QWEN3_235B_A22B", "v0.4"): {**_QWEN, "overlap_experts": True},
+_OF_EXPERTS: Mapping[tuple[str, str], tuple[ExpertExchange, bool]] = {
+    ("QWEN3_30B_A3B", "v0.3"): (ExpertExchange.DISPATCH, True),
+    ("QWEN3_30B_A3B", "v0.4"): (ExpertExchange.DISPATCH, False),
+    ("QWEN3_235B_A22B", "v0.2"): (ExpertExchange.ALL_TO_ALL, True),
+    ("QWEN3_235B_A22B", "v0.3"): (ExpertExchange.ALL_TO_ALL, True),
+    ("QWEN3_235B_A22B", "v0.4"): (ExpertExchange.ALL_TO_ALL, True),
 }
-"""What recipes for H100 say of experts, by network and release: ``moe_flex_dispatcher_backend``, ``moe_a2a_overlap``,
-``grad_reduce_in_fp32`` in ``scripts/performance/configs/qwen*`` at its tag."""
+"""How tokens come to experts, and whether beside another micro-batch, by network and release of the recipes for H100:
+``moe_flex_dispatcher_backend`` and ``moe_a2a_overlap`` in ``scripts/performance/configs/qwen*`` at its tag, where
+``grad_reduce_in_fp32`` is false."""
 
 
-def _of_recipe(line: Line) -> Mapping[str, Any]:
-    """What the recipe of a row says of its software."""
-    recipe, _, tag = line["recipe"].partition("@")
-    network = re.split("_H100|_PRETRAIN", recipe)[0]
-    told = _OF_EXPERTS.get((network, tag.rpartition(".")[0])) if "_H100_" in recipe else None
-    return told or _BRIDGE_SOFTWARE
+def _of_recipe(setting: Setting, recipe: str) -> Setting:
+    """With what the recipe says of experts."""
+    division = dict(setting.division) | _whole(setting.division)
+    network, _, release = recipe.rpartition(".")[0].partition("@")
+    told = _OF_EXPERTS.get((re.split("_H100|_PRETRAIN", network)[0], release)) if "_H100_" in network else None
+    if told is None:
+        return replace(setting, division=division)
+    exchange, is_beside = told
+    division["expert_exchange"] = exchange
+    return replace(setting, division=division, software={**_QWEN, "overlap_experts": is_beside})
 
 
 def _bridge(line: Line) -> Setting:
@@ -286,8 +291,8 @@ def _bridge(line: Line) -> Setting:
         (line["task"] != "pretrain", ADAPTERS),
         (line["recompute"] == "selective", "recomputation by operator"),
     )
-    setting = _stated(line, group, BRIDGE, of_name, unstated, software=_of_recipe(line))
-    return setting if unstated else replace(setting, division=setting.division | _whole(setting.division))
+    setting = _stated(line, group, BRIDGE, of_name, unstated, software=_BRIDGE_SOFTWARE)
+    return setting if unstated else _of_recipe(setting, line["recipe"])
 
 
 def _whole(division: Mapping[str, Any]) -> dict[str, Any]:
@@ -297,11 +302,10 @@ def _whole(division: Mapping[str, Any]) -> dict[str, Any]:
 
 _RECIPES: Mapping[str, Mapping[str, Any]] = {
     "qwen3-8b": _BRIDGE_SOFTWARE,
-    "qwen3-30b-a3b": {**_QWEN, **_DISPATCHED},
+    "qwen3-30b-a3b": _QWEN,
 }
-"""By network, what the recipe for 16 H100 says beside the card; nothing is computed again there."""
-
-
+"""By network, what the recipe for 16 H100 says beside the card; nothing is computed again there, and HybridEP sends
+tokens to experts."""
 _OVERLAPPED = "expert-parallel overlap"
 
 
@@ -342,10 +346,11 @@ def _card(line: Line) -> Setting:
         "zero": 1,
         "sequence_parallel": ranks["tensor"] > 1,
     }
+    dispatched = _DISPATCHED if model in _RECIPES and shape is not None and shape.experts else {}
     return replace(
         setting,
         shape=shape,
-        division=division | _whole(division) | _beyond(line["context"], line["precision"]),
+        division=division | _whole(division) | dispatched | _beyond(line["context"], line["precision"]),
         software=_RECIPES.get(model, _BRIDGE_SOFTWARE) | {"overlap_experts": variant == _OVERLAPPED},
     )
 
@@ -353,11 +358,8 @@ def _card(line: Line) -> Setting:
 _CHECKPOINTED = {"Qwen3 MoE 30B": Recompute.FULL, "GPT-OSS 20B": Recompute.NONE}
 """``activation_checkpointing`` of the network's file in ``examples/llm_benchmark``."""
 
-_AUTOMODEL_SOFTWARE: Mapping[str, Mapping[str, Any]] = {
-    "Qwen3 MoE 30B": _DISPATCHED,
-    "GPT-OSS 20B": {**_DISPATCHED, "kernels": Fusion.KERNELS},
-}
-"""``dispatcher`` and ``attn`` there: FlexAttention of GPT-OSS is PyTorch's."""
+_FLEX = "GPT-OSS 20B"
+"""Its ``attn`` there is FlexAttention, of PyTorch."""
 
 
 def _automodel(line: Line) -> Setting:
@@ -376,11 +378,12 @@ def _automodel(line: Line) -> Setting:
         "expert": int(line["expert"] or gpus if shape and shape.experts else 1),
         "zero": 3,
         "recompute": _CHECKPOINTED.get(model, Recompute.NONE),
+        **(_DISPATCHED if shape and shape.experts else {}),
     }
     return Setting(
         "Automodel, H100", f"{model}, {gpus} GPUs", AUTOMODEL, "H100-SXM", int(line["global_batch"]),
         float(line["step_s"]), shape, division | _beyond(line["context"], "bf16"),
-        software=_AUTOMODEL_SOFTWARE.get(model, {}),
+        software={"kernels": Fusion.KERNELS} if model == _FLEX else {},
         unstated=_first(asked),
     )  # fmt: skip
 

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.extras.kernels.estimates import Estimate
 from planner.extras.kernels.models import AttentionShape, Kernels
@@ -72,6 +72,13 @@ CONTEXT_EXCHANGE = "context exchanges"
 
 CAST_BYTES = 2 + 2 + 1 + 1
 """Of a number in half precision that becomes one of 8 bits: read for the largest, read, written, written transposed."""
+
+CAST_KERNELS = 3
+"""Of each expert's tokens that are cast: their largest number, what it says of the scale, the cast."""
+
+IN_TURN = 10 / 66
+"""Of what the host takes of a kernel with the Python around it (66 us of GPT-2 small in PyTorch, docs/gpu.md), what it
+takes of one more that the same call starts (10 us beside H100, Liger)."""
 
 LAUNCH_S: Mapping[Fusion, float] = {Fusion.FUSED: 20e-6, Fusion.KERNELS: 65e-6, Fusion.EAGER: 20e-6}
 """What the host takes of a kernel that is counted here, with the Python around it.  Of kernels that are launched one by
@@ -223,19 +230,25 @@ class _Rank:
     def multiplied(self, product: Product, outputs: int, inputs: int) -> Cost:
         """Rows of ``inputs`` numbers by matrices [outputs, inputs], those of several experts in one kernel."""
         rows = self.rows(product)
-        kernels = self.kernels_of(product)
-        if not product.experts:
-            return Cost.of(PRODUCTS, kernels.gemm(rows, outputs, inputs))
-        return Cost.of(PRODUCTS, kernels.grouped(rows, outputs, inputs, self.own_experts(product)))
+        if product.experts:
+            return self.grouped(product, rows, outputs, inputs, 1 + CAST_KERNELS * self.is_narrow(product))
+        return Cost.of(PRODUCTS, self.kernels_of(product).gemm(rows, outputs, inputs))
 
     def weight_gradient(self, product: Product) -> Cost:
         """Of the product's matrices on this rank."""
         outputs, inputs = self.features(product)
         rows = self.rows(product)
-        kernels = self.kernels_of(product)
-        if not product.experts:
-            return Cost.of(PRODUCTS, kernels.gemm(inputs, outputs, rows))
-        return Cost.of(PRODUCTS, kernels.grouped(inputs, outputs, rows, self.own_experts(product)))
+        if product.experts:
+            return self.grouped(product, inputs, outputs, rows, 1)
+        return Cost.of(PRODUCTS, self.kernels_of(product).gemm(inputs, outputs, rows))
+
+    def grouped(self, product: Product, m: int, n: int, k: int, launches: int) -> Cost:
+        """A product of this rank's experts, which Transformer Engine starts in turn, with so many kernels of each."""
+        experts = self.own_experts(product)
+        cost = Cost.of(PRODUCTS, self.kernels_of(product).grouped(m, n, k, experts))
+        if self.ways.kernels is not Fusion.FUSED:
+            return cost
+        return replace(cost, launches=1 + IN_TURN * (launches * experts - 1))
 
     def is_narrow(self, product: Product) -> bool:
         """Whether it is computed in 8 bits."""
