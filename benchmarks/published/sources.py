@@ -329,7 +329,7 @@ def _card(line: Line) -> Setting:
     unstated = _first(asked)
     setting = Setting(
         _bridge_group(line["gpu"].removesuffix("-80GB"), shape),
-        f"{line['model']}, {line.get('item', line.get('skill', ''))}",
+        f"{line['model']}, {line.get('item', line.get('skill', ''))}" + f", {variant}" * (variant == _OVERLAPPED),
         BRIDGE,
         _device(line["gpu"]),
         int(line["global_batch"] or 0),

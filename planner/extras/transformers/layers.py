@@ -11,8 +11,11 @@ parallelism, or 1.
     experts                   E, of which k take a token: E products of T k / E tokens each, in one kernel.  Balanced
                               routing is assumed; tokens are copied to where their experts are, and what those give is
                               summed back
-    e expert ranks            E / e experts on a rank, with the tokens of e ranks; two all-to-alls of T k / n rows
-                              each way (a token is sent to each of its experts), of which nothing is hidden
+    e expert ranks            E / e experts on a rank, with the tokens of e ranks; two exchanges of T k / n rows
+                              each way (:mod:`planner.extras.transformers.dispatch`), waited for, or beside another
+                              micro-batch
+    whole experts             of T k / t rows each in place of T k rows of f / t; tensor ranks gather and sum for shared
+                              experts alone
     c context ranks           T is 1 / c of the tokens; attention, of S tokens a sample:
                               ring: S / c queries by as many keys, causal, then c - 1 times by S / (2 c) keys, each
                               after a hop of keys and values that runs beside the part before it; sums of parts in
