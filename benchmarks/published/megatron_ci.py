@@ -121,4 +121,5 @@ def division_of(line: Mapping[str, str]) -> dict[str, Any]:
         "recompute": Recompute(line["recompute"] or "none"),
         "zero": 1 if line["distributed_optimizer"] == "True" else 0,
         "expert": int(line["expert"]),
+        "whole_experts": tensor > 1 and line.get("expert_tensor") == "1",
     }

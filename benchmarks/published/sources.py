@@ -9,8 +9,10 @@
     BigScience         Megatron-DeepSpeed of 2022 over Omni-Path, four cards a host: ZeRO-1, messages that block
     SimuMax            Megatron-LM core, nothing overlaps, on 8 B200
     Megatron-Bridge    Megatron-LM core with ZeRO-1 and sums beside the backward.  Its cards do not say what is computed
-                       again: of two networks the recipe does (``recipes/qwen/h100``), the others are left out
-    Automodel          FSDP2 and expert ranks, by ``examples/llm_benchmark``
+                       again: of two networks the recipe does (``recipes/qwen/h100``), the others are left out.  Experts
+                       are whole (``expert_tensor_parallel_size=1``), and tokens spread evenly by force, but for cards
+                       of a ``pretrain``, whose tokens go where the router says
+    Automodel          FSDP2 and expert ranks, by ``examples/llm_benchmark``: DeepEP, a gate that is balanced by force
     Megatron-LM's tests  one host, deterministic kernels; small ones wait for it.  One of another machine takes 13
                        times as long as the same case elsewhere: left out
     MLPerf             a row has no precision where its script exports none; those of 405 billion weights reach 0.73 to
@@ -35,6 +37,7 @@ from halopipe.extras.transformers.evidence import FRAMEWORKS, MEGATRON
 from planner.extras.transformers.cluster import GBIT
 from planner.extras.transformers.shape import (
     MODERN,
+    ExpertExchange,
     Fusion,
     Precision,
     Recompute,
@@ -252,6 +255,30 @@ def _bridge_group(gpu: str, shape: Transformer | None) -> str:
 
 
 _BRIDGE_SOFTWARE = {"overlap_gradients": True}
+_QWEN = {**_BRIDGE_SOFTWARE, "fp32_gradients": False}
+_DISPATCHED = {"expert_exchange": ExpertExchange.DISPATCH}
+_OF_EXPERTS: Mapping[tuple[str, str], tuple[ExpertExchange, bool]] = {
+    ("QWEN3_30B_A3B", "v0.3"): (ExpertExchange.DISPATCH, True),
+    ("QWEN3_30B_A3B", "v0.4"): (ExpertExchange.DISPATCH, False),
+    ("QWEN3_235B_A22B", "v0.2"): (ExpertExchange.ALL_TO_ALL, True),
+    ("QWEN3_235B_A22B", "v0.3"): (ExpertExchange.ALL_TO_ALL, True),
+    ("QWEN3_235B_A22B", "v0.4"): (ExpertExchange.ALL_TO_ALL, True),
+}
+"""How tokens come to experts, and whether beside another micro-batch, by network and release of the recipes for H100:
+``moe_flex_dispatcher_backend`` and ``moe_a2a_overlap`` in ``scripts/performance/configs/qwen*`` at its tag, where
+``grad_reduce_in_fp32`` is false."""
+
+
+def _of_recipe(setting: Setting, recipe: str) -> Setting:
+    """With what the recipe says of experts."""
+    division = dict(setting.division) | _whole(setting.division)
+    network, _, release = recipe.rpartition(".")[0].partition("@")
+    told = _OF_EXPERTS.get((re.split("_H100|_PRETRAIN", network)[0], release)) if "_H100_" in network else None
+    if told is None:
+        return replace(setting, division=division)
+    exchange, is_beside = told
+    division["expert_exchange"] = exchange
+    return replace(setting, division=division, software={**_QWEN, "overlap_experts": is_beside})
 
 
 def _bridge(line: Line) -> Setting:
@@ -264,14 +291,22 @@ def _bridge(line: Line) -> Setting:
         (line["task"] != "pretrain", ADAPTERS),
         (line["recompute"] == "selective", "recomputation by operator"),
     )
-    return _stated(line, group, BRIDGE, of_name, unstated, software=_BRIDGE_SOFTWARE)
+    setting = _stated(line, group, BRIDGE, of_name, unstated, software=_BRIDGE_SOFTWARE)
+    return setting if unstated else _of_recipe(setting, line["recipe"])
+
+
+def _whole(division: Mapping[str, Any]) -> dict[str, Any]:
+    """Experts of Megatron-Bridge's recipes beside tensor ranks."""
+    return {"whole_experts": division["tensor"] > 1 and division["expert"] > 1}
 
 
 _RECIPES: Mapping[str, Mapping[str, Any]] = {
     "qwen3-8b": _BRIDGE_SOFTWARE,
-    "qwen3-30b-a3b": {**_BRIDGE_SOFTWARE, "fp32_gradients": False},
+    "qwen3-30b-a3b": _QWEN,
 }
-"""By network, what the recipe for 16 H100 says beside the card; nothing is computed again there."""
+"""By network, what the recipe for 16 H100 says beside the card; nothing is computed again there, and HybridEP sends
+tokens to experts."""
+_OVERLAPPED = "expert-parallel overlap"
 
 
 def _card(line: Line) -> Setting:
@@ -288,13 +323,13 @@ def _card(line: Line) -> Setting:
         (not step or not line["global_batch"], "its step"),
         (not all(line[name] for name in ("tensor", "pipeline", "micro_batch", "gpus")), DIVISION),
         (shape is None, OTHER),
-        (variant != "no overlap", VARIANT),
+        (variant not in ("no overlap", _OVERLAPPED), VARIANT),
         (_device(line["gpu"]) == "H100-SXM" and model not in _RECIPES, RECOMPUTATION),
     )
     unstated = _first(asked)
     setting = Setting(
         _bridge_group(line["gpu"].removesuffix("-80GB"), shape),
-        f"{line['model']}, {line.get('item', line.get('skill', ''))}",
+        f"{line['model']}, {line.get('item', line.get('skill', ''))}" + f", {variant}" * (variant == _OVERLAPPED),
         BRIDGE,
         _device(line["gpu"]),
         int(line["global_batch"] or 0),
@@ -311,16 +346,20 @@ def _card(line: Line) -> Setting:
         "zero": 1,
         "sequence_parallel": ranks["tensor"] > 1,
     }
+    dispatched = _DISPATCHED if model in _RECIPES and shape is not None and shape.experts else {}
     return replace(
         setting,
         shape=shape,
-        division=division | _beyond(line["context"], line["precision"]),
-        software=_RECIPES.get(model, _BRIDGE_SOFTWARE),
+        division=division | _whole(division) | dispatched | _beyond(line["context"], line["precision"]),
+        software=_RECIPES.get(model, _BRIDGE_SOFTWARE) | {"overlap_experts": variant == _OVERLAPPED},
     )
 
 
 _CHECKPOINTED = {"Qwen3 MoE 30B": Recompute.FULL, "GPT-OSS 20B": Recompute.NONE}
 """``activation_checkpointing`` of the network's file in ``examples/llm_benchmark``."""
+
+_FLEX = "GPT-OSS 20B"
+"""Its ``attn`` there is FlexAttention, of PyTorch."""
 
 
 def _automodel(line: Line) -> Setting:
@@ -339,10 +378,12 @@ def _automodel(line: Line) -> Setting:
         "expert": int(line["expert"] or gpus if shape and shape.experts else 1),
         "zero": 3,
         "recompute": _CHECKPOINTED.get(model, Recompute.NONE),
+        **(_DISPATCHED if shape and shape.experts else {}),
     }
     return Setting(
         "Automodel, H100", f"{model}, {gpus} GPUs", AUTOMODEL, "H100-SXM", int(line["global_batch"]),
         float(line["step_s"]), shape, division | _beyond(line["context"], "bf16"),
+        software={"kernels": Fusion.KERNELS} if model == _FLEX else {},
         unstated=_first(asked),
     )  # fmt: skip
 
@@ -372,7 +413,7 @@ def _golden(line: Line) -> Setting:
         (line["golden"] == "golden_values_dev_dgxh100_dgxc", "a machine that contradicts the others"),
         (not hosts or not line["gpu"] or not line["global_batch"] or not line["median_iteration_s"], DIVISION),
         (not line["seq"] or not line["heads"], SIZES),
-        (int(line["expert_tensor"] or 1) != 1, "expert ranks with tensor ranks of their own"),
+        (line["expert_tensor"] not in ("", "1", line["tensor"]), "expert ranks with tensor ranks of their own"),
         (line["recompute"] not in ("", "full", "selective"), RECOMPUTATION),
         (bool(line["recompute_modules"]), "recomputation by operator"),
     )

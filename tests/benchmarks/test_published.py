@@ -31,10 +31,15 @@ def test_tables_of_other_people_are_predicted_where_the_model_has_words_for_them
         "Automodel, H100, adapters or packed samples",
         "Automodel, does it fit, its sizes",
         "Megatron-Bridge, H100, experts, recomputation by operator",
-        "Megatron-Bridge, H100, experts, one of its settings",
+        "Megatron-Bridge, H100, experts, its step",
     ):
         assert sizes[f"left out, {left_out}"] >= 1
     assert sizes["MLPerf, Llama 3.1 405B"] == 1  # of 8 bits, with context ranks
+    alone, beside = (
+        rows[f"Megatron-Bridge, H100, experts, Qwen3-30B-A3B, {study}: predicted"].value
+        for study in ("moe-comm-overlap", "moe-comm-overlap, expert-parallel overlap")
+    )
+    assert beside < 0.9 * alone
     assert not rows["SimuMax, B200, dense: runs"].holds
     held = "Megatron-Bridge, H100, dense"
     assert abs(rows[f"{held}: mean of errors with their signs"].value) <= rows[f"{held}: mean error"].value

@@ -21,6 +21,16 @@ class WaysOptions:
     interleave: int = option(0, "Chunks of a stage; 0: open.", panel=FIXED, least=0, most=MOST_DEGREE)
     micro_batch: int = option(0, "Samples a micro-batch; 0: open.", panel=FIXED, least=0, most=MOST_DEGREE)
     expert: int = option(0, "Ranks that share a block's experts; 0: open.", panel=FIXED, least=0, most=MOST_DEGREE)
+    expert_tensor: int = option(
+        0,
+        "Tensor ranks of an expert: 1, or those of its block; 0: open.",
+        panel=FIXED,
+        least=0,
+        most=MOST_DEGREE,
+    )
+    expert_exchange: str = option(
+        "all-to-all", "How tokens come to experts: all-to-all, or dispatch (DeepEP, HybridEP).", "HOW", FIXED
+    )
     context: int = option(
         0, "Ranks that share the tokens of a sample; 0: open.", panel=FIXED, least=0, most=MOST_DEGREE
     )

@@ -24,7 +24,14 @@ from planner.extras.transformers.memory import Memory
 from planner.extras.transformers.passes import OPTIMISER, timed
 from planner.extras.transformers.pools import Pools, pools_of
 from planner.extras.transformers.search import TIE, BestDegrees, PricedDegrees, search
-from planner.extras.transformers.shape import Offload, ParallelDegrees, Precision, Recompute, Transformer
+from planner.extras.transformers.shape import (
+    ExpertExchange,
+    Offload,
+    ParallelDegrees,
+    Precision,
+    Recompute,
+    Transformer,
+)
 from planner.extras.transformers.space import DegreesSpace
 from planner.extras.transformers.step import BUBBLE, GRADIENTS, SENDS, StepPrediction
 from planner.ir.codec import from_json
@@ -489,17 +496,21 @@ def space_of(options: WaysOptions) -> DegreesSpace:
     if options.offload:
         units.require_known("offload", [options.offload], [what.value for what in Offload])
     units.require_known("precision", [options.precision], [each.value for each in Precision])
+    units.require_known("expert exchange", [options.expert_exchange], [how.value for how in ExpertExchange])
     precision = Precision(options.precision)
+    expert_exchange = ExpertExchange(options.expert_exchange)
     offload = Offload(options.offload or Offload.NONE)
-    names = ("tensor", "context", "pipeline", "micro_batch", "interleave", "expert")
+    names = ("tensor", "context", "pipeline", "micro_batch", "interleave", "expert", "expert_tensor")
     counts = {name: getattr(options, name) for name in names}
     restrictions: dict[str, Any] = {name: (value,) for name, value in counts.items() if value}
     restrictions |= {"recompute": (Recompute(options.recompute),)} if options.recompute else {}
     restrictions |= {"zero": (options.zero,)} if options.zero >= 0 else {}
+    base = ParallelDegrees(precision=precision, offload=offload, expert_exchange=expert_exchange)
     if options.launcher:
         limits = launcher_of(options.launcher, options.version).limits
-        limits.require(restrictions | {"precision": (precision,), "offload": (offload,)})
+        asked = {"precision": (precision,), "offload": (offload,), "expert_exchange": (expert_exchange,)}
+        limits.require(restrictions | asked)
         restrictions["limits"] = limits
     elif options.version:
         raise UsageError("--version is of a launcher, and none is named", [], ["--for LAUNCHER"])
-    return DegreesSpace(**restrictions, base=ParallelDegrees(precision=precision, offload=offload))
+    return DegreesSpace(**restrictions, base=base)

@@ -193,6 +193,10 @@ class GpuCluster:
         ring = bus_factor(name, members) * num_bytes / self.within.bytes_per_s
         return by_data_sheet(self.within.alpha_s * steps + ring)
 
+    def ring_s(self, num_bytes: float, members: int, stride: int = 1) -> float:
+        """What so many bytes take at the rate of a ring of so many devices of a host; nothing, of one."""
+        return num_bytes / self._rate_within(members, stride) if members > 1 else 0.0
+
     def _rate_within(self, members: int, stride: int = 1) -> float:
         """Bytes a second that a ring of so many devices of a host, ``stride`` apart, passes on."""
         if isinstance(self.within, AlphaBeta):

@@ -17,7 +17,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.memory import Memory, ends_of, in_flight, memory_with
@@ -28,7 +27,9 @@ from planner.ir.errors import UsageError
 
 _MOST_DOUBLINGS = 12
 _LEAST_SEQ = 128
-_CHOICES = ("tensor", "pipeline", "micro_batch", "interleave", "recompute", "zero", "expert", "context")
+_CHOICES = (
+    *("tensor", "pipeline", "micro_batch", "interleave", "recompute", "zero", "expert", "expert_tensor", "context"),
+)
 """Fields of a space that people fix."""
 
 
@@ -161,14 +162,16 @@ def _frugal(
 def _without_waste(choices: Iterable[ParallelDegrees]) -> list[ParallelDegrees]:
     """Of a division's choices those that may hold least.
 
-    Sequence parallelism, expert ranks, and each level of ZeRO up to 2 hold no more than less of it; level 3 gathers the
-    weights of a block.
+    Sequence parallelism, expert ranks among the same others, and each level of ZeRO up to 2 hold no more than less of
+    it; level 3 gathers the weights of a block.
     """
-    kept = list(choices)
-    for name in ("sequence_parallel", "expert"):
-        of = attrgetter(name)
-        most = max(map(of, kept), default=None)
-        kept = [choice for choice in kept if of(choice) == most]
+    every = list(choices)
+    most = max((choice.sequence_parallel for choice in every), default=None)
+    every = [choice for choice in every if choice.sequence_parallel == most]
+    largest: dict[bool, int] = {}
+    for choice in every:
+        largest[choice.whole_experts] = max(choice.expert, largest.get(choice.whole_experts, 1))
+    kept = [choice for choice in every if choice.expert == largest[choice.whole_experts]]
     level = max((choice.zero for choice in kept if choice.zero < 3), default=0)
     return [choice for choice in kept if choice.zero in (level, 3)]
 

@@ -11,8 +11,11 @@ parallelism, or 1.
     experts                   E, of which k take a token: E products of T k / E tokens each, in one kernel.  Balanced
                               routing is assumed; tokens are copied to where their experts are, and what those give is
                               summed back
-    e expert ranks            E / e experts on a rank, with the tokens of e ranks; two all-to-alls of T k / n rows
-                              each way (a token is sent to each of its experts), of which nothing is hidden
+    e expert ranks            E / e experts on a rank, with the tokens of e ranks; two exchanges of T k / n rows
+                              each way (:mod:`planner.extras.transformers.dispatch`), waited for, or beside another
+                              micro-batch
+    whole experts             of T k / t rows each in place of T k rows of f / t; tensor ranks gather and sum for shared
+                              experts alone
     c context ranks           T is 1 / c of the tokens; attention, of S tokens a sample:
                               ring: S / c queries by as many keys, causal, then c - 1 times by S / (2 c) keys, each
                               after a hop of keys and values that runs beside the part before it; sums of parts in
@@ -41,11 +44,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.extras.kernels.estimates import Estimate
 from planner.extras.kernels.models import AttentionShape, Kernels
 from planner.extras.transformers.cluster import GpuCluster
+from planner.extras.transformers.dispatch import ExpertRoute
 from planner.extras.transformers.host import COPIES, known_host
 from planner.extras.transformers.memory import block_bytes
 from planner.extras.transformers.passes import Cost, Layers, Pass, costs
@@ -71,6 +75,13 @@ CONTEXT_EXCHANGE = "context exchanges"
 
 CAST_BYTES = 2 + 2 + 1 + 1
 """Of a number in half precision that becomes one of 8 bits: read for the largest, read, written, written transposed."""
+
+CAST_KERNELS = 3
+"""Of each expert's tokens that are cast: their largest number, what it says of the scale, the cast."""
+
+IN_TURN = 10 / 66
+"""Of what the host takes of a kernel with the Python around it (66 us of GPT-2 small in PyTorch, docs/gpu.md), what it
+takes of one more that the same call starts (10 us beside H100, Liger)."""
 
 LAUNCH_S: Mapping[Fusion, float] = {Fusion.FUSED: 20e-6, Fusion.KERNELS: 65e-6, Fusion.EAGER: 20e-6}
 """What the host takes of a kernel that is counted here, with the Python around it.  Of kernels that are launched one by
@@ -122,7 +133,8 @@ def layers_for(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees) -
     of_rank = ParallelDegrees(
         tensor=ways.tensor, micro_batch=ways.micro_batch, sequence_parallel=ways.sequence_parallel,
         recompute=ways.recompute, fp32_gradients=ways.fp32_gradients, kernels=ways.kernels,
-        overlap_tensor=ways.overlap_tensor, expert=ways.expert, context=ways.context,
+        overlap_tensor=ways.overlap_tensor, expert=ways.expert, whole_experts=ways.whole_experts,
+        expert_exchange=ways.expert_exchange, overlap_experts=ways.overlap_experts, context=ways.context,
         context_exchange=ways.context_exchange, precision=ways.precision, offload=ways.offload,
     )  # fmt: skip
     return layers_of(shape, cluster, of_rank)
@@ -170,10 +182,17 @@ class _Rank:
         if s.kv_rank:
             entering = s.latent + (0 if s.query_rank else s.hidden)
         attention = _Half(s.attention_products, entering, s.hidden)
-        exchanged = s.hidden
-        if self.ways.expert > 1:  # tokens come by all-to-all, a row for each of their experts
-            exchanged = s.hidden * (s.top_k + (1 if s.shared_ffn else 0))
-        return attention, _Half(s.feed_forward_products, exchanged, exchanged)
+        rows = 1
+        if s.experts and self.ways.whole_experts:  # tensor ranks have tokens and experts of their own
+            rows = 1 if s.shared_ffn else 0
+        elif s.experts and self.ways.expert > 1:  # tokens come by all-to-all, a row for each of their experts
+            rows = s.top_k + (1 if s.shared_ffn else 0)
+        return attention, _Half(s.feed_forward_products, rows * s.hidden, rows * s.hidden)
+
+    @property
+    def routed_tokens(self) -> int:
+        """Tokens of the ranks that share an expert, before each is copied for all of its experts."""
+        return self.tokens * self.ways.expert_tensor // self.ways.tensor
 
     @property
     def attention(self) -> AttentionShape:
@@ -202,31 +221,37 @@ class _Rank:
     def rows(self, product: Product) -> int:
         """Tokens of one of this rank's matrices."""
         if product.experts:
-            return -(-self.tokens * product.taken // self.own_experts(product))
+            return -(-self.routed_tokens * product.taken // self.own_experts(product))
         return self.own_tokens if product.cut is ProductCut.WHOLE else self.tokens
 
     def features(self, product: Product) -> tuple[int, int]:
         """(outputs, inputs) of this rank."""
-        tensor = self.ways.tensor
+        tensor = self.ways.expert_tensor if product.experts else self.ways.tensor
         outputs = product.outputs // (tensor if product.cut is ProductCut.COLUMN else 1)
         return outputs, product.inputs // (tensor if product.cut is ProductCut.ROW else 1)
 
     def multiplied(self, product: Product, outputs: int, inputs: int) -> Cost:
         """Rows of ``inputs`` numbers by matrices [outputs, inputs], those of several experts in one kernel."""
         rows = self.rows(product)
-        kernels = self.kernels_of(product)
-        if not product.experts:
-            return Cost.of(PRODUCTS, kernels.gemm(rows, outputs, inputs))
-        return Cost.of(PRODUCTS, kernels.grouped(rows, outputs, inputs, self.own_experts(product)))
+        if product.experts:
+            return self.grouped(product, rows, outputs, inputs, 1 + CAST_KERNELS * self.is_narrow(product))
+        return Cost.of(PRODUCTS, self.kernels_of(product).gemm(rows, outputs, inputs))
 
     def weight_gradient(self, product: Product) -> Cost:
         """Of the product's matrices on this rank."""
         outputs, inputs = self.features(product)
         rows = self.rows(product)
-        kernels = self.kernels_of(product)
-        if not product.experts:
-            return Cost.of(PRODUCTS, kernels.gemm(inputs, outputs, rows))
-        return Cost.of(PRODUCTS, kernels.grouped(inputs, outputs, rows, self.own_experts(product)))
+        if product.experts:
+            return self.grouped(product, inputs, outputs, rows, 1)
+        return Cost.of(PRODUCTS, self.kernels_of(product).gemm(inputs, outputs, rows))
+
+    def grouped(self, product: Product, m: int, n: int, k: int, launches: int) -> Cost:
+        """A product of this rank's experts, which Transformer Engine starts in turn, with so many kernels of each."""
+        experts = self.own_experts(product)
+        cost = Cost.of(PRODUCTS, self.kernels_of(product).grouped(m, n, k, experts))
+        if self.ways.kernels is not Fusion.FUSED:
+            return cost
+        return replace(cost, launches=1 + IN_TURN * (launches * experts - 1))
 
     def is_narrow(self, product: Product) -> bool:
         """Whether it is computed in 8 bits."""
@@ -401,9 +426,11 @@ class _Rank:
 
     def block(self) -> Pass:
         """Of a block, with what its backward computes again."""
-        forward = self.block_forward()
+        alone = Pass(self.block_forward(), self.block_backward())
+        sent = self.sent_to_experts(alone)
+        forward = alone.forward + sent.forward
         recomputed = {Recompute.NONE: Cost(), Recompute.SELECTIVE: self.core(), Recompute.FULL: forward}
-        backward = self.block_backward() + recomputed[self.ways.recompute]
+        backward = alone.backward + sent.backward + recomputed[self.ways.recompute]
         return Pass(forward + self.copied_beside(forward), backward + self.copied_beside(backward))
 
     def copied_beside(self, work: Cost) -> Cost:
@@ -443,7 +470,7 @@ class _Rank:
         return leaving, gathered_again, self.summed("reduce_scatter", entering, beside_weights_s)
 
     def routed(self) -> Cost:
-        """Tokens on their way to experts and back: scores, copies in order of experts, weighted sums, all-to-alls.
+        """Tokens before and behind their experts: scores, copies in order of experts, weighted sums.
 
         Forward and backward move as much.
         """
@@ -451,11 +478,37 @@ class _Rank:
         if not s.experts:
             return Cost()
         scores = self.moved(self.own_tokens * s.experts, 2 + 4 + 4)  # read, in float32, their softmax
-        copies = self.tokens * s.top_k * s.hidden
-        parts = [scores, self.moved(copies, 4), self.moved(copies, 2), self.moved(self.tokens * s.hidden, 2)]
-        sent = self.own_tokens * s.top_k * s.hidden
-        sends = self.cluster.exchange("all_to_all", 2 * sent, self.ways.expert, self.ways.tensor)
-        return costs([*parts, Cost.of(EXPERT_EXCHANGE, sends, 2)])
+        whole = self.routed_tokens * s.hidden
+        copies = whole * s.top_k
+        return costs([scores, self.moved(copies, 4), self.moved(copies, 2), self.moved(whole, 2)])
+
+    def sent_to_experts(self, alone: Pass) -> Pass:
+        """Tokens to the ranks of their experts, and back, beside a block without it.
+
+        With ``overlap_experts`` each of the four runs beside a part of another micro-batch's pass the other way, as in
+        Megatron-LM: there in forward and backward beside the experts, back beside all else.
+        """
+        s = self.shape
+        if not s.experts:
+            return Pass(Cost(), Cost())
+        route = ExpertRoute(self.cluster, self.ways, 2.0 * self.own_tokens * s.hidden, s.top_k)
+        planned = Cost.of(EXPERT_EXCHANGE, route.planned)
+        if not self.ways.overlap_experts:
+            both = Cost.of(EXPERT_EXCHANGE, route.sent, 2)
+            return Pass(both + planned, both)
+        experts = [product for product in s.feed_forward_products if product.experts]
+        forward_s = sum(self.multiplied(each, *self.features(each)).seconds for each in experts)
+        backward_s = sum(
+            self.multiplied(each, *reversed(self.features(each))).seconds + self.weight_gradient(each).seconds
+            for each in experts
+        )
+        forward = self.waited(route, backward_s) + self.waited(route, alone.backward.seconds - backward_s)
+        backward = self.waited(route, forward_s) + self.waited(route, alone.forward.seconds - forward_s)
+        return Pass(forward + planned, backward)
+
+    def waited(self, route: ExpertRoute, beside_s: float) -> Cost:
+        """What is waited for of one exchange of tokens beside so much of a pass."""
+        return Cost.waited(EXPERT_EXCHANGE, route.sent, route.waited_s(beside_s))
 
     def rotary(self, num_bytes: float = 4, kind: str = "rope") -> Cost:
         """Queries and keys rotated; of latent attention the rotated features, and both brought together."""

@@ -121,9 +121,8 @@ class RankWeights:
 
     def held(self, ways: ParallelDegrees, what: What) -> float:
         """Of the rank, of what ZeRO's level divides over replicas; those of an expert are of fewer."""
-        expert = ways.expert
         common = self.common / divided(what, ways.zero, ways.copies)
-        return common + self.routed / expert / divided(what, ways.zero, ways.copies // expert)
+        return common + self.routed / ways.expert_parts / divided(what, ways.zero, ways.expert_copies)
 
 
 def block_bytes(shape: Transformer, ways: ParallelDegrees, width: int = HALF) -> float:
@@ -146,7 +145,7 @@ def block_bytes(shape: Transformer, ways: ParallelDegrees, width: int = HALF) ->
     mixed += s.qk_norm * s.head_size * (s.heads + s.kv_heads)
     mixed += _of_other_ranks(s, ways)
     cut = tokens * width * (mixed + (3 if s.gated else 1 if s.relu else 2) * s.taken_ffn) / t
-    routed = tokens * width * s.hidden * s.top_k if s.experts else 0  # tokens in the order of their experts
+    routed = tokens * width * s.hidden * s.top_k * ways.expert_tensor / t  # tokens in the order of their experts
     scores = 0.0
     if not s.fused_attention and ways.recompute is Recompute.NONE:
         scores = _score_bytes(s, width) * ways.micro_batch * s.heads * s.seq**2 / t
@@ -192,7 +191,7 @@ def stage_parameters(shape: Transformer, ways: ParallelDegrees, stage: int) -> f
     """Weights of a rank of that stage, before ZeRO divides any."""
     blocks = sum(ways.chunks(shape.layers)[stage :: ways.pipeline])
     weights = parameters_of(shape, ways.at(stage).tensor, blocks, *ends_of(ways, stage))
-    return weights.common + weights.routed / ways.expert
+    return weights.common + weights.routed / ways.expert_parts
 
 
 def ends_of(ways: ParallelDegrees, stage: int) -> tuple[bool, bool]:
@@ -290,7 +289,7 @@ def memory_with(
     working = max(working, _passing_bytes(shape, ways, width))
     if ways.zero >= 3:
         gathered = _of_block(shape, ways.tensor)
-        working += 2 * width * (gathered.common + gathered.routed / ways.expert)
+        working += 2 * width * (gathered.common + gathered.routed / ways.expert_parts)
     memory = Memory(state[0], state[1], state[2], kept, working)
     if ways.offload is Offload.OPTIMIZER:
         copies = (gradient_bytes + width) * weights.held(ways, What.OPTIMISER_STATE)  # on their way there and back

@@ -174,9 +174,12 @@ class _DegreesSearch:
             chunked = replace(ways, interleave=max(self.space.interleave))
             bounds_s = (
                 self._shortest_s(
-                    cluster, replace(chunked, sequence_parallel=on, expert=expert, context_exchange=exchange)
+                    cluster,
+                    replace(
+                        chunked, sequence_parallel=on, expert=expert, whole_experts=whole, context_exchange=exchange
+                    ),
                 )
-                for on, expert, exchange in choices
+                for on, (expert, whole), exchange in choices
             )
             bound_s = min(bounds_s, default=inf)
             self.num_ways += bound_s < inf
@@ -362,8 +365,9 @@ class _DegreesSearch:
 
 def _of_block(ways: ParallelDegrees) -> tuple[object, ...]:
     """What both passes of a block depend on."""
+    experts = ways.expert, ways.whole_experts
     context = ways.context, ways.context_exchange
-    return ways.tensor, ways.micro_batch, ways.sequence_parallel, ways.recompute, ways.expert, *context
+    return ways.tensor, ways.micro_batch, ways.sequence_parallel, ways.recompute, *experts, *context
 
 
 def _order(choice: PricedDegrees) -> tuple[float, int, int, int, str]:

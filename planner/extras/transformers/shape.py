@@ -395,6 +395,17 @@ class ContextExchange(StrEnum):
     ALL_GATHER = "all-gather"
 
 
+class ExpertExchange(StrEnum):
+    """How tokens come to the ranks of their experts, and back.
+
+    ``ALL_TO_ALL``: a row for each of their experts, by NCCL.  ``DISPATCH``: once to each host and from there once to
+    each of its ranks, in kernels made for it; sums on the way back likewise (DeepEP, HybridEP: Megatron-LM's ``flex``).
+    """
+
+    ALL_TO_ALL = "all-to-all"
+    DISPATCH = "dispatch"
+
+
 class Fusion(StrEnum):
     """Which operators share a kernel.
 
@@ -415,8 +426,11 @@ class ParallelDegrees:
     Attributes:
         tensor: ranks that share a block; heads and channels are cut, the vocabulary of embedding and head too.
         sequence_parallel: what the tensor ranks would compute alike is divided by tokens.
-        expert: ranks among the copies that share a block's experts: each has some of them, whole or as its tensor ranks
-            divide them, and gets the tokens that are routed to them from the others.
+        expert: ranks that share a block's experts: each has some of them, and gets the tokens that are routed to them
+            from the others.  They are among the copies, and each has its part of what tensor ranks divide;
+        whole_experts: or, where this holds, among copies and tensor ranks together, and experts are whole.
+        expert_exchange: how tokens come to their experts.
+        overlap_experts: that exchange runs beside the passes of another micro-batch.
         context: ranks that share the tokens of a sample; each has all weights of its tensor rank, as replicas do.
         context_exchange: how they come to the keys and values of the others.
         precision: of the products of blocks.
@@ -449,6 +463,9 @@ class ParallelDegrees:
     sends: Sends = Sends.EXCHANGED
     schedule: str = "1f1b"
     expert: int = 1
+    whole_experts: bool = False
+    expert_exchange: ExpertExchange = ExpertExchange.ALL_TO_ALL
+    overlap_experts: bool = False
     context: int = 1
     context_exchange: ContextExchange = ContextExchange.RING
     precision: Precision = Precision.BF16
@@ -477,6 +494,26 @@ class ParallelDegrees:
     def copies(self) -> int:
         """Ranks with the same weights, if ZeRO divides none: replicas, and those that share the tokens of a sample."""
         return self.data * self.context
+
+    @property
+    def expert_parts(self) -> float:
+        """Parts into which its expert ranks divide the experts' weights that a tensor rank of one copy would have."""
+        return self.expert / self.tensor if self.whole_experts else self.expert
+
+    @property
+    def expert_sharers(self) -> int:
+        """Ranks that expert ranks are among."""
+        return self.copies * (self.tensor if self.whole_experts else 1)
+
+    @property
+    def expert_copies(self) -> int:
+        """Ranks with the same part of the same experts."""
+        return self.expert_sharers // self.expert
+
+    @property
+    def expert_tensor(self) -> int:
+        """Tensor ranks that an expert is divided over."""
+        return 1 if self.whole_experts else self.tensor
 
     def at(self, stage: int) -> ParallelDegrees:
         """As a rank of that stage sees it: ``tensor`` is the stage's own."""
@@ -540,9 +577,10 @@ class ParallelDegrees:
         self.chunks(shape.layers)
 
     def _check_experts(self, shape: Transformer) -> None:
-        if self.expert == 1:
+        if self.expert == 1 and not self.whole_experts:
             return
-        for what, number in (("experts", shape.experts), ("copies of the weights", self.copies)):
+        among = "ranks of a stage" if self.whole_experts else "copies of the weights"
+        for what, number in (("experts", shape.experts), (among, self.expert_sharers)):
             if not number or number % self.expert:
                 raise UsageError(
                     f"{shape.name}: {number} {what} do not divide by expert degree {self.expert}",
@@ -603,7 +641,7 @@ class ParallelDegrees:
         parts.append(f"pipeline {self.pipeline}" + (f" x {self.interleave}" if self.interleave > 1 else "") + blocks)
         parts.append(f"data {self.data}" + (f" ZeRO-{self.zero}" if self.zero else ""))
         if self.expert > 1:
-            parts.append(f"expert {self.expert}")
+            parts.append(f"expert {self.expert}{' whole' * self.whole_experts}")
         parts.append(f"micro-batch {self.micro_batch}")
         if self.recompute is not Recompute.NONE:
             parts.append(f"recompute {self.recompute.value}")

@@ -139,7 +139,8 @@ class DegreesSpace:
         interleave: chunks a stage, where the blocks divide by the chunks, and the micro-batches by the stages.
         micro_batch: samples; open: powers of two.
         zero: levels; 2 and 3 without a pipeline alone.
-        expert: expert ranks; open: powers of two that divide copies and experts.
+        expert: expert ranks; open: powers of two that divide those that they are among, and the experts.
+        expert_tensor: ranks that an expert is divided over; open: those of its block, or one.
         context: ranks that share the tokens of a sample; open: powers of two that halves of a sample divide by.
         base: what is the same in all.
         limits: of the launcher that is to be told.
@@ -153,6 +154,7 @@ class DegreesSpace:
     recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
     zero: tuple[int, ...] = (0, 1, 2, 3)
     expert: tuple[int, ...] = ()
+    expert_tensor: tuple[int, ...] = ()
     context: tuple[int, ...] = ()
     base: ParallelDegrees = field(default_factory=ParallelDegrees)
     limits: LauncherLimits = LauncherLimits()
@@ -226,10 +228,18 @@ class DegreesSpace:
         share = global_batch // data
         return [size for size in self.micro_batch or _powers(share) if share % size == 0]
 
-    def experts(self, shape: Transformer, ways: ParallelDegrees) -> list[int]:
-        """Expert ranks that divide the copies and the network's experts: those that are wanted, or powers of two."""
-        most = gcd(ways.copies, shape.experts) if shape.experts else 1
-        return [number for number in self.expert or _powers(most) if most % number == 0]
+    def experts(self, shape: Transformer, ways: ParallelDegrees) -> list[tuple[int, bool]]:
+        """Expert ranks that divide those that they are among, and the network's experts; whether experts are whole.
+
+        Those that are wanted, or powers of two.
+        """
+        choices = []
+        for whole in (False, True) if shape.experts and ways.tensor > 1 else (False,):
+            divided = replace(ways, whole_experts=whole)
+            if divided.expert_tensor in (self.expert_tensor or (divided.expert_tensor,)):
+                most = gcd(divided.expert_sharers, shape.experts) if shape.experts else 1
+                choices += [(number, whole) for number in self.expert or _powers(most) if most % number == 0]
+        return choices
 
     def details(
         self, shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees, global_batch: int
@@ -260,12 +270,13 @@ class DegreesSpace:
                 recompute=recompute,
                 zero=zero,
                 expert=expert,
+                whole_experts=whole,
                 context_exchange=exchange,
             )
-            for interleave, sequence, recompute, zero, expert, exchange in product(
+            for interleave, sequence, recompute, zero, (expert, whole), exchange in product(
                 interleaves, fitting, recomputes, zeros, self.experts(shape, ways), self.exchanges(shape, ways)
             )
-            if expert == 1 or sequence or ways.tensor == 1
+            if sequence or ways.tensor == 1 or (expert == 1 and not whole)
         ]
         if self.limits.launcher:
             choices = [each for each in choices if not any(self.limits.refusals(each))]

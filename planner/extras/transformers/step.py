@@ -299,11 +299,11 @@ def _beyond(cluster: GpuCluster, ways: ParallelDegrees, exchange: Estimate, besi
 
 def over_replicas(cluster: GpuCluster, ways: ParallelDegrees, name: str, num_bytes: RankWeights) -> Estimate:
     """An exchange of a rank's weights or gradients: over all copies, or over those of the same experts."""
-    expert = ways.expert
-    if expert == 1:
+    if ways.expert_copies == ways.copies:
         return cluster.exchange(name, num_bytes.common + num_bytes.routed, ways.copies, ways.tensor)
     common = cluster.exchange(name, num_bytes.common, ways.copies, ways.tensor)
-    return common + cluster.exchange(name, num_bytes.routed / expert, ways.copies // expert, ways.tensor * expert)
+    stride = ways.expert * ways.expert_tensor
+    return common + cluster.exchange(name, num_bytes.routed / ways.expert_parts, ways.expert_copies, stride)
 
 
 def gradients(cluster: GpuCluster, ways: ParallelDegrees, parameters: RankWeights, beside_s: float) -> Cost:
@@ -313,7 +313,7 @@ def gradients(cluster: GpuCluster, ways: ParallelDegrees, parameters: RankWeight
         parameters: of a rank.
         beside_s: the backward of a micro-batch.
     """
-    if ways.copies == 1:
+    if max(ways.copies, ways.expert_copies) == 1:
         return Cost()
     num_bytes = parameters * (4 if ways.fp32_gradients else 2)
     if ways.zero == 0:
@@ -358,6 +358,6 @@ def optimiser(
     num_bytes = held * (2 * MASTER_BYTES + WEIGHT_BYTES + 3 * gradient_bytes)
     if ways.precision is Precision.FP8:  # which every micro-batch reads: Transformer Engine, is_first_microbatch
         narrow = weights_of_blocks(shape, ways.tensor, blocks, *ends)
-        num_bytes += CAST_BYTES * (narrow.common + narrow.routed / ways.expert)
+        num_bytes += CAST_BYTES * (narrow.common + narrow.routed / ways.expert_parts)
     update = Cost.of(OPTIMISER, cluster.kernels.memory_bound(num_bytes, 8))
     return replace(update, launches=STEP_LAUNCHES).launched(LAUNCH_S[ways.kernels])

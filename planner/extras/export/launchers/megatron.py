@@ -24,7 +24,14 @@ from planner.extras.export.launchers.job import (
     script,
     torchrun,
 )
-from planner.extras.transformers.shape import ContextExchange, Offload, Precision, Recompute, Transformer
+from planner.extras.transformers.shape import (
+    ContextExchange,
+    ExpertExchange,
+    Offload,
+    Precision,
+    Recompute,
+    Transformer,
+)
 from planner.extras.transformers.space import LauncherLimits
 
 _CONTEXT = {ContextExchange.RING: "p2p", ContextExchange.ALL_TO_ALL: "a2a"}
@@ -134,7 +141,12 @@ def _experts(job: TrainingJob) -> Iterator[tuple[str, ...]]:
     shape = job.shape
     dense = shape.first_dense
     yield "--num-experts", str(shape.experts), "--moe-router-topk", str(shape.top_k)
-    yield "--moe-ffn-hidden-size", str(shape.expert_ffn), "--moe-token-dispatcher-type", "alltoall"
+    yield "--moe-ffn-hidden-size", str(shape.expert_ffn)
+    if job.ways.expert_exchange is ExpertExchange.DISPATCH:
+        yield "--moe-token-dispatcher-type", "flex", "--moe-flex-dispatcher-backend", "deepep"
+        yield "--moe-router-dtype", "fp32"
+    else:
+        yield "--moe-token-dispatcher-type", "alltoall"
     if job.dtype == BFLOAT16:
         yield ("--moe-grouped-gemm",)
     if shape.shared_ffn:
@@ -155,6 +167,8 @@ def _division(job: TrainingJob) -> Iterator[tuple[str, ...]]:
         yield "--context-parallel-size", str(ways.context), "--cp-comm-type", _CONTEXT[ways.context_exchange]
     if ways.expert > 1:
         yield "--expert-model-parallel-size", str(ways.expert)
+    if ways.whole_experts:
+        yield "--expert-tensor-parallel-size", "1"
     if job.tensor > 1 and ways.sequence_parallel:
         yield ("--sequence-parallel",)
     yield "--pipeline-model-parallel-size", str(ways.pipeline)
@@ -227,6 +241,11 @@ def _fields(job: TrainingJob) -> Iterator[tuple[str, object]]:
     yield "model.context_parallel_size", ways.context
     yield "model.cp_comm_type", _CONTEXT[ways.context_exchange] if ways.context > 1 else None
     yield "model.expert_model_parallel_size", ways.expert
+    if job.shape.experts:
+        is_flex = ways.expert_exchange is ExpertExchange.DISPATCH
+        yield "model.expert_tensor_parallel_size", 1 if ways.whole_experts else job.tensor
+        yield "model.moe_token_dispatcher_type", "flex" if is_flex else "alltoall"
+        yield "model.moe_flex_dispatcher_backend", "deepep" if is_flex else None
     yield "model.pipeline_model_parallel_size", ways.pipeline
     yield "model.virtual_pipeline_model_parallel_size", ways.interleave if ways.interleave > 1 else None
     yield "model.pipeline_model_parallel_layout", f'"{layout_of(job)}"' if ways.pipeline > 1 else None
@@ -268,7 +287,7 @@ MEGATRON = Launcher(
         one_degree=True,
         offload_zero=(1,),
         offload_alone=True,
-        further=("expert", "precision"),
+        further=("expert", "whole_experts", "expert_exchange", "precision"),
     ),
     _megatron,
     network=_sizes,
@@ -280,7 +299,7 @@ BRIDGE = Launcher(
         one_degree=True,
         fp32_gradients=(True,),
         offload=(Offload.NONE,),
-        further=("expert",),
+        further=("expert", "whole_experts", "expert_exchange"),
     ),
     _bridge,
     dtypes=(BFLOAT16, FLOAT16),

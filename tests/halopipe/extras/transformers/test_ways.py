@@ -250,6 +250,8 @@ def test_selective_recomputation_of_fused_attention_is_priced_and_said_to_save_n
         (SIZES, on("a100-dgx", 8, "--precision", "int4"), 2, "no precision 'int4'"),
         (SIZES, on("p3.2xlarge", 8, "--offload", "optimizer"), 2, "how much the hosts of p3.2xlarge keep"),
         (SIZES, on("a100-dgx", 8, "--offload", "disk"), 2, "no offload 'disk'"),
+        ("mixtral-8x7b", on("a100-dgx", 8, "--expert-exchange", "mail"), 2, "no expert exchange 'mail'"),
+        ("mixtral-8x7b", on("a100-dgx", 64, "--tensor", "2", "--expert-tensor", "4"), 2, "no way divides"),
         (SIZES, on("a100-dgx", 8, "--offload", "activations", "--recompute", "full"), 2, "full recomputation beside"),
         (SIZES, on("h100-dgx", 8, "--precision", "fp8", "--for", "deepspeed"), 2, "told --precision fp8"),
         ("llama3-8b", on("a100-dgx", 8, "--context", "3"), 2, "8192 tokens do not divide by 2 x --context 3"),
@@ -324,6 +326,18 @@ def test_experts_are_told_with_what_a_token_goes_through_of_them_and_shared_by_r
     told = good("ways", "mixtral-8x7b", *on("h100-dgx", 64, "--expert", "8")).output
     assert "46.7e9 parameters, 12.88e9 of them for a token" in told
     assert "expert 8" in told
+    fixed = ("--tensor", "2", "--pipeline", "8", "--expert", "32", "--gap", "0.05")
+    cut, whole, dispatched = (
+        json.loads(good("ways", "qwen3-235b-a22b", *on("h100-dgx", 512, *fixed, *more), "--json").stdout)["best"]
+        for more in (
+            ("--expert-tensor", "2"),
+            ("--expert-tensor", "1"),
+            ("--expert-tensor", "1", "--expert-exchange", "dispatch"),
+        )
+    )
+    assert [best["ways"]["whole_experts"] for best in (cut, whole, dispatched)] == [False, True, True]
+    exchanges = [best["ways"]["expert_exchange"] for best in (cut, whole, dispatched)]
+    assert exchanges == ["all-to-all", "all-to-all", "dispatch"]
     best = json.loads(good("ways", "deepseek-v3", *on("h100-dgx", 256, "--context", "1"), "--json").stdout)
     assert best["network"]["parameters"] == {
         "total": 671_026_419_200, "active": 37_552_297_472, "mtp": 11_610_068_224,

@@ -32,6 +32,7 @@ from planner.extras.transformers.cluster import named_cluster
 from planner.extras.transformers.pools import GpuPool, Pools
 from planner.extras.transformers.shape import (
     ContextExchange,
+    ExpertExchange,
     Offload,
     ParallelDegrees,
     Precision,
@@ -415,6 +416,33 @@ def test_products_in_8_bits_are_told_or_refused(name: str, version: str) -> None
         files = written(launcher, job, "x")
         assert said in files.text
         assert any("Float8LinearConverter" in text for text in files.missing) == (version == "2026-08")
+
+
+@pytest.mark.parametrize(("name", "version"), EVERY)
+def test_how_experts_are_spread_and_reached_is_told_or_refused(name: str, version: str) -> None:
+    launcher = launcher_of(name, version)
+    shape = named_transformer("mixtral-8x7b")
+    cut = ParallelDegrees(2, data=4, micro_batch=2, zero=1, sequence_parallel=True, expert=4)
+    whole = replace(cut, expert=8, whole_experts=True, expert_exchange=ExpertExchange.DISPATCH)
+    beside = replace(cut, overlap_experts=True)
+    refusals = list(launcher.refusals(job_of(whole, shape)))
+    is_megatron = name.startswith("megatron")
+    assert ({"whole_experts True", "expert_exchange dispatch"} <= set(refusals)) != is_megatron
+    assert "overlap_experts True" in launcher.refusals(job_of(beside, shape))
+    if not is_megatron:
+        return
+    said, usual = (written(launcher, job_of(ways, shape), "x").text for ways in (whole, cut))
+    if name == "megatron":
+        assert "--expert-model-parallel-size 8" in said
+        assert "--expert-tensor-parallel-size 1" in said
+        assert "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep" in said
+        assert "--moe-token-dispatcher-type alltoall" in usual
+        assert "--expert-tensor-parallel-size" not in usual
+    else:
+        for text in ("expert_tensor_parallel_size=1", "moe_token_dispatcher_type=flex"):
+            assert f"model.{text}" in said
+        for text in ("expert_tensor_parallel_size=2", "moe_token_dispatcher_type=alltoall"):
+            assert f"model.{text}" in usual
 
 
 @pytest.mark.parametrize(("name", "version"), EVERY)

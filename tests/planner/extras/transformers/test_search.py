@@ -21,6 +21,7 @@ from planner.extras.transformers.pools import GpuPool, Pools
 from planner.extras.transformers.search import search
 from planner.extras.transformers.shape import (
     ContextExchange,
+    ExpertExchange,
     Offload,
     ParallelDegrees,
     Recompute,
@@ -105,6 +106,68 @@ def test_the_search_equals_exhaustive_enumeration(
     assert fits(shape, cluster, found.best.ways, batch)
     used = {ways.devices for ways in every}
     assert min(used) < devices  # some of them leave devices idle
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_search_equals_enumeration_with_experts_and_shared_samples(seed: int) -> None:
+    """Of random small networks of experts, on few devices of hosts of two or four, of little memory or much."""
+    shape, cluster, devices, batch, space = problem(random.Random(seed))
+    steps_s = [
+        predict(shape, cluster, ways, batch).step.seconds for ways in enumerated(shape, cluster, devices, batch, space)
+    ]
+    if not steps_s:
+        with pytest.raises((InfeasibleError, UsageError)):
+            search(shape, cluster, devices, batch, space, rivals=0)
+        return
+    found = search(shape, cluster, devices, batch, space, rivals=0)
+    assert found.best.prediction.step.seconds == pytest.approx(min(steps_s), rel=1e-9)
+    assert found.gap <= 1e-9
+    assert fits(shape, cluster, found.best.ways, batch)
+
+
+def problem(draw: random.Random) -> tuple[Transformer, GpuCluster, int, int, DegreesSpace]:
+    """A network of experts, where it is, its devices and samples, and what may be chosen."""
+    shape = replace(
+        LONG, layers=draw.randint(1, 3), kv_heads=draw.choice([2, 4, 8]), seq=draw.choice([256, 4096]),
+        experts=draw.choice([2, 4, 6]), top_k=draw.randint(1, 2), expert_ffn=draw.choice([256, 1024]),
+        shared_ffn=draw.choice([0, 512]), first_dense=draw.randint(0, 1), mtp=draw.choice([0, 0, 1]),
+        fused_attention=draw.random() < 0.8,
+    )  # fmt: skip
+    cluster = replace(
+        draw.choice([A100, H100, V100, T4]), per_host=draw.choice([1, 2, 4]),
+        memory_bytes=draw.choice([2.0, 2.3, 3.0, 16.0]) * 2**30,
+    )  # fmt: skip
+    base = ParallelDegrees(expert_exchange=draw.choice(list(ExpertExchange)), overlap_experts=draw.random() < 0.3)
+    space = DegreesSpace(
+        zero=tuple(draw.sample(range(4), 2)),
+        recompute=tuple(draw.sample(list(Recompute), 2)),
+        micro_batch=draw.choice([(), (1,)]),
+        interleave=draw.choice([(1,), (1, 2)]),
+        tensor=draw.choice([(), (2,)]),
+        context=draw.choice([(), (), (1, 2)]),
+        base=base,
+    )
+    return shape, cluster, draw.randint(2, 5), draw.choice([1, 2, 4, 6]), space
+
+
+def test_the_space_has_every_way_to_spread_experts() -> None:
+    """Written out: expert ranks among copies, or among tensor ranks too, of powers of two that divide both."""
+    every = set()
+    for tensor, data, expert, whole in itertools.product((1, 2, 4, 8), (1, 2, 4), (1, 2, 4, 8), (False, True)):
+        ways = ParallelDegrees(tensor, data=data, sequence_parallel=tensor > 1, expert=expert, whole_experts=whole)
+        if ways.devices <= 8 and divides(ways, ROUTED) and not (whole and tensor == 1):
+            every.add(ways)
+    space = DegreesSpace(
+        pipeline=(1,), micro_batch=(1,), context=(1,), zero=(0,), interleave=(1,), recompute=(Recompute.NONE,)
+    )
+    found = {replace(ways, blocks=()) for ways in enumerated(ROUTED, A100, 8, 4, space)}
+    assert {ways for ways in found if ways.sequence_parallel or ways.tensor == 1} == every
+    assert {ways.expert for ways in every} == {1, 2, 4}
+    assert {(2, 1, 2, True), (4, 1, 4, True), (2, 4, 4, False)} <= {
+        (ways.tensor, ways.data, ways.expert, ways.whole_experts) for ways in every
+    }
+    only = {ways.expert_tensor for ways in enumerated(ROUTED, A100, 8, 4, replace(space, expert_tensor=(2,)))}
+    assert only == {2}
 
 
 def test_the_space_has_every_way_to_share_the_tokens_of_a_sample() -> None:

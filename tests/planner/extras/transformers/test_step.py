@@ -16,6 +16,7 @@ from planner.extras.kernels.links import AlphaBeta
 from planner.extras.kernels.models import AttentionShape
 from planner.extras.transformers import pipeline
 from planner.extras.transformers.cluster import TAKEN_ACROSS, TAKEN_WITHIN, GpuCluster, named_cluster
+from planner.extras.transformers.dispatch import ACROSS_S, OF_CARD, WITHIN_S, ExpertRoute
 from planner.extras.transformers.host import COPIED, COPIES, UPDATE, UPDATED, HostSide
 from planner.extras.transformers.layers import (
     ATTENTION,
@@ -40,6 +41,7 @@ from planner.extras.transformers.passes import HOST, OPTIMISER, Cost
 from planner.extras.transformers.pipeline import Chunks, chunked, even_s, label_of, longer
 from planner.extras.transformers.shape import (
     ContextExchange,
+    ExpertExchange,
     Fusion,
     Offload,
     ParallelDegrees,
@@ -193,6 +195,65 @@ def test_expert_ranks_send_each_token_to_its_experts_and_multiply_more_tokens_by
     cluster = named_cluster("h100-dgx")
     alone, four = (layers_for(few, cluster, ParallelDegrees(expert=expert)).block for expert in (1, 4))
     assert spent(four.forward, PRODUCTS) < 0.5 * spent(alone.forward, PRODUCTS)
+
+
+def test_whole_experts_beside_tensor_ranks_take_tokens_of_one_rank_each() -> None:
+    """As many products as cut ones; tensor ranks gather for the shared expert alone, and send a token once, not each.
+
+    Four ranks of a stage, two tensor ranks of two copies: four expert ranks among all, or two among the copies.
+    """
+    cut = ParallelDegrees(2, data=2, micro_batch=2, sequence_parallel=True, expert=2)
+    whole = replace(cut, expert=4, whole_experts=True)
+    among_copies, among_all = (layers_for(FINE, COUNTED, ways).block for ways in (cut, whole))
+    own = 2 * FINE.seq // 2  # tokens of a rank
+    for one, other in ((among_copies.forward, among_all.forward), (among_copies.backward, among_all.backward)):
+        assert spent(one, PRODUCTS) == spent(other, PRODUCTS)
+        assert spent(one, EXPERT_EXCHANGE) == 2 * 1 / 2 * 2 * (own * 2 * 64)
+        assert spent(other, EXPERT_EXCHANGE) == 2 * 3 / 4 * 2 * (own * 2 * 64)
+    # Forward: cut experts gather two rows of each of the tokens of both ranks, and sum as many.
+    rows = 1 / 2 * 2 * (2 * FINE.seq * 64)
+    fewer = spent(among_copies.forward, EXCHANGE) - spent(among_all.forward, EXCHANGE)
+    assert fewer == 2 * 2 * rows
+    dense = replace(FINE, experts=0, top_k=0, expert_ffn=0, shared_ffn=0, first_dense=0, mtp=0)
+    first = [layers_for(FINE, COUNTED, ways).embedding.forward for ways in (cut, whole, replace(cut, expert=1))]
+    assert len({spent(of, EXCHANGE) for of in first}) == 1  # of the dense block that comes first
+    assert spent(first[0], EXCHANGE) > spent(layers_for(dense, COUNTED, cut).embedding.forward, EXCHANGE)
+
+
+def test_a_dispatch_sends_a_token_once_to_a_host_and_once_to_each_of_its_ranks() -> None:
+    """64 tokens of 100 bytes to 2 of 16 ranks, on hosts of 8 with a card of 1 GB/s for each; NVLink has 10."""
+    cluster = replace(COUNTED, per_host=8, within=AlphaBeta(0.0, 10e9), across=AlphaBeta(0.0, 8e9))
+    ways = ParallelDegrees(data=16, expert=16, expert_exchange=ExpertExchange.DISPATCH)
+    route = ExpertRoute(cluster, ways, 6400.0, 2)
+    hosts = 2 * (1 - 1 / 4)  # of two those that have one of two experts
+    assert route.sent.seconds == pytest.approx(ACROSS_S + 6400 * hosts / 2 / (OF_CARD * 1e9))
+    eight = replace(route, ways=replace(ways, data=8, expert=8))
+    assert eight.sent.seconds == pytest.approx(WITHIN_S + 6400 * 8 * (1 - (7 / 8) ** 2) / 10e9)
+    assert replace(route, ways=replace(ways, expert=1)).sent.seconds == 0
+    # HybridEP's kernels on 16 to 64 H100: 4,096 tokens of 7,168 numbers to 8 experts, 72, 58 and 50 GB/s to hosts.
+    h100 = named_cluster("h100-dgx")
+    for ranks, rate in ((16, 71.71e9), (32, 57.69e9), (64, 49.97e9)):
+        hosts = ranks // 8 * (1 - (1 - 8 / ranks) ** 8)
+        num_bytes = 4096 * 7168 * 2
+        measured = ExpertRoute(h100, replace(ways, data=ranks, expert=ranks), num_bytes, 8)
+        assert measured.sent.seconds == pytest.approx(num_bytes * hosts / rate, rel=0.1)
+
+
+def test_exchanges_of_experts_beside_another_micro_batch_are_waited_for_where_they_are_longer() -> None:
+    h100 = named_cluster("h100-dgx")
+    shape = replace(named_transformer("qwen3-235b-a22b"), seq=4096)
+    alone = ParallelDegrees(data=32, expert=32)
+    beside = replace(alone, overlap_experts=True)
+    waited, hidden = (layers_for(shape, h100, ways).block for ways in (alone, beside))
+    for one, other in ((waited.forward, hidden.forward), (waited.backward, hidden.backward)):
+        assert 0.07 * spent(one, EXPERT_EXCHANGE) < spent(other, EXPERT_EXCHANGE) < spent(one, EXPERT_EXCHANGE)
+        assert other.seconds - spent(other, EXPERT_EXCHANGE) == pytest.approx(one.seconds - spent(one, EXPERT_EXCHANGE))
+    slow = replace(h100, across=AlphaBeta(0.0, 1e9))  # the passes beside them are nothing
+    waited, hidden = (layers_for(shape, slow, ways).block for ways in (alone, beside))
+    sent = spent(waited.forward, EXPERT_EXCHANGE) + spent(waited.backward, EXPERT_EXCHANGE)
+    others = sum(of.seconds - spent(of, EXPERT_EXCHANGE) for of in (waited.forward, waited.backward))
+    left = spent(hidden.forward, EXPERT_EXCHANGE) + spent(hidden.backward, EXPERT_EXCHANGE)
+    assert left == pytest.approx(sent - others, rel=1e-6)
 
 
 @pytest.mark.parametrize(("shape", "tensor"), [(TINY, 2), (SHARED, 1), (FINE, 1)])
@@ -525,6 +586,7 @@ def test_messages_within_a_host_are_not_those_across() -> None:
     [
         (ParallelDegrees(tensor=3), "16 heads do not divide by --tensor 3"),
         (ParallelDegrees(data=2, expert=2), "0 experts do not divide by expert degree 2"),
+        (ParallelDegrees(2, sequence_parallel=True, whole_experts=True), "0 experts do not divide by expert degree 1"),
         (ParallelDegrees(context=3), "1024 tokens do not divide by 2 x --context 3"),
         (ParallelDegrees(context=2), "gpt2-345m: context 2 by ring"),
         (
@@ -655,6 +717,20 @@ def test_each_rank_has_its_part_of_the_experts_and_ends_what_is_unlike() -> None
     assert states == pytest.approx([states[0]] * 3)
     weights = [stage_memory(shape, replace(ways, expert=expert), 1, 4).weights for expert in (1, 2)]
     assert weights[0] - weights[1] == 2 * 2 * routed / 2
+
+
+def test_whole_experts_are_as_many_numbers_on_all_ranks_and_their_tokens_are_kept_once() -> None:
+    """Of two tensor ranks and four copies: eight expert ranks with an expert each, or four with half of two."""
+    shape = replace(FINE, layers=5)
+    cut = ParallelDegrees(2, 3, 4, sequence_parallel=True, expert=4, blocks=(1, 2, 2))
+    whole = replace(cut, expert=8, whole_experts=True)
+    assert stage_parameters(shape, whole, 1) == stage_parameters(shape, cut, 1)
+    few = replace(whole, expert=2)  # of 8 experts each has 4 whole
+    assert stage_parameters(shape, few, 1) - stage_parameters(shape, whole, 1) == 2 * 3 * 3 * 64 * 32
+    states = [stage_memory(shape, replace(ways, zero=1), 1, 4).optimiser for ways in (cut, whole, few)]
+    assert states == pytest.approx([states[0]] * 3)
+    tokens = FINE.seq
+    assert block_bytes(FINE, cut) - block_bytes(FINE, whole) == pytest.approx(2 * 64 * 2 * tokens / 2)
 
 
 def test_the_first_stage_of_an_interleaved_pipeline_holds_more_and_sharded_state_less() -> None:
