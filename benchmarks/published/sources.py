@@ -3,18 +3,23 @@
     vTrain             Megatron-LM, which version is not stated: as of 2022.  (With torch's own kernels and nothing
                        overlapped, as its profiler has them, 11 and 16 % are missed.)  The vocabulary is GPT's 51,200
     llm-foundry        PyTorch's FSDP around MPT (Composer's ``mixed_precision``: DEFAULT sums in float32, PURE
-                       in bfloat16); torch's own kernels, FlashAttention
+                       in bfloat16; 8 bits with delayed scaling); torch's own kernels, FlashAttention
     torchtitan         FSDP2; gradients summed in float32; what compiles shares kernels; exchanges of tensor ranks are
-                       waited for.  Its H100 are those of 96 GB and 500 W: taken as H100-SXM
+                       waited for, but where they are asynchronous.  Its H100 are those of 96 GB and 500 W: taken as
+                       H100-SXM
     BigScience         Megatron-DeepSpeed of 2022 over Omni-Path, four cards a host: ZeRO-1, messages that block
     SimuMax            Megatron-LM core, nothing overlaps, on 8 B200
-    Megatron-Bridge    Megatron-LM core with ZeRO-1 and sums beside the backward.  Its cards do not say what is computed
-                       again: of two networks the recipe does (``recipes/qwen/h100``), the others are left out
+    Megatron-Bridge    Megatron-LM core with ZeRO-1 and sums beside the backward.  Recipes for speed (``perf_recipes``)
+                       sum gradients in half precision, scale each tensor by itself, send between chunks beside
+                       computing, and exchange in parts between tensor ranks of dense networks.  Its cards do not say
+                       what is computed again: of two networks the recipe does (``recipes/qwen/h100``), the others are
+                       left out
     Automodel          FSDP2 and expert ranks, by ``examples/llm_benchmark``
     Megatron-LM's tests  one host, deterministic kernels; small ones wait for it.  One of another machine takes 13
                        times as long as the same case elsewhere: left out
-    MLPerf             a row has no precision where its script exports none; those of 405 billion weights reach 0.73 to
-                       0.91 of the peak in bfloat16, which says eight bits, the others are left out
+    MLPerf             a row has no precision where its script exports none; those of 405 billion weights are in eight
+                       bits, with delayed scaling (``config_common.sh``, ``pretrain.py``), the others are left out; the
+                       rest is as in recipes for speed
 
 Left out by their own words: networks that are no transformer of ours, adapters, packed samples, sizes or divisions that
 are not stated.
@@ -38,6 +43,7 @@ from planner.extras.transformers.shape import (
     Fusion,
     Precision,
     Recompute,
+    Scaling,
     Sends,
     Transformer,
     named_transformer,
@@ -125,7 +131,8 @@ def _beyond(context: str, dtype: str) -> dict[str, Any]:
     """Context ranks, and numbers of eight bits or fewer."""
     ranks = {"context": int(context)} if int(context or 1) > 1 else {}
     narrow = {"precision": Precision.FP8} if "fp8" in dtype else {}
-    return ranks | narrow | ({"fp4": True} if "fp4" in dtype else {})
+    micro = {"scaling": Scaling.MICRO} if dtype in ("mxfp8", "fp8_mx") else {}
+    return ranks | narrow | micro | ({"fp4": True} if "fp4" in dtype else {})
 
 
 def _first(asked: Iterable[tuple[bool, str]]) -> str:
@@ -205,17 +212,26 @@ def _llm_foundry(line: Line) -> Setting:
     def mpt(line: Line) -> Transformer:
         return _shape(line, fused_attention=True, dropout=False)
 
-    software = {"kernels": Fusion.KERNELS, "fp32_gradients": line["mp_mode"] != "PURE"}
+    software = {
+        "kernels": Fusion.KERNELS,
+        "fp32_gradients": line["mp_mode"] != "PURE",
+        "scaling": Scaling.DELAYED,
+    }
     return _stated(line, "FSDP, llm-foundry", FSDP, mpt, _unstated(line), software=software)
 
 
 def _torchtitan(line: Line) -> Setting:
     compiled = line["compile"] == "true"
-    software = {"kernels": Fusion.FUSED if compiled else Fusion.KERNELS, "overlap_tensor": False}
+    in_parts = line["async_tp"] == "true"
+    software = {
+        "kernels": Fusion.FUSED if compiled else Fusion.KERNELS,
+        "overlap_tensor": in_parts,
+        "overlap_parts": in_parts,
+    }
     unstated = _unstated(
         line,
         (line["recompute"] == "selective", "recomputation by operator"),
-        (line["async_tp"] == "true", "exchanges of tensor ranks in parts"),
+        ("slow by a bug" in line["note"], "slow by a fault that its source names"),
     )
     return _stated(
         line, "torchtitan", TITAN, _shape, unstated,
@@ -254,6 +270,16 @@ def _bridge_group(gpu: str, shape: Transformer | None) -> str:
 _BRIDGE_SOFTWARE = {"overlap_gradients": True}
 
 
+def _for_speed(shape: Transformer | None, division: Mapping[str, Any]) -> dict[str, Any]:
+    """What recipes for speed say (``perf_recipes/_common.py``, ``training/comm_overlap.py``)."""
+    return {
+        **_BRIDGE_SOFTWARE,
+        "fp32_gradients": False,
+        "overlap_parts": division["tensor"] > 1 and not (shape and shape.experts),
+        "sends": Sends.OVERLAPPED if division["interleave"] > 1 else Sends.EXCHANGED,
+    }
+
+
 def _bridge(line: Line) -> Setting:
     def of_name(line: Line) -> Transformer | None:
         return _named(line["model"], int(line["seq_len"]))
@@ -264,7 +290,8 @@ def _bridge(line: Line) -> Setting:
         (line["task"] != "pretrain", ADAPTERS),
         (line["recompute"] == "selective", "recomputation by operator"),
     )
-    return _stated(line, group, BRIDGE, of_name, unstated, software=_BRIDGE_SOFTWARE)
+    setting = _stated(line, group, BRIDGE, of_name, unstated)
+    return setting if unstated else replace(setting, software=_for_speed(setting.shape, setting.division))
 
 
 _RECIPES: Mapping[str, Mapping[str, Any]] = {
@@ -315,7 +342,7 @@ def _card(line: Line) -> Setting:
         setting,
         shape=shape,
         division=division | _beyond(line["context"], line["precision"]),
-        software=_RECIPES.get(model, _BRIDGE_SOFTWARE),
+        software=_RECIPES.get(model) or _for_speed(shape, division),
     )
 
 
@@ -427,7 +454,12 @@ def _mlperf(line: Line) -> Setting:
         "zero": 1,
         "sequence_parallel": ranks["tensor"] > 1,
     }
-    return replace(setting, shape=shape, division=division | _beyond(line["context"], "fp8"))
+    return replace(
+        setting,
+        shape=shape,
+        division=division | _beyond(line["context"], "fp8"),
+        software={**_for_speed(shape, division), "scaling": Scaling.DELAYED},
+    )
 
 
 _TABLES: Mapping[str, Callable[[Line], Setting]] = {
