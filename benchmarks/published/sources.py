@@ -28,7 +28,7 @@ are not stated.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,9 +83,16 @@ VARIANT = "one of its settings"
 def settings(folder: Path) -> Iterator[Setting]:
     """What the tables say that are in ``folder``."""
     for name, setting in _TABLES.items():
-        if (folder / name).exists():
-            for line in read(folder / name):
-                yield setting(line)
+        before: set[str] = set()
+        for line in read(folder / name) if (folder / name).exists() else ():
+            yield setting(_alone(line, before))
+            before.add(line.get("id", ""))
+
+
+def _alone(line: Line, before: Collection[str]) -> Line:
+    """A line; of those that have each other's values the first says nothing of the others."""
+    repeats = "id" not in line or line.get("same_values_as", "") in before
+    return line if repeats else {**line, "same_values_as": ""}
 
 
 def gpt_oss(layers: int, experts: int, seq: int) -> Transformer:
