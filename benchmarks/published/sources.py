@@ -14,6 +14,9 @@
                        computing, and exchange in parts between tensor ranks of dense networks.  Its cards do not say
                        what is computed again: of two networks the recipe does (``recipes/qwen/h100``), the others are
                        left out
+    NeMo               the same of 2024 and 2025, with sums of gradients in half precision beside 8 bits alone, and
+                       delayed scaling (``recipes/precision``); nothing is computed again where its configurations for
+                       H100 have that division (``performance/recommended_model_configs``), other rows are left out
     Automodel          FSDP2 and expert ranks, by ``examples/llm_benchmark``
     Megatron-LM's tests  one host, deterministic kernels; small ones wait for it.  One of another machine takes 13
                        times as long as the same case elsewhere: left out
@@ -301,6 +304,35 @@ def _bridge(line: Line) -> Setting:
     return setting if unstated else replace(setting, software=_for_speed(setting.shape, setting.division))
 
 
+_CONFIGURED: Mapping[str, tuple[str, ...]] = {
+    "Llama-3.1-8B": ("1-1-2-1-1",), "LLAMA3-8B": ("1-1-2-1-1",), "LLAMA3-70B": ("4-4-2-5-1",),
+    "Llama-3.1-70B": ("4-4-2-5-1", "4-8-1-5-1"), "Llama-3.1-405B": ("8-8-2-8-1",), "Nemotron-4-15B": ("2-1-1-1-2",),
+    "Nemotron-4-340B": ("8-8-1-12-1",), "Nemotron-340B": ("8-8-1-12-1",),
+}  # fmt: skip
+"""By network, divisions of NeMo's configurations for H100: ranks, stages, context ranks, chunks, samples."""
+
+
+def _nemo(line: Line) -> Setting:
+    def of_columns(line: Line) -> Transformer:
+        return _shape(line, **({**MODERN, "gated": False, "layer_norm": True} if "Nemotron" in line["model"] else {}))
+
+    parts = ("tensor", "pipeline", "context", "interleave", "micro_batch")
+    ranks = "-".join(line[part] or "1" for part in parts)
+    is_narrow = "fp8" in line["dtype"]
+    group = f"NeMo, {line['gpu'].partition('-')[0]}, {'8 bits' if is_narrow else 'half precision'}"
+    told = {**line, "recompute": "none", "zero": "1", "sequence_parallel": str(line["tensor"] != "1").lower()}
+    unstated = _unstated(
+        told,
+        (line.get("task", "pretrain") != "pretrain", ADAPTERS),
+        (ranks not in _CONFIGURED.get(line["model"], ()), RECOMPUTATION),
+    )
+    setting = _stated(told, group, "NeMo", of_columns, unstated)
+    if unstated:
+        return setting
+    software = _for_speed(setting.shape, setting.division)
+    return replace(setting, software={**software, "fp32_gradients": not is_narrow, "scaling": Scaling.DELAYED})
+
+
 _RECIPES: Mapping[str, Mapping[str, Any]] = {
     "qwen3-8b": _BRIDGE_SOFTWARE,
     "qwen3-30b-a3b": {**_BRIDGE_SOFTWARE, "fp32_gradients": False},
@@ -477,6 +509,8 @@ _TABLES: Mapping[str, Callable[[Line], Setting]] = {
     "rows/bigscience_a100.csv": _bigscience,
     "rows/simumax_b200.csv": _simumax,
     "rows/megatron_bridge.csv": _bridge,
+    "rows/nemo_h100.csv": _nemo,
+    "rows/dgxc_benchmarking.csv": _nemo,
     "rows2/megatron_bridge_cards.csv": _card,
     "rows2/megatron_bridge_skills.csv": _card,
     "rows2/nemo_automodel_h100.csv": _automodel,

@@ -32,6 +32,8 @@ def test_tables_of_other_people_are_predicted_where_the_model_has_words_for_them
         "MLPerf, Llama 2 70B, LoRA, adapters or packed samples",
         "Automodel, H100, adapters or packed samples",
         "Automodel, does it fit, its sizes",
+        "NeMo, H100, 8 bits, what is computed again",
+        "NeMo, H100, half precision, what is computed again",
         "Megatron-Bridge, H100, experts, recomputation by operator",
         "Megatron-Bridge, H100, experts, one of its settings",
     ):
@@ -96,8 +98,9 @@ def test_of_lines_with_the_same_values_the_first_is_a_run(tmp_path: Path) -> Non
 
 
 def test_recipes_for_speed_are_held_against_what_their_code_says() -> None:
-    """Of 8 bits on H100 and H200, between tensor ranks in parts, beside computing between chunks."""
-    groups = ("Megatron-Bridge, H100, dense", "MLPerf, Llama 3.1 405B")
+    """On H100 and H200: exchanges between tensor ranks in parts, and between chunks beside computing."""
+    nemo = ("NeMo, H100, 8 bits", "NeMo, H100, half precision")
+    groups = ("Megatron-Bridge, H100, dense", "MLPerf, Llama 3.1 405B", *nemo)
     runs, _ = predicted(
         [each for each in settings(TABLES) if each.group in groups and each.division.get("tensor", 1) > 1]
     )
