@@ -275,28 +275,21 @@ class _Rank:
         cut = self.ways.sequence_parallel and self.ways.tensor > 1
         return cut and half.is_dense and self.ways.precision is Precision.FP8
 
-    def narrowed(self, half: _Half, product: Product) -> Cost:
-        """What a product multiplies by its weights made numbers of 8 bits; weights are cast once a step."""
+    def narrowed(self, half: _Half, product: Product, features: int, gathered: ProductCut) -> Cost:
+        """So many features of each of a product's tokens made numbers of 8 bits; weights are cast once a step.
+
+        Args:
+            gathered: of which products they are gathered: inputs of column-, gradients of row-parallel ones.
+        """
         if not self.is_narrow(product):
             return Cost()
         casts = CASTS[self.ways.scaling]
-        numbers = self.own_experts(product) * self.rows(product) * self.features(product)[1]
-        enters = half.is_dense and product.cut is ProductCut.COLUMN
-        is_normed = enters and self.ways.kernels is Fusion.FUSED
-        if enters and self.is_gathered(half):
+        numbers = self.own_experts(product) * self.rows(product) * features
+        is_normed = half.is_dense and gathered is product.cut is ProductCut.COLUMN and self.ways.kernels is Fusion.FUSED
+        if product.cut is gathered and self.is_gathered(half):
             own = self.moved(numbers / self.ways.tensor, casts.normed_sent if is_normed else casts.made_sent)
             return own + self.moved(numbers, casts.turned)
         return self.moved(numbers, casts.normed if is_normed else casts.made)
-
-    def narrowed_gradient(self, half: _Half, product: Product) -> Cost:
-        """The gradient of what a product gives made numbers of 8 bits."""
-        if not self.is_narrow(product):
-            return Cost()
-        casts = CASTS[self.ways.scaling]
-        numbers = self.own_experts(product) * self.rows(product) * self.features(product)[0]
-        if product.cut is ProductCut.ROW and self.is_gathered(half):
-            return self.moved(numbers / self.ways.tensor, casts.made_sent) + self.moved(numbers, casts.turned)
-        return self.moved(numbers, casts.made)
 
     def moved(self, numbers: float, num_bytes: float, kind: str = "elementwise") -> Cost:
         """An operator that memory bounds, of so many numbers, at so many bytes each."""
@@ -484,22 +477,24 @@ class _Rank:
     def half_forward(self, half: _Half) -> Sequence[Cost]:
         """Products of a half, and its exchanges."""
         parts: list[Cost] = []
-        seconds = dict.fromkeys(ProductCut, 0.0)
+        products_s = dict.fromkeys(ProductCut, 0.0)
         for product in half.products:
-            multiplied = self.multiplied(product, *self.features(product))
-            parts += [multiplied, self.narrowed(half, product)]
-            seconds[product.cut] += multiplied.seconds
-        return [*parts, *self.exchanged(half, seconds[ProductCut.COLUMN], seconds[ProductCut.ROW])]
+            outputs, inputs = self.features(product)
+            multiplied = self.multiplied(product, outputs, inputs)
+            parts += [multiplied, self.narrowed(half, product, inputs, ProductCut.COLUMN)]
+            products_s[product.cut] += multiplied.seconds
+        return [*parts, *self.exchanged(half, products_s)]
 
-    def exchanged(self, half: _Half, columns_s: float, rows_s: float) -> tuple[Cost, ...]:
+    def exchanged(self, half: _Half, products_s: Mapping[ProductCut, float]) -> tuple[Cost, ...]:
         """What tensor ranks exchange in a half's forward, around its products."""
         leaving = self.tokens * half.leaving
         if not self.ways.sequence_parallel:
             return (self.summed("all_reduce", leaving),)
+        before_s = self.in_parts(half, products_s[ProductCut.COLUMN])
+        behind_s = self.in_parts(half, products_s[ProductCut.ROW])
         num_bytes = 1 if self.is_gathered(half) else 2
-        entering = self.tokens * half.entering
-        gathered = self.summed("all_gather", entering, self.in_parts(half, columns_s), num_bytes)
-        return gathered, self.summed("reduce_scatter", leaving, self.in_parts(half, rows_s))
+        gathered = self.summed("all_gather", self.tokens * half.entering, before_s, num_bytes)
+        return gathered, self.summed("reduce_scatter", leaving, behind_s)
 
     def exchanged_backward(
         self, half: _Half, inputs_s: Mapping[ProductCut, float], weights_s: float
@@ -517,8 +512,8 @@ class _Rank:
         sent = CASTS[self.ways.scaling].gathered if is_narrow else 2
         beside_s = self.in_parts(half, inputs_s[ProductCut.ROW])
         leaving = self.summed("all_gather", self.tokens * half.leaving, beside_s, sent)
-        again = self.summed("all_gather", entering, inputs_s[ProductCut.COLUMN], 1 if is_narrow else 2)
-        return leaving, again, self.summed("reduce_scatter", entering, weights_s)
+        gathered_again = self.summed("all_gather", entering, inputs_s[ProductCut.COLUMN], 1 if is_narrow else 2)
+        return leaving, gathered_again, self.summed("reduce_scatter", entering, weights_s)
 
     def routed(self) -> Cost:
         """Tokens on their way to experts and back: scores, copies in order of experts, weighted sums, all-to-alls.
@@ -569,7 +564,7 @@ class _Rank:
             of_input = self.multiplied(product, inputs, outputs)
             of_weight = self.weight_gradient(product)
             parts += [of_input, of_weight, self.added(self.own_experts(product) * outputs * inputs)]
-            parts.append(self.narrowed_gradient(half, product))
+            parts.append(self.narrowed(half, product, outputs, ProductCut.ROW))
             inputs_s[product.cut] += of_input.seconds
             if product.cut is ProductCut.COLUMN:
                 weights_s += of_weight.seconds

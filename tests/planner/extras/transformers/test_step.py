@@ -230,7 +230,8 @@ def test_operands_are_cast_by_norms_or_alone_and_gathered_in_8_bits(scaling: Sca
     """Of two pairs of products [into, out of] a half, by half the outputs, then the inputs, of two tensor ranks."""
     alone, sent, normed, normed_sent, turned, gathered = BYTES[scaling]
     if kernels is Fusion.KERNELS:
-        normed, normed_sent = alone, sent
+        normed = alone
+        normed_sent = sent
     into = [(64, 128), (64, 512)]  # 8 heads and twice 4 of 8; a gate
     behind = [(64, 64), (256, 64)]
     for cut in (False, True):
