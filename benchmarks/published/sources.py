@@ -3,20 +3,27 @@
     vTrain             Megatron-LM, which version is not stated: as of 2022.  (With torch's own kernels and nothing
                        overlapped, as its profiler has them, 11 and 16 % are missed.)  The vocabulary is GPT's 51,200
     llm-foundry        PyTorch's FSDP around MPT (Composer's ``mixed_precision``: DEFAULT sums in float32, PURE
-                       in bfloat16); torch's own kernels, FlashAttention
+                       in bfloat16; 8 bits with delayed scaling); torch's own kernels, FlashAttention
     torchtitan         FSDP2; gradients summed in float32; what compiles shares kernels; exchanges of tensor ranks are
-                       waited for.  Its H100 are those of 96 GB and 500 W: taken as H100-SXM
+                       waited for, but where they are asynchronous.  Its H100 are those of 96 GB and 500 W: taken as
+                       H100-SXM
     BigScience         Megatron-DeepSpeed of 2022 over Omni-Path, four cards a host: ZeRO-1, messages that block
     SimuMax            Megatron-LM core, nothing overlaps, on 8 B200
-    Megatron-Bridge    Megatron-LM core with ZeRO-1 and sums beside the backward.  Its cards do not say what is computed
-                       again: of two networks the recipe does (``recipes/qwen/h100``), the others are left out.  Experts
-                       are whole (``expert_tensor_parallel_size=1``), and tokens spread evenly by force, but for cards
-                       of a ``pretrain``, whose tokens go where the router says
+    Megatron-Bridge    Megatron-LM core with ZeRO-1 and sums beside the backward.  Recipes for speed (``perf_recipes``)
+                       sum gradients in half precision, scale each tensor by itself, send between chunks beside
+                       computing, and exchange in parts between tensor ranks of dense networks.  Its cards do not say
+                       what is computed again: of two networks the recipe does (``recipes/qwen/h100``), the others are
+                       left out.  Experts are whole (``expert_tensor_parallel_size=1``), and tokens spread evenly by
+                       force, but for cards of a ``pretrain``, whose tokens go where the router says
+    NeMo               the same of 2024 and 2025, with sums of gradients in half precision beside 8 bits alone, and
+                       delayed scaling (``recipes/precision``); nothing is computed again where its configurations for
+                       H100 have that division (``performance/recommended_model_configs``), other rows are left out
     Automodel          FSDP2 and expert ranks, by ``examples/llm_benchmark``: DeepEP, a gate that is balanced by force
     Megatron-LM's tests  one host, deterministic kernels; small ones wait for it.  One of another machine takes 13
                        times as long as the same case elsewhere: left out
-    MLPerf             a row has no precision where its script exports none; those of 405 billion weights reach 0.73 to
-                       0.91 of the peak in bfloat16, which says eight bits, the others are left out
+    MLPerf             a row has no precision where its script exports none; those of 405 billion weights are in eight
+                       bits, with delayed scaling (``config_common.sh``, ``pretrain.py``), the others are left out; the
+                       rest is as in recipes for speed
 
 Left out by their own words: networks that are no transformer of ours, adapters, packed samples, sizes or divisions that
 are not stated.
@@ -25,7 +32,7 @@ are not stated.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +48,7 @@ from planner.extras.transformers.shape import (
     Fusion,
     Precision,
     Recompute,
+    Scaling,
     Sends,
     Transformer,
     named_transformer,
@@ -80,9 +88,16 @@ VARIANT = "one of its settings"
 def settings(folder: Path) -> Iterator[Setting]:
     """What the tables say that are in ``folder``."""
     for name, setting in _TABLES.items():
-        if (folder / name).exists():
-            for line in read(folder / name):
-                yield setting(line)
+        before: set[str] = set()
+        for line in read(folder / name) if (folder / name).exists() else ():
+            yield setting(_alone(line, before))
+            before.add(line.get("id", ""))
+
+
+def _alone(line: Line, before: Collection[str]) -> Line:
+    """A line; of those that have each other's values the first says nothing of the others."""
+    repeats = "id" not in line or line.get("same_values_as", "") in before
+    return line if repeats else {**line, "same_values_as": ""}
 
 
 def gpt_oss(layers: int, experts: int, seq: int) -> Transformer:
@@ -128,7 +143,8 @@ def _beyond(context: str, dtype: str) -> dict[str, Any]:
     """Context ranks, and numbers of eight bits or fewer."""
     ranks = {"context": int(context)} if int(context or 1) > 1 else {}
     narrow = {"precision": Precision.FP8} if "fp8" in dtype else {}
-    return ranks | narrow | ({"fp4": True} if "fp4" in dtype else {})
+    micro = {"scaling": Scaling.MICRO} if dtype in ("mxfp8", "fp8_mx") else {}
+    return ranks | narrow | micro | ({"fp4": True} if "fp4" in dtype else {})
 
 
 def _first(asked: Iterable[tuple[bool, str]]) -> str:
@@ -208,17 +224,26 @@ def _llm_foundry(line: Line) -> Setting:
     def mpt(line: Line) -> Transformer:
         return _shape(line, fused_attention=True, dropout=False)
 
-    software = {"kernels": Fusion.KERNELS, "fp32_gradients": line["mp_mode"] != "PURE"}
+    software = {
+        "kernels": Fusion.KERNELS,
+        "fp32_gradients": line["mp_mode"] != "PURE",
+        "scaling": Scaling.DELAYED,
+    }
     return _stated(line, "FSDP, llm-foundry", FSDP, mpt, _unstated(line), software=software)
 
 
 def _torchtitan(line: Line) -> Setting:
     compiled = line["compile"] == "true"
-    software = {"kernels": Fusion.FUSED if compiled else Fusion.KERNELS, "overlap_tensor": False}
+    in_parts = line["async_tp"] == "true"
+    software = {
+        "kernels": Fusion.FUSED if compiled else Fusion.KERNELS,
+        "overlap_tensor": in_parts,
+        "overlap_parts": in_parts,
+    }
     unstated = _unstated(
         line,
         (line["recompute"] == "selective", "recomputation by operator"),
-        (line["async_tp"] == "true", "exchanges of tensor ranks in parts"),
+        ("slow by a bug" in line["note"], "slow by a fault that its source names"),
     )
     return _stated(
         line, "torchtitan", TITAN, _shape, unstated,
@@ -278,7 +303,17 @@ def _of_recipe(setting: Setting, recipe: str) -> Setting:
         return replace(setting, division=division)
     exchange, is_beside = told
     division["expert_exchange"] = exchange
-    return replace(setting, division=division, software={**_QWEN, "overlap_experts": is_beside})
+    return replace(setting, division=division, software={**setting.software, "overlap_experts": is_beside})
+
+
+def _for_speed(shape: Transformer | None, division: Mapping[str, Any]) -> dict[str, Any]:
+    """What recipes for speed say (``perf_recipes/_common.py``, ``training/comm_overlap.py``)."""
+    return {
+        **_BRIDGE_SOFTWARE,
+        "fp32_gradients": False,
+        "overlap_parts": division["tensor"] > 1 and not (shape and shape.experts),
+        "sends": Sends.OVERLAPPED if division["interleave"] > 1 else Sends.EXCHANGED,
+    }
 
 
 def _bridge(line: Line) -> Setting:
@@ -291,13 +326,44 @@ def _bridge(line: Line) -> Setting:
         (line["task"] != "pretrain", ADAPTERS),
         (line["recompute"] == "selective", "recomputation by operator"),
     )
-    setting = _stated(line, group, BRIDGE, of_name, unstated, software=_BRIDGE_SOFTWARE)
-    return setting if unstated else _of_recipe(setting, line["recipe"])
+    setting = _stated(line, group, BRIDGE, of_name, unstated)
+    if unstated:
+        return setting
+    return _of_recipe(replace(setting, software=_for_speed(setting.shape, setting.division)), line["recipe"])
 
 
 def _whole(division: Mapping[str, Any]) -> dict[str, Any]:
     """Experts of Megatron-Bridge's recipes beside tensor ranks."""
     return {"whole_experts": division["tensor"] > 1 and division["expert"] > 1}
+
+
+_CONFIGURED: Mapping[str, tuple[str, ...]] = {
+    "Llama-3.1-8B": ("1-1-2-1-1",), "LLAMA3-8B": ("1-1-2-1-1",), "LLAMA3-70B": ("4-4-2-5-1",),
+    "Llama-3.1-70B": ("4-4-2-5-1", "4-8-1-5-1"), "Llama-3.1-405B": ("8-8-2-8-1",), "Nemotron-4-15B": ("2-1-1-1-2",),
+    "Nemotron-4-340B": ("8-8-1-12-1",), "Nemotron-340B": ("8-8-1-12-1",),
+}  # fmt: skip
+"""By network, divisions of NeMo's configurations for H100: ranks, stages, context ranks, chunks, samples."""
+
+
+def _nemo(line: Line) -> Setting:
+    def of_columns(line: Line) -> Transformer:
+        return _shape(line, **({**MODERN, "gated": False, "layer_norm": True} if "Nemotron" in line["model"] else {}))
+
+    parts = ("tensor", "pipeline", "context", "interleave", "micro_batch")
+    ranks = "-".join(line[part] or "1" for part in parts)
+    is_narrow = "fp8" in line["dtype"]
+    group = f"NeMo, {line['gpu'].partition('-')[0]}, {'8 bits' if is_narrow else 'half precision'}"
+    told = {**line, "recompute": "none", "zero": "1", "sequence_parallel": str(line["tensor"] != "1").lower()}
+    unstated = _unstated(
+        told,
+        (line.get("task", "pretrain") != "pretrain", ADAPTERS),
+        (ranks not in _CONFIGURED.get(line["model"], ()), RECOMPUTATION),
+    )
+    setting = _stated(told, group, "NeMo", of_columns, unstated)
+    if unstated:
+        return setting
+    software = _for_speed(setting.shape, setting.division)
+    return replace(setting, software={**software, "fp32_gradients": not is_narrow, "scaling": Scaling.DELAYED})
 
 
 _RECIPES: Mapping[str, Mapping[str, Any]] = {
@@ -351,7 +417,7 @@ def _card(line: Line) -> Setting:
         setting,
         shape=shape,
         division=division | _whole(division) | dispatched | _beyond(line["context"], line["precision"]),
-        software=_RECIPES.get(model, _BRIDGE_SOFTWARE) | {"overlap_experts": variant == _OVERLAPPED},
+        software=(_RECIPES.get(model) or _for_speed(shape, division)) | {"overlap_experts": variant == _OVERLAPPED},
     )
 
 
@@ -468,7 +534,12 @@ def _mlperf(line: Line) -> Setting:
         "zero": 1,
         "sequence_parallel": ranks["tensor"] > 1,
     }
-    return replace(setting, shape=shape, division=division | _beyond(line["context"], "fp8"))
+    return replace(
+        setting,
+        shape=shape,
+        division=division | _beyond(line["context"], "fp8"),
+        software={**_for_speed(shape, division), "scaling": Scaling.DELAYED},
+    )
 
 
 _TABLES: Mapping[str, Callable[[Line], Setting]] = {
@@ -479,6 +550,8 @@ _TABLES: Mapping[str, Callable[[Line], Setting]] = {
     "rows/bigscience_a100.csv": _bigscience,
     "rows/simumax_b200.csv": _simumax,
     "rows/megatron_bridge.csv": _bridge,
+    "rows/nemo_h100.csv": _nemo,
+    "rows/dgxc_benchmarking.csv": _nemo,
     "rows2/megatron_bridge_cards.csv": _card,
     "rows2/megatron_bridge_skills.csv": _card,
     "rows2/nemo_automodel_h100.csv": _automodel,

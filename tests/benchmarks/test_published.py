@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import pytest
 
 from benchmarks import report
 from benchmarks.published.__main__ import A100, measure
+from benchmarks.published.runs import read
 from benchmarks.published.settings import Setting, predicted
+from benchmarks.published.sources import settings
 from halopipe.extras.transformers.evidence import KindEvidence, published
 from planner.extras.transformers.shape import Fusion, named_transformer
 from planner.ir.codec import from_json
@@ -26,15 +29,16 @@ def test_tables_of_other_people_are_predicted_where_the_model_has_words_for_them
     }  # fmt: skip
     for left_out in (
         "torchtitan, recomputation by operator",
-        "MLPerf, Llama 3.1 405B, another part of a run that is here",
         "MLPerf, Llama 2 70B, LoRA, adapters or packed samples",
         "Automodel, H100, adapters or packed samples",
         "Automodel, does it fit, its sizes",
+        "NeMo, H100, 8 bits, what is computed again",
+        "NeMo, H100, half precision, what is computed again",
         "Megatron-Bridge, H100, experts, recomputation by operator",
         "Megatron-Bridge, H100, experts, its step",
     ):
         assert sizes[f"left out, {left_out}"] >= 1
-    assert sizes["MLPerf, Llama 3.1 405B"] == 1  # of 8 bits, with context ranks
+    assert sizes["MLPerf, Llama 3.1 405B"] == 2  # of 8 bits, with context ranks
     alone, beside = (
         rows[f"Megatron-Bridge, H100, experts, Qwen3-30B-A3B, {study}: predicted"].value
         for study in ("moe-comm-overlap", "moe-comm-overlap, expert-parallel overlap")
@@ -81,6 +85,34 @@ def test_software_moves_what_is_held_against_a_run_and_not_what_ways_would_say()
     (one, other), _ = predicted([plain, eager])
     assert other.prediction.step.seconds > one.prediction.step.seconds
     assert one.ways_s == other.ways_s == one.prediction.step.seconds
+
+
+def test_of_lines_with_the_same_values_the_first_is_a_run(tmp_path: Path) -> None:
+    table = "rows2/mlperf_training.csv"
+    (line,) = (line for line in read(TABLES / table) if line["same_values_as"])
+    twice = [line, {**line, "id": line["same_values_as"], "same_values_as": line["id"]}]
+    path = tmp_path / table
+    path.parent.mkdir()
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, line)
+        writer.writeheader()
+        writer.writerows(twice)
+    runs, left_out = predicted(list(settings(tmp_path)))
+    assert [run.name for run in runs] == [line["id"]]
+    assert [each.reason for each in left_out] == ["another part of a run that is here"]
+
+
+def test_recipes_for_speed_are_held_against_what_their_code_says() -> None:
+    """On H100 and H200: exchanges between tensor ranks in parts, and between chunks beside computing."""
+    nemo = ("NeMo, H100, 8 bits", "NeMo, H100, half precision")
+    groups = ("Megatron-Bridge, H100, dense", "MLPerf, Llama 3.1 405B", *nemo)
+    runs, _ = predicted(
+        [each for each in settings(TABLES) if each.group in groups and each.division.get("tensor", 1) > 1]
+    )
+    assert {run.group for run in runs} == set(groups)
+    for run in runs:
+        assert run.prediction.step.seconds < 0.95 * run.ways_s
+        assert abs(run.error) < 0.1
 
 
 def test_the_ranges_that_ways_prints_are_those_of_the_committed_results() -> None:

@@ -27,8 +27,10 @@ parallelism, or 1.
                               of forward, and with sequence parallelism the input is gathered again
     with ``overlap_tensor``   sums of input gradients run beside the weight's product, the second gathering beside the
                               input's (Korthikanti et al. 2022, section 4.2.2): only what is longer is waited for
-    products in 8 bits        what they multiply is read for its largest number, then read and written as it is and
-                              transposed, of which kernels that need no transpose write one: inputs, weights, gradients
+    with ``overlap_parts``    a gathering runs beside the product of what is gathered, a scattering beside that whose
+                              results are summed, but for one part of t; what smaller products lose is not counted
+    products in 8 bits        what they multiply is cast and transposed (:data:`CASTS`), by the norm that makes it or by
+                              kernels of their own; what is gathered is cast first, and sent in 8 bits; sums are not
     recomputed                a forward of the whole block with its exchanges, or of the core of attention
     embedding, head           cut by vocabulary (Shoeybi et al. 2019, section 3): one all-reduce of the embedding;
                               logits stay cut, the loss sums three numbers a token
@@ -62,6 +64,7 @@ from planner.extras.transformers.shape import (
     Product,
     ProductCut,
     Recompute,
+    Scaling,
     Transformer,
 )
 from planner.ir.errors import UsageError
@@ -73,8 +76,36 @@ EXCHANGE = "tensor exchanges"
 EXPERT_EXCHANGE = "expert exchanges"
 CONTEXT_EXCHANGE = "context exchanges"
 
-CAST_BYTES = 2 + 2 + 1 + 1
-"""Of a number in half precision that becomes one of 8 bits: read for the largest, read, written, written transposed."""
+
+@dataclass(frozen=True, slots=True)
+class CastBytes:
+    """What is moved, in bytes a number, to make numbers of 8 bits of those in half precision.
+
+    Attributes:
+        made: by kernels of their own: read, written as it is and transposed.
+        made_sent: the same of what is gathered then, and transposed behind that.
+        normed, normed_sent: as those, of what a norm makes, beyond what it moves itself.
+        turned: to transpose what was gathered.
+        gathered: that is sent of a gradient, which is multiplied by weights and by inputs.
+    """
+
+    made: int
+    made_sent: int
+    normed: int
+    normed_sent: int
+    turned: int
+    gathered: int
+
+
+CASTS: Mapping[Scaling, CastBytes] = {
+    Scaling.CURRENT: CastBytes(2 + 2 + 1 + 1, 2 + 2 + 1, 2 + 1 + 1, 2 + 1, turned=1 + 1, gathered=1),
+    Scaling.DELAYED: CastBytes(2 + 1 + 1, 2 + 1, 1 + 1, 0, turned=1 + 1, gathered=1),
+    Scaling.MICRO: CastBytes(2 + 1 + 1, 2 + 1 + 1, 2 + 1 + 1, 2 + 1 + 1, turned=0, gathered=1 + 1),
+}
+"""As Transformer Engine does it (2.20; csrc/extensions/normalization.cpp, module/base.py).  A tensor is read for its
+largest number, but for a norm's result, whose norm finds it; with delayed scaling the kernel that casts notes it, and a
+norm writes 8 bits.  Blocks of 32 are cast along both dims, and both are gathered.  Activations cast nothing: they are
+Megatron-LM's own kernels."""
 
 CAST_KERNELS = 3
 """Of each expert's tokens that are cast: their largest number, what it says of the scale, the cast."""
@@ -136,6 +167,7 @@ def layers_for(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees) -
         overlap_tensor=ways.overlap_tensor, expert=ways.expert, whole_experts=ways.whole_experts,
         expert_exchange=ways.expert_exchange, overlap_experts=ways.overlap_experts, context=ways.context,
         context_exchange=ways.context_exchange, precision=ways.precision, offload=ways.offload,
+        scaling=ways.scaling, overlap_parts=ways.overlap_parts,
     )  # fmt: skip
     return layers_of(shape, cluster, of_rank)
 
@@ -148,11 +180,13 @@ class _Half:
         entering: features of a token that are gathered before its column-parallel products, and whose gradients are
             summed.
         leaving: features of a token that are summed behind its row-parallel products.
+        is_dense: whether all tokens meet all of its weights: those that enter come from a norm, and no expert is asked.
     """
 
     products: tuple[Product, ...]
     entering: int
     leaving: int
+    is_dense: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +215,14 @@ class _Rank:
         entering = s.hidden
         if s.kv_rank:
             entering = s.latent + (0 if s.query_rank else s.hidden)
-        attention = _Half(s.attention_products, entering, s.hidden)
+        attention = _Half(s.attention_products, entering, s.hidden, is_dense=True)
         rows = 1
         if s.experts and self.ways.whole_experts:  # tensor ranks have tokens and experts of their own
             rows = 1 if s.shared_ffn else 0
         elif s.experts and self.ways.expert > 1:  # tokens come by all-to-all, a row for each of their experts
             rows = s.top_k + (1 if s.shared_ffn else 0)
-        return attention, _Half(s.feed_forward_products, rows * s.hidden, rows * s.hidden)
+        exchanged = rows * s.hidden
+        return attention, _Half(s.feed_forward_products, exchanged, exchanged, is_dense=not s.experts)
 
     @property
     def routed_tokens(self) -> int:
@@ -261,13 +296,26 @@ class _Rank:
         """What it and its gradients take."""
         return self.cluster.eight_bit if self.is_narrow(product) else self.kernels
 
-    def narrowed(self, product: Product, numbers: float) -> Cost:
-        """So many numbers that a product reads made numbers of 8 bits, where it is computed in them."""
-        return self.moved(numbers * self.is_narrow(product), CAST_BYTES)
+    def is_gathered(self, half: _Half) -> bool:
+        """Whether what enters and what leaves it is sent in 8 bits, of a part of the tokens from each tensor rank."""
+        cut = self.ways.sequence_parallel and self.ways.tensor > 1
+        return cut and half.is_dense and self.ways.precision is Precision.FP8
 
-    def inputs(self, product: Product) -> int:
-        """Numbers that it multiplies by its weights, which are cast once a step."""
-        return self.own_experts(product) * self.rows(product) * self.features(product)[1]
+    def narrowed(self, half: _Half, product: Product, features: int, gathered: ProductCut) -> Cost:
+        """So many features of each of a product's tokens made numbers of 8 bits; weights are cast once a step.
+
+        Args:
+            gathered: of which products they are gathered: inputs of column-, gradients of row-parallel ones.
+        """
+        if not self.is_narrow(product):
+            return Cost()
+        casts = CASTS[self.ways.scaling]
+        numbers = self.own_experts(product) * self.rows(product) * features
+        is_normed = half.is_dense and gathered is product.cut is ProductCut.COLUMN and self.ways.kernels is Fusion.FUSED
+        if product.cut is gathered and self.is_gathered(half):
+            own = self.moved(numbers / self.ways.tensor, casts.normed_sent if is_normed else casts.made_sent)
+            return own + self.moved(numbers, casts.turned)
+        return self.moved(numbers, casts.normed if is_normed else casts.made)
 
     def moved(self, numbers: float, num_bytes: float, kind: str = "elementwise") -> Cost:
         """An operator that memory bounds, of so many numbers, at so many bytes each."""
@@ -323,13 +371,17 @@ class _Rank:
             Cost() if self.ways.kernels is Fusion.FUSED else self.moved(numbers, 12 if self.ways.fp32_gradients else 6)
         )
 
-    def summed(self, name: str, numbers: float, beside: float = 0.0) -> Cost:
-        """An exchange of half-precision numbers among the tensor ranks; beside products of ``beside`` seconds."""
-        estimate = self.cluster.exchange(name, 2 * numbers, self.ways.tensor)
-        if beside and self.ways.overlap_tensor and estimate.seconds:
-            waited_s = self.cluster.waited_s(estimate, beside, self.ways.tensor)
+    def summed(self, name: str, numbers: float, beside_s: float = 0.0, num_bytes: int = 2) -> Cost:
+        """An exchange among the tensor ranks, beside products of so many seconds, where they overlap at all."""
+        estimate = self.cluster.exchange(name, num_bytes * numbers, self.ways.tensor)
+        if beside_s and self.ways.overlap_tensor and estimate.seconds:
+            waited_s = self.cluster.waited_s(estimate, beside_s, self.ways.tensor)
             estimate = estimate * (waited_s / estimate.seconds)
         return Cost.of(EXCHANGE, estimate)
+
+    def in_parts(self, half: _Half, product_s: float) -> float:
+        """Seconds of a product that parts of what it reads or gives are exchanged beside: of all but its own part."""
+        return product_s * (1 - 1 / self.ways.tensor) * (half.is_dense and self.ways.overlap_parts)
 
     def core(self) -> Cost:
         """Scores, softmax, dropout and context; or one fused kernel."""
@@ -444,30 +496,52 @@ class _Rank:
     def block_forward(self) -> Cost:
         s = self.shape
         tokens = self.tokens
-        halves = self.halves
-        products = [self.multiplied(each, *self.features(each)) for half in halves for each in half.products]
-        products += [self.narrowed(each, self.inputs(each)) for half in halves for each in half.products]
+        parts = [cost for half in self.halves for cost in self.half_forward(half)]
         activation = self.moved(tokens * s.taken_ffn / self.ways.tensor, 6 if s.gated else 4, "activation")
-        exchanges = [cost for half in halves for cost in self.exchanged(half)]
         more = self.eager(self.tokens * s.heads / self.ways.tensor * s.seq)
-        parts = [*products, self.normed(4, "norm"), self.residual() * 2, activation, self.rotary(), self.core(), more]
-        return costs([*parts, *exchanges, self.routed(), self.biases(4)])  # written, and read by the product
+        parts += [self.normed(4, "norm"), self.residual() * 2, activation, self.rotary(), self.core(), more]
+        return costs([*parts, self.routed(), self.biases(4)])  # written, and read by the product
 
-    def exchanged(self, half: _Half) -> tuple[Cost, ...]:
-        """What tensor ranks exchange in a half's forward."""
+    def half_forward(self, half: _Half) -> Sequence[Cost]:
+        """Products of a half, and its exchanges."""
+        parts: list[Cost] = []
+        products_s = dict.fromkeys(ProductCut, 0.0)
+        for product in half.products:
+            outputs, inputs = self.features(product)
+            multiplied = self.multiplied(product, outputs, inputs)
+            parts += [multiplied, self.narrowed(half, product, inputs, ProductCut.COLUMN)]
+            products_s[product.cut] += multiplied.seconds
+        return [*parts, *self.exchanged(half, products_s)]
+
+    def exchanged(self, half: _Half, products_s: Mapping[ProductCut, float]) -> tuple[Cost, ...]:
+        """What tensor ranks exchange in a half's forward, around its products."""
+        leaving = self.tokens * half.leaving
         if not self.ways.sequence_parallel:
-            return (self.summed("all_reduce", self.tokens * half.leaving),)
-        gathered = self.summed("all_gather", self.tokens * half.entering)
-        return gathered, self.summed("reduce_scatter", self.tokens * half.leaving)
+            return (self.summed("all_reduce", leaving),)
+        before_s = self.in_parts(half, products_s[ProductCut.COLUMN])
+        behind_s = self.in_parts(half, products_s[ProductCut.ROW])
+        num_bytes = 1 if self.is_gathered(half) else 2
+        gathered = self.summed("all_gather", self.tokens * half.entering, before_s, num_bytes)
+        return gathered, self.summed("reduce_scatter", leaving, behind_s)
 
-    def exchanged_backward(self, half: _Half, beside_inputs_s: float, beside_weights_s: float) -> tuple[Cost, ...]:
-        """What tensor ranks exchange in a half's backward, beside its column-parallel products' two gradients."""
+    def exchanged_backward(
+        self, half: _Half, inputs_s: Mapping[ProductCut, float], weights_s: float
+    ) -> tuple[Cost, ...]:
+        """What tensor ranks exchange in a half's backward.
+
+        Args:
+            inputs_s: of its products' gradients of inputs.
+            weights_s: of its column-parallel products' gradients of weights.
+        """
         entering = self.tokens * half.entering
         if not self.ways.sequence_parallel:
-            return (self.summed("all_reduce", entering, beside_weights_s),)
-        leaving = self.summed("all_gather", self.tokens * half.leaving)
-        gathered_again = self.summed("all_gather", entering, beside_inputs_s)
-        return leaving, gathered_again, self.summed("reduce_scatter", entering, beside_weights_s)
+            return (self.summed("all_reduce", entering, weights_s),)
+        is_narrow = self.is_gathered(half)
+        sent = CASTS[self.ways.scaling].gathered if is_narrow else 2
+        beside_s = self.in_parts(half, inputs_s[ProductCut.ROW])
+        leaving = self.summed("all_gather", self.tokens * half.leaving, beside_s, sent)
+        gathered_again = self.summed("all_gather", entering, inputs_s[ProductCut.COLUMN], 1 if is_narrow else 2)
+        return leaving, gathered_again, self.summed("reduce_scatter", entering, weights_s)
 
     def routed(self) -> Cost:
         """Tokens before and behind their experts: scores, copies in order of experts, weighted sums.
@@ -537,16 +611,16 @@ class _Rank:
     def half_backward(self, half: _Half) -> Sequence[Cost]:
         """Gradients of a half's inputs and weights, and its exchanges."""
         parts: list[Cost] = []
-        inputs_s = 0.0
+        inputs_s = dict.fromkeys(ProductCut, 0.0)
         weights_s = 0.0
         for product in half.products:
             outputs, inputs = self.features(product)
             of_input = self.multiplied(product, inputs, outputs)
             of_weight = self.weight_gradient(product)
             parts += [of_input, of_weight, self.added(self.own_experts(product) * outputs * inputs)]
-            parts.append(self.narrowed(product, self.own_experts(product) * self.rows(product) * outputs))
+            parts.append(self.narrowed(half, product, outputs, ProductCut.ROW))
+            inputs_s[product.cut] += of_input.seconds
             if product.cut is ProductCut.COLUMN:
-                inputs_s += of_input.seconds
                 weights_s += of_weight.seconds
         return [*parts, *self.exchanged_backward(half, inputs_s, weights_s)]
 

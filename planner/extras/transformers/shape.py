@@ -359,6 +359,19 @@ class Precision(StrEnum):
     FP8 = "fp8"
 
 
+class Scaling(StrEnum):
+    """How numbers are scaled before they are cast to 8 bits.
+
+    ``CURRENT``: each tensor by its own largest number (Megatron-LM's ``--fp8-recipe tensorwise``, torchao).
+    ``DELAYED``: by the largest of steps before (Micikevicius et al. 2022, section 3.3), which each kernel notes.
+    ``MICRO``: 32 neighbours by theirs, along rows and along columns (MXFP8).
+    """
+
+    CURRENT = "current"
+    DELAYED = "delayed"
+    MICRO = "micro"
+
+
 class Offload(StrEnum):
     """What is in the host's memory: nothing, the optimiser with its state, or what is kept for backward."""
 
@@ -434,6 +447,7 @@ class ParallelDegrees:
         context: ranks that share the tokens of a sample; each has all weights of its tensor rank, as replicas do.
         context_exchange: how they come to the keys and values of the others.
         precision: of the products of blocks.
+        scaling: of what they multiply, where that is in 8 bits.
         offload: what is in the host's memory.
         interleave: chunks of blocks on each stage.
         micro_batch: samples of a rank's pass.
@@ -441,6 +455,8 @@ class ParallelDegrees:
         fp32_gradients: gradients are summed in float32.
         kernels: how the operators between products are written.
         overlap_tensor: tensor-parallel sums of backward run beside the products of weight gradients.
+        overlap_parts: with sequence parallelism, tensor ranks exchange as many parts as they are, each beside the
+            product of another (Megatron-LM's ``--tp-comm-overlap``).
         overlap_gradients: sums over data-parallel ranks run beside the last backward.
         schedule: ``1f1b`` (``interleaved`` follows from ``interleave``) or ``gpipe``.
         blocks: blocks of each stage; empty: as even as can be.
@@ -459,6 +475,7 @@ class ParallelDegrees:
     fp32_gradients: bool = True
     kernels: Fusion = Fusion.FUSED
     overlap_tensor: bool = True
+    overlap_parts: bool = False
     overlap_gradients: bool = False
     sends: Sends = Sends.EXCHANGED
     schedule: str = "1f1b"
@@ -469,6 +486,7 @@ class ParallelDegrees:
     context: int = 1
     context_exchange: ContextExchange = ContextExchange.RING
     precision: Precision = Precision.BF16
+    scaling: Scaling = Scaling.CURRENT
     offload: Offload = Offload.NONE
     blocks: tuple[int, ...] = ()
     tensors: tuple[int, ...] = ()

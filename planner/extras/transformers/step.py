@@ -24,7 +24,7 @@ from planner.costs.memory.table import What
 from planner.extras.kernels.estimates import NOTHING, Estimate
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.host import UPDATE, known_host
-from planner.extras.transformers.layers import CAST_BYTES, LAUNCH_S, layers_for
+from planner.extras.transformers.layers import CASTS, LAUNCH_S, layers_for
 from planner.extras.transformers.memory import (
     MASTER_BYTES,
     WEIGHT_BYTES,
@@ -358,6 +358,6 @@ def optimiser(
     num_bytes = held * (2 * MASTER_BYTES + WEIGHT_BYTES + 3 * gradient_bytes)
     if ways.precision is Precision.FP8:  # which every micro-batch reads: Transformer Engine, is_first_microbatch
         narrow = weights_of_blocks(shape, ways.tensor, blocks, *ends)
-        num_bytes += CAST_BYTES * (narrow.common + narrow.routed / ways.expert_parts)
+        num_bytes += CASTS[ways.scaling].made * (narrow.common + narrow.routed / ways.expert_parts)
     update = Cost.of(OPTIMISER, cluster.kernels.memory_bound(num_bytes, 8))
     return replace(update, launches=STEP_LAUNCHES).launched(LAUNCH_S[ways.kernels])

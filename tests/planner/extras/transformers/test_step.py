@@ -47,6 +47,7 @@ from planner.extras.transformers.shape import (
     ParallelDegrees,
     Precision,
     Recompute,
+    Scaling,
     Sends,
     Transformer,
     named_transformer,
@@ -257,8 +258,8 @@ def test_exchanges_of_experts_beside_another_micro_batch_are_waited_for_where_th
 
 
 @pytest.mark.parametrize(("shape", "tensor"), [(TINY, 2), (SHARED, 1), (FINE, 1)])
-def test_products_of_blocks_in_8_bits_take_half_and_their_operands_are_made_so(shape: Transformer, tensor: int) -> None:
-    """Each is read for its largest number, read, and written twice: 6 bytes; head and router stay as they are."""
+def test_products_of_blocks_in_8_bits_take_half(shape: Transformer, tensor: int) -> None:
+    """Head and router stay as they are."""
     half, eight = (
         layers_for(shape, COUNTED, ParallelDegrees(tensor, micro_batch=2, precision=precision))
         for precision in Precision
@@ -274,12 +275,71 @@ def test_products_of_blocks_in_8_bits_take_half_and_their_operands_are_made_so(s
     assert eight.head.forward.seconds - half.head.forward.seconds == (
         shape.mtp * (eight.block.forward.seconds - half.block.forward.seconds)
     )
-    if shape is SHARED:
-        products = [(64, 128), (64, 64), (64, 512), (256, 64)]  # 8 heads and twice 4 of 8; a gate
-        operands = sum(tokens * inputs for inputs, _ in products)  # weights are cast once a step
-        assert spent(eight.block.forward, MEMORY) - spent(half.block.forward, MEMORY) == 6 * operands
-        gradients = sum(tokens * outputs for _, outputs in products)
-        assert spent(eight.block.backward, MEMORY) - spent(half.block.backward, MEMORY) == 6 * gradients
+
+
+BYTES = {
+    Scaling.CURRENT: (2 + 2 + 1 + 1, 2 + 2 + 1, 2 + 1 + 1, 2 + 1, 1 + 1, 1),
+    Scaling.DELAYED: (2 + 1 + 1, 2 + 1, 1 + 1, 0, 1 + 1, 1),
+    Scaling.MICRO: (2 + 1 + 1, 2 + 1 + 1, 2 + 1 + 1, 2 + 1 + 1, 0, 1 + 1),
+}
+"""Of a number: cast and transposed, cast before it is sent, the same of a norm's, transposed behind that, sent."""
+
+
+@pytest.mark.parametrize("scaling", Scaling)
+@pytest.mark.parametrize("kernels", [Fusion.FUSED, Fusion.KERNELS])
+def test_operands_are_cast_by_norms_or_alone_and_gathered_in_8_bits(scaling: Scaling, kernels: Fusion) -> None:
+    """Of two pairs of products [into, out of] a half, by half the outputs, then the inputs, of two tensor ranks."""
+    alone, sent, normed, normed_sent, turned, gathered = BYTES[scaling]
+    if kernels is Fusion.KERNELS:
+        normed = alone
+        normed_sent = sent
+    into = [(64, 128), (64, 512)]  # 8 heads and twice 4 of 8; a gate
+    behind = [(64, 64), (256, 64)]
+    for cut in (False, True):
+        half, eight = (
+            layers_for(
+                SHARED,
+                COUNTED,
+                ParallelDegrees(
+                    2, sequence_parallel=cut, precision=precision, scaling=scaling, kernels=kernels,
+                    overlap_tensor=False,
+                ),
+            ).block
+            for precision in Precision
+        )  # fmt: skip
+        of_norms = normed_sent / 2 + turned if cut else normed
+        of_sums = sent / 2 + turned if cut else alone
+        entering = sum(of_norms * inputs for inputs, _ in into) + sum(alone * inputs / 2 for inputs, _ in behind)
+        leaving = sum(alone * outputs / 2 for _, outputs in into) + sum(of_sums * outputs for _, outputs in behind)
+        for narrow, whole, cast in (
+            (eight.forward, half.forward, entering),
+            (eight.backward, half.backward, leaving),
+        ):
+            assert spent(narrow, MEMORY) - spent(whole, MEMORY) == SHARED.seq * cast
+        of_one = 2 * (2 - 1) / 2 * SHARED.seq * 64  # of both halves, of a byte
+        assert spent(half.forward, EXCHANGE) - spent(eight.forward, EXCHANGE) == cut * of_one
+        assert spent(half.backward, EXCHANGE) - spent(eight.backward, EXCHANGE) == cut * (1 + 2 - gathered) * of_one
+
+
+@pytest.mark.parametrize("cluster", [COUNTED, SLOW])
+def test_exchanges_in_parts_hide_behind_all_but_a_part_of_their_products(cluster: Counted) -> None:
+    """Three of four parts: of inputs that are gathered and of sums, and of gradients that are gathered for inputs'."""
+    parts, whole = (
+        layers_for(TINY, cluster, ParallelDegrees(4, sequence_parallel=True, overlap_parts=parts)).block
+        for parts in (True, False)
+    )
+    of_products = 2 * TINY.seq * TINY.hidden / 4
+    into = of_products * (3 * TINY.hidden + TINY.ffn)
+    behind = of_products * (TINY.hidden + TINY.ffn)
+    sent = 2 * cluster.exchange("all_gather", 2 * TINY.seq * TINY.hidden, 4).seconds  # of both halves
+    for short, long, hidden in (
+        (parts.forward, whole.forward, (into, behind)),
+        (parts.backward, whole.backward, (behind,)),
+    ):
+        most = [min(3 / 4 * product_s, (1 - TAKEN_WITHIN) * sent) for product_s in hidden]
+        assert long.seconds - short.seconds == pytest.approx(sum(most))
+    unlike = ParallelDegrees(4, overlap_parts=True)
+    assert layers_for(TINY, cluster, unlike) == layers_for(TINY, cluster, replace(unlike, overlap_parts=False))
 
 
 def test_8_bits_are_quicker_by_less_than_half_and_keep_weights_of_blocks_twice_more() -> None:
