@@ -32,12 +32,12 @@ from planner.extras.kernels.curves import (
 )
 from planner.extras.kernels.estimates import NO_NEIGHBOURS, HeldBackErrors, MeasuredNeighbours
 from planner.extras.kernels.tables import (
-    ATTENTION,
-    ATTENTION_BACKWARD,
+    ATTENTION_KINDS,
     DATA,
     GEMM,
     GROUPED,
     TUNED_ATTENTION,
+    TUNED_ATTENTION_BACKWARD,
     KernelRow,
     shipped,
 )
@@ -113,9 +113,7 @@ _CURVES: Mapping[str, type[Curve]] = {
     GEMM: GemmCurve,
     BATCHED: GemmCurve,
     GROUPED: GemmCurve,
-    ATTENTION: AttentionCurve,
-    ATTENTION_BACKWARD: AttentionCurve,
-    TUNED_ATTENTION: AttentionCurve,
+    **dict.fromkeys(ATTENTION_KINDS, AttentionCurve),
 }
 
 
@@ -205,7 +203,7 @@ def general(fits: Sequence[Fit], rows: Iterable[KernelRow]) -> list[Fit]:
     """
     tables = by_kind(rows)
     general_fits = []
-    of_any = [fit for fit in fits if fit.kind not in (TUNED_ATTENTION, GROUPED)]
+    of_any = [fit for fit in fits if fit.kind not in (TUNED_ATTENTION, TUNED_ATTENTION_BACKWARD, GROUPED)]
     sorts = dict.fromkeys((fit.kind, general_dtype(fit.kind, fit.dtype)) for fit in of_any)
     for kind, dtype in sorts:
         of_kind = [fit for fit in fits if (fit.kind, general_dtype(fit.kind, fit.dtype)) == (kind, dtype)]
