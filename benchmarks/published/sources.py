@@ -427,7 +427,8 @@ def _mlperf(line: Line) -> Setting:
         "zero": 1,
         "sequence_parallel": ranks["tensor"] > 1,
     }
-    return replace(setting, shape=shape, division=division | _beyond(line["context"], "fp8"))
+    narrow = "fp4" if "fp4" in line["config"] else "fp8"
+    return replace(setting, shape=shape, division=division | _beyond(line["context"], narrow))
 
 
 _TABLES: Mapping[str, Callable[[Line], Setting]] = {

@@ -49,16 +49,18 @@ _STAND_INS = {"softmax": "elementwise", "softmax_backward": "elementwise", "drop
 
 _SUSTAINED = {
     "A100-80GB": (1.04, 1.04), "A100-40GB": (1.04, 1.04), "H100-SXM": (1.11, 1.11), "H200": (1.11, 1.11),
-    "L40S": (1.22, 1.22), "B200": (1.41, 1.17), "GB200": (1.12, 1.12), "B300": (1.11, 1.11), "GB300": (1.10, 1.10),
+    "L40S": (1.22, 1.22), "B200": (1.41, 1.0), "GB200": (1.12, 1.12), "B300": (1.11, 1.11), "GB300": (1.10, 1.10),
 }  # fmt: skip
 _COOL_S = 1e-3
 """How much longer a product in half precision takes in a step, whose chip is at its limit of power, than alone; and how
-much of that the longest of its device's table have.  Tables time each a dozen times.  Those of 10 ms or more keep a chip
-busy until its clock falls: beside the curve of those below 2.5 ms they take longer by so much, 7 on H100 by 1.09 and 3
-on H200 by 1.18 (in FP8 1.02), 2 on B200, 5 on GB200, 4 on B300, 6 on GB300; up to 1 ms no longer.  Of B200 there is a
-table of training's own products, a hundred times each in a loop (SimuMax, random numbers, as here): those that take less
-than 0.1 ms, 10 ms in all, are as here; beyond 1 ms forward takes 1.37 times as long, the input's gradient 1.36, the
-weight's, which is added to one in float32, 1.50; in the middle of the three (medians of 36, 33 and 51)."""
+much of that those of 10 ms or more have in its table.  Tables time each a dozen times.  Those of 10 ms keep a chip busy
+until its clock falls: beside the curve of those below 2.5 ms they take longer by so much, 7 on H100 by 1.09 and 3 on
+H200 by 1.18 (in FP8 1.02), 5 on GB200, 4 on B300 and 6 on GB300 by 1.12, 1.11 and 1.10; up to 1 ms no longer.
+
+Of B200 there is a table of training's own products, each a hundred times in a loop (SimuMax; random numbers in both).
+Where the loop is short (10 ms) they take what they take here; where each takes more than 1 ms, forward takes 1.37 times
+as long, the input's gradient 1.36, the weight's, which is added to one in float32, 1.50: 1.41 is the mean of the three
+(medians of 36, 33 and 51).  Two of its products that took 10 ms or more here, 1.12 and 1.23, are left out."""
 _GROUPED_ON = "H100-SXM"
 """Whose kernels of experts' products stand for those of devices without a table, with the figures of the device."""
 
