@@ -71,8 +71,8 @@ GOALS: Mapping[str, float] = {
     "BigScience": 10,
     "SimuMax, B200, dense": 6,
     "SimuMax, B200, experts": 8,
-    "Megatron-Bridge, H100, dense": 10,
-    "Megatron-Bridge, H100, experts": 12,
+    **{f"Megatron-Bridge, {gpu}, dense": 10 for gpu in ("H100", "B200", "GB200", "GB300")},
+    **{f"Megatron-Bridge, {gpu}, experts": 12 for gpu in ("H100", "B200", "GB200", "B300", "GB300")},
     "MLPerf, Llama 3.1 405B": 10,
 }
 """Mean errors, in per cent."""

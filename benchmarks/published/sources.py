@@ -14,7 +14,8 @@
     Megatron-LM's tests  one host, deterministic kernels; small ones wait for it.  One of another machine takes 13
                        times as long as the same case elsewhere: left out
     MLPerf             a row has no precision where its script exports none; those of 405 billion weights reach 0.73 to
-                       0.91 of the peak in bfloat16, which says eight bits, the others are left out
+                       0.91 of the peak in bfloat16, which says eight bits, the others are left out; as those whose
+                       script has fp4 in its name
 
 Left out by their own words: networks that are no transformer of ours, adapters, packed samples, sizes or divisions that
 are not stated.

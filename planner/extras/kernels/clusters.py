@@ -2,8 +2,8 @@
 
 Within a host messages and sums take what the tables say.  Across hosts each GPU has a network card: of its data sheet's
 rate a message reaches as much as between DGX H100 (:data:`planner.extras.kernels.links.EFFICIENCY`).  A plan's
-simulator gives a host one card, shared by what its ranks send at once: too slow where all eight send.  Hosts that NVLink
-joins are one host to it.
+simulator gives a host one card, shared by what its ranks send at once: too slow where all eight send.  Hosts
+that NVLink joins are one host to it.
 """
 
 from __future__ import annotations

@@ -198,8 +198,9 @@ def from_json(nodes: Iterable[Mapping[str, Any]], rows: Iterable[KernelRow]) -> 
 def general(fits: Sequence[Fit], rows: Iterable[KernelRow]) -> list[Fit]:
     """By kind, the mean constants over devices; held back is each device, given the means of the others.
 
-    Products without tensor cores, which are nearer to their lower peak, are apart from those in them.  Attention of a
-    maker's library is of one chip's own instructions; of experts' products the tiles of one device are not another's.
+    Products without tensor cores, which are nearer to their lower peak, are apart from those in them, and those in 8
+    bits, of which a part is casts, from wider ones.  Attention of a maker's library is of one chip's own instructions;
+    of experts' products the tiles of one device are not another's.
     """
     tables = by_kind(rows)
     general_fits = []
@@ -223,7 +224,9 @@ def general(fits: Sequence[Fit], rows: Iterable[KernelRow]) -> list[Fit]:
 
 
 def general_dtype(kind: str, dtype: str) -> str:
-    """The dtype for which a device without tables has constants of its own; empty: those in tensor cores, or any."""
+    """The dtype for which a device without tables has constants of its own; empty: others in tensor cores, or any."""
+    if kind == GEMM and dtype == "float8":
+        return dtype
     return "float32" if kind in (GEMM, BATCHED) and dtype in ("float32", "float64") else ""
 
 

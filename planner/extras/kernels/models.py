@@ -74,8 +74,8 @@ _MOST_WIDENED = 2.0
 
 _FUSED = {"forward": {64: 0.52, 128: 0.62}, "backward": {64: 0.44, 128: 0.52}}
 _FUSED_ON = {
-    **dict.fromkeys(_CHIPS[2], {"forward": {64: 0.33, 128: 0.37}, "backward": {64: 0.29, 128: 0.33}}),
-    **dict.fromkeys(_CHIPS[3], {"forward": {64: 0.16, 128: 0.16}, "backward": {64: 0.15, 128: 0.15}}),
+    **{name: {"forward": {64: 0.33, 128: 0.37}, "backward": {64: 0.29, 128: 0.33}} for name in _CHIPS[2]},
+    **{name: {"forward": {64: 0.16, 128: 0.16}, "backward": {64: 0.15, 128: 0.15}} for name in _CHIPS[3]},
 }
 _LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 _OF_LENGTH = {"forward": (0.84, 0.95, 0.98, 0.99, 1, 1), "backward": (0.66, 0.81, 0.90, 0.96, 0.99, 1)}

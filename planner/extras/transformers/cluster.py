@@ -241,7 +241,12 @@ def clusters() -> Mapping[str, GpuCluster]:
     """The clusters that have a name."""
     named = [
         GpuCluster(
-            name, system.device, system.per_host, system.tables, _cards(system), of_network=EFFICIENCY,
+            name,
+            system.device,
+            system.per_host,
+            system.tables,
+            _cards(system),
+            of_network=EFFICIENCY,
             domain=system.domain,
         )
         for name, system in SYSTEMS.items()
