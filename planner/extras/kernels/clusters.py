@@ -73,10 +73,10 @@ def cluster_of(name: str, num_devices: int = 0) -> Cluster:
     joined = system.domain or system.per_host
     count = num_devices or system.per_host
     if (count > joined and count % joined) or not 0 < count <= MOST_DEVICES:
-        what = "NVLink domain" if system.domain else "host"
+        size = f"{joined}: those that NVLink joins are one" if system.domain else f"{joined}"
         raise UsageError(
-            f"{count} devices are no whole number of {what}s of {name}",
-            [f"a {what} has {joined}" if what == "host" else f"an {what} has {joined}"],
+            f"{count} devices are no whole number of hosts of {name}",
+            [f"a host has {size}"],
             [f"--workers {max(1, count // joined) * joined}"],
         )
     entry = device(system.device)

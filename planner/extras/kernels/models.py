@@ -133,7 +133,7 @@ class Kernels:
         """By how much one that takes so long alone is longer at the limit of power, beyond what its time has of it."""
         is_hot = min(max(log10(seconds / _COOL_S), 0.0), 1.0)
         in_step, in_table = _SUSTAINED.get(self.device.name, (1.0, 1.0))
-        return float(in_step / in_table**is_hot)
+        return float(in_step / in_table * in_table ** (1 - is_hot))
 
     def grouped(self, m: int, n: int, k: int, groups: int) -> Estimate:
         """As many products with matrices of their own in one kernel: ``m`` rows of each of so many experts.

@@ -96,5 +96,5 @@ def test_hosts_that_nvlink_joins_are_one_host_to_a_plan() -> None:
     joined = cluster_of("gb200-nvl72", 72)
     assert joined.tiers_used() == (WITHIN_HOST,)
     assert cluster_of("gb200-nvl72", 144).tiers_used() == (WITHIN_HOST, ACROSS_HOSTS)
-    with pytest.raises(UsageError, match="76 devices are no whole number of NVLink domains"):
+    with pytest.raises(UsageError, match="76 devices are no whole number of hosts"):
         cluster_of("gb200-nvl72", 76)
