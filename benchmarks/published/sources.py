@@ -22,8 +22,8 @@
     Megatron-LM's tests  one host, deterministic kernels; small ones wait for it.  One of another machine takes 13
                        times as long as the same case elsewhere: left out
     MLPerf             a row has no precision where its script exports none; those of 405 billion weights are in eight
-                       bits, with delayed scaling (``config_common.sh``, ``pretrain.py``), the others are left out; the
-                       rest is as in recipes for speed
+                       bits, with delayed scaling (``config_common.sh``, ``pretrain.py``), the others are left out, as
+                       those whose script has fp4 in its name; the rest is as in recipes for speed
 
 Left out by their own words: networks that are no transformer of ours, adapters, packed samples, sizes or divisions that
 are not stated.
@@ -534,10 +534,11 @@ def _mlperf(line: Line) -> Setting:
         "zero": 1,
         "sequence_parallel": ranks["tensor"] > 1,
     }
+    narrow = "fp4" if "fp4" in line["config"] else "fp8"
     return replace(
         setting,
         shape=shape,
-        division=division | _beyond(line["context"], "fp8"),
+        division=division | _beyond(line["context"], narrow),
         software={**_for_speed(shape, division), "scaling": Scaling.DELAYED},
     )
 

@@ -90,7 +90,7 @@ class FitsReport:
         aside += f", and {100 * FRAGMENTED:.0f} % of the rest to the allocator"
         lines = [
             *self.network.lines(cluster, self.smallest.ways.precision),
-            f"{batch}, on {self.devices} {cluster.device} ({cluster.name}, {cluster.per_host} a host)",
+            f"{batch}, on {cluster.text(self.devices)}",
             f"  {aside}",
             "",
         ]

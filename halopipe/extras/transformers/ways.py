@@ -156,7 +156,7 @@ class WaysReport:
         cluster = self.cluster
         devices = f"{cluster.device} ({cluster.name})"
         if isinstance(cluster, GpuCluster):
-            devices = f"{self.devices} {cluster.device} ({cluster.name}, {cluster.per_host} a host)"
+            devices = cluster.text(self.devices)
         rate = best.prediction.model_flop_per_s(self.shape, self.global_batch, self.devices) / 1e12
         step_text = units.seconds_within(step.seconds, *self.range_s(best))
         lines = [

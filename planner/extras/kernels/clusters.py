@@ -1,8 +1,9 @@
-"""Clusters by name, with the links that tables measured: ``a100-dgx``, ``h100-dgx``; any number of hosts.
+"""Clusters by name, with the links that tables measured: ``h100-dgx``, ``gb200-nvl72``, ...; any number of hosts.
 
 Within a host messages and sums take what the tables say.  Across hosts each GPU has a network card: of its data sheet's
 rate a message reaches as much as between DGX H100 (:data:`planner.extras.kernels.links.EFFICIENCY`).  A plan's
-simulator gives a host one card, shared by what its ranks send at once: too slow where all eight send.
+simulator gives a host one card, shared by what its ranks send at once: too slow where all eight send.  Hosts
+that NVLink joins are one host to it.
 """
 
 from __future__ import annotations
@@ -35,17 +36,23 @@ class System:
         device: of the catalogue; ``per_host`` of them are on a host.
         tables: the system of :func:`planner.extras.kernels.links.links` that was measured.
         network: a link of the catalogue, one a device.
+        domain: devices that NVLink joins, of several hosts; 0: those of one host.
     """
 
     device: str
     per_host: int
     tables: str
     network: str
+    domain: int = 0
 
 
 SYSTEMS: Mapping[str, System] = {
     "a100-dgx": System("A100-80GB", 8, "a100_dgx", "InfiniBand-HDR"),
     "h100-dgx": System("H100-SXM", 8, "h100_dgx", "InfiniBand-NDR"),
+    "b200-dgx": System("B200", 8, "b200_dgx", "InfiniBand-NDR"),
+    "b300-dgx": System("B300", 8, "b300_dgx", "InfiniBand-XDR"),
+    "gb200-nvl72": System("GB200", 4, "gb200_nvl72", "InfiniBand-NDR", domain=72),
+    "gb300-nvl72": System("GB300", 4, "gb300_nvl72", "InfiniBand-XDR", domain=72),
 }
 
 
@@ -63,12 +70,14 @@ def cluster_of(name: str, num_devices: int = 0) -> Cluster:
             ["a cluster file of your own: docs/catalogue.md"],
         )
     system = SYSTEMS[name]
+    joined = system.domain or system.per_host
     count = num_devices or system.per_host
-    if (count > system.per_host and count % system.per_host) or not 0 < count <= MOST_DEVICES:
+    if (count > joined and count % joined) or not 0 < count <= MOST_DEVICES:
+        size = f"{joined}: those that NVLink joins are one" if system.domain else f"{joined}"
         raise UsageError(
             f"{count} devices are no whole number of hosts of {name}",
-            [f"a host has {system.per_host}"],
-            [f"--workers {max(1, count // system.per_host) * system.per_host}"],
+            [f"a host has {size}"],
+            [f"--workers {max(1, count // joined) * joined}"],
         )
     entry = device(system.device)
     peaks = {dtype: figure.value for dtype, figure in entry.peak_flop_per_s.items()}
@@ -76,9 +85,9 @@ def cluster_of(name: str, num_devices: int = 0) -> Cluster:
     rate = entry.memory_bytes_per_s
     devices = tuple(
         DeviceSpec(
-            f"n{rank // system.per_host}/{entry.family}{rank % system.per_host}",
+            f"n{rank // joined}/{entry.family}{rank % joined}",
             entry.name,
-            f"n{rank // system.per_host}",
+            f"n{rank // joined}",
             int(memory.value) if memory is not None else 0,
             peaks,
             rate.value if rate is not None else None,
@@ -87,9 +96,9 @@ def cluster_of(name: str, num_devices: int = 0) -> Cluster:
         for rank in range(count)
     )
     tables = links(system.tables).tables
-    within = tables[SEND, 2, 2]
+    within = tables.get((SEND, 2, 2), tables[ALL_REDUCE, 2, 2])
     tier_links = {WITHIN_HOST: Link(within[0][1], _rate(within), _points(within), evidence=KERNELS, transport=NCCL)}
-    if count > system.per_host:
+    if count > joined:
         tier_links[ACROSS_HOSTS] = Link(
             ALPHA_ACROSS_S, EFFICIENCY * link(system.network).bandwidth_bytes_per_s.value, transport=NCCL
         )

@@ -32,12 +32,12 @@ from planner.extras.kernels.curves import (
 )
 from planner.extras.kernels.estimates import NO_NEIGHBOURS, HeldBackErrors, MeasuredNeighbours
 from planner.extras.kernels.tables import (
-    ATTENTION,
-    ATTENTION_BACKWARD,
+    ATTENTION_KINDS,
     DATA,
     GEMM,
     GROUPED,
     TUNED_ATTENTION,
+    TUNED_ATTENTION_BACKWARD,
     KernelRow,
     shipped,
 )
@@ -113,9 +113,7 @@ _CURVES: Mapping[str, type[Curve]] = {
     GEMM: GemmCurve,
     BATCHED: GemmCurve,
     GROUPED: GemmCurve,
-    ATTENTION: AttentionCurve,
-    ATTENTION_BACKWARD: AttentionCurve,
-    TUNED_ATTENTION: AttentionCurve,
+    **dict.fromkeys(ATTENTION_KINDS, AttentionCurve),
 }
 
 
@@ -200,12 +198,13 @@ def from_json(nodes: Iterable[Mapping[str, Any]], rows: Iterable[KernelRow]) -> 
 def general(fits: Sequence[Fit], rows: Iterable[KernelRow]) -> list[Fit]:
     """By kind, the mean constants over devices; held back is each device, given the means of the others.
 
-    Products without tensor cores, which are nearer to their lower peak, are apart from those in them.  Attention of a
-    maker's library is of one chip's own instructions; of experts' products the tiles of one device are not another's.
+    Products without tensor cores, which are nearer to their lower peak, are apart from those in them, and those in 8
+    bits, of which a part is casts, from wider ones.  Attention of a maker's library is of one chip's own instructions;
+    of experts' products the tiles of one device are not another's.
     """
     tables = by_kind(rows)
     general_fits = []
-    of_any = [fit for fit in fits if fit.kind not in (TUNED_ATTENTION, GROUPED)]
+    of_any = [fit for fit in fits if fit.kind not in (TUNED_ATTENTION, TUNED_ATTENTION_BACKWARD, GROUPED)]
     sorts = dict.fromkeys((fit.kind, general_dtype(fit.kind, fit.dtype)) for fit in of_any)
     for kind, dtype in sorts:
         of_kind = [fit for fit in fits if (fit.kind, general_dtype(fit.kind, fit.dtype)) == (kind, dtype)]
@@ -225,7 +224,9 @@ def general(fits: Sequence[Fit], rows: Iterable[KernelRow]) -> list[Fit]:
 
 
 def general_dtype(kind: str, dtype: str) -> str:
-    """The dtype for which a device without tables has constants of its own; empty: those in tensor cores, or any."""
+    """The dtype for which a device without tables has constants of its own; empty: others in tensor cores, or any."""
+    if kind == GEMM and dtype == "float8":
+        return dtype
     return "float32" if kind in (GEMM, BATCHED) and dtype in ("float32", "float64") else ""
 
 

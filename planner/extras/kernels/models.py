@@ -27,10 +27,12 @@ from planner.extras.kernels.fit import ANY_DEVICE, BATCHED, WIDTHS, Fit, fit_row
 from planner.extras.kernels.tables import (
     ATTENTION,
     ATTENTION_BACKWARD,
+    ATTENTION_KINDS,
     GEMM,
     GROUPED,
     MEMORY_BOUND,
     TUNED_ATTENTION,
+    TUNED_ATTENTION_BACKWARD,
     dtype_of,
     read_table,
 )
@@ -40,15 +42,25 @@ _CHIPS = (
     ("A100-80GB", "A100-40GB"),
     ("V100-16GB", "V100-32GB", "Titan-V"),
     ("H100-SXM", "GH200-96GB", "H200", "H100-PCIe"),
+    ("B200", "GB200", "B300", "GB300"),
 )
 _STAND_INS = {"softmax": "elementwise", "softmax_backward": "elementwise", "dropout_backward": "dropout"}
 """For a kind of which no table says anything at all: one that streams as plainly."""
 
-_SUSTAINED = {"A100-80GB": 1.04, "A100-40GB": 1.04, "H100-SXM": 1.11, "H200": 1.11, "L40S": 1.22}
+_SUSTAINED = {
+    "A100-80GB": (1.04, 1.04), "A100-40GB": (1.04, 1.04), "H100-SXM": (1.11, 1.11), "H200": (1.11, 1.11),
+    "L40S": (1.22, 1.22), "B200": (1.41, 1.0), "GB200": (1.12, 1.12), "B300": (1.11, 1.11), "GB300": (1.10, 1.10),
+}  # fmt: skip
 _COOL_S = 1e-3
-"""How much longer a product in half precision takes in a step, whose chip is at its limit of power, than alone.  Tables
-time each a dozen times.  Those of 10 ms or more keep a chip busy until its clock falls: beside the curve of those below
-2.5 ms they take longer by so much, 7 on H100 by 1.09 and 3 on H200 by 1.18 (in FP8 1.02); up to 1 ms no longer."""
+"""How much longer a product in half precision takes in a step, whose chip is at its limit of power, than alone; and how
+much of that those of 10 ms or more have in its table.  Tables time each a dozen times.  Those of 10 ms keep a chip busy
+until its clock falls: beside the curve of those below 2.5 ms they take longer by so much, 7 on H100 by 1.09 and 3 on
+H200 by 1.18 (in FP8 1.02), 5 on GB200, 4 on B300 and 6 on GB300 by 1.12, 1.11 and 1.10; up to 1 ms no longer.
+
+Of B200 there is a table of training's own products, each a hundred times in a loop (SimuMax; random numbers in both).
+Where the loop is short (10 ms) they take what they take here; where each takes more than 1 ms, forward takes 1.37 times
+as long, the input's gradient 1.36, the weight's, which is added to one in float32, 1.50: 1.41 is the mean of the three
+(medians of 36, 33 and 51).  Two of its products that took 10 ms or more here, 1.12 and 1.23, are left out."""
 _GROUPED_ON = "H100-SXM"
 """Whose kernels of experts' products stand for those of devices without a table, with the figures of the device."""
 
@@ -61,7 +73,10 @@ _MOST_WIDENED = 2.0
 """The power to which a range is raised at most, however far a shape is from those measured."""
 
 _FUSED = {"forward": {64: 0.52, 128: 0.62}, "backward": {64: 0.44, 128: 0.52}}
-_FUSED_ON_HOPPER = {"forward": {64: 0.33, 128: 0.37}, "backward": {64: 0.29, 128: 0.33}}
+_FUSED_ON = {
+    **{name: {"forward": {64: 0.33, 128: 0.37}, "backward": {64: 0.29, 128: 0.33}} for name in _CHIPS[2]},
+    **{name: {"forward": {64: 0.16, 128: 0.16}, "backward": {64: 0.15, 128: 0.15}} for name in _CHIPS[3]},
+}
 _LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 _OF_LENGTH = {"forward": (0.84, 0.95, 0.98, 0.99, 1, 1), "backward": (0.66, 0.81, 0.90, 0.96, 0.99, 1)}
 _OF_MASK = (0.62, 0.74, 0.82, 0.87, 0.90, 0.91)
@@ -70,9 +85,10 @@ _FUSED_LOW = 0.75
 _FUSED_HIGH = 1.5
 """Shares of the peak that FlashAttention-2 reaches on long sequences, by head size: on A100 (Dao 2023, arXiv
 2307.08691, figures 4 to 7), on H100, whose new instructions it does not use, of that on shorter sequences, and of that
-under a causal mask, whose diagonal is computed whole (Shah et al. 2024, arXiv 2407.08608, figures 5 and 6; forward).
-A backward of cuDNN takes 2.9 to 3.3 forwards there, from 16,384 to 2,048 tokens; 2.6 to 3.3 on A100, and 2.3 to 3.7 on
-B200 (SimuMax)."""
+under a causal mask, whose diagonal is computed whole (Shah et al. 2024, arXiv 2407.08608, figures 5 and 6; forward);
+on B200 (360 TFLOP/s forward with heads of 128, github.com/meta-pytorch/tritonbench/pull/171; 380 and 334 with heads of
+64, github.com/Dao-AILab/flash-attention/issues/1589).  A backward of cuDNN takes 2.9 to 3.3 forwards on H100, from
+16,384 to 2,048 tokens; 2.6 to 3.3 on A100 (SimuMax); of B200 there is a table."""
 
 
 class AttentionShape(NamedTuple):
@@ -116,7 +132,8 @@ class Kernels:
     def _sustained(self, seconds: float) -> float:
         """By how much one that takes so long alone is longer at the limit of power, beyond what its time has of it."""
         is_hot = min(max(log10(seconds / _COOL_S), 0.0), 1.0)
-        return float(_SUSTAINED.get(self.device.name, 1.0) ** (1 - is_hot))
+        in_step, in_table = _SUSTAINED.get(self.device.name, (1.0, 1.0))
+        return float(in_step / in_table * in_table ** (1 - is_hot))
 
     def grouped(self, m: int, n: int, k: int, groups: int) -> Estimate:
         """As many products with matrices of their own in one kernel: ``m`` rows of each of so many experts.
@@ -196,11 +213,13 @@ class Kernels:
         kind = ATTENTION_BACKWARD if backward else ATTENTION
         if kind in self.fits:
             return self._estimate(kind, extents)
+        if tuned and backward and TUNED_ATTENTION_BACKWARD in self.fits:
+            return self._estimate(TUNED_ATTENTION_BACKWARD, extents)
         if tuned and TUNED_ATTENTION in self.fits:
             forward = self._estimate(TUNED_ATTENTION, extents)
             return forward * _TUNED_BACKWARD if backward else forward
         which = "backward" if backward else "forward"
-        shares = (_FUSED_ON_HOPPER if self.device.name in _CHIPS[2] else _FUSED)[which]
+        shares = _FUSED_ON.get(self.device.name, _FUSED)[which]
         share = float(np.interp(size, list(shares), list(shares.values())))
         share *= float(np.interp(np.log(keys), np.log(_LENGTHS), _OF_LENGTH[which]))
         if causal:
@@ -241,7 +260,7 @@ def _kernels(device: str, dtype: str, tables: str) -> Kernels:
 def kernels_of(figures: Device, dtype: str, own: Sequence[Fit] = ()) -> Kernels:
     """As :func:`kernels`, of a device by its figures; fits of ``own`` tables come first."""
     every = (*own, *stored_fits())
-    kinds = (GEMM, BATCHED, GROUPED, ATTENTION, ATTENTION_BACKWARD, TUNED_ATTENTION, *MEMORY_BOUND)
+    kinds = (GEMM, BATCHED, GROUPED, *ATTENTION_KINDS, *MEMORY_BOUND)
     fits_by_kind = {kind: _fit_of(every, figures.name, dtype_of(dtype), kind) for kind in kinds}
     fits = {kind: fit for kind, fit in fits_by_kind.items() if fit is not None}
     for kind in MEMORY_BOUND:

@@ -8,7 +8,8 @@ Three kinds of columns are read, told apart by the header (further columns are i
         operators of Megatron's block in PyTorch, attention not fused (eth-easl/sailor)
     device, dtype, op, median_ms, and the extents that op needs
         gemm: m, n, k [, batch]; grouped_gemm: m rows of each, n, k, batch; any of MEMORY_BOUND: bytes [, launches];
-        attention, attention_backward, tuned_attention: batch, heads, kv_heads, queries, keys, head_size, causal
+        attention, tuned_attention, and each of them with _backward: batch, heads, kv_heads, queries, keys, head_size,
+        causal
 
 ``data/LICENSES.md`` has the sources and their licences.
 """
@@ -32,6 +33,7 @@ GROUPED = "grouped_gemm"
 ATTENTION = "attention"
 ATTENTION_BACKWARD = "attention_backward"
 TUNED_ATTENTION = "tuned_attention"
+TUNED_ATTENTION_BACKWARD = "tuned_attention_backward"
 MEMORY_BOUND = (
     "elementwise",  # residuals; any operator on numbers of its own
     "activation",
@@ -53,7 +55,7 @@ MEMORY_BOUND = (
 )
 """Kinds of operators that memory bounds; bytes are those read and written, each once."""
 
-_ATTENTION_KINDS = (ATTENTION, ATTENTION_BACKWARD, TUNED_ATTENTION)
+ATTENTION_KINDS = (ATTENTION, ATTENTION_BACKWARD, TUNED_ATTENTION, TUNED_ATTENTION_BACKWARD)
 _ATTENTION_EXTENTS = ("batch", "heads", "kv_heads", "queries", "keys", "head_size", "causal")
 
 
@@ -259,12 +261,12 @@ def _of_shape(line: Mapping[str, str]) -> Iterator[KernelRow]:
     extents: tuple[int, ...]
     if kind in (GEMM, GROUPED):
         extents = (extent("m"), extent("n"), extent("k"), extent("batch", "1"))
-    elif kind in _ATTENTION_KINDS:
+    elif kind in ATTENTION_KINDS:
         extents = tuple(extent(name, "1" if name == "causal" else "") for name in _ATTENTION_EXTENTS)
     elif kind in MEMORY_BOUND:
         extents = (extent("bytes"), extent("launches", "1"))
     else:
-        raise ValueError(f"op {kind!r} is none of {', '.join((GEMM, GROUPED, *_ATTENTION_KINDS, *MEMORY_BOUND))}")
+        raise ValueError(f"op {kind!r} is none of {', '.join((GEMM, GROUPED, *ATTENTION_KINDS, *MEMORY_BOUND))}")
     seconds = max(_LEAST_S, _seconds(line, "median_ms", 1e-3))
     yield KernelRow(device, dtype, kind, extents, seconds, line.get("model") or f"{kind} {extents[1:3]}")
 

@@ -4,6 +4,7 @@ group       members, ``stride`` ranks apart: ranks lie on hosts in order: tensor
 within      of one host: the system's table, or a ring by latency and rate
 across      a ring over hosts; groups that talk at once share the cards of their host:
 t = steps x latency + factor x bytes / min(host rate / groups, rate within)
+domain      hosts that NVLink joins: what is said here of a host is said of all of them together
 to all      no ring: of what a member sends, its share for other hosts passes the cards at a rank's share of their rate
 """
 
@@ -65,6 +66,9 @@ class GpuCluster:
         of_network: what messages get of the cards' rate; TCP leaves them about so much.
         memory_bytes: of a device; 0: as the catalogue says.
         island: neighbours that NVLink joins, where it does not join all of a host; 0: all of them.
+        domain: devices that it joins, where they are of several hosts; 0: those of one host.  Jobs beyond one domain
+            are laid out so that a group that fits into one is in one (of NVL72's 72 GPUs they leave 8 idle, if groups
+            are powers of two).
         stream_bytes_per_s: what one rank gets of the cards at most; 0: all, where it is alone.
         timed: passes that were measured on these devices, in place of those of kernels.
         host: what hosts keep for their devices; None: nothing is known of them.
@@ -79,6 +83,7 @@ class GpuCluster:
     of_network: float = 0.85
     memory_bytes: float = 0.0
     island: int = 0
+    domain: int = 0
     stream_bytes_per_s: float = 0.0
     timed: Timed | None = None
     host: HostSide | None = None
@@ -115,6 +120,20 @@ class GpuCluster:
         whole = self.memory_bytes or (entry.memory_bytes.value if entry.memory_bytes else 0.0)
         return (1 - FRAGMENTED) * (whole - RESERVED_BYTES)
 
+    @property
+    def joined(self) -> int:
+        """Devices that exchange without network cards: those of a host, or of hosts that NVLink joins."""
+        return self.domain or self.per_host
+
+    def filled(self, ranks: int) -> int:
+        """How many of those the stages of ``ranks`` fill."""
+        return self.domain // ranks * ranks if ranks <= self.domain else self.joined
+
+    def text(self, devices: int) -> str:
+        """So many of its devices, for people."""
+        domain = f", NVLink joins {self.domain}" if self.domain else ""
+        return f"{devices} {self.device} ({self.name}, {self.per_host} a host{domain})"
+
     def exchange(self, name: str, num_bytes: float, members: int, stride: int = 1) -> Estimate:
         """A collective of ``members`` ranks, ``stride`` apart, while the other groups of their hosts do the same.
 
@@ -122,10 +141,10 @@ class GpuCluster:
         """
         if members <= 1 or num_bytes <= 0:
             return NOTHING
-        if members * stride <= self.per_host:
+        if members * stride <= self.joined:
             return self._within(name, num_bytes, members, stride)
-        on_host = max(1, self.per_host // stride)
-        groups = self.per_host // on_host
+        on_host = max(1, self.joined // stride)
+        groups = self.joined // on_host
         if name == ALL_TO_ALL:
             return self._to_all(num_bytes, members, stride, on_host)
         rate = self._card_rate(groups)
@@ -139,7 +158,7 @@ class GpuCluster:
         """Each member has a part for every other: those for other hosts leave by the cards, which all ranks share."""
         inside = self._within(ALL_TO_ALL, num_bytes * on_host / members, on_host, stride) if on_host > 1 else NOTHING
         away = num_bytes * (members - on_host) / members
-        across_s = self.across.alpha_s * log2(members) + away / self._card_rate(self.per_host)
+        across_s = self.across.alpha_s * log2(members) + away / self._card_rate(self.joined)
         return by_data_sheet(max(inside.seconds, across_s))
 
     def waited_s(self, exchange: Estimate, beside_s: float, members: int, stride: int = 1) -> float:
@@ -147,12 +166,12 @@ class GpuCluster:
 
         By what is left of the exchange, and no less than its kernels take of the processors and the memory.
         """
-        share = TAKEN_WITHIN if members * stride <= self.per_host else TAKEN_ACROSS
+        share = TAKEN_WITHIN if members * stride <= self.joined else TAKEN_ACROSS
         return max(exchange.seconds - beside_s, share * exchange.seconds)
 
     def send(self, num_bytes: float, stride: int, at_once: int = 1) -> Estimate:
         """A message to the rank ``stride`` further on, while ``at_once`` ranks of each host send one too."""
-        if stride < self.per_host:
+        if stride < self.joined:
             if isinstance(self.within, AlphaBeta):
                 return by_data_sheet(self.within.alpha_s + num_bytes / self.within.bytes_per_s)
             if self.island:  # of a chain of stages the slowest message counts
@@ -161,17 +180,22 @@ class GpuCluster:
         return by_data_sheet(self.card_s(num_bytes, at_once))
 
     def card_s(self, num_bytes: float, at_once: int) -> float:
-        """What the cards of a host take of a message of ``num_bytes``, while ``at_once`` of its ranks have one too."""
-        return self.across.alpha_s + num_bytes / self._card_rate(at_once)
+        """What the cards of a host take of a message of ``num_bytes``, while ``at_once`` of its ranks have one too.
+
+        No message has more cards than those of its own host.
+        """
+        rate = min(self._card_rate(at_once), self._card_rate(self.joined // self.per_host))
+        return self.across.alpha_s + num_bytes / rate
 
     def _card_rate(self, streams: int) -> float:
-        """Bytes a second of each of so many streams of a host."""
-        share = self.of_network * self.across.bytes_per_s / streams
+        """Bytes a second of each of so many streams of a host, or of the hosts that NVLink joins."""
+        hosts = self.joined / self.per_host
+        share = self.of_network * hosts * self.across.bytes_per_s / streams
         return min(share, self.stream_bytes_per_s or share)
 
     def latency_s(self, stride: int) -> float:
         """Of the least message to the rank ``stride`` further on."""
-        if stride < self.per_host:
+        if stride < self.joined:
             return self.within.alpha_s if isinstance(self.within, AlphaBeta) else self.send(1, stride).seconds
         return self.across.alpha_s
 
@@ -220,7 +244,15 @@ def by_data_sheet(seconds: float) -> Estimate:
 def clusters() -> Mapping[str, GpuCluster]:
     """The clusters that have a name."""
     named = [
-        GpuCluster(name, system.device, system.per_host, system.tables, _cards(system), of_network=EFFICIENCY)
+        GpuCluster(
+            name,
+            system.device,
+            system.per_host,
+            system.tables,
+            _cards(system),
+            of_network=EFFICIENCY,
+            domain=system.domain,
+        )
         for name, system in SYSTEMS.items()
     ]
     named += [

@@ -85,6 +85,7 @@ def known_host(cluster: str, host: HostSide | None) -> HostSide:
 
 _DDR4_3200_BYTES_PER_S = 8 * 25.6e9
 _DDR5_4800_BYTES_PER_S = 8 * 38.4e9
+_DDR5_5600_BYTES_PER_S = 8 * 44.8e9
 """Of a processor with 8 channels."""
 
 HOSTS: Mapping[str, HostSide] = {
@@ -101,6 +102,13 @@ HOSTS: Mapping[str, HostSide] = {
         2 * _DDR5_4800_BYTES_PER_S,
         "mlcommons/inference_results_v4.1, closed/NVIDIA/systems/DGX-H100_H100-SXM-80GBx8_TRT.json: 2 TB, two Xeon "
         "Platinum 8480C (8 channels of DDR5-4800 each), PCIe Gen5 x16, 504 GB/s for eight devices",
+    ),
+    "b200-dgx": HostSide(
+        "PCIe-5-x16",
+        1.8e12,
+        2 * _DDR5_5600_BYTES_PER_S,
+        "mlcommons/inference_results_v6.0, closed/Nebius/systems/nebius_b200_n1.json, an HGX B200: 1.8 TB, two Xeon "
+        "Platinum 8580 (8 channels of DDR5-5600 each), PCIe Gen5 x16",
     ),
 }
 """By the name of the cluster (:func:`planner.extras.transformers.cluster.clusters`)."""

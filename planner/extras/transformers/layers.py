@@ -472,9 +472,9 @@ class _Rank:
     def hop(self, num_bytes: float) -> Estimate:
         """From one rank of a ring to the next; of a ring over several hosts one that leaves its host."""
         tensor = self.ways.tensor
-        per_host = self.cluster.per_host
-        is_inside = tensor * self.ways.context <= per_host
-        return self.cluster.send(num_bytes, tensor if is_inside else per_host, min(tensor, per_host))
+        joined = self.cluster.joined
+        is_inside = tensor * self.ways.context <= joined
+        return self.cluster.send(num_bytes, tensor if is_inside else joined, min(tensor, joined))
 
     def block(self) -> Pass:
         """Of a block, with what its backward computes again."""

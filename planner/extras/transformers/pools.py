@@ -106,8 +106,8 @@ class Pools:
         gathered_s = 0.0
         if not ways.sequence_parallel:
             gathered_s = cluster.exchange("all_gather", num_bytes, tensor).seconds
-        sent_s = cluster.card_s(num_bytes / tensor, min(cluster.per_host, tensor * ways.copies))
-        if (tensor + 1) * ways.copies <= cluster.per_host:
+        sent_s = cluster.card_s(num_bytes / tensor, min(cluster.joined, tensor * ways.copies))
+        if (tensor + 1) * ways.copies <= cluster.joined:
             sent_s = min(sent_s, cluster.send(num_bytes / tensor, 1).seconds)
         return sent_s + gathered_s
 
@@ -155,8 +155,9 @@ class GpuRange:
     stop: int
 
     def shares_host(self, other: GpuRange) -> bool:
-        """Whether all GPUs of both are on one host."""
-        hosts = [end // self.cluster.per_host for end in (self.start, self.stop - 1, other.start, other.stop - 1)]
+        """Whether all GPUs of both are on one host, or on hosts that NVLink joins."""
+        filled = self.cluster.filled(self.stop - self.start)
+        hosts = [end // filled for end in (self.start, self.stop - 1, other.start, other.stop - 1)]
         return self.cluster.name == other.cluster.name and len(set(hosts)) == 1
 
 
@@ -170,7 +171,7 @@ def message(
         gathered = max(parts, key=lambda part: part.seconds)
     if one.shares_host(other):
         return one.cluster.send(num_bytes / min(one.tensor, other.tensor), 1) + gathered
-    ends = [(end, min(end.cluster.per_host, end.tensor * ways.copies)) for end in (one, other)]
+    ends = [(end, min(end.cluster.joined, end.tensor * ways.copies)) for end in (one, other)]
     times = [end.cluster.card_s(num_bytes / end.tensor, at_once) for end, at_once in ends]
     if wire is not None:
         times.append(wire.alpha_s + max(at_once * num_bytes / end.tensor for end, at_once in ends) / wire.bytes_per_s)

@@ -135,7 +135,7 @@ class DegreesSpace:
     """What may be chosen; an empty tuple leaves it open.
 
     Attributes:
-        tensor: degrees; open: powers of two up to a host.
+        tensor: degrees; open: powers of two up to a host, or to the hosts that NVLink joins.
         interleave: chunks a stage, where the blocks divide by the chunks, and the micro-batches by the stages.
         micro_batch: samples; open: powers of two.
         zero: levels; 2 and 3 without a pipeline alone.
@@ -163,7 +163,7 @@ class DegreesSpace:
         self, shape: Transformer, cluster: GpuCluster, devices: int, global_batch: int
     ) -> Iterator[ParallelDegrees]:
         """All into tensor, context, pipeline and data ranks and micro-batches, on at most so many devices."""
-        for tensor in self.degrees(shape, min(cluster.per_host, devices)):
+        for tensor in self.degrees(shape, min(cluster.joined, devices)):
             for context in self.contexts(shape, tensor, devices // tensor):
                 most = devices // (tensor * context)
                 for pipeline in self.pipeline or range(1, min(shape.layers, most) + 1):

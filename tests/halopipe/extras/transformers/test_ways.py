@@ -322,6 +322,23 @@ def test_a_config_json_is_the_network_and_all_that_it_was_not_told_is_said(folde
     good("export", "ways.json", "--to", "megatron")
 
 
+@pytest.mark.parametrize(
+    ("transformer", "cluster", "gpus", "more", "said"),
+    [
+        ("llama3-70b", "gb200-nvl72", 72, (), "on 72 GB200 (gb200-nvl72, 4 a host, NVLink joins 72)"),
+        ("llama3-70b", "gb200-nvl72", 72, ("--fits",), "  fits: "),
+        ("gpt3-175b", "gb300-nvl72", 64, ("--tensor", "16", "--precision", "fp8"), "tensor 16"),
+        ("llama3-70b", "b200-dgx", 16, ("--precision", "fp8"), "on 16 B200 (b200-dgx, 8 a host)"),
+        ("llama3-70b", "b300-dgx", 16, (), "on 16 B300 (b300-dgx, 8 a host)"),
+    ],
+)
+def test_blackwell_is_planned_for_and_its_nvlink_joins_hosts(
+    transformer: str, cluster: str, gpus: int, more: tuple[str, ...], said: str
+) -> None:
+    asked = (transformer, "--on", cluster, "--gpus", str(gpus), "--global-batch", str(gpus), *more)
+    assert said in good("ways", *asked).output
+
+
 def test_experts_are_told_with_what_a_token_goes_through_of_them_and_shared_by_ranks() -> None:
     told = good("ways", "mixtral-8x7b", *on("h100-dgx", 64, "--expert", "8")).output
     assert "46.7e9 parameters, 12.88e9 of them for a token" in told

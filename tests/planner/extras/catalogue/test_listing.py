@@ -42,8 +42,10 @@ def test_figures_are_of_a_plausible_size(entry: catalogue.DeviceEntry) -> None:
 def test_the_machines_people_ask_for_are_there() -> None:
     wanted = {"V100-16GB", "V100-32GB", "A100-40GB", "A100-80GB", "H100-SXM", "H100-PCIe", "H200", "L4", "L40S", "T4"}
     wanted |= {"RTX-4090", "RTX-3090", "Titan-V", "Titan-Xp", "MI250X", "MI300X", "EPYC-7763", "Alveo-U280"}
-    assert wanted | {"IPU-GC200"} <= set(catalogue.devices())
-    assert {"PCIe-4-x16", "NVLink-4", "InfiniBand-NDR", "Ethernet-25G"} <= set(catalogue.links())
+    wanted |= {"B200", "B300", "GB200", "GB300", "IPU-GC200"}
+    assert wanted <= set(catalogue.devices())
+    cables = {"PCIe-4-x16", "NVLink-4", "NVLink-5", "InfiniBand-NDR", "InfiniBand-XDR", "Ethernet-25G"}
+    assert cables <= set(catalogue.links())
     assert catalogue.link("Ethernet-10G").bandwidth_bytes_per_s.value == 1.25e9
 
 
@@ -92,6 +94,8 @@ def test_keys_that_come_twice_or_are_missing_are_named() -> None:
     [
         ("NVIDIA H200", 139.8, "H200"),
         ("NVIDIA H100 80GB HBM3", 79.1, "H100-SXM"),
+        ("NVIDIA B200", 178.35, "B200"),
+        ("NVIDIA GB200", 184.0, "GB200"),
         ("NVIDIA H100 PCIe", 79.6, "H100-PCIe"),
         ("NVIDIA A100-SXM4-40GB", 39.4, "A100-40GB"),
         ("NVIDIA A100 80GB PCIe", 79.2, "A100-80GB"),

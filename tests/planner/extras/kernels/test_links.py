@@ -38,7 +38,7 @@ def test_half_of_a_sum_is_a_scatter_or_a_gather_and_the_evidence_says_so() -> No
 
 def test_a_switch_that_sums_makes_sums_faster_than_their_halves() -> None:
     """On H100, whose NVLink switches add what passes; where a table has scatters and gathers, it counts."""
-    for system, least, most in (("h100_dgx", 1.2, 1.5), ("a100_dgx", 0.9, 1.2)):
+    for system, least, most in (("h100_dgx", 1.2, 1.5), ("a100_dgx", 0.9, 1.2), ("b200_dgx", 1.05, 1.3)):
         known = links(system)
         size = 2.0**28
         whole = known.collective("all_reduce", size, 8, 8)
@@ -90,3 +90,11 @@ def test_a_system_by_name_is_a_cluster_with_the_links_of_its_tables() -> None:
     assert dict(sums.points) == pytest.approx(points)
     with pytest.raises(UsageError, match="12 devices are no whole number of hosts"):
         cluster_of("h100-dgx", 12)
+
+
+def test_hosts_that_nvlink_joins_are_one_host_to_a_plan() -> None:
+    joined = cluster_of("gb200-nvl72", 72)
+    assert joined.tiers_used() == (WITHIN_HOST,)
+    assert cluster_of("gb200-nvl72", 144).tiers_used() == (WITHIN_HOST, ACROSS_HOSTS)
+    with pytest.raises(UsageError, match="76 devices are no whole number of hosts"):
+        cluster_of("gb200-nvl72", 76)

@@ -556,6 +556,25 @@ def test_beyond_a_pair_that_nvlink_joins_the_slower_link_counts() -> None:
     assert pairs.send(size, stride=2).seconds > 4 * whole.send(size, stride=2).seconds
 
 
+def test_hosts_that_nvlink_joins_exchange_as_one() -> None:
+    """Tensor and expert groups over several hosts of an NVL72; beyond it the cards, of which each GPU has one."""
+    joined = named_cluster("gb200-nvl72")
+    apart = replace(joined, domain=0)
+    size = 2.0**28
+    for name in ("all_gather", "all_to_all"):
+        near, all_of_it, beyond = (joined.exchange(name, size, members).seconds for members in (4, 64, 128))
+        assert all_of_it < 1.4 * near
+        assert apart.exchange(name, size, 64).seconds > 1.9 * all_of_it
+        assert beyond > all_of_it
+    assert joined.send(size, 64).seconds == joined.send(size, 1).seconds < joined.send(size, 72).seconds / 3
+    assert joined.send(size, 72, at_once=72).seconds > 3.5 * joined.send(size, 72).seconds  # of four cards one
+    assert joined.waited_s(exact(1.0), 10.0, 16) == TAKEN_WITHIN
+    ways = ParallelDegrees(tensor=8, pipeline=4, data=4, micro_batch=1, sends=Sends.BLOCKING)
+    inside = hops_of(SMALL, joined, ways)
+    assert [hop.seconds for hop in inside] == pytest.approx([inside[0].seconds, inside[1].seconds, inside[0].seconds])
+    assert inside[1].seconds > inside[0].seconds  # two stages of 32 fill a domain
+
+
 A100, H100 = map(named_cluster, ("a100-dgx", "h100-dgx"))
 
 SMALL = named_transformer("gpt2-345m")
