@@ -19,6 +19,7 @@ from halopipe.extra import FaceExtra
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from planner.ir.plan import Plan
     from planner.ir.profile import Profile
@@ -35,6 +36,15 @@ class Transformers(FaceExtra):
         from halopipe.extras.transformers.ways import plan_by
 
         return plan_by(profile, ways, global_batch, micro_batch, memory_bytes=memory_bytes)
+
+    def write_page(self, file: Path, page: Path) -> bool:
+        from halopipe.extras.transformers import page as pages
+        from halopipe.extras.transformers.ways import asked_again, space_of
+
+        report = asked_again(file)
+        if report is not None:
+            pages.write(report, space_of(report.asked.options), page)
+        return report is not None
 
 
 EXTRA = Transformers()

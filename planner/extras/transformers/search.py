@@ -28,10 +28,10 @@ from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.division import DivisionSearch, seats_of, shortest_s
 from planner.extras.transformers.fits import MemoryFit, changes, packed, undivided
 from planner.extras.transformers.pools import Pools
-from planner.extras.transformers.shape import ParallelDegrees, Transformer
+from planner.extras.transformers.shape import Offload, ParallelDegrees, Transformer
 from planner.extras.transformers.space import DegreesSpace
 from planner.extras.transformers.step import StepPrediction, least_s, predict
-from planner.ir.errors import InfeasibleError
+from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.lazy import once_by
 
 TIE = 0.03
@@ -122,7 +122,7 @@ def search(
         solver.take_all(start_s + time_limit_s / 2)  # each pool alone: with others it is never worse
         solver.divide_pools(cluster)
     if not solver.num_ways:
-        raise undivided(shape, devices, global_batch, [ground.per_host for ground, _ in grounds])
+        raise solver.undivided()
     return solver.run(rivals)
 
 
@@ -334,13 +334,23 @@ class _DegreesSearch:
                 shown.setdefault(_division(made.ways), made)
         return tuple(sorted(shown.values(), key=_order)[1 : number + 1])
 
+    def undivided(self) -> UsageError:
+        """What to say where nothing of the space divides network, devices and batch."""
+        grounds = [pool.cluster for pool in self.cluster.pools] if isinstance(self.cluster, Pools) else [self.cluster]
+        per_host = [ground.per_host for ground in grounds]
+        return undivided(self.shape, self.devices, self.global_batch, per_host, self.space)
+
     def _infeasible(self) -> Exception:
         gib = 2**30
+        if self.least_large is None and self.space.base.offload is Offload.NONE:
+            return self.undivided()
         if self.least_large is None:
-            return InfeasibleError(f"{self.shape.name} does not fit on {self.cluster.name}", [], self._remedies())
+            reason = f"the hosts' memory has no room for what --offload {self.space.base.offload.value} puts there"
+            return InfeasibleError(f"{self.shape.name} does not fit on {self.cluster.name}", [reason], self._remedies())
         fit, cluster = self.least_large
         memory = fit.memory
-        parts = ("state", memory.state), ("activations", memory.activations), ("one pass", memory.working)
+        state = "weights, gradients and optimiser"
+        parts = (state, memory.state), ("activations", memory.activations), ("one pass", memory.working)
         largest, held = max(parts, key=itemgetter(1))
         return InfeasibleError(
             f"{self.shape.name} does not fit on {fit.ways.devices} {cluster.device}",
