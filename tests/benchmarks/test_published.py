@@ -32,10 +32,20 @@ def test_tables_of_other_people_are_predicted_where_the_model_has_words_for_them
         "Automodel, does it fit, its sizes",
         "Megatron-Bridge, H100, experts, recomputation by operator",
         "Megatron-Bridge, H100, experts, one of its settings",
+        "InternEvo, zero1_group in its division",
+        "InternEvo, its step",
+        "DGX Cloud, H100, dense, what is computed again",
+        "NeMo, what is computed again",
+        "fms-fsdp, weights that are divided within a host alone",
+        "Pax, what is computed again",
+        "Primus, its step",
+        "Aceso, no cluster of A10G",
+        "Mist, no cluster of L4",
     ):
         assert sizes[f"left out, {left_out}"] >= 1
     assert sizes["MLPerf, Llama 3.1 405B"] == 1  # of 8 bits, with context ranks
     assert not rows["SimuMax, B200, dense: runs"].holds
+    assert (sizes["InternEvo"], sizes["DGX Cloud, H100, dense"], sizes["DGX Cloud, H100, experts"]) == (2, 3, 1)
     held = "Megatron-Bridge, H100, dense"
     assert abs(rows[f"{held}: mean of errors with their signs"].value) <= rows[f"{held}: mean error"].value
     assert rows[f"{held}: mean error"].value <= rows[f"{held}: largest error"].value
