@@ -22,9 +22,9 @@
                        0.91 of the peak in bfloat16, which says eight bits, the others are left out
 
 Left out by their own words: networks that are no transformer of ours, adapters, packed samples, sizes or divisions that
-are not stated.  NeMo, later releases of DGX Cloud, Pax and all but a few of Aceso and Mist do not say what is computed again;
-Primus says no batch; fms-fsdp divides weights within a host alone, or does not say how many blocks are computed again;
-L4, A10G and MI300X are in no named cluster.
+are not stated.  NeMo, later releases of DGX Cloud, Pax and all but a few of Aceso and Mist do not say what is computed
+again; Primus says no batch; fms-fsdp divides weights within a host alone, or does not say how many blocks are computed
+again; L4, A10G and MI300X are in no named cluster.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from operator import attrgetter
 
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.memory import Memory, ends_of, in_flight, memory_with
-from planner.extras.transformers.shape import Offload, ParallelDegrees, Transformer
+from planner.extras.transformers.shape import MOST_DEGREE, Offload, ParallelDegrees, Transformer
 from planner.extras.transformers.space import DegreesSpace
 from planner.extras.transformers.step import fullest
 from planner.ir.errors import UsageError
@@ -230,7 +230,8 @@ def changes(
     if cluster.host is not None and space.base.offload is Offload.NONE:
         for offload in (Offload.OPTIMIZER, Offload.ACTIVATIONS):
             alone = alone + tried(shape, devices, (), offload)
-    numbers = [devices << power for power in range(1, _MOST_DOUBLINGS)]
+    doubled = (devices << power for power in range(1, _MOST_DOUBLINGS))
+    numbers = [number for number in doubled if number <= MOST_DEGREE]
     more = next(filter(None, (tried(shape, number, ()) for number in numbers)), [])
     if not more and not alone and fixed:
         more = next(filter(None, (tried(shape, number, fixed) for number in numbers)), [])

@@ -26,7 +26,7 @@ from operator import itemgetter
 
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.division import DivisionSearch, seats_of, shortest_s
-from planner.extras.transformers.fits import MemoryFit, changes, packed, undivided
+from planner.extras.transformers.fits import MemoryFit, changes, least, packed, undivided
 from planner.extras.transformers.pools import Pools
 from planner.extras.transformers.shape import Offload, ParallelDegrees, Transformer
 from planner.extras.transformers.space import DegreesSpace
@@ -237,6 +237,7 @@ class _DegreesSearch:
     def run(self, rivals: int) -> BestDegrees:
         """Until the best is proved."""
         self.take_all(self.stop_s)
+        self._take_smallest()
         left_s = self._heap[0][0] if self._heap else inf
         loose_s = min((self._tightened(bound_s, division) for bound_s, division in self.loose), default=inf)
         if not self.simulated:
@@ -251,7 +252,17 @@ class _DegreesSearch:
 
     def _is_late(self, stop_s: float = inf) -> bool:
         is_over = self.num_labels > _MOST_LABELS or time.monotonic() > min(stop_s, self.stop_s)
-        return bool(self.simulated) and is_over
+        return is_over and (bool(self.simulated) or isinstance(self.cluster, GpuCluster))
+
+    def _take_smallest(self) -> None:
+        """Where the time is over before a way that fits was met: the one that holds least is the answer, if it fits."""
+        if self.simulated or not self._heap or not isinstance(self.cluster, GpuCluster):
+            return
+        fit = least(self.shape, self.cluster, self.devices, self.global_batch, self.space)
+        if fit is not None and fit.fits:
+            self._simulate(fit.ways)
+        elif fit is not None:
+            self.least_large = fit, self.cluster
 
     def _take(self) -> PricedDegrees | None:
         """The item with the least bound: looked into, or simulated."""
