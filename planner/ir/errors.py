@@ -137,10 +137,10 @@ def nearest(name: str, names: Iterable[str]) -> list[str]:
     """The remedy of a name that is not among ``names``: the one that is like it, or that it is a part of; or empty."""
     from difflib import get_close_matches  # late: it is asked for when something is wrong
 
-    known = list(names)
-    near = get_close_matches(name, known, n=1)
+    choices = list(names)
+    near = get_close_matches(name, choices, n=1)
     if not near and len(name) >= _TELLING:
-        near = [each for each in known if name in each][:1]
+        near = [each for each in choices if name in each][:1]
     return [f"{each} (did you mean that?)" for each in near]
 
 
