@@ -9,6 +9,7 @@ from halopipe.extras.figures.colours import SKY as SKY
 from halopipe.extras.figures.colours import VERMILION as VERMILION
 from halopipe.extras.figures.colours import WORDS as WORDS
 from halopipe.extras.figures.colours import YELLOW as YELLOW
+from halopipe.extras.figures.colours import stage_colour as stage_colour
 from halopipe.extras.figures.figures import accuracy as accuracy
 from halopipe.extras.figures.figures import draw_step as draw_step
 from halopipe.extras.figures.figures import gantt as gantt
@@ -17,5 +18,4 @@ from halopipe.extras.figures.figures import memory as memory
 from halopipe.extras.figures.figures import memory_over_time as memory_over_time
 from halopipe.extras.figures.figures import require_format as require_format
 from halopipe.extras.figures.figures import save as save
-from halopipe.extras.figures.colours import stage_colour as stage_colour
 from halopipe.extras.figures.figures import svg as svg
