@@ -45,10 +45,6 @@ class FaceExtra(Extra):
         """Writes a report of a plan and what belongs to it; whether it was done."""
         return False
 
-    def write_page(self, file: Path, page: Path) -> bool:
-        """Writes the page of an answer that is no plan; whether the file holds one of its own."""
-        return False
-
     def serve(self, plan: Plan, module: Any, **options: Any) -> Any | None:
         """A plan that answers requests."""
         return None

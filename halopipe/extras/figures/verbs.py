@@ -9,6 +9,7 @@ import typer
 
 from halopipe.cli.options import ClusterOption, ProfileOption
 from halopipe.extra import FaceExtra
+from halopipe.extras.figures import EXTRA
 from halopipe.extras.figures import notebook as notebooks
 from halopipe.run_spec.schema import MOST_PLANS
 from halopipe.terminal import console, units
@@ -44,7 +45,8 @@ def report(
 
     reporting.require_page(output)
     with claimed([output], [*files, profile, cluster]):
-        if len(files) == 1 and any(extra.write_page(files[0], output) for extra in extras(FaceExtra)):
+        others = (extra for extra in extras(FaceExtra) if extra is not EXTRA)
+        if any(extra.write_report(files, output, None) for extra in others):
             console.wrote(output, "open it in a browser; it needs no network")
             return
         sources = reporting.read(files, profile, cluster)

@@ -13,16 +13,17 @@ Modules:
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from halopipe.extra import FaceExtra
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from planner.ir.plan import Plan
     from planner.ir.profile import Profile
+    from planner.ir.timeline import TimelineFile
 
 
 class Transformers(FaceExtra):
@@ -37,13 +38,16 @@ class Transformers(FaceExtra):
 
         return plan_by(profile, ways, global_batch, micro_batch, memory_bytes=memory_bytes)
 
-    def write_page(self, file: Path, page: Path) -> bool:
-        from halopipe.extras.transformers import page as pages
+    def write_report(
+        self, files: Sequence[str | Path | Plan | Profile | TimelineFile], path: str | Path, profile: Profile | None
+    ) -> bool:
+        """Of one file, where that is an answer of ``halopipe ways``."""
+        from halopipe.extras.transformers import page
         from halopipe.extras.transformers.ways import asked_again, space_of
 
-        report = asked_again(file)
+        report = asked_again(Path(files[0])) if len(files) == 1 and isinstance(files[0], (str, Path)) else None
         if report is not None:
-            pages.write(report, space_of(report.asked.options), page)
+            page.write(report, space_of(report.asked.options), Path(path))
         return report is not None
 
 
