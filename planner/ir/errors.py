@@ -129,19 +129,11 @@ class UnknownNameError(UsageError):
     usual = ("one of the names above",)
 
 
-_TELLING = 3
-"""Letters of a part of a name that tell which name is meant."""
-
-
 def nearest(name: str, names: Iterable[str]) -> list[str]:
-    """The remedy of a name that is not among ``names``: the one that is like it, or that it is a part of; or empty."""
+    """The remedy of a name that is not among ``names``: the one that may be meant; empty if none is like it."""
     from difflib import get_close_matches  # late: it is asked for when something is wrong
 
-    choices = list(names)
-    near = get_close_matches(name, choices, n=1)
-    if not near and len(name) >= _TELLING:
-        near = [each for each in choices if name in each][:1]
-    return [f"{each} (did you mean that?)" for each in near]
+    return [f"{near} (did you mean that?)" for near in get_close_matches(name, list(names), n=1)]
 
 
 class MissingDeviceError(UsageError):
