@@ -15,18 +15,25 @@
                        what is computed again: of two networks the recipe does (``recipes/qwen/h100``), the others are
                        left out.  Experts are whole (``expert_tensor_parallel_size=1``), and tokens spread evenly by
                        force, but for cards of a ``pretrain``, whose tokens go where the router says
-    NeMo               the same of 2024 and 2025, with sums of gradients in half precision beside 8 bits alone, and
-                       delayed scaling (``recipes/precision``); nothing is computed again where its configurations for
-                       H100 have that division (``performance/recommended_model_configs``), other rows are left out
+    NeMo               the same of 2024 and 2025, with delayed scaling (``recipes/precision``); nothing is computed
+                       again where its configurations for H100 have that division
+                       (``performance/recommended_model_configs``), other rows are left out
     Automodel          FSDP2 and expert ranks, by ``examples/llm_benchmark``: DeepEP, a gate that is balanced by force
     Megatron-LM's tests  one host, deterministic kernels; small ones wait for it.  One of another machine takes 13
                        times as long as the same case elsewhere: left out
+    DGX Cloud          NeMo around Megatron-LM core, by the file of settings of a release: ZeRO-1, gradients in bfloat16
+                       summed beside the backward, sequence parallelism, the rest as in recipes for speed; experts one
+                       after another
+    InternEvo          Apex's and FlashAttention's kernels, gradients in bfloat16, summed beside the backward
+                       (``configs/7B_sft.py``); ZeRO-1 of all replicas, no sequence parallelism
     MLPerf             a row has no precision where its script exports none; those of 405 billion weights are in eight
                        bits, with delayed scaling (``config_common.sh``, ``pretrain.py``), the others are left out, as
                        those whose script has fp4 in its name; the rest is as in recipes for speed
 
 Left out by their own words: networks that are no transformer of ours, adapters, packed samples, sizes or divisions that
-are not stated.
+are not stated.  Later releases of DGX Cloud, Pax and all but a few of Aceso and Mist do not say what is computed
+again; Primus says no batch; fms-fsdp divides weights within a host alone, or does not say how many blocks are computed
+again; L4, A10G and MI300X are in no named cluster.
 """
 
 from __future__ import annotations
@@ -63,7 +70,7 @@ GIB = 2**30
 _GPUS = {
     "A100": "A100-80GB", "A100-SXM4-80GB": "A100-80GB", "H100": "H100-SXM", "H100-80GB": "H100-SXM",
     "H100-96GB-HBM2e-500W": "H100-SXM", "H100-95GB-HBM2e": "H100-SXM", "NVIDIA H100-SXM5-80GB": "H100-SXM",
-    "NVIDIA H200-SXM5-141GB": "H200",
+    "NVIDIA H200-SXM5-141GB": "H200", "H100-SXM-80GB": "H100-SXM", "A100-SXM4-40GB": "A100-40GB",
 }  # fmt: skip
 """What sources call a device, and what the catalogue does; others by their own name, or the one in brackets."""
 _NAMED = {
@@ -83,6 +90,7 @@ ADAPTERS = "adapters or packed samples"
 OTHER = "no transformer of the model's"
 AGAIN = "another part of a run that is here"
 VARIANT = "one of its settings"
+STEP = "its step"
 
 
 def settings(folder: Path) -> Iterator[Setting]:
@@ -189,8 +197,8 @@ def _stated(
 ) -> Setting:
     """A row of ``rows``, whose common columns are alike."""
     setting = Setting(
-        group, line["id"], framework, _device(line["gpu"]), int(line["global_batch"]), float(line["measured_s"]),
-        unstated=unstated,
+        group, line["id"], framework, _device(line["gpu"]), int(line["global_batch"] or 0),
+        float(line["measured_s"] or 0), unstated=unstated,
     )  # fmt: skip
     return setting if unstated else replace(setting, shape=shape(line), division=_division(line), **more)
 
@@ -351,8 +359,7 @@ def _nemo(line: Line) -> Setting:
 
     parts = ("tensor", "pipeline", "context", "interleave", "micro_batch")
     ranks = "-".join(line[part] or "1" for part in parts)
-    is_narrow = "fp8" in line["dtype"]
-    group = f"NeMo, {line['gpu'].partition('-')[0]}, {'8 bits' if is_narrow else 'half precision'}"
+    group = f"NeMo, {line['gpu'].partition('-')[0]}, 8 bits"
     told = {**line, "recompute": "none", "zero": "1", "sequence_parallel": str(line["tensor"] != "1").lower()}
     unstated = _unstated(
         told,
@@ -363,7 +370,7 @@ def _nemo(line: Line) -> Setting:
     if unstated:
         return setting
     software = _for_speed(setting.shape, setting.division)
-    return replace(setting, software={**software, "fp32_gradients": not is_narrow, "scaling": Scaling.DELAYED})
+    return replace(setting, software={**software, "scaling": Scaling.DELAYED})
 
 
 _RECIPES: Mapping[str, Mapping[str, Any]] = {
@@ -386,7 +393,7 @@ def _card(line: Line) -> Setting:
     asked = (
         (kind.startswith("checkpoint_resume"), AGAIN),
         (kind.startswith(("sft", "peft")) or "SFT" in line["model"], ADAPTERS),
-        (not step or not line["global_batch"], "its step"),
+        (not step or not line["global_batch"], STEP),
         (not all(line[name] for name in ("tensor", "pipeline", "micro_batch", "gpus")), DIVISION),
         (shape is None, OTHER),
         (variant not in ("no overlap", _OVERLAPPED), VARIANT),
@@ -461,6 +468,68 @@ def _fit(line: Line) -> Setting:
 def _nous(line: Line) -> Setting:
     """The device is not named; 178 GiB are a B200's.  Nor are its expert ranks."""
     return Setting("torchtitan of Nous", line["scaling"], TITAN, "B200", 1, 0.0, unstated=DIVISION)
+
+
+def _intern_evo(line: Line) -> Setting:
+    """A part of the replicas that state is divided over is none of ours, but where it is all of them."""
+    unstated = _unstated(line, (not line["measured_s"], STEP), ("packed samples" in line["note"], ADAPTERS))
+    setting = _stated(
+        line, "InternEvo", "InternEvo", _shape, unstated,
+        software={"fp32_gradients": False, "overlap_gradients": True}, cards_bytes_per_s=4 * 100 * GBIT,
+    )  # fmt: skip
+    group = line["zero1_group"]
+    if unstated or group in ("-1", line["data"]):
+        return setting
+    return replace(setting, division={**setting.division, "zero1_group": int(group)})
+
+
+_OF_NEMOTRON = {**MODERN, "gated": False, "layer_norm": True, "relu": True}
+_CLOUD_FILES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "GPT3-175B": ("v24.11.1 v25.02 v25.04", {"fused_attention": True}),
+    "Grok-1-314B": ("v24.11.1 v25.02 v25.04", {}),
+    "Llama-3.1-8B": ("v24.11.1 v25.02", {}),
+    "Llama-3.1-70B": ("v24.11.1 v25.02", {}),
+    "Llama-3.1-405B": ("v24.11.1 v25.02", {}),
+    "Nemotron-4-15B": ("v24.11.1 v25.02", _OF_NEMOTRON),
+    "Nemotron-4-340B": ("v24.11.1 v25.02", _OF_NEMOTRON),
+}
+"""By network, the releases with a file of its settings, and what that says of the network beside its sizes."""
+
+
+def _cloud(line: Line) -> Setting:
+    """By the file of NeMo's settings, which early releases have; what later ones compute again is in NeMo's recipes."""
+    model = line["model"]
+    releases, network = _CLOUD_FILES.get(model, ("", {}))
+    has_file = line["release"] in releases.split()
+    recompute = Recompute.SELECTIVE if model == "Nemotron-4-340B" else Recompute.NONE
+    of_file = {"recompute": recompute.value, "zero": "1"} if has_file else {}
+    stated = {**line, **of_file, "sequence_parallel": str(int(line["tensor"]) > 1).lower()}
+    without_chunks = not line["interleave"] and int(line["pipeline"]) > 1
+
+    def of_sizes(line: Line) -> Transformer:
+        return _shape(line, experts=int(line["experts"] or 0), top_k=int(line["top_k"] or 0), **network)
+
+    group = f"DGX Cloud, {line['gpu'].removesuffix('-80GB')}, {'experts' if line['experts'] else 'dense'}"
+    unstated = _unstated(stated, (without_chunks, DIVISION))
+    setting = _stated(stated, group, MEGATRON, of_sizes, unstated)
+    if unstated:
+        return setting
+    return replace(setting, software={**_for_speed(setting.shape, setting.division), "scaling": Scaling.DELAYED})
+
+
+def _rarely_stated(group: str, framework: str) -> Callable[[Line], Setting]:
+    """Tables that hardly ever say all of a run."""
+
+    def setting(line: Line) -> Setting:
+        unstated = _unstated(
+            line,
+            (not line["measured_s"], STEP),
+            (line.get("task", "pretrain") != "pretrain", ADAPTERS),
+            ("HSDP" in line["note"], "weights that are divided within a host alone"),
+        )
+        return _stated(line, group, framework, _shape, unstated)
+
+    return setting
 
 
 _WIDE = 4096
@@ -551,8 +620,14 @@ _TABLES: Mapping[str, Callable[[Line], Setting]] = {
     "rows/bigscience_a100.csv": _bigscience,
     "rows/simumax_b200.csv": _simumax,
     "rows/megatron_bridge.csv": _bridge,
+    "rows/internevo.csv": _intern_evo,
     "rows/nemo_h100.csv": _nemo,
-    "rows/dgxc_benchmarking.csv": _nemo,
+    "rows/dgxc_benchmarking.csv": _cloud,
+    "rows/fms_fsdp.csv": _rarely_stated("fms-fsdp", FSDP),
+    "rows/jax_toolbox.csv": _rarely_stated("Pax", "Pax"),
+    "rows/amd_primus.csv": _rarely_stated("Primus", "Primus"),
+    "rows/mist_aceso.csv": _rarely_stated("Aceso", "Aceso"),
+    "rows/mist_tuned.csv": _rarely_stated("Mist", "Mist"),
     "rows2/megatron_bridge_cards.csv": _card,
     "rows2/megatron_bridge_skills.csv": _card,
     "rows2/nemo_automodel_h100.csv": _automodel,

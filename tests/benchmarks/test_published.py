@@ -32,10 +32,16 @@ def test_tables_of_other_people_are_predicted_where_the_model_has_words_for_them
         "MLPerf, Llama 2 70B, LoRA, adapters or packed samples",
         "Automodel, H100, adapters or packed samples",
         "Automodel, does it fit, its sizes",
-        "NeMo, H100, 8 bits, what is computed again",
-        "NeMo, H100, half precision, what is computed again",
         "Megatron-Bridge, H100, experts, recomputation by operator",
         "Megatron-Bridge, H100, experts, its step",
+        "InternEvo, zero1_group in its division",
+        "InternEvo, its step",
+        "DGX Cloud, H100, dense, what is computed again",
+        "fms-fsdp, weights that are divided within a host alone",
+        "Pax, what is computed again",
+        "Primus, its step",
+        "Aceso, no cluster of A10G",
+        "Mist, no cluster of L4",
     ):
         assert sizes[f"left out, {left_out}"] >= 1
     assert sizes["MLPerf, Llama 3.1 405B"] == 2  # of 8 bits, with context ranks
@@ -46,6 +52,7 @@ def test_tables_of_other_people_are_predicted_where_the_model_has_words_for_them
     assert beside < 0.9 * alone
     assert sizes["SimuMax, B200, dense"] == 2  # nothing of them is in a price: their kernels are another table
     assert rows["SimuMax, B200, dense: mean error"].holds
+    assert (sizes["InternEvo"], sizes["DGX Cloud, H100, dense"], sizes["DGX Cloud, H100, experts"]) == (2, 3, 1)
     held = "Megatron-Bridge, H100, dense"
     assert abs(rows[f"{held}: mean of errors with their signs"].value) <= rows[f"{held}: mean error"].value
     assert rows[f"{held}: mean error"].value <= rows[f"{held}: largest error"].value
@@ -105,8 +112,12 @@ def test_of_lines_with_the_same_values_the_first_is_a_run(tmp_path: Path) -> Non
 
 def test_recipes_for_speed_are_held_against_what_their_code_says() -> None:
     """On H100 and H200: exchanges between tensor ranks in parts, and between chunks beside computing."""
-    nemo = ("NeMo, H100, 8 bits", "NeMo, H100, half precision")
-    groups = ("Megatron-Bridge, H100, dense", "MLPerf, Llama 3.1 405B", *nemo)
+    groups = (
+        "Megatron-Bridge, H100, dense",
+        "MLPerf, Llama 3.1 405B",
+        "NeMo, H100, 8 bits",
+        "DGX Cloud, H100, dense",
+    )
     runs, _ = predicted(
         [each for each in settings(TABLES) if each.group in groups and each.division.get("tensor", 1) > 1]
     )

@@ -4,6 +4,7 @@ Read ``figures`` (matplotlib), ``report`` with ``charts`` (bokeh) and the templa
 
 Besides:
 
+    colours        Of figures and pages, and what operations are called
     graph_layout   A network on paper: layers from left to right, wrapped into rows as words are, each value on a lane
                    of its own
     verbs          ``halopipe report``, ``draw`` and ``notebook``

@@ -22,7 +22,7 @@ from bokeh.models.annotations import Span
 from bokeh.plotting import figure
 from bokeh.resources import Resources
 
-from halopipe.extras.figures.figures import COLOURS, OPERATIONS, WORDS, stage_colour
+from halopipe.extras.figures.colours import COLOURS, OPERATIONS, WORDS, stage_colour
 from planner.ir.plan import Decision
 from planner.ir.schedule import COMPUTE, MESSAGE, Action, Op
 from planner.ir.timeline import Timeline

@@ -1,7 +1,5 @@
 """Figures: a step as a Gantt chart, memory by rank and over time, the network, predicted against measured.
 
-Colours are Okabe and Ito's (2008).
-
 Each function returns a matplotlib figure; nothing is shown and no global state is touched.  :func:`save` writes SVG or
 PNG, the same bytes for the same figure.
 """
@@ -20,40 +18,27 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from halopipe.extras.figures import graph_layout
-from halopipe.terminal import tables, units
+from halopipe.extras.figures.colours import (  # noqa: F401 - who draws beside these figures takes their colours
+    BLUE,
+    COLOURS,
+    GREEN,
+    GREY,
+    OPERATIONS,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    WORDS,
+    YELLOW,
+    stage_colour,
+)
+from halopipe.terminal import units
 from planner.ir.errors import UsageError
 from planner.ir.files import write_bytes, write_text
 from planner.ir.plan import Plan
 from planner.ir.schedule import MESSAGE, PER_STEP, Action, Op
 from planner.ir.timeline import Timeline
 
-ORANGE = "#E69F00"
-SKY = "#56B4E9"
-GREEN = "#009E73"
-YELLOW = "#F0E442"
-BLUE = "#0072B2"
-VERMILION = "#D55E00"
-PURPLE = "#CC79A7"
-GREY = "#999999"
-
-COLOURS = (BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY, YELLOW, GREY)
-OPERATIONS: Mapping[Op, str] = {
-    Op.FORWARD: SKY,
-    Op.BACKWARD: ORANGE,
-    Op.BACKWARD_INPUT: YELLOW,
-    Op.BACKWARD_WEIGHT: VERMILION,
-    Op.REDUCE_GRAD: PURPLE,
-    Op.UPDATE: GREEN,
-    Op.PREPARE: GREY,
-    **dict.fromkeys((Op.SEND_FORWARD, Op.SEND_BACKWARD), BLUE),
-    **dict.fromkeys((Op.RECV_FORWARD, Op.RECV_BACKWARD), GREY),
-}
-"""Colours by operation."""
-WORDS: Mapping[Op, str] = {
-    **tables.WORDS,
-    **dict.fromkeys((Op.SEND_FORWARD, Op.SEND_BACKWARD), "sending"),
-    **dict.fromkeys((Op.RECV_FORWARD, Op.RECV_BACKWARD), "receiving"),
-}
 _LABEL_FROM = 0.012  # of the step; shorter actions carry no label
 _MIB = 2**20
 _LIMIT_IN_VIEW = 1.5
@@ -80,11 +65,6 @@ def gantt(*timelines: Timeline, devices: Sequence[str] = ()) -> Figure:
     handles = [Patch(color=OPERATIONS[op], label=WORDS[op]) for op in OPERATIONS if op in drawn_ops]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles) or 1, frameon=False)
     return figure
-
-
-def stage_colour(number: int) -> str:
-    """Of stages, and of ranks where these are what is told apart: the same from one figure to the next."""
-    return COLOURS[number % len(COLOURS)]
 
 
 def memory(plans: Mapping[str, Plan]) -> Figure:

@@ -15,8 +15,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from halopipe.extras.figures import figures, graph_layout
-from halopipe.extras.figures.figures import OPERATIONS, WORDS, stage_colour
+from halopipe.extras.figures import graph_layout
+from halopipe.extras.figures.colours import OPERATIONS, WORDS, stage_colour
 from halopipe.planning import plan_files, searched_space, solve
 from halopipe.planning.compare import Comparison, proof_text, tie_text
 from halopipe.reports import explain
@@ -141,8 +141,11 @@ def _by_plan(plans: Mapping[str, Plan], runs: Mapping[str, TimelineFile]) -> dic
     return run_of
 
 
-def require_page(path: str | Path) -> None:
+def require_page(path: str | Path, option: str = "-o") -> None:
     """Whether the path is called as a page of HTML is, or is a pipe or device.
+
+    Args:
+        option: that named it.
 
     Raises:
         UsageError: it is not.
@@ -150,7 +153,8 @@ def require_page(path: str | Path) -> None:
     path = Path(path)
     if path.suffix.lower() not in _PAGES and (path.is_file() or not path.exists()):
         text = f"a report is a page of HTML, and {path.name!r} is not called so"
-        raise UsageError(text, ["a browser opens it, and can print it as PDF"], [f"-o {path.with_suffix('.html')}"])
+        remedy = f"{option} {path.with_suffix('.html')}"
+        raise UsageError(text, ["a browser opens it, and can print it as PDF"], [remedy])
 
 
 _PAGES = (".html", ".htm")
@@ -254,6 +258,8 @@ def figure_of(sources: ReportSources, what: str) -> Figure:
     Raises:
         UsageError: what it needs is not among the sources.
     """
+    from halopipe.extras.figures import figures  # late: matplotlib takes longer to load than the rest
+
     plan = sources.plan
     profile = sources.profile
     if what == "graph":

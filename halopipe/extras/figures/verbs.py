@@ -8,11 +8,14 @@ from typing import Annotated
 import typer
 
 from halopipe.cli.options import ClusterOption, ProfileOption
+from halopipe.extra import FaceExtra
+from halopipe.extras.figures import EXTRA
 from halopipe.extras.figures import notebook as notebooks
 from halopipe.run_spec.schema import MOST_PLANS
 from halopipe.terminal import console, units
 from halopipe.terminal.output_files import claimed, require_once
 from planner.ir.errors import UsageError, WorkerError
+from planner.ir.extras import extras
 from planner.ir.files import write_text
 
 _FIGURES = ("step", "memory", "graph")
@@ -23,7 +26,8 @@ def report(
         list[Path],
         typer.Argument(
             metavar="PLAN [PROFILE] [TIMELINE] [RIVAL...]",
-            help="Told apart by what they hold: the first plan is reported, further plans are its rivals.",
+            help="Told apart by what they hold: the first plan is reported, further plans are its rivals. Or an answer "
+            "of 'halopipe ways' alone.",
         ),
     ],
     profile: ProfileOption = None,
@@ -41,6 +45,10 @@ def report(
 
     reporting.require_page(output)
     with claimed([output], [*files, profile, cluster]):
+        others = (extra for extra in extras(FaceExtra) if extra is not EXTRA)
+        if any(extra.write_report(files, output, None) for extra in others):
+            console.wrote(output, "open it in a browser; it needs no network")
+            return
         sources = reporting.read(files, profile, cluster)
         front = None
         if pareto and sources.profile is None:

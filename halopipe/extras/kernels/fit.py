@@ -65,7 +65,7 @@ def _errors(fitted: Sequence[Fit]) -> Figure:
     """One panel a device: predicted over measured of each shape that was held back, by the time that it took."""
     from matplotlib.figure import Figure
 
-    from halopipe.reports.figures import COLOURS, GREY
+    from halopipe.extras.figures.colours import COLOURS, GREY
 
     devices = list(dict.fromkeys((fit.device, fit.dtype) for fit in fitted))
     kinds = list(dict.fromkeys(fit.kind for fit in fitted))

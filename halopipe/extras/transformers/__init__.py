@@ -13,6 +13,7 @@ Modules:
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from halopipe.extra import FaceExtra
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from planner.ir.plan import Plan
     from planner.ir.profile import Profile
+    from planner.ir.timeline import TimelineFile
 
 
 class Transformers(FaceExtra):
@@ -35,6 +37,18 @@ class Transformers(FaceExtra):
         from halopipe.extras.transformers.ways import plan_by
 
         return plan_by(profile, ways, global_batch, micro_batch, memory_bytes=memory_bytes)
+
+    def write_report(
+        self, files: Sequence[str | Path | Plan | Profile | TimelineFile], path: str | Path, profile: Profile | None
+    ) -> bool:
+        """Of one file, where that is an answer of ``halopipe ways``."""
+        from halopipe.extras.transformers import page
+        from halopipe.extras.transformers.ways import asked_again, space_of
+
+        report = asked_again(Path(files[0])) if len(files) == 1 and isinstance(files[0], (str, Path)) else None
+        if report is not None:
+            page.write(report, space_of(report.asked.options), Path(path))
+        return report is not None
 
 
 EXTRA = Transformers()

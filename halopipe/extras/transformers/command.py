@@ -52,7 +52,7 @@ def ways(
     if report is not None:
         from halopipe.extras.figures.report import require_page
 
-        require_page(report)
+        require_page(report, "--report")
         if fits:
             raise UsageError("--report is of the best way, and --fits answers another question", [], ["leave one out"])
     with claimed([output, report], [on, options.layers]):

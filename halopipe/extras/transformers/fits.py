@@ -10,7 +10,7 @@ from typing import Any
 
 from halopipe.extras.transformers.networks import Network, network_of
 from halopipe.extras.transformers.options import WaysOptions
-from halopipe.extras.transformers.ways import GIB, cluster_of, memory_text, space_of
+from halopipe.extras.transformers.ways import ANY_WIDTH, GIB, cluster_of, memory_text, space_of
 from halopipe.terminal import tables, units
 from planner.extras.export.launchers.job import launch_data
 from planner.extras.transformers.cluster import FRAGMENTED, RESERVED_BYTES, GpuCluster
@@ -116,7 +116,7 @@ class FitsReport:
         """Of all divisions the least, by ZeRO's level and by what is computed again."""
         hows = list(dict.fromkeys(how for _, how in self.by_choice))
         rows = [
-            [f"ZeRO-{zero}" if zero else "nothing divided", *(self._cell(zero, how) for how in hows)]
+            [f"ZeRO-{zero}", *(self._cell(zero, how) for how in hows)]
             for zero in dict.fromkeys(zero for zero, _ in self.by_choice)
         ]
         head = ["a rank holds at least, GiB", *(f"recompute {how.value}" for how in hows)]
@@ -143,7 +143,8 @@ class FitsReport:
             ]
             for change, priced in self.changed
         ]
-        return ["", tables.table(["would fit, the cheapest first", "step", "memory", "so"], rows)]
+        head = ["would fit, the cheapest first", "step", "memory", "so"]
+        return ["", tables.table(head, rows, width=ANY_WIDTH)]
 
 
 def _bytes(fit: MemoryFit) -> dict[str, Any]:
@@ -169,7 +170,7 @@ def find(transformer: str, on: str, devices: int, global_batch: int | None, opti
     batch = global_batch or devices
     smallest = least(shape, cluster, devices, batch, space)
     if smallest is None:
-        raise undivided(shape, devices, batch, [cluster.per_host])
+        raise undivided(shape, devices, batch, [cluster.per_host], space)
     by_choice = {}
     for zero in (level for level in _LEVELS if level in space.zero):
         for how in space.recompute:

@@ -44,11 +44,11 @@ class Network:
     def lines(self, cluster: GpuCluster | Pools, precision: Precision) -> list[str]:
         """For people: what it is, and what was not said of it."""
         shape = self.shape
-        parts = [f"{_billions(shape.parameters)} parameters"]
+        parts = [f"{_rounded(shape.parameters)} parameters"]
         if shape.experts:
-            parts[0] += f", {_billions(shape.active_parameters)} of them for a token"
+            parts[0] += f", {_rounded(shape.active_parameters)} of them for a token"
         if shape.mtp:
-            parts.append(f"{_billions(shape.mtp_parameters)} more in {units.count(shape.mtp, 'block')} of MTP")
+            parts.append(f"{_rounded(shape.mtp_parameters)} more in {units.count(shape.mtp, 'block')} of MTP")
         if shape.first_dense:
             blocks = units.count(shape.first_dense, "dense block")
             parts.append(f"{blocks} on the first stage, before the {shape.layers} that stages share")
@@ -60,7 +60,7 @@ class Network:
         lines = [f"{shape.name}: {'; '.join(parts)}"]
         if self.left_out:
             values = ", ".join(f"{name}={_value(value)}" for name, value in self.left_out.items())
-            lines.append(f"  left out, and so: {values}")
+            lines.append(f"  not given, and taken as: {values}")
         return [*lines, *(f"  {note}" for note in self.notes)]
 
 
@@ -98,7 +98,7 @@ def network_of(text: str) -> Network:
 
 
 def _sequence(described: Described) -> str:
-    return f"sequence {described.shape.seq:,} of {described.longest:,}"
+    return f"sequence {described.shape.seq:,} of the {described.longest:,} that it may have: seq=... asks for another"
 
 
 def _changed(network: Network, sizes: Mapping[str, Any]) -> Network:
@@ -124,5 +124,9 @@ def _value(value: Any) -> Any:
     return int(value) if isinstance(value, bool) else value
 
 
-def _billions(number: int) -> str:
-    return f"{number / 1e9:.4g}e9"
+def _rounded(number: int) -> str:
+    """Four digits: ``8.03 billion``, ``356.9 million``; below a million all."""
+    for size, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
+        if number >= size:
+            return f"{number / size:.4g} {word}"
+    return f"{number:,}"

@@ -176,7 +176,7 @@ def _front_figure(report: WaysReport, points: Sequence[PricedDegrees]) -> Figure
     """Step against memory; above them what a billion tokens cost, where a price is known."""
     from matplotlib.figure import Figure
 
-    from halopipe.extras.figures.figures import BLUE, GREY, ORANGE
+    from halopipe.extras.figures.colours import BLUE, GREY, ORANGE
 
     figure = Figure(figsize=(9.0, 3.6), layout="constrained")
     axes = figure.subplots()

@@ -21,7 +21,7 @@ from planner.extras.transformers.cluster import GpuCluster, named_cluster
 from planner.extras.transformers.host import COPIES, UPDATE
 from planner.extras.transformers.layers import CONTEXT_EXCHANGE, EXCHANGE, EXPERT_EXCHANGE
 from planner.extras.transformers.memory import Memory
-from planner.extras.transformers.passes import OPTIMISER, timed
+from planner.extras.transformers.passes import HOST, OPTIMISER, timed
 from planner.extras.transformers.pools import Pools, pools_of
 from planner.extras.transformers.search import TIE, BestDegrees, PricedDegrees, search
 from planner.extras.transformers.shape import (
@@ -35,7 +35,7 @@ from planner.extras.transformers.shape import (
 from planner.extras.transformers.space import DegreesSpace
 from planner.extras.transformers.step import BUBBLE, GRADIENTS, SENDS, StepPrediction
 from planner.ir.codec import from_json
-from planner.ir.errors import CorruptFileError, InfeasibleError, UsageError
+from planner.ir.errors import CorruptFileError, InfeasibleError, StaleFileError, UsageError
 from planner.ir.files import parse_json, read_text, write_text
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
@@ -44,33 +44,73 @@ if TYPE_CHECKING:
     from planner.costs.candidate import Candidate
 
 GIB = 2**30
+LAUNCHES = "waiting for the host to launch kernels"
+ON_HOST = "copies to the host, and its work"
+"""Shares of a step that are the host's."""
 T = TypeVar("T")
 _MOST_BYTES = 16 * 2**20
+ANY_WIDTH = 10_000
+"""Of tables whose last column is a way: the screen folds it."""
 _FULL = 0.9
 """Of the memory that may be used; a way that fills as much is bound by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was asked for, as it was typed; file names are as seen from where it was."""
+
+    transformer: str
+    on: str
+    gpus: int
+    global_batch: int
+    options: WaysOptions
+
+    def data(self) -> dict[str, Any]:
+        """As plain data."""
+        options = dataclasses.asdict(self.options)
+        options["layers"] = None if self.options.layers is None else str(self.options.layers)
+        return dataclasses.asdict(self) | {"options": options}
 
 
 @dataclass(frozen=True, slots=True)
 class WaysReport:
     """What was found, for people and for programs."""
 
+    asked: Asked
     network: Network
     cluster: GpuCluster | Pools
-    devices: int
-    global_batch: int
     sweep: BestDegrees
-    price_per_hour: float = 0.0
-    launcher: str = ""
 
     @property
     def shape(self) -> Transformer:
         """The network's."""
         return self.network.shape
 
+    @property
+    def devices(self) -> int:
+        """That there are."""
+        return self.asked.gpus
+
+    @property
+    def global_batch(self) -> int:
+        """Samples a step."""
+        return self.asked.global_batch
+
+    @property
+    def price_per_hour(self) -> float:
+        """Of a device; 0: nobody told it."""
+        return self.asked.options.price_per_hour
+
+    @property
+    def launcher(self) -> str:
+        """That can be told all ways; empty: none is named."""
+        return self.asked.options.launcher
+
     def data(self) -> dict[str, Any]:
         """The answer as plain data; the file that ``-o`` writes."""
         sweep = self.sweep
         return {
+            "asked": self.asked.data(),
             "transformer": dataclasses.asdict(self.shape),
             "network": self.network.data(),
             "cluster": self.cluster.name,
@@ -164,8 +204,8 @@ class WaysReport:
             f"global batch {self.global_batch}, on {devices}",
             "",
             f"  {best.ways}",
-            f"  step {step_text}, {rate:.0f} TFLOP/s a device without recomputation",
-            f"  evidence {step.evidence}",
+            f"  step {step_text}, {rate:.3g} TFLOP/s a device without recomputation",
+            f"  kernels and links: {step.evidence}",
             f"  published runs, {self.evidence_text(best)}",
             f"  spent on {self._spent()}",
             f"  memory {self._memory(best)}",
@@ -202,7 +242,8 @@ class WaysReport:
             "computing": shares["computing"] + shares["optimiser"],
             "bubbles (a larger batch)": shares["bubble"],
             "links": shares["exposed communication"],
-            "the host": shares["the host"],
+            LAUNCHES: shares[LAUNCHES],
+            ON_HOST: shares[ON_HOST],
         }
         limits = [f"{max(reasons, key=lambda reason: reasons[reason])}"]
         if best.memory.total > _FULL * sweep.usable_bytes:
@@ -219,21 +260,22 @@ class WaysReport:
             step = rival.prediction.step
             verdict = "tie" if rival in sweep.ties else f"+{100 * (step.seconds / first - 1):.0f} %"
             memory = f"{rival.prediction.memory.total / GIB:.1f} GiB"
-            rows.append([str(rival.ways), units.seconds(step.seconds), verdict, memory])
-        head = ["the best of other divisions", "step", "beside the best", "memory"]
-        return [tables.table(head, rows), f"  (tie: within {100 * TIE:.0f} %, which the model cannot tell apart)", ""]
+            rows.append([units.seconds(step.seconds), verdict, memory, str(rival.ways)])
+        tie = f"(tie: within {100 * TIE:.0f} %, which the model cannot tell apart)"
+        head = ["step", "beside the best", "memory", "way"]
+        return [f"  the best of other divisions {tie}", tables.table(head, rows, width=ANY_WIDTH), ""]
 
     def proof(self) -> str:
         """How near the best it is proven."""
         sweep = self.sweep
         proof = "no way is better" if sweep.gap <= 0 else f"no way is better by more than {100 * sweep.gap:.2g} %"
-        simulated = f"{sweep.num_simulated} simulated, the others bounded or too large"
+        simulated = f"{sweep.num_simulated} simulated; the others cannot be as fast, or do not fit"
         limits = f" that {self.launcher} can be told" if self.launcher else ""
-        return f"{proof} by this model: {sweep.num_ways} ways{limits}, {simulated}"
+        return f"{proof} by this model, of {sweep.num_ways} ways{limits}: {simulated}"
 
 
 def shares_s(prediction: StepPrediction) -> dict[str, float]:
-    """Seconds of the step by what limits it: computing, exposed communication, the bubble, the optimiser, the host."""
+    """Seconds of the step by what limits it; of computing and communication what is beside neither is not in it."""
 
     def spent_s(*what: str) -> float:
         return sum(prediction.parts.get(each, 0.0) for each in what)
@@ -242,7 +284,8 @@ def shares_s(prediction: StepPrediction) -> dict[str, float]:
         "exposed communication": spent_s(EXCHANGE, EXPERT_EXCHANGE, CONTEXT_EXCHANGE, GRADIENTS, SENDS),
         "bubble": spent_s(BUBBLE),
         "optimiser": spent_s(OPTIMISER),
-        "the host": spent_s(COPIES, UPDATE),
+        LAUNCHES: spent_s(HOST),
+        ON_HOST: spent_s(COPIES, UPDATE),
     }
     return {"computing": prediction.step.seconds - sum(shares.values()), **shares}
 
@@ -374,7 +417,7 @@ def read(path: Path) -> TrainingJob:
     Raises:
         MissingFileError, CorruptFileError: it is not there, or no such file.
     """
-    remedies = ["halopipe ways llama2-7b --on a100-dgx --gpus 8 --global-batch 64 -o ways.json"]
+    remedies = [_WRITTEN_BY]
     try:
         node = parse_json(read_text(path, _MOST_BYTES))
     except ValueError as error:
@@ -397,6 +440,41 @@ def read(path: Path) -> TrainingJob:
         raise CorruptFileError(f"{path} is no file of ways", [error.title, *error.details], remedies) from None
     except (ValueError, ArithmeticError) as error:
         raise CorruptFileError(f"{path} is no file of ways", [str(error)], remedies) from None
+
+
+_WRITTEN_BY = "halopipe ways llama2-7b --on a100-dgx --gpus 8 --global-batch 64 -o ways.json"
+
+
+def asked_again(path: Path) -> WaysReport | None:
+    """The answer that :meth:`WaysReport.write` wrote, asked for once more; None: the file is another kind of file.
+
+    Raises:
+        StaleFileError: the answer is another now.
+        UsageError, InputFileError: as of :func:`find`.
+    """
+    try:
+        node = parse_json(read_text(path, _MOST_BYTES))
+    except ValueError:
+        return None
+    keys = node.keys() if isinstance(node, dict) else set()
+    if {"transformer", "fits"} <= keys:
+        raise UsageError(
+            f"{path} is an answer of --fits, and pages are of the best way", [], ["halopipe ways ... -o without --fits"]
+        )
+    if not {"best", "transformer", "asked"} <= keys:
+        return None
+    try:
+        asked = _part(node["asked"], Asked, "asked")
+    except ValueError as error:
+        raise CorruptFileError(f"{path} is no file of ways", [str(error)], [_WRITTEN_BY]) from None
+    report = find(asked.transformer, asked.on, asked.gpus, asked.global_batch, asked.options)
+    if json.loads(json.dumps(report.data()["best"])) != node["best"]:
+        raise StaleFileError(
+            f"{path} holds another answer than the same question has now",
+            [f"now: {report.sweep.best.ways}", "the network's file, the cluster's, or halopipe has changed since"],
+            ["halopipe ways ... -o again"],
+        )
+    return report
 
 
 def _part(value: Any, cls: type[T], place: str) -> T:
@@ -478,7 +556,7 @@ def find(transformer: str, on: str, devices: int, global_batch: int | None, opti
             raise
         limits = f"of the ways that {launcher.name} can be told"
         raise type(error)(error.title, [*error.details, limits], error.remedies) from None
-    report = WaysReport(network, cluster, devices, global_batch, sweep, options.price_per_hour, options.launcher)
+    report = WaysReport(Asked(transformer, on, devices, global_batch, options), network, cluster, sweep)
     if launcher is not None:
         require_told(launcher, report.job)
     return report

@@ -113,6 +113,7 @@ def links() -> Mapping[str, LinkEntry]:
     return {entry.name: entry for entry in entries}
 
 
+@functools.cache
 def device(name: str) -> DeviceEntry:
     """The device called ``name``, or that has it as another name; case does not matter.
 
@@ -122,6 +123,7 @@ def device(name: str) -> DeviceEntry:
     return _entry_named("device", name, devices())
 
 
+@functools.cache
 def link(name: str) -> LinkEntry:
     """The link called ``name``, as :func:`device`."""
     return _entry_named("link", name, links())

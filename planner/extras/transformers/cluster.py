@@ -281,5 +281,10 @@ def named_cluster(name: str) -> GpuCluster:
     """
     cluster = clusters().get(name)
     if cluster is None:
-        raise UnknownNameError(f"no cluster {name!r}", [f"known: {', '.join(clusters())}"], nearest(name, clusters()))
+        having = [each.name for each in clusters().values() if name.lower() in each.device.lower()]
+        raise UnknownNameError(
+            f"no cluster {name!r}",
+            [f"known: {', '.join(clusters())}"],
+            [*(having or nearest(name.lower(), clusters())), "a cluster file (.yaml) of your hosts"],
+        )
     return cluster

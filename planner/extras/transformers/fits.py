@@ -17,10 +17,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.memory import Memory, ends_of, in_flight, memory_with
-from planner.extras.transformers.shape import Offload, ParallelDegrees, Transformer
+from planner.extras.transformers.shape import MOST_DEGREE, Offload, ParallelDegrees, Transformer
 from planner.extras.transformers.space import DegreesSpace
 from planner.extras.transformers.step import fullest
 from planner.ir.errors import UsageError
@@ -95,13 +96,48 @@ def least(
     return min(fits, key=lambda fit: fit.memory.total, default=None)
 
 
-def undivided(shape: Transformer, devices: int, global_batch: int, per_host: Sequence[int]) -> UsageError:
-    """What to say where no way divides network, devices and batch."""
+def undivided(
+    shape: Transformer, devices: int, global_batch: int, per_host: Sequence[int], space: DegreesSpace
+) -> UsageError:
+    """What to say where no way divides network, devices and batch: which of the fixed choices cannot be, and why."""
+    reasons = dict(_impossible(shape, devices, global_batch, max(per_host), space))
     return UsageError(
         f"no way divides {shape.name} and a global batch of {global_batch} over {devices} devices",
-        [f"{shape.layers} blocks, {shape.heads} heads; hosts of {', '.join(map(str, per_host))}"],
-        ["another --global-batch or --gpus; leave --tensor, --pipeline and --micro-batch open"],
+        list(reasons.values())
+        or [f"{shape.layers} blocks, {shape.heads} heads; hosts of {', '.join(map(str, per_host))}"],
+        [f"leave {name} open" for name in reasons]
+        or ["another --global-batch or --gpus; leave --tensor, --pipeline and --micro-batch open"],
     )
+
+
+def _impossible(
+    shape: Transformer, devices: int, global_batch: int, per_host: int, space: DegreesSpace
+) -> Iterator[tuple[str, str]]:
+    """Options that fix what the network, the hosts or the batch do not have, with the two numbers."""
+    for tensor in space.tensor:
+        undivided_sizes = [f"{size} {what}" for what, size in shape.divided_sizes if size % tensor]
+        if undivided_sizes:
+            yield "--tensor", f"--tensor {tensor} does not divide {' and '.join(undivided_sizes)}"
+        elif tensor > per_host:
+            yield "--tensor", f"--tensor {tensor} is more than the {per_host} devices of a host"
+    for pipeline in space.pipeline:
+        if pipeline > shape.layers:
+            yield "--pipeline", f"--pipeline {pipeline} is more than the {shape.layers} blocks that stages share"
+        if min(space.zero) > 1 and pipeline > 1:
+            yield "--zero", f"ZeRO-2 and 3 are of one stage, and --pipeline is {pipeline}"
+    for expert in space.expert:
+        if expert > 1 and not shape.experts:
+            yield "--expert", f"--expert {expert} is of experts, and {shape.name} has none"
+        elif expert > 1 and shape.experts % expert:
+            yield "--expert", f"--expert {expert} does not divide the {shape.experts} experts of a block"
+    for size in space.micro_batch:
+        if global_batch % size:
+            yield "--micro-batch", f"--micro-batch {size} does not divide a global batch of {global_batch}"
+    least = prod(min(degrees, default=1) for degrees in (space.tensor, space.context, space.pipeline))
+    if least > devices:
+        yield "a degree", f"the degrees that are fixed take {least} devices, and --gpus is {devices}"
+    elif min(space.zero) and least == devices and not max(space.context, default=1) > 1:
+        yield "--zero", f"ZeRO-{min(space.zero)} divides over replicas, and --gpus {devices} leaves one"
 
 
 def packed(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees, global_batch: int) -> MemoryFit:
@@ -197,7 +233,8 @@ def changes(
     if cluster.host is not None and space.base.offload is Offload.NONE:
         for offload in (Offload.OPTIMIZER, Offload.ACTIVATIONS):
             alone = alone + tried(shape, devices, (), offload)
-    numbers = [devices << power for power in range(1, _MOST_DOUBLINGS)]
+    doubled = (devices << power for power in range(1, _MOST_DOUBLINGS))
+    numbers = [number for number in doubled if number <= MOST_DEGREE]
     more = next(filter(None, (tried(shape, number, ()) for number in numbers)), [])
     if not more and not alone and fixed:
         more = next(filter(None, (tried(shape, number, fixed) for number in numbers)), [])

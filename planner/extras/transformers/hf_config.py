@@ -25,6 +25,7 @@ MOST_SEQ = 8192
 _MOST_BYTES = 2**20
 _MOST_SIZE = 2**24
 _SHOWN = 8
+_ITS_FILE = "the config.json that lies beside the model's weights"
 
 ShapeSizes = dict[str, Any]
 
@@ -57,12 +58,12 @@ def read_config(path: Path) -> Described:
     try:
         config = parse_json(read_text(file, _MOST_BYTES))
     except ValueError as error:
-        raise CorruptFileError(f"{file} is no config.json", [f"it is not JSON: {error}"]) from None
+        raise CorruptFileError(f"{file} is no config.json", [f"it is not JSON: {error}"], [_ITS_FILE]) from None
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise CorruptFileError(
             f"{file} is no config.json of a Hugging Face model",
             ["it has no model_type"],
-            ["the config.json that lies beside a model's weights"],
+            [_ITS_FILE],
         )
     name = file.stem if file.stem != "config" else file.resolve().parent.name
     return described(config, name or "transformer", str(file))
@@ -84,7 +85,7 @@ def described(config: Mapping[str, Any], name: str, place: str = "config.json") 
         raise UnknownNameError(
             f"{place}: model_type {config['model_type']!r} is not known",
             [f"known: {', '.join(KINDS)}"],
-            [*inner, *nearest(config["model_type"], KINDS), "sizes: hidden=4096,ffn=14336,heads=32,..."],
+            [*inner, *nearest(config["model_type"], KINDS), _as_sizes(config)],
         )
     fields = _Fields(place, config, kind.defaults)
     _require_neutral(fields)
@@ -94,6 +95,29 @@ def described(config: Mapping[str, Any], name: str, place: str = "config.json") 
     sizes["seq"] = min(longest, MOST_SEQ)
     shape = Transformer(name=name, **{**MODERN, **sizes})
     return Described(shape, fields.left_out, tuple(fields.notes), longest if longest > MOST_SEQ else 0)
+
+
+_SIZE_FIELDS = {
+    "hidden": "hidden_size n_embd d_model",
+    "ffn": "intermediate_size n_inner ffn_dim",
+    "heads": "num_attention_heads n_head n_heads",
+    "layers": "num_hidden_layers n_layer n_layers",
+    "vocab": "vocab_size",
+    "seq": "max_position_embeddings n_positions max_seq_len",
+    "kv_heads": "num_key_value_heads",
+    "head_size": "head_dim",
+}
+"""What models call their sizes."""
+
+
+def _as_sizes(config: Mapping[str, Any]) -> str:
+    """The remedy of who knows what the model computes: the sizes that the file has, to be typed."""
+    values = {size: next(filter(None, map(config.get, names.split())), None) for size, names in _SIZE_FIELDS.items()}
+    if values["ffn"] is None and isinstance(values["hidden"], int):
+        values["ffn"] = 4 * values["hidden"]
+    values["seq"] = min(values["seq"] or MOST_SEQ, MOST_SEQ) if values["hidden"] else None
+    sizes = ",".join(f"{size}={value}" for size, value in values.items() if isinstance(value, int))
+    return f"sizes in place of the file, such as {sizes or 'hidden=4096,ffn=14336,heads=32,...'}; gated=1,rotary=1,..."
 
 
 @dataclass
@@ -126,7 +150,9 @@ class _Fields:
         value = self.value(name)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST_SIZE:
             raise CorruptFileError(
-                f"{self.place}: {name} is {value!r}", [f"a whole number from {least} to {_MOST_SIZE} is meant"]
+                f"{self.place}: {name} is {value!r}",
+                [f"a whole number from {least} to {_MOST_SIZE} is meant"],
+                [_ITS_FILE],
             )
         return value
 
@@ -141,14 +167,15 @@ class _Fields:
         """Whether; null is no."""
         value = self.value(name)
         if value is not None and not isinstance(value, bool):
-            raise CorruptFileError(f"{self.place}: {name} is {value!r}", ["true or false is meant"])
+            raise CorruptFileError(f"{self.place}: {name} is {value!r}", ["true or false is meant"], [_ITS_FILE])
         return bool(value)
 
     def number(self, name: str) -> float:
         """A number of at least 0; null is 0."""
         value = self.value(name)
         if isinstance(value, bool) or not isinstance(value, int | float | None) or (value or 0) < 0:
-            raise CorruptFileError(f"{self.place}: {name} is {value!r}", ["a number of at least 0 is meant"])
+            about = ["a number of at least 0 is meant"]
+            raise CorruptFileError(f"{self.place}: {name} is {value!r}", about, [_ITS_FILE])
         return float(value or 0)
 
     def refused(self, name: str, why: str, *remedies: str) -> UnsupportedModelError:
@@ -168,7 +195,7 @@ def _rotary_base(fields: _Fields) -> float:
     usual = _ROTARY_BASES.get(config["model_type"], 10_000.0)
     base = config.get("rope_theta") or config.get("rotary_emb_base") or within or usual
     if isinstance(base, bool) or not isinstance(base, int | float) or base <= 0:
-        raise CorruptFileError(f"{fields.place}: rope_theta is {base!r}", ["a number above 0 is meant"])
+        raise CorruptFileError(f"{fields.place}: rope_theta is {base!r}", ["a number above 0 is meant"], [_ITS_FILE])
     return float(base)
 
 
@@ -210,7 +237,7 @@ def _require_known(fields: _Fields) -> None:
         raise UnsupportedModelError(
             f"{fields.place}: nothing is known of {', '.join(unknown[:_SHOWN])}{more}",
             [f"model_type {config['model_type']}; a field may change the weights, or what is computed"],
-            ["a copy without the field, if it changes neither", "sizes: hidden=4096,ffn=14336,heads=32,..."],
+            ["a copy without the field, if it changes neither", _as_sizes(config)],
         )
     for name, note in _NOTED.items():
         if config.get(name):
@@ -229,6 +256,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "pruned_heads": ({}, None),
     "tie_encoder_decoder": (False,),
     "use_bidirectional_attention": (None, False),
+    "use_mrope": (False,),
 }
 """Fields that would change what is computed, and the values that do not."""
 _NOTED: Mapping[str, str] = {
@@ -239,12 +267,13 @@ _NOTED: Mapping[str, str] = {
 _PRICELESS = """
 _attn_implementation _attn_implementation_autoset _name_or_path _sliding_window_pattern attn_implementation auto_map
 aux_loss_alpha bos_token_id cache_implementation classifier_dropout dtype eos_token_id ep_size finetuning_task
-hidden_act hidden_activation id2label initializer_range is_decoder label2id layer_norm_eps max_window_layers n_group
-name_or_path norm_topk_prob output_attentions output_hidden_states output_router_logits pad_token_id
+hidden_act hidden_activation id2label initializer_range is_decoder is_llama_config label2id layer_norm_eps
+max_window_layers n_group name_or_path norm_topk_prob output_attentions output_hidden_states output_router_logits
+pad_token_id
 partial_rotary_factor prefix pretraining_tp problem_type qk_head_dim query_pre_attn_scalar return_dict rms_norm_eps
-rope_interleave rope_local_base_freq rope_parameters rope_scaling rope_theta rotary_emb_base rotary_pct
+rope_interleave rope_interleaved rope_local_base_freq rope_parameters rope_scaling rope_theta rotary_emb_base rotary_pct
 routed_scaling_factor router_aux_loss_coef router_jitter_noise scoring_func sep_token_id seq_aux sliding_window_pattern
-task_specific_params tokenizer_class topk_group torch_dtype torchscript transformers.js_config
+sliding_window_size task_specific_params tokenizer_class topk_group torch_dtype torchscript transformers.js_config
 transformers_version unk_token_id use_cache
 """
 """Fields that change neither the weights nor what a step takes; those that a kind reads for another end too."""

@@ -461,13 +461,17 @@ class _Rank:
         own_s = kernel(self.attention).seconds
         other = kernel(self.attention._replace(keys=self.attention.keys // 2, causal=False))
         hop = self.hop((4 if backward else 2) * keys_values)  # backward the gradients go along
-        waits_s = max(0.0, hop.seconds - own_s) + (others - 1) * max(0.0, hop.seconds - other.seconds)
+        waits_s = self.hop_waited_s(hop, own_s) + (others - 1) * self.hop_waited_s(hop, other.seconds)
         parts = [Cost.of(ATTENTION, other, others), Cost.waited(CONTEXT_EXCHANGE, hop, waits_s)]
         if backward:
             gradients = of_rank * s.heads * s.head_size + keys_values
             home = Cost.of(CONTEXT_EXCHANGE, self.hop(2 * keys_values))
             return costs([*parts, self.moved(gradients, 2 + 2 + 2) * others, home])
         return costs([*parts, self.moved(results, 2 + 4 + 4) * others])
+
+    def hop_waited_s(self, hop: Estimate, attention_s: float) -> float:
+        """What attention of ``attention_s`` grows by, with a hop beside it."""
+        return self.cluster.waited_s(hop, attention_s, self.ways.context, self.ways.tensor)
 
     def hop(self, num_bytes: float) -> Estimate:
         """From one rank of a ring to the next; of a ring over several hosts one that leaves its host."""

@@ -11,7 +11,7 @@ from planner.extras.transformers.shape import ParallelDegrees, Precision, Recomp
 from planner.ir.errors import UsageError
 
 OPTIMISER = "optimiser"
-HOST = "host"
+HOST = "launches by the host"
 """What the device waits for the host that launches its kernels."""
 _HOST_LOW = 0.7
 _HOST_HIGH = 1.7

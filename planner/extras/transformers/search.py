@@ -26,12 +26,12 @@ from operator import itemgetter
 
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.division import DivisionSearch, seats_of, shortest_s
-from planner.extras.transformers.fits import MemoryFit, changes, packed, undivided
+from planner.extras.transformers.fits import MemoryFit, changes, least, packed, undivided
 from planner.extras.transformers.pools import Pools
-from planner.extras.transformers.shape import ParallelDegrees, Transformer
+from planner.extras.transformers.shape import Offload, ParallelDegrees, Transformer
 from planner.extras.transformers.space import DegreesSpace
 from planner.extras.transformers.step import StepPrediction, least_s, predict
-from planner.ir.errors import InfeasibleError
+from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.lazy import once_by
 
 TIE = 0.03
@@ -122,7 +122,7 @@ def search(
         solver.take_all(start_s + time_limit_s / 2)  # each pool alone: with others it is never worse
         solver.divide_pools(cluster)
     if not solver.num_ways:
-        raise undivided(shape, devices, global_batch, [ground.per_host for ground, _ in grounds])
+        raise solver.undivided()
     return solver.run(rivals)
 
 
@@ -240,6 +240,7 @@ class _DegreesSearch:
     def run(self, rivals: int) -> BestDegrees:
         """Until the best is proved."""
         self.take_all(self.stop_s)
+        self._take_smallest()
         left_s = self._heap[0][0] if self._heap else inf
         loose_s = min((self._tightened(bound_s, division) for bound_s, division in self.loose), default=inf)
         if not self.simulated:
@@ -254,7 +255,17 @@ class _DegreesSearch:
 
     def _is_late(self, stop_s: float = inf) -> bool:
         is_over = self.num_labels > _MOST_LABELS or time.monotonic() > min(stop_s, self.stop_s)
-        return bool(self.simulated) and is_over
+        return is_over and (bool(self.simulated) or isinstance(self.cluster, GpuCluster))
+
+    def _take_smallest(self) -> None:
+        """Where the time is over before a way that fits was met: the one that holds least is the answer, if it fits."""
+        if self.simulated or not self._heap or not isinstance(self.cluster, GpuCluster):
+            return
+        fit = least(self.shape, self.cluster, self.devices, self.global_batch, self.space)
+        if fit is not None and fit.fits:
+            self._simulate(fit.ways)
+        elif fit is not None:
+            self.least_large = fit, self.cluster
 
     def _take(self) -> PricedDegrees | None:
         """The item with the least bound: looked into, or simulated."""
@@ -337,13 +348,23 @@ class _DegreesSearch:
                 shown.setdefault(_division(made.ways), made)
         return tuple(sorted(shown.values(), key=_order)[1 : number + 1])
 
+    def undivided(self) -> UsageError:
+        """What to say where nothing of the space divides network, devices and batch."""
+        grounds = [pool.cluster for pool in self.cluster.pools] if isinstance(self.cluster, Pools) else [self.cluster]
+        per_host = [ground.per_host for ground in grounds]
+        return undivided(self.shape, self.devices, self.global_batch, per_host, self.space)
+
     def _infeasible(self) -> Exception:
         gib = 2**30
+        if self.least_large is None and self.space.base.offload is Offload.NONE:
+            return self.undivided()
         if self.least_large is None:
-            return InfeasibleError(f"{self.shape.name} does not fit on {self.cluster.name}", [], self._remedies())
+            reason = f"the hosts' memory has no room for what --offload {self.space.base.offload.value} puts there"
+            return InfeasibleError(f"{self.shape.name} does not fit on {self.cluster.name}", [reason], self._remedies())
         fit, cluster = self.least_large
         memory = fit.memory
-        parts = ("state", memory.state), ("activations", memory.activations), ("one pass", memory.working)
+        state = "weights, gradients and optimiser"
+        parts = (state, memory.state), ("activations", memory.activations), ("one pass", memory.working)
         largest, held = max(parts, key=itemgetter(1))
         return InfeasibleError(
             f"{self.shape.name} does not fit on {fit.ways.devices} {cluster.device}",

@@ -674,9 +674,10 @@ class ParallelDegrees:
         if not (self.tensors or self.pools):
             return str(self.tensor)
         alike = groupby(zip(self.degrees, self.pools or ("",) * self.pipeline, strict=True))
+        counted = ((tensor, pool, len(list(stages))) for (tensor, pool), stages in alike)
         return " | ".join(
-            f"{tensor} on {len(list(stages))} of {pool}" if pool else f"{tensor} on {len(list(stages))}"
-            for (tensor, pool), stages in alike
+            f"{tensor} on {number} {'stage' if number == 1 else 'stages'}{f' of {pool}' if pool else ''}"
+            for tensor, pool, number in counted
         )
 
 
@@ -782,9 +783,11 @@ def named_transformer(name: str) -> Transformer:
     """
     shape = TRANSFORMERS.get(name)
     if shape is None:
+        last = name.rpartition("/")[2].lower()
+        file = [f"the path of its config.json (hf download {name} config.json)"] if "/" in name else []
         raise UnknownNameError(
             f"no transformer {name!r}",
             [f"known: {', '.join(TRANSFORMERS)}"],
-            [*nearest(name, TRANSFORMERS), "the path of a config.json, or sizes"],
+            [*nearest(last, TRANSFORMERS), *(file or ["the path of a config.json, or sizes"])],
         )
     return shape

@@ -107,4 +107,5 @@ def require_told(launcher: Launcher, job: TrainingJob) -> None:
 def _known(what: str, name: str, names: list[str]) -> str:
     if name in names:
         return name
-    raise UnknownNameError(f"no {what} {name!r}", [f"known: {', '.join(names)}"], nearest(name, names))
+    whole = next((each for each in names if f"-{name}" in each), name)  # bridge: megatron-bridge
+    raise UnknownNameError(f"no {what} {name!r}", [f"known: {', '.join(names)}"], nearest(whole, names))

@@ -110,7 +110,7 @@ class TrainingJob:
     @property
     def untold(self) -> list[str]:
         """What a configuration says of the network beyond its sizes, for whoever is told these."""
-        return [f"{each}: the network's config.json says so, and sizes do not" for each in self.shape.settings]
+        return [f"{each}: the network's config.json says so, and no option does" for each in self.shape.settings]
 
     def __str__(self) -> str:
         return (

@@ -87,6 +87,24 @@ def _sizes(shape: Transformer) -> tuple[str, ...]:
     return (*_SIZES, *window, *biases)
 
 
+_SETTINGS = {
+    "rms_norm_eps": "--norm-epsilon",
+    "layer_norm_eps": "--norm-epsilon",
+    "rotary_pct": "--rotary-percent",
+    "n_group": "--moe-router-num-groups",
+    "topk_group": "--moe-router-group-topk",
+    "routed_scaling_factor": "--moe-router-topk-scaling-factor",
+}
+"""Options by what a ``config.json`` calls it; what is beyond is left to the user."""
+
+
+def _settings(shape: Transformer) -> Iterator[tuple[str, str]]:
+    """Of a network what is in no size."""
+    for name, _, value in (each.partition("=") for each in shape.settings):
+        if name in _SETTINGS:
+            yield _SETTINGS[name], value
+
+
 def _network(job: TrainingJob) -> Iterator[tuple[str, ...]]:
     """Options of ``pretrain_gpt.py`` that say what is trained."""
     shape = job.shape
@@ -115,6 +133,7 @@ def _network(job: TrainingJob) -> Iterator[tuple[str, ...]]:
         yield from _experts(job)
     if shape.mtp:
         yield "--mtp-num-layers", str(shape.mtp)
+    yield from _settings(shape)
 
 
 def _attention(shape: Transformer) -> Iterator[tuple[str, ...]]:
@@ -223,7 +242,7 @@ def _megatron(job: TrainingJob, file: str) -> LauncherFiles:
     missing = [f"the vocabulary of {job.shape.vocab}: it is the tokeniser's, --tokenizer-type among the arguments"]
     if job.shape.relu:
         missing.append("ReLU: activation_func of the TransformerConfig, in the model's code")
-    missing += job.untold
+    missing += [each for each in job.untold if each.partition("=")[0] not in _SETTINGS]
     about = "Megatron-LM, core 0.17 to 0.20, in its folder; arguments: what is yours (data, tokeniser, optimiser)"
     command = [torchrun(job), ("pretrain_gpt.py",), *_network(job), *_division(job), (ARGUMENTS,)]
     return LauncherFiles(script(job, about, command, _environment(job)), missing=tuple(missing))

@@ -14,7 +14,7 @@ import pytest
 from halopipe.extras.transformers import page
 from halopipe.extras.transformers.evidence import MEGATRON, OWN_LAYERS, RunKind, kind_of, published, range_of, summed
 from halopipe.extras.transformers.options import WaysOptions
-from halopipe.extras.transformers.ways import WaysReport, find, shares_s, space_of
+from halopipe.extras.transformers.ways import LAUNCHES, ON_HOST, WaysReport, find, shares_s, space_of
 from planner.extras.kernels.estimates import Estimate
 from planner.extras.transformers.cluster import named_cluster
 from planner.extras.transformers.layers import layers_for
@@ -94,11 +94,15 @@ def test_a_kind_without_a_published_run_is_said_to_have_none() -> None:
     assert f"{kind}: none, the range is that of kernels and links alone" in told.output
 
 
-def test_shares_are_the_whole_step() -> None:
+def test_shares_are_the_whole_step_and_waits_for_launches_are_no_computing(folder: Path) -> None:
     prediction = answer().sweep.best.prediction
     shares = shares_s(prediction)
     assert sum(shares.values()) == pytest.approx(prediction.step.seconds)
-    assert list(shares) == ["computing", "exposed communication", "bubble", "optimiser", "the host"]
+    assert list(shares) == ["computing", "exposed communication", "bubble", "optimiser", LAUNCHES, ON_HOST]
+    small = "hidden=64,ffn=128,heads=2,layers=2,vocab=100,seq=16"
+    told = good("ways", small, "--on", "a100-dgx", "--gpus", "8", "--global-batch", "8", "--report", "ways.html")
+    assert f"bound by {LAUNCHES}" in told.output
+    assert LAUNCHES in Path("ways.html").read_text("utf-8")
 
 
 def test_the_front_is_the_fastest_under_each_limit_of_memory() -> None:
@@ -146,7 +150,9 @@ def test_of_a_long_step_the_first_micro_batches_are_drawn() -> None:
 
 def test_a_page_shows_the_front_the_step_and_what_limits_it_and_fetches_nothing(folder: Path) -> None:
     asked = ("ways", SIZES, "--on", "a100-dgx", "--gpus", "8", "--global-batch", "32", "--price-per-hour", "2")
-    good(*asked, "--report", "ways.html")
+    good(*asked, "--report", "ways.html", "-o", "ways.json")
+    good("report", "ways.json")
+    assert Path("report.html").read_bytes() == Path("ways.html").read_bytes()
     text = html.unescape(Path("ways.html").read_text("utf-8"))
     best = answer().sweep.best
     for shown in (
@@ -164,10 +170,21 @@ def test_a_page_shows_the_front_the_step_and_what_limits_it_and_fetches_nothing(
 
 def test_a_page_is_refused_where_it_cannot_be_one(folder: Path) -> None:
     asked = ["ways", SIZES, "--on", "a100-dgx", "--gpus", "8", "--global-batch", "32"]
-    require_said(folder, [*asked, "--report", "ways.pdf"], 2, "a report is a page of HTML")
+    require_said(folder, [*asked, "--report", "ways.pdf"], 2, "a report is a page of HTML", "--report ways.html")
     require_said(folder, [*asked, "--fits", "--report", "ways.html"], 2, "--fits answers another question")
     assert call(*asked, "--report", "ways.html", "--tensor", "3").exit_code == 2
     assert not Path("ways.html").exists()
+    good(*asked, "--fits", "-o", "fits.json")
+    require_said(folder, ["report", "fits.json"], 2, "is an answer of --fits")
+    good(*asked, "-o", "ways.json")
+    other = json.loads(Path("ways.json").read_text("utf-8"))
+    for changed, code, said in (
+        ({"best": other["best"] | {"step_s": 1.0}}, 3, "holds another answer than the same question has now"),
+        ({"asked": {}}, 3, "is no file of ways"),
+    ):
+        Path("ways.json").write_text(json.dumps(other | changed), "utf-8")
+        require_said(folder, ["report", "ways.json"], code, said)
+    assert not Path("report.html").exists()
 
 
 def test_without_the_library_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,6 +242,16 @@ def test_selective_recomputation_of_fused_attention_is_priced_and_said_to_save_n
     [
         ("gpt3-175", on(), 2, "gpt3-175b (did you mean that?)"),
         ("gpt3-175b", on("b100"), 2, "no cluster 'b100'"),
+        ("gpt3-175b", on("A100-80GB"), 2, "try: a100-dgx"),
+        ("meta-llama/Llama-3.1-8B", on(), 2, "hf download meta-llama/Llama-3.1-8B config.json"),
+        ("llama3-8b", on("a100-dgx", 8, "--tensor", "3"), 2, "--tensor 3 does not divide 32 heads"),
+        ("llama3-8b", on("a100-dgx", 8, "--pipeline", "40"), 2, "--pipeline 40 is more than the 32 blocks"),
+        ("llama3-8b", on("a100-dgx", 8, "--expert", "2"), 2, "--expert 2 is of experts, and llama3-8b has none"),
+        ("mixtral-8x7b", on("a100-dgx", 64, "--expert", "16"), 2, "does not divide the 8 experts"),
+        ("llama3-8b", on("a100-dgx", 8, "--micro-batch", "3"), 2, "--micro-batch 3 does not divide a global batch"),
+        ("llama3-8b", on("a100-dgx", 8, "--tensor", "8", "--pipeline", "4"), 2, "take 32 devices, and --gpus is 8"),
+        ("llama3-8b", on("a100-dgx", 8, "--zero", "3", "--pipeline", "2"), 2, "ZeRO-2 and 3 are of one stage"),
+        ("llama3-8b", on("a100-dgx", 1, "--zero", "1"), 2, "ZeRO-1 divides over replicas, and --gpus 1 leaves one"),
         ("gpt3-175b", on(), 4, "does not fit on 8 A100-80GB"),
         (SIZES, on("a100-dgx", 7, "--tensor", "3"), 2, "no way divides"),
         (SIZES, on("a100-dgx", 8, "--recompute", "all"), 2, "no recomputation 'all'"),
@@ -257,6 +267,7 @@ def test_selective_recomputation_of_fused_attention_is_priced_and_said_to_save_n
         ("llama3-8b", on("a100-dgx", 8, "--context", "3"), 2, "8192 tokens do not divide by 2 x --context 3"),
         (SIZES, on("a100-dgx", 8, "--version", "0.2"), 2, "--version is of a launcher, and none is named"),
         (SIZES, on("a100-dgx", 8, "--for", "megatrn"), 2, "no launcher 'megatrn'"),
+        (SIZES, on("a100-dgx", 8, "--for", "bridge"), 2, "megatron-bridge (did you mean that?)"),
         (SIZES, on("a100-dgx", 8, "--for", "torchtitan", "--zero", "1"), 2, "torchtitan cannot be told --zero 1"),
         (SIZES, on("a100-dgx", 8, "--for", "deepspeed", "--pipeline", "2"), 2, "deepspeed cannot be told --pipeline 2"),
         (SIZES, on("p3.16xlarge", 8, "--for", "torchtitan"), 2, "float16: it computes in bfloat16, float32"),
@@ -306,10 +317,10 @@ def test_a_config_json_is_the_network_and_all_that_it_was_not_told_is_said(folde
     Path("config.json").write_text(json.dumps(LLAMA), "utf-8")
     told = good("ways", "config.json", *on("h100-dgx", 16), "-o", "ways.json").output
     for text in (
-        "8.03e9 parameters; sequence 8,192; bfloat16",
-        "left out, and so: ",
+        "8.03 billion parameters; sequence 8,192; bfloat16",
+        "not given, and taken as: ",
         "tie_word_embeddings=0",
-        "sequence 8,192 of 131,072",
+        "sequence 8,192 of the 131,072 that it may have",
     ):
         assert text in told
     written = json.loads(Path("ways.json").read_text("utf-8"))
@@ -341,7 +352,7 @@ def test_blackwell_is_planned_for_and_its_nvlink_joins_hosts(
 
 def test_experts_are_told_with_what_a_token_goes_through_of_them_and_shared_by_ranks() -> None:
     told = good("ways", "mixtral-8x7b", *on("h100-dgx", 64, "--expert", "8")).output
-    assert "46.7e9 parameters, 12.88e9 of them for a token" in told
+    assert "46.7 billion parameters, 12.88 billion of them for a token" in told
     assert "expert 8" in told
     fixed = ("--tensor", "2", "--pipeline", "8", "--expert", "32", "--gap", "0.05")
     cut, whole, dispatched = (

@@ -485,6 +485,18 @@ def test_what_is_left_to_the_users_code_is_said() -> None:
         missing = " ".join(files_of(SLICED, name, shape=scaled).missing)
         assert "rope_scaling=8" in missing
         assert "the sizes of" not in missing
+    grouped = ("rms_norm_eps=1e-06", "n_group=8", "topk_group=4", "routed_scaling_factor=2.5", "norm_topk_prob=true")
+    told = files_of(SLICED, "megatron", shape=replace(named_transformer("llama3-8b"), settings=grouped))
+    options = told.text.split()
+    for name, value in {
+        "--norm-epsilon": "1e-06",
+        "--moe-router-num-groups": "8",
+        "--moe-router-group-topk": "4",
+        "--moe-router-topk-scaling-factor": "2.5",
+    }.items():
+        assert options[options.index(name) + 1] == value
+    assert "norm_topk_prob" in " ".join(told.missing)
+    assert "rms_norm_eps" not in " ".join(told.missing)
 
 
 def test_a_size_that_no_option_says_is_refused() -> None:

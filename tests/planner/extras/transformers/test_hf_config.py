@@ -45,6 +45,13 @@ PUBLIC: Mapping[str, tuple[dict[str, Any], int]] = {
     "llama3-70b": (
         config("llama", 80, 8192, 28672, 64, 8, vocab_size=128256, max_position_embeddings=8192), 70_553_706_496,
     ),
+    "smollm2-135m": (
+        config(
+            "llama", 30, 576, 1536, 9, 3, vocab_size=49152, max_position_embeddings=8192, is_llama_config=True,
+            rope_interleaved=False, rope_theta=100000, tie_word_embeddings=True,
+        ),
+        134_515_008,
+    ),
     "mistral-7b": (
         config("mistral", 32, 4096, 14336, 32, 8, vocab_size=32000, max_position_embeddings=32768, sliding_window=4096),
         7_241_732_096,
@@ -59,7 +66,7 @@ PUBLIC: Mapping[str, tuple[dict[str, Any], int]] = {
     "qwen2.5-7b": (
         config(
             "qwen2", 28, 3584, 18944, 28, 4, vocab_size=152064, max_position_embeddings=131072, max_window_layers=28,
-            sliding_window=131072, **QWEN,
+            sliding_window=131072, use_mrope=False, **QWEN,
         ),
         7_615_616_512,
     ),
@@ -130,7 +137,8 @@ PUBLIC: Mapping[str, tuple[dict[str, Any], int]] = {
         config(
             "gemma2", 42, 3584, 14336, 16, 8, vocab_size=256000, max_position_embeddings=8192, head_dim=256,
             hidden_act="gelu_pytorch_tanh", hidden_activation="gelu_pytorch_tanh", sliding_window=4096,
-            attn_logit_softcapping=50.0, final_logit_softcapping=30.0, query_pre_attn_scalar=256,
+            sliding_window_size=4096, attn_logit_softcapping=50.0, final_logit_softcapping=30.0,
+            query_pre_attn_scalar=256,
         ),
         9_241_705_984,
     ),
@@ -272,11 +280,24 @@ def test_blocks_with_a_window_are_those_of_the_kind(kind: str, more: dict[str, A
     ("given", "error", "said"),
     [
         ({"model_type": "mamba2"}, UnknownNameError, "model_type 'mamba2' is not known"),
+        (
+            {
+                "model_type": "gpt2",
+                "n_embd": 768,
+                "n_head": 12,
+                "n_layer": 12,
+                "n_positions": 1024,
+                "vocab_size": 50257,
+            },
+            UnknownNameError,
+            "hidden=768,ffn=3072,heads=12,layers=12,vocab=50257,seq=1024;",
+        ),
         ({"model_type": "lama"}, UnknownNameError, "llama (did you mean that?)"),
         ({"model_type": "gemma3", "text_config": {}}, UnknownNameError, "text_config as a file of its own"),
+        ({"model_type": "qwen2", "use_mrope": True}, UnsupportedModelError, "use_mrope = True"),
         ({"model_type": "llama", "depth_gate": 3}, UnsupportedModelError, "nothing is known of depth_gate"),
         ({"model_type": "llama", "hidden_act": "xielu"}, UnsupportedModelError, "hidden_act = 'xielu'"),
-        ({"model_type": "llama", "hidden_size": "4096"}, CorruptFileError, "hidden_size is '4096'"),
+        ({"model_type": "llama", "hidden_size": "4096"}, CorruptFileError, "beside the model's weights"),
         ({"model_type": "llama", "num_hidden_layers": True}, CorruptFileError, "num_hidden_layers is True"),
         ({"model_type": "llama", "hidden_size": 4100}, UnsupportedModelError, "is not divided by num_attention_heads"),
         ({"model_type": "llama", "attention_bias": 1}, CorruptFileError, "true or false is meant"),

@@ -266,6 +266,23 @@ def test_a_search_that_is_stopped_says_how_far_it_may_be_off() -> None:
     assert near.gap <= 0.5
 
 
+def test_a_search_whose_time_is_over_before_a_way_fits_takes_the_one_that_holds_least_or_says_that_none_fits() -> None:
+    tight = replace(V100, memory_bytes=2.2e9)
+    assert search(TINY, tight, 4, 12, time_limit_s=0.0).best.prediction.memory.total <= tight.usable_bytes
+    with pytest.raises(InfeasibleError, match="does not fit on") as told:
+        search(named_transformer("megatron-1t"), V100, 4, 12, time_limit_s=0.0)
+    held = least(named_transformer("megatron-1t"), V100, 4, 12, DegreesSpace())
+    assert held is not None
+    assert f"at least {held.memory.total / 2**30:.1f} GiB" in told.value.details[0]
+
+
+def test_no_more_devices_are_advised_than_a_way_may_have() -> None:
+    with pytest.raises(InfeasibleError, match="does not fit on"):
+        search(
+            replace(TINY, hidden=2**22, ffn=2**24), V100, 2**19, 2**19, DegreesSpace(micro_batch=(1,)), time_limit_s=0
+        )
+
+
 def test_what_cannot_be_is_said() -> None:
     with pytest.raises(InfeasibleError, match=r"gpt3-175b does not fit on 8 A100-80GB") as told:
         search(named_transformer("gpt3-175b"), A100, 8, 8)

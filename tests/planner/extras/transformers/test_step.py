@@ -443,6 +443,7 @@ def test_a_ring_hides_its_hops_behind_attention_where_parts_are_long_enough(cont
 
     Here each rank sees half of another's keys: 2 n n h operations beside 4 n h bytes, so that n = 2 hides them.
     Backward there are 2.5 times as many beside twice as much, and the gradients' way home, which nothing hides.
+    What is hidden takes its share of the pass, as any exchange beside one does.
     """
     shape = replace(LONG, kv_heads=8)
     part = shape.seq // context
@@ -450,11 +451,11 @@ def test_a_ring_hides_its_hops_behind_attention_where_parts_are_long_enough(cont
     pairs = 2 * part * part * shape.hidden
     ways = ParallelDegrees(context=context)
     hidden = layers_for(shape, COUNTED, ways).block
-    assert spent(hidden.forward, CONTEXT_EXCHANGE) == 0
-    assert spent(hidden.backward, CONTEXT_EXCHANGE) == keys_values
+    hops = context - 1
+    assert spent(hidden.forward, CONTEXT_EXCHANGE) == pytest.approx(TAKEN_WITHIN * hops * keys_values)
+    assert spent(hidden.backward, CONTEXT_EXCHANGE) == pytest.approx((1 + TAKEN_WITHIN * hops * 2) * keys_values)
     rate = 1 / 100
     slow = layers_for(shape, replace(COUNTED, within=AlphaBeta(0, rate)), ways).block
-    hops = context - 1
     assert spent(slow.forward, CONTEXT_EXCHANGE) == pytest.approx(hops * (keys_values / rate - pairs))
     back = hops * (2 * keys_values / rate - 2.5 * pairs) + keys_values / rate
     assert spent(slow.backward, CONTEXT_EXCHANGE) == pytest.approx(back)
@@ -471,8 +472,10 @@ def test_a_ring_over_hosts_takes_the_cards_that_its_neighbours_share() -> None:
         ways = ParallelDegrees(tensor, context=context)
         waits[tensor] = spent(layers_for(shape, cluster, ways).block.backward, CONTEXT_EXCHANGE)
     keys_values = 2 * 2 * shape.seq / 2 * shape.hidden
-    assert waits[8] == keys_values / 8 * 4  # eight ranks a host, each with an eighth of two bytes a second
-    assert waits[4] == keys_values / 4  # within the host: a byte a second each
+    home = {8: keys_values / 8 * 4, 4: keys_values / 4}
+    """Eight ranks a host have an eighth of two bytes a second each; within the host it is a byte a second."""
+    for tensor, taken in ((8, TAKEN_ACROSS), (4, TAKEN_WITHIN)):  # by the hop before it, of keys, values and gradients
+        assert waits[tensor] == pytest.approx(home[tensor] * (1 + 2 * taken))
 
 
 def test_gathered_keys_are_waited_for_and_their_gradients_scattered() -> None:
