@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from cuda_ops.device.host import one_thread
 from cuda_ops.device.seeding import seeded
 from planner.ir.errors import (
     FactoryError,
@@ -331,7 +332,8 @@ def _loss(model: LoadedModel) -> Tensor | None:
 
 
 def _loss_within(model: LoadedModel, gradients: AbstractContextManager[Any]) -> Tensor:
-    with untouched(*model.stateful), kept_parameters(*model.owners.values()), seeded(0), gradients:
+    """By one thread, as the process computes that loads the module."""
+    with untouched(*model.stateful), kept_parameters(*model.owners.values()), seeded(0), one_thread(), gradients:
         return model.loss(*(tuple(tensor.clone() for tensor in each) for each in model.fed)).detach()
 
 
