@@ -31,7 +31,6 @@ from profiler.measure.back_ends import back_end_keys
 from profiler.measure.beside_layers import (
     StepSeconds,
     action_overhead_s,
-    long_step_seconds,
     parameter_costs,
     step_seconds,
     still_optimizer,
@@ -333,11 +332,11 @@ class _Measuring:
         return SizeCosts(samples, measurements, step.whole_s, calls_share=calls_share, run_delay=delay.share())
 
     def _whole_step(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> StepSeconds:
-        model = self._model
+        # Of a process that has just forked the first pass copies the memory that it writes to.
+        has_run = self._job.quick and self._job.device == "cpu" and bool(self._first)
         optimizer = self._job.optimizer
-        has_run = self._job.quick and self._job.device == "cpu"  # in the capture
-        long_step = long_step_seconds(model, inputs, targets, optimizer) if has_run else None
-        return long_step or step_seconds(model, inputs, targets, optimizer, self._effort.min_runs, self._clock)
+        num_runs = self._effort.min_runs
+        return step_seconds(self._model, inputs, targets, optimizer, num_runs, self._clock, has_run=has_run)
 
     def _measure_parts(self, sizes: list[SizeCosts]) -> list[PartCosts]:
         """Parts at the sizes at which the model runs."""
