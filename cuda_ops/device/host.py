@@ -13,7 +13,7 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,23 +67,6 @@ def prepare_process(core: int | Collection[int] | None) -> None:
     import torch  # late: the settings above come first
 
     torch.set_num_threads(1)
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Within it operators run on the calling thread alone, as in a process that is prepared.
-
-    Threads of OpenMP that wait for one another use their cores meanwhile: on cores that others want, too, a forward of
-    GPT-2 took four times the processor time by two threads.
-    """
-    import torch  # late, as above
-
-    number = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(number)
 
 
 def core_of(rank: int) -> int | None:

@@ -89,8 +89,7 @@ class StepSeconds(NamedTuple):
 
 def step_seconds(
     model: LoadedModel,
-    inputs: tuple[Tensor, ...],
-    targets: tuple[Tensor, ...],
+    batch: tuple[tuple[Tensor, ...], tuple[Tensor, ...]],
     optimizer: Optimizer,
     num_runs: int,
     clock: LapClock | None = None,
@@ -99,9 +98,8 @@ def step_seconds(
 ) -> StepSeconds:
     """A whole step on the user's own module: forward, backward, update.
 
-    ``inputs`` and ``targets`` are what the module and its loss take (:meth:`LoadedModel.taken`).
-
     Args:
+        batch: inputs and targets, as :meth:`LoadedModel.loss_of_prepared` takes them.
         num_runs: steps that count; fewer, but one, of those that take long: no more than ``_LONG_S`` in all.  One that
             takes a fifth of that is enough to warm up.
         clock: of the device that the model is on; by default that of the processor.
@@ -113,7 +111,7 @@ def step_seconds(
     update = still_optimizer(optimizer, parameters) if parameters else None
 
     def passes() -> None:
-        model.loss_of_prepared(inputs, targets).backward()  # type: ignore[no-untyped-call]  # torch does not type it
+        model.loss_of_prepared(*batch).backward()  # type: ignore[no-untyped-call]  # torch does not type it
 
     def step() -> StepSeconds:
         started = clock.start()

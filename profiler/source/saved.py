@@ -32,7 +32,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from cuda_ops.device.host import one_thread
 from cuda_ops.device.seeding import seeded
 from planner.ir.errors import (
     FactoryError,
@@ -332,9 +331,23 @@ def _loss(model: LoadedModel) -> Tensor | None:
 
 
 def _loss_within(model: LoadedModel, gradients: AbstractContextManager[Any]) -> Tensor:
-    """By one thread, as the process computes that loads the module."""
-    with untouched(*model.stateful), kept_parameters(*model.owners.values()), seeded(0), one_thread(), gradients:
+    with untouched(*model.stateful), kept_parameters(*model.owners.values()), seeded(0), _one_thread(), gradients:
         return model.loss(*(tuple(tensor.clone() for tensor in each) for each in model.fed)).detach()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Within it operators run on the calling thread alone, as in the process that loads the module.
+
+    Threads of OpenMP that wait for one another use their cores meanwhile: on cores that others want, too, a forward of
+    GPT-2 took four times the processor time by two threads.
+    """
+    number = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(number)
 
 
 def _dtype(module: nn.Module) -> str:

@@ -7,7 +7,6 @@ map, as everywhere here.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from cuda_ops.device.host import one_thread
 from cuda_ops.sparse import reference
 
 
@@ -51,7 +49,7 @@ def _spconv() -> SimpleNamespace:
             return reference.sparse_conv(x, weight, neighbours, reverse)
         pairs, counts = pairs_of(neighbours)
         filters = weight.permute(2, 0, 1).reshape(weight.shape[2], offsets, 1, 1, weight.shape[1]).contiguous()
-        with nullcontext() if x.is_cuda else one_thread():  # on the CPU spconv's scatter races with more than one
+        with _one_thread(x):
             y: Tensor = ops.indice_conv(x, filters, pairs, counts, outputs)
         return y
 
@@ -67,3 +65,19 @@ def _spconv() -> SimpleNamespace:
         return gradient.reshape(channels[1], offsets, channels[0]).permute(1, 2, 0).contiguous()
 
     return SimpleNamespace(sparse_conv=sparse_conv, sparse_conv_weight=sparse_conv_weight)
+
+
+class _one_thread:  # noqa: N801  (used as a function)
+    """On the CPU spconv's scatter races with more than one thread."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._changes = not x.is_cuda
+        self._threads = torch.get_num_threads()
+
+    def __enter__(self) -> None:
+        if self._changes:
+            torch.set_num_threads(1)
+
+    def __exit__(self, *_: object) -> None:
+        if self._changes:
+            torch.set_num_threads(self._threads)

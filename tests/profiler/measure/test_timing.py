@@ -193,7 +193,7 @@ def test_updates_add_up_and_leave_the_parameters_alone(name: str) -> None:
     before = [parameter.detach().clone() for parameter in model.module.parameters()]
     costs = parameter_costs(graph, optimizer, 2)
     batch = loaded(RESNET, 2)
-    step = step_seconds(model, batch.inputs, batch.targets, optimizer, 2)
+    step = step_seconds(model, (batch.inputs, batch.targets), optimizer, 2)
     assert 0 < step.passes_s < step.whole_s
     assert set(costs) == {layer.name for layer in graph.graph.layers if layer.parameters}
     assert all(cost.accumulate_s > 0 and cost.update_s > 0 for cost in costs.values())
@@ -223,7 +223,7 @@ def test_how_often_a_whole_step_is_run(lap_s: float, has_run: bool, calls: int) 
     called: list[object] = []
     hook = batch.module.register_forward_hook(lambda *_: called.append(None))
     optimizer = Optimizer("SGD", {"lr": 0.1})
-    step = step_seconds(batch, batch.inputs, batch.targets, optimizer, 4, EqualLaps(lap_s), has_run=has_run)
+    step = step_seconds(batch, (batch.inputs, batch.targets), optimizer, 4, EqualLaps(lap_s), has_run=has_run)
     hook.remove()
     assert len(called) == calls
     assert step == pytest.approx((lap_s, 2 * lap_s))
