@@ -89,78 +89,67 @@ class StepSeconds(NamedTuple):
 
 def step_seconds(
     model: LoadedModel,
-    inputs: tuple[Tensor, ...],
-    targets: tuple[Tensor, ...],
+    batch: tuple[tuple[Tensor, ...], tuple[Tensor, ...]],
     optimizer: Optimizer,
     num_runs: int,
     clock: LapClock | None = None,
+    *,
+    has_run: bool = False,
 ) -> StepSeconds:
     """A whole step on the user's own module: forward, backward, update.
 
-    ``inputs`` and ``targets`` are what the module and its loss take (:meth:`LoadedModel.taken`).
-
     Args:
-        num_runs: steps that count; fewer, but one, of those that take long: ``_LONG_S`` in all are enough.  One that
+        batch: inputs and targets, as :meth:`LoadedModel.loss_of_prepared` takes them.
+        num_runs: steps that count; fewer, but one, of those that take long: no more than ``_LONG_S`` in all.  One that
             takes a fifth of that is enough to warm up.
         clock: of the device that the model is on; by default that of the processor.
+        has_run: the layers of the model have just run, on a processor, at another size: one step warms up, which makes
+            the optimiser's state.  Passes that take above half of ``_LONG_S`` count, and only the update is run again.
     """
     clock = clock or ThreadClock()
     parameters = [parameter for parameter in model.module.parameters() if parameter.requires_grad]
     update = still_optimizer(optimizer, parameters) if parameters else None
 
+    def passes() -> None:
+        model.loss_of_prepared(*batch).backward()  # type: ignore[no-untyped-call]  # torch does not type it
+
     def step() -> StepSeconds:
         started = clock.start()
-        model.loss_of_prepared(inputs, targets).backward()  # type: ignore[no-untyped-call]  # torch does not type it
-        passes = clock.stop(started)
+        passes()
+        forward_and_backward = clock.stop(started)
         started = clock.start()
         if update is not None:
             update.step()
             update.zero_grad(set_to_none=True)
         rest = clock.stop(started)
         clock.settle()
-        passes_s = clock.seconds(passes)
+        passes_s = clock.seconds(forward_and_backward)
         return StepSeconds(passes_s, passes_s + clock.seconds(rest))
 
-    times: list[StepSeconds] = []
     warm_ups = _WARM_UPS
-    while len(times) < num_runs + warm_ups and (
-        len(times) <= warm_ups or sum(each.whole_s for each in times) < _LONG_S
-    ):
+    spent_s = 0.0
+    if has_run:
+        passes_s = timed(clock, passes)
+        updates_s = [timed(clock, update.step) for _ in range(2)] if update is not None else [0.0]
+        for parameter in parameters:
+            parameter.grad = None
+        if passes_s > _LONG_S / 2:
+            return StepSeconds(passes_s, passes_s + updates_s[-1])
+        warm_ups = 0
+        spent_s = passes_s + sum(updates_s)
+    times: list[StepSeconds] = []
+    while len(times) < num_runs + warm_ups and (len(times) <= warm_ups or spent_s + times[-1].whole_s <= _LONG_S):
         gc.collect()
         gc.disable()
         try:
             times.append(step())
         finally:
             gc.enable()
+        spent_s += times[-1].whole_s
         if times[0].whole_s > _LONG_S / 5:
-            warm_ups = 1
-    passes_s, whole_s = zip(*times[warm_ups:], strict=True)
-    return StepSeconds(trimmed_mean(passes_s), trimmed_mean(whole_s))
-
-
-def long_step_seconds(
-    model: LoadedModel, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...], optimizer: Optimizer
-) -> StepSeconds | None:
-    """As :func:`step_seconds`, on the processor, of a model that has just run in this process; None where it is short.
-
-    Of a step whose passes take above half of ``_LONG_S`` the first passes count, and only the update, which makes the
-    optimiser's state, is run once more.
-    """
-    clock = ThreadClock()
-    parameters = [parameter for parameter in model.module.parameters() if parameter.requires_grad]
-
-    def passes() -> None:
-        model.loss_of_prepared(inputs, targets).backward()  # type: ignore[no-untyped-call]  # torch does not type it
-
-    passes_s = timed(clock, passes)
-    is_long = passes_s > _LONG_S / 2
-    update_s = 0.0
-    if is_long and parameters:
-        update = still_optimizer(optimizer, parameters)
-        update_s = [timed(clock, update.step) for _ in range(2)][1]
-    for parameter in parameters:
-        parameter.grad = None
-    return StepSeconds(passes_s, passes_s + update_s) if is_long else None
+            warm_ups = min(1, warm_ups)
+    all_passes_s, whole_s = zip(*times[warm_ups:], strict=True)
+    return StepSeconds(trimmed_mean(all_passes_s), trimmed_mean(whole_s))
 
 
 def action_overhead_s(

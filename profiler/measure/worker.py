@@ -31,7 +31,6 @@ from profiler.measure.back_ends import back_end_keys
 from profiler.measure.beside_layers import (
     StepSeconds,
     action_overhead_s,
-    long_step_seconds,
     parameter_costs,
     step_seconds,
     still_optimizer,
@@ -295,7 +294,7 @@ class _Measuring:
         values = tuple(tensors.values())
         count = len(self._model.inputs)
         try:
-            step = self._whole_step(values[:count], values[count:])
+            step = self._whole_step((values[:count], values[count:]))
         except (RuntimeError, ValueError) as error:  # a batch norm of one value, for one
             return SizeCosts(samples, failure=f"{samples} samples: {type(error).__name__}: {error}")
         first = first_passes(self._captured, tensors, samples, self._clock, deduplicates=self._job.quick)
@@ -332,12 +331,11 @@ class _Measuring:
         )
         return SizeCosts(samples, measurements, step.whole_s, calls_share=calls_share, run_delay=delay.share())
 
-    def _whole_step(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> StepSeconds:
-        model = self._model
+    def _whole_step(self, batch: tuple[tuple[Tensor, ...], tuple[Tensor, ...]]) -> StepSeconds:
+        # Of a process that has just forked the first pass copies the memory that it writes to.
+        has_run = self._job.quick and self._job.device == "cpu" and bool(self._first)
         optimizer = self._job.optimizer
-        has_run = self._job.quick and self._job.device == "cpu"  # in the capture
-        long_step = long_step_seconds(model, inputs, targets, optimizer) if has_run else None
-        return long_step or step_seconds(model, inputs, targets, optimizer, self._effort.min_runs, self._clock)
+        return step_seconds(self._model, batch, optimizer, self._effort.min_runs, self._clock, has_run=has_run)
 
     def _measure_parts(self, sizes: list[SizeCosts]) -> list[PartCosts]:
         """Parts at the sizes at which the model runs."""

@@ -19,7 +19,6 @@ from profiler.measure import beside_layers, deduplicated
 from profiler.measure.back_ends import back_end_keys
 from profiler.measure.beside_layers import (
     action_overhead_s,
-    long_step_seconds,
     parameter_costs,
     step_seconds,
     still_optimizer,
@@ -194,7 +193,7 @@ def test_updates_add_up_and_leave_the_parameters_alone(name: str) -> None:
     before = [parameter.detach().clone() for parameter in model.module.parameters()]
     costs = parameter_costs(graph, optimizer, 2)
     batch = loaded(RESNET, 2)
-    step = step_seconds(model, batch.inputs, batch.targets, optimizer, 2)
+    step = step_seconds(model, (batch.inputs, batch.targets), optimizer, 2)
     assert 0 < step.passes_s < step.whole_s
     assert set(costs) == {layer.name for layer in graph.graph.layers if layer.parameters}
     assert all(cost.accumulate_s > 0 and cost.update_s > 0 for cost in costs.values())
@@ -202,14 +201,32 @@ def test_updates_add_up_and_leave_the_parameters_alone(name: str) -> None:
     assert all(parameter.grad is None for parameter in model.module.parameters())
 
 
-def test_of_a_long_step_of_a_model_that_has_run_the_first_passes_count(monkeypatch: pytest.MonkeyPatch) -> None:
+class EqualLaps(ThreadClock):
+    """Passes and updates take ``lap_s``."""
+
+    def __init__(self, lap_s: float) -> None:
+        self.lap_s = lap_s
+
+    def seconds(self, lap: float) -> float:
+        return self.lap_s
+
+
+@pytest.mark.parametrize(
+    ("lap_s", "has_run", "calls"),
+    [(0.1, False, 6), (0.1, True, 5), (0.4, False, 2), (0.4, True, 2), (1.5, False, 2), (1.5, True, 1)],
+    ids=["short", "short, warm", "longer", "longer, warm", "long", "long, warm"],
+)
+def test_how_often_a_whole_step_is_run(lap_s: float, has_run: bool, calls: int) -> None:
+    """Four that count and two ahead of them, or one of a model that has run; but no more than 2 s take."""
     batch = loaded(RESNET, 2)
     before = [parameter.detach().clone() for parameter in batch.module.parameters()]
-    assert long_step_seconds(batch, batch.inputs, batch.targets, Optimizer("SGD", {"lr": 0.1})) is None
-    monkeypatch.setattr(beside_layers, "_LONG_S", 1e-9)
-    step = long_step_seconds(batch, batch.inputs, batch.targets, Optimizer("SGD", {"lr": 0.1}))
-    assert step is not None
-    assert 0 < step.passes_s < step.whole_s
+    called: list[object] = []
+    hook = batch.module.register_forward_hook(lambda *_: called.append(None))
+    optimizer = Optimizer("SGD", {"lr": 0.1})
+    step = step_seconds(batch, (batch.inputs, batch.targets), optimizer, 4, EqualLaps(lap_s), has_run=has_run)
+    hook.remove()
+    assert len(called) == calls
+    assert step == pytest.approx((lap_s, 2 * lap_s))
     assert all(torch.equal(*pair) for pair in zip(batch.module.parameters(), before, strict=True))
     assert all(parameter.grad is None for parameter in batch.module.parameters())
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -97,6 +98,28 @@ def test_another_process_computes_when_it_is_asked_to_until_it_is_told_to_end(tm
     signals.ask(-1)
     other.join(60)
     assert not other.is_alive()
+
+
+class ScriptedSignals(Signals):
+    """The first asks for one thing at each look."""
+
+    def __init__(self, path: Path, *orders: int) -> None:
+        path.write_bytes(bytes(16))
+        super().__init__(path, 2)
+        self._orders = iter(orders)
+
+    @property
+    def order(self) -> int:
+        return next(self._orders)
+
+
+def test_another_process_seldom_looks_until_it_is_first_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While layers are measured it shall take nothing from them."""
+    pauses: list[float] = []
+    monkeypatch.setattr(together, "time", SimpleNamespace(sleep=pauses.append))
+    signals = ScriptedSignals(tmp_path / "signals", 0, 0, 2, 0, 0, -1)  # asked, and while it begins told to rest
+    compute_beside(captured(RESNET)[0], loaded(RESNET, 4), signals, 1)
+    assert pauses == [together._FIRST_POLL_S, together._FIRST_POLL_S, together._POLL_S]
 
 
 def test_another_process_is_forked_with_the_network_and_ends_when_it_is_told(

@@ -95,6 +95,23 @@ def test_a_module_is_loaded_as_it_is(net: Any, folder: Path) -> None:
     assert model.loss(*model.fed) == (net(BATCH[0]) - BATCH[1]).square().mean()
 
 
+def test_a_module_is_called_by_one_thread_while_it_is_saved(net: Any) -> None:
+    """As where it is loaded; threads that wait for one another would take their cores' time meanwhile."""
+
+    def loss(y: Tensor, target: Tensor) -> Tensor:
+        if torch.get_num_threads() > 1:
+            raise RuntimeError("several threads")
+        return nn.functional.mse_loss(y, target)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        source_of(net, example=BATCH, loss_fn=loss)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.exhaustive("a profile takes 8 s; that another process finds classes of this one, a command shows below")
 def test_a_module_is_profiled_in_a_process_that_does_not_have_its_class(net: Any, folder: Path) -> None:
     profile = hp.profile(net, BATCH[0], quick=True, cluster=1, sizes=(4,))
