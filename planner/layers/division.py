@@ -285,11 +285,7 @@ def read_by(value: str, layers: Iterable[LayerDivision], num_ranks: int) -> Boxe
 def rows_read(spec: TensorSpec, layouts: Iterable[Layout], samples: int, num_ranks: int) -> Boxes:
     """The hull of the rows of a sparse tensor that each rank's layers read, which are divided by ``layouts``."""
     hulls: list[Box | None] = [None] * num_ranks
-    seen = list[Layout]()
     for layout in layouts:
-        if layout in seen:  # layers of a stage are nearly always divided alike
-            continue
-        seen.append(layout)
         for position, box in enumerate(as_tuples(boxes_of(layout, spec, samples))):
             if volume(box):
                 hulls[position] = hull(hulls[position], box)

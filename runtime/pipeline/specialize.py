@@ -258,8 +258,8 @@ class Specializer:
             if batch.rows[m] and sites is None:
                 sizes = self._sizes_of(local_stage.passes.sizes, batch.shapes(m))
             elif batch.rows[m]:
-                words = cast("AnyBatch", batch).sizes(m) if share is None else share.sizes
-                sizes = tuple(words[word] for word in local_stage.passes.sizes)
+                extents = cast("AnyBatch", batch).sizes(m) if share is None else share.sizes
+                sizes = tuple(extents[word] for word in local_stage.passes.sizes)
             weight = count[position] * weights[m]
             shares.append(
                 MicrobatchShard(m, count[position], start, batch.rows[m], sizes, sites=share, loss_weight=weight)
