@@ -106,9 +106,9 @@ FLOORS = {
     "profiler.links": floor(f"{WITH_TORCH} profiler runtime.transport", "torch"),
     # The same of what ranks make of the sites that they share.
     "profiler.measure.preparing": floor(
-        f"{WITH_TORCH} profiler runtime.captured runtime.pipeline.microbatches runtime.sparse.batch"
-        " runtime.sparse.share",
-        "torch",
+        f"{WITH_TORCH} profiler runtime.captured runtime.pipeline.microbatches runtime.pipeline.routing"
+        " runtime.sparse.batch runtime.sparse.share",
+        "numpy torch",
     ),
     "profiler.links.calls": floor(
         "cuda_ops planner.ir profiler runtime.optim.gradient_buckets runtime.sparse.halo runtime.spatial"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
 from heapq import heapify, heappop, heappush
 from math import prod
 
@@ -204,16 +203,18 @@ class Graph:
         return _used_by_several([str(mark)] if mark is not None else [] for mark in marks)
 
     def layer_at(
-        self, layer: Layer, samples: int, values: Mapping[str, TensorSpec]
+        self, layer: Layer, samples: int, values: Mapping[str, TensorSpec], sites: Mapping[str, int] | None = None
     ) -> tuple[Layer, tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
         """A layer that makes its outputs for a number of samples, its inputs then, and its parameters.
 
         Args:
             layer: of the graph.
             values: of the graph, indexed once (:meth:`values`).
+            sites: of its samples, by the name of the number; those not named are as many as on average.
         """
-        outputs = tuple(spec.at(samples, self.samples) for spec in layer.outputs)
-        inputs = tuple(values[name].at(samples, self.samples) for name in layer.inputs)
+        named = sites or {}
+        outputs = tuple(spec_of_sites(spec, samples, self.samples, named) for spec in layer.outputs)
+        inputs = tuple(spec_of_sites(values[name], samples, self.samples, named) for name in layer.inputs)
         return replace(layer, outputs=outputs), inputs, tuple(self.parameters[name] for name in layer.parameters)
 
     def parameter_bytes(self, layers: frozenset[str] | None = None) -> int:
@@ -273,20 +274,8 @@ def producer(value: str) -> str:
     return value.partition(":")[0]
 
 
-def graph_of_sites(graph: Graph, samples: int, sizes: Mapping[str, int]) -> Graph:
-    """``graph`` for ``samples`` samples that have ``sizes`` sites, by the name of the number."""
-
-    @cache  # most layers of a level make tensors alike
-    def at(spec: TensorSpec) -> TensorSpec:
-        return spec_of_sites(spec, samples, graph.samples, sizes)
-
-    layers = tuple(replace(layer, outputs=tuple(map(at, layer.outputs))) for layer in graph.layers)
-    inputs = {name: at(spec) for name, spec in graph.inputs.items()}
-    return replace(graph, samples=samples, inputs=inputs, layers=layers)
-
-
 def spec_of_sites(spec: TensorSpec, samples: int, captured: int, sizes: Mapping[str, int]) -> TensorSpec:
-    """``spec``, of a graph of ``captured`` samples, for ``samples`` samples that have ``sizes`` sites."""
+    """``spec``, of a graph of ``captured`` samples, for ``samples`` samples that have ``sizes`` sites, by name."""
     resized = spec.at(samples, captured)
     shape = tuple(sizes.get(dim, extent) for dim, extent in zip(resized.dims, resized.shape, strict=True))
     return resized if shape == resized.shape else replace(resized, shape=shape)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from planner.ir.box import Box, volume
 from planner.ir.extras import extras, required
-from planner.ir.graph import BYTES_PER_ELEMENT, Graph, Layer, TensorSpec, producer, value_name
+from planner.ir.graph import BYTES_PER_ELEMENT, Graph, Layer, TensorSpec, producer, spec_of_sites, value_name
 from planner.ir.layout import Layout
 from planner.ir.lazy import once
 from planner.ir.plan import Block, Decision, Placement, Size, samples_in
@@ -21,7 +21,7 @@ from planner.ir.program import Message, Part, Program, Route
 from planner.ir.schedule import Edge, StageGraph
 from planner.layers._samples import prepared_inputs
 from planner.layers.boxes import as_tuples, boxes_of, transfers
-from planner.layers.division import Division, layer_division, read_by
+from planner.layers.division import Division, layer_division, read_by, rows_read
 
 _DETACH = "aten.detach.default"
 _ADD = "aten.add.Tensor"
@@ -110,6 +110,8 @@ class Boundaries:
         blocks: by stage, layers that are run in blocks.
         parts: into how many parts micro-batches are cut along an axis with an order.
         axis: where that lies, if they are.
+        sites: of the micro-batch that is asked for, by the name of the number; empty: as many as the captured samples
+            have on average.
     """
 
     graph: Graph
@@ -124,6 +126,7 @@ class Boundaries:
     blocks: Mapping[int, tuple[Block, ...]] = field(default_factory=dict)
     parts: int = 1
     axis: OrderedAxis | None = None
+    sites: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -190,11 +193,9 @@ class Boundaries:
             return self
         return replace(self, parts=len(lengths), axis=ordered_axis(self.graph, lengths, self.ranks))
 
-    def at_sites(self, graph: Graph) -> Boundaries:
-        """The same of ``graph``, which is this one with other numbers of sites: what is not a shape stays."""
-        layers = graph.by_name()
-        readers = {key: tuple(layers[layer.name] for layer in reading) for key, reading in self._readers.items()}
-        return replace(self, graph=graph, _values=graph.values(), _readers=readers)
+    def at_sites(self, sites: Mapping[str, int], layouts: tuple[Layout, ...]) -> Boundaries:
+        """The same of a micro-batch with so many sites, which stages divide by ``layouts``."""
+        return replace(self, sites=sites, layouts=layouts)
 
     def layout(self, layer: str) -> Layout:
         """How the layer is divided over the ranks of its stage."""
@@ -228,7 +229,7 @@ class Boundaries:
     def owned(self, value: str, samples: int) -> dict[int, Box]:
         """The box of ``value`` that each rank of its stage makes, for a micro-batch of ``samples``."""
         maker = producer(value)
-        boxes = boxes_of(self.layout(maker), self._spec(value, samples), samples)
+        boxes = boxes_of(self.layout(maker), self.spec(value, samples), samples)
         return dict(zip(self.ranks[self.stage_of[maker]], as_tuples(boxes), strict=True))
 
     def needed(self, value: str, stage: int, samples: int) -> dict[int, Box]:
@@ -237,14 +238,21 @@ class Boundaries:
         if stage in self.blocks:
             return dict(zip(ranks, self._division(stage, samples).held(value), strict=True))
         readers = self._readers.get((value, stage), ())
-        layers = [layer_division(self.graph, each, self._values, self._placement(each), samples) for each in readers]
+        if self._values[value].has_sites:
+            spec = self.spec(value, samples)
+            boxes = rows_read(spec, (self._placement(each).layout for each in readers), samples, len(ranks))
+            return dict(zip(ranks, boxes, strict=True))
+        layers = [
+            layer_division(self.graph, each, self._values, self._placement(each), samples, self.sites)
+            for each in readers
+        ]
         return dict(zip(ranks, read_by(value, layers, len(ranks)), strict=True))
 
     def messages(self, edge: Edge, size: Size) -> tuple[Message, ...]:
         """What crosses ``edge`` for a micro-batch, or a part, of a ``size``, hand-overs inside a rank included."""
         parts: dict[tuple[int, int], list[Part]] = {}
         for value in edge.values:
-            spec = self._spec(value, samples_in(size))
+            spec = self.spec(value, samples_in(size))
             if self.axis is None:
                 owned = self.owned(value, samples_in(size))
                 needed = self.needed(value, edge.dst, samples_in(size))
@@ -299,8 +307,10 @@ class Boundaries:
         """Whether a gradient of it comes back."""
         return self._values[value].is_float and value not in self.silent
 
-    def _spec(self, value: str, samples: int) -> TensorSpec:
-        return self._values[value].at(samples, self.graph.samples)
+    @once
+    def spec(self, value: str, samples: int) -> TensorSpec:
+        """What ``value`` is in a micro-batch of ``samples``."""
+        return spec_of_sites(self._values[value], samples, self.graph.samples, self.sites)
 
 
 def _is_apart(part: Box, box: Box) -> bool:

@@ -240,10 +240,15 @@ def overlap(graph: Graph, decision: Decision, stage: int) -> float:
 
 
 def layer_division(
-    graph: Graph, layer: Layer, values: Mapping[str, TensorSpec], placement: Placement, samples: int
+    graph: Graph,
+    layer: Layer,
+    values: Mapping[str, TensorSpec],
+    placement: Placement,
+    samples: int,
+    sites: Mapping[str, int] | None = None,
 ) -> LayerDivision:
-    """How ``placement`` divides ``layer`` of ``graph``, whose ``values`` are indexed once."""
-    return LayerDivision.of(*graph.layer_at(layer, samples, values), placement, samples)
+    """How ``placement`` divides ``layer`` of ``graph``; ``values`` and ``sites`` as of :meth:`Graph.layer_at`."""
+    return LayerDivision.of(*graph.layer_at(layer, samples, values, sites), placement, samples)
 
 
 def moves_between(owned: Sequence[Box], held: Sequence[Box], wanted: Sequence[Box]) -> tuple[Transfer, ...]:
@@ -267,12 +272,28 @@ def read_by(value: str, layers: Iterable[LayerDivision], num_ranks: int) -> Boxe
     num_dims = 0
     for layer, index in _readers(value, layers):
         spec = layer.inputs[index]
+        if spec.has_sites:
+            return rows_read(spec, (each.layout for each, _ in _readers(value, layers)), layer.samples, num_ranks)
         num_dims = len(spec.shape)
-        of_sites = as_tuples(boxes_of(layer.layout, spec, layer.samples)) if spec.has_sites else None
-        for position, box in enumerate(of_sites or layer.needed[index]):
+        for position, box in enumerate(layer.needed[index]):
             part = inside(box, spec.shape)
             if volume(part):
                 hulls[position] = hull(hulls[position], _whole_but(layer, spec, part))
+    return _filled(hulls, num_dims)
+
+
+def rows_read(spec: TensorSpec, layouts: Iterable[Layout], samples: int, num_ranks: int) -> Boxes:
+    """The hull of the rows of a sparse tensor that each rank's layers read, which are divided by ``layouts``."""
+    hulls: list[Box | None] = [None] * num_ranks
+    for layout in layouts:
+        for position, box in enumerate(as_tuples(boxes_of(layout, spec, samples))):
+            if volume(box):
+                hulls[position] = hull(hulls[position], box)
+    return _filled(hulls, len(spec.shape))
+
+
+def _filled(hulls: Sequence[Box | None], num_dims: int) -> Boxes:
+    """Nothing as an empty box."""
     nothing = tuple(Interval(0, 0) for _ in range(num_dims))
     return tuple(nothing if box is None else box for box in hulls)
 
@@ -314,7 +335,7 @@ def _readers(value: str, layers: Iterable[LayerDivision]) -> Iterator[tuple[Laye
 
 def _whole_but(layer: LayerDivision, spec: TensorSpec, box: Box) -> Box:
     """``box`` along the dims that the layer is cut along, whole along others."""
-    if layer.ways > 1 or spec.has_sites:  # its first input is cut along channels, whatever they are called there
+    if layer.ways > 1:  # its first input is cut along channels, whatever they are called there
         return box
     return tuple(
         interval if dim in layer.layout.cuts else Interval(0, extent)

@@ -1,5 +1,8 @@
 """What a host makes ahead of a micro-batch of clouds: site sets, maps and ranks' shares of them.
 
+Layers are measured on the first samples of an example.  Clouds differ, so these are to be as nearly average as they can
+be (:func:`evenly_ordered`).
+
 Shares are made as ranks make them (:mod:`runtime.sparse`): the order of the sites, the places where ranks cut it, and
 the first rank's part of each map.  Halos are counted in the same order.
 """
@@ -13,17 +16,23 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TypeVar, cast
 
+import numpy as np
 from torch import Tensor
 
 from cuda_ops.sparse.geometry import BuiltGeometry, SiteRoute
-from cuda_ops.sparse.preparation import Preparation
-from planner.ir.graph import Graph, graph_of_sites
+from cuda_ops.sparse.preparation import Clouds, Preparation
+from planner.ir.graph import Graph
+from planner.ir.layout import Layout
 from planner.ir.profile import PreparationCost, SiteHalo
+from planner.ir.program import Program
+from planner.ir.schedule import Edge
+from planner.layers.boundary import Boundaries
 from planner.sites.arrangement import halo_sites
 from planner.sites.prices import prices
 from profiler.measure.contention import trimmed_mean
 from profiler.source.model import PreparedExample
 from runtime.pipeline.microbatches import Batch
+from runtime.pipeline.routing import Routing
 from runtime.sparse.batch import ArrangedClouds, PreparedBatch, PreparedInputs
 from runtime.sparse.share import SiteShare
 
@@ -32,6 +41,28 @@ PARTS = (2, 3, 4, 8)
 """Numbers of ranks for which halos are counted; others follow from them."""
 _NUM_RUNS = 5
 _COLLATE = "collate"
+
+
+def evenly_ordered(example: PreparedExample) -> PreparedExample:
+    """The same clouds in an order whose first ones have, for any number of them, about as many sites as are average.
+
+    One after another the cloud comes next with which the numbers of sites so far, at all levels, are nearest to the
+    mean of all (least squares of relative differences).  Other examples stay as they are.
+    """
+    if not isinstance(example.preparation, Preparation):
+        return example
+    clouds = example.preparation.clouds((*example.inputs, *example.targets))
+    counts = np.array(
+        [np.bincount(clouds.level(route)[0], minlength=clouds.num_samples) for route in example.preparation.size_of]
+    )
+    relative = counts / np.maximum(counts.mean(1, keepdims=True), 1.0)  # [levels, samples]
+    order = list[int]()
+    left = list(range(clouds.num_samples))
+    while left:
+        sums = relative[:, order].sum(1, keepdims=True) + relative[:, left]
+        order.append(left.pop(int(np.square(sums - len(order) - 1).sum(0).argmin())))
+    inputs, targets = (tuple(each[order] for each in tensors) for tensors in (example.inputs, example.targets))
+    return PreparedExample(example.preparation, inputs, targets)
 
 
 def preparation_costs(
@@ -96,7 +127,7 @@ def site_halos(graph: Graph, example: PreparedExample, raw: tuple[Tensor, ...], 
 
 
 def _timed(graph: Graph, preparation: Preparation, raw: tuple[Tensor, ...]) -> dict[str, float]:
-    """Seconds of each step; with ``collate``, the graph of so many sites, which every micro-batch is run by."""
+    """Seconds of each step; with ``collate``, what binds a plan to so many sites."""
     laps = _Laps()
     clouds = laps.timed(_COLLATE, lambda: preparation.clouds(raw))
     laps.timed(_COLLATE, lambda: clouds.tensor("features"))
@@ -104,12 +135,28 @@ def _timed(graph: Graph, preparation: Preparation, raw: tuple[Tensor, ...]) -> d
     for route, word in preparation.size_of.items():
         if route:
             laps.timed(word, partial(geometry.keys, route))
-    laps.timed(_COLLATE, lambda: graph_of_sites(graph, clouds.num_samples, clouds.sizes))
+    planned = _in_halves(graph)
+    laps.timed(_COLLATE, partial(_bind, planned, planned.edges(), clouds))
     for index, spec in enumerate(preparation.recipe.maps):
         laps.timed(f"map_{index}", partial(geometry.map, spec))
     for index, route in enumerate(preparation.recipe.segments):
         laps.timed(f"segments_{index}", partial(geometry.segments, route))
     return laps.seconds
+
+
+def _in_halves(graph: Graph) -> Boundaries:
+    """Those of a pipeline of two ranks."""
+    half = len(graph.layers) // 2
+    stage_of = {layer.name: int(index >= half) for index, layer in enumerate(graph.layers)}
+    return Boundaries.of(graph, stage_of, (Layout(), Layout()), ((0,), (1,)))
+
+
+def _bind(planned: Boundaries, edges: tuple[Edge, ...], clouds: Clouds) -> Routing:
+    """What rank 0 sends and receives of a micro-batch, as every step works it out for its own clouds."""
+    boundaries = planned.at_sites(clouds.sizes, planned.layouts)
+    sizes = (clouds.num_samples,)
+    program = Program((), planned.stages(edges, sizes), planned.ranks, boundaries.routes(edges, sizes))
+    return Routing((boundaries,), program, sizes, 0)
 
 
 def _timed_shares(prepared: PreparedInputs, raw: tuple[Tensor, ...]) -> dict[str, float]:

@@ -168,6 +168,10 @@ def _captured(report: Report, job: MeasuringJob) -> tuple[LoadedModel, CapturedM
             "the model changed while it was profiled", [f"graph before: {job.graph}", f"graph now: {graph_now}"]
         )
     report(CapturedGraph(captured.graph, captured.remarks))
+    if model.clouds is not None:
+        from profiler.measure.preparing import evenly_ordered  # late: others do without
+
+        model = replace(model, clouds=evenly_ordered(model.clouds))
     return model, captured
 
 

@@ -151,7 +151,6 @@ class Routing:
         self._rank = rank
         self._parts = parts
         self._divisions = divisions or {}
-        self._values = {id(graph): graph.values() for graph in (each.graph for each in boundaries)}
         self._held: dict[tuple[str, int, int, int], Box] = {}  # by value, stage, samples and the boundaries' id
         self.forward_out: SlicesByRoute = {}
         self.forward_in: SlicesByRoute = {}
@@ -179,9 +178,9 @@ class Routing:
         key = (value, stage, samples, id(boundaries))
         box = self._held.get(key)
         if box is None:
-            spec = self._values[id(boundaries.graph)][value].at(samples, boundaries.graph.samples)
             position = boundaries.ranks[stage].index(self._rank)
-            box = self._held[key] = as_tuples(boxes_of(boundaries.layouts[stage], spec, samples))[position]
+            boxes = boxes_of(boundaries.layouts[stage], boundaries.spec(value, samples), samples)
+            box = self._held[key] = as_tuples(boxes)[position]
         return box
 
     def speaks_for(self, value: str, stage: int, microbatch: int) -> bool:
@@ -201,7 +200,7 @@ class Routing:
 
     def dtype(self, value: str) -> torch.dtype:
         """The dtype of ``value``."""
-        return dtype_of(self._values[id(self._boundaries[0].graph)][value])
+        return dtype_of(self._boundaries[0].spec(value, self._boundaries[0].graph.samples))
 
     def _slices(
         self, kind: str, route: Route, stage: int, ends: Iterable[tuple[int, tuple[Part, ...]]]

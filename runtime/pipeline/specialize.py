@@ -253,10 +253,13 @@ class Specializer:
         feeds = list[dict[str, Feed]]()
         for m, count in enumerate(counts):
             start = sum(count[:position])
-            sizes = self._sizes_of(local_stage.passes.sizes, batch.shapes(m)) if batch.rows[m] else ()
             share = (sites or {}).get(m)
-            if share is not None:
-                sizes = tuple(share.sizes[word] for word in local_stage.passes.sizes)
+            sizes: tuple[int, ...] = ()
+            if batch.rows[m] and sites is None:
+                sizes = self._sizes_of(local_stage.passes.sizes, batch.shapes(m))
+            elif batch.rows[m]:
+                extents = cast("AnyBatch", batch).sizes(m) if share is None else share.sizes
+                sizes = tuple(extents[word] for word in local_stage.passes.sizes)
             weight = count[position] * weights[m]
             shares.append(
                 MicrobatchShard(m, count[position], start, batch.rows[m], sizes, sites=share, loss_weight=weight)

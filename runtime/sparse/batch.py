@@ -29,7 +29,7 @@ from cuda_ops.sparse.local import Owned, local_segments
 from cuda_ops.sparse.preparation import SITES, Clouds, Preparation
 from cuda_ops.sparse.recipe import HALVES
 from planner.ir.errors import StageFailedError, UnsupportedModelError
-from planner.ir.graph import SAMPLE, Graph, TensorSpec, graph_of_sites, spec_of_sites
+from planner.ir.graph import SAMPLE, Graph, TensorSpec, spec_of_sites
 from planner.ir.plan import Decision
 from planner.layers import MAPPED
 from planner.sites.arrangement import Arrangement, arrange, cut_places
@@ -231,7 +231,6 @@ class SizedBatch(ABC):
         self.raw = raw
         self.rows = raw.rows
         self.prepared = prepared
-        self._graphs: dict[int, Graph] = {}
 
     @abstractmethod
     def sizes(self, microbatch: int) -> dict[str, int]:
@@ -244,13 +243,6 @@ class SizedBatch(ABC):
     @abstractmethod
     def part(self, name: str, microbatch: int, start: int, count: int) -> Tensor:
         """See :class:`runtime.pipeline.microbatches.Batch`."""
-
-    def graph(self, microbatch: int) -> Graph:
-        """The graph in the shapes of a micro-batch."""
-        if microbatch not in self._graphs:
-            sizes = self.sizes(microbatch)
-            self._graphs[microbatch] = graph_of_sites(self.prepared.graph, self.rows[microbatch], sizes)
-        return self._graphs[microbatch]
 
     def shapes(self, microbatch: int) -> InputShapes:
         graph = self.prepared.graph

@@ -106,7 +106,7 @@ class Preparing:
         for m, rows in enumerate(batch.rows):
             if not rows:
                 continue
-            batch.graph(m)
+            batch.sizes(m)
             for stage, each in enumerate(self.decision.stages):
                 reads = {v for name in self.decision.layers_of(stage) for v in layers[name].inputs if v in inputs}
                 if len(each.ranks) > 1:

@@ -162,9 +162,8 @@ def boundaries_of_sites(
         share = shares.get((0, microbatch))
         points = () if share is None else tuple(accumulate(share.shares, initial=0))
         return replace(planned, layouts=(Layout({SAMPLE: points}),)) if points else planned
-    boundaries = planned.at_sites(batch.graph(microbatch))
     layouts = tuple(
         Layout({**layout.cuts, **shares[stage, microbatch].cuts}) if (stage, microbatch) in shares else layout
-        for stage, layout in enumerate(boundaries.layouts)
+        for stage, layout in enumerate(planned.layouts)
     )
-    return replace(boundaries, layouts=layouts)
+    return planned.at_sites(batch.sizes(microbatch), layouts)

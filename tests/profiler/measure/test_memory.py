@@ -11,16 +11,17 @@ import torch
 from benchmarks.site_balance import cut
 from cuda_ops.memory import available, meter_of
 from planner.costs.memory.action_peaks import ActionPeaks, RunningLayers, action_peaks
-from planner.ir.profile import LEVEL_NAMES, ModelSource
+from planner.ir.profile import LEVEL_NAMES, ModelSource, Optimizer
 from planner.sites.arrangement import arrange, halo_sites
 from planner.sites.prices import NeighbourPairs, network_work, prices
 from planner.sites.work import SiteLevel
 from profiler import CapturedModule
 from profiler.capture.sizes import NUM_SAMPLES
-from profiler.measure import preparing
+from profiler.measure import preparing, worker
+from profiler.measure.job import MeasuringJob
 from profiler.measure.memory import footprints
 from profiler.measure.preparing import PARTS, preparation_costs, site_halos
-from profiler.source.model import LoadedModel, example_of, fed_example
+from profiler.source.model import LoadedModel, PreparedExample, example_of, fed_example
 from profiler.source.source import load_model
 from runtime.sparse.share import SiteShare
 from tests.captures import capture
@@ -179,3 +180,28 @@ def test_halos_are_those_of_the_intervals_that_ranks_own() -> None:
 
 def clouds_of(model: LoadedModel) -> tuple[torch.Tensor, ...]:
     return fed_example(model, SAMPLES)
+
+
+def test_layers_are_measured_on_clouds_of_which_the_first_have_about_as_many_sites_as_are_average() -> None:
+    source = ModelSource("profiler.models.sparse_resnet:sparse_resnet_tiny", {}, (8, 300, 4))
+    given = load_model(source).clouds
+    measured, _ = worker._captured(lambda _: None, MeasuringJob(source, Optimizer(), (), quick=True))
+    counts = {samples: by_sample(given, samples) for samples in (1, 2, 4, 8)}
+    found = {samples: by_sample(measured.clouds, samples) for samples in counts}
+    assert found[8] == pytest.approx(counts[8]), "they are the same clouds"
+    mean = found[8]
+    for samples in (1, 2, 4):
+        assert distance(found[samples], mean) < distance(counts[samples], mean)
+    rows = {(tuple(x.flatten().tolist()), int(y)) for x, y in zip(given.inputs[0], given.targets[0], strict=True)}
+    own = measured.clouds
+    assert rows == {(tuple(x.flatten().tolist()), int(y)) for x, y in zip(own.inputs[0], own.targets[0], strict=True)}
+
+
+def by_sample(example: PreparedExample, samples: int) -> list[float]:
+    """Sites a sample, by level, of the first samples."""
+    clouds = example.preparation.clouds([each[:samples] for each in (*example.inputs, *example.targets)])
+    return [count / samples for count in clouds.sizes.values()]
+
+
+def distance(one: list[float], mean: list[float]) -> float:
+    return sum((a / b - 1) ** 2 for a, b in zip(one, mean, strict=True))

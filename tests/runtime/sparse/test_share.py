@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from planner.ir.graph import graph_of_sites
+from planner.ir.graph import Graph, TensorSpec
 from planner.layers.boundary import Boundaries
 from runtime.pipeline.microbatches import WholeBatch
 from runtime.sparse.batch import PreparedInputs
@@ -93,7 +96,27 @@ def test_clouds_that_are_not_arranged_are_not_shared_out() -> None:
 def test_boundaries_at_other_sites_are_those_of_the_plan_for_the_graph_of_these_sites() -> None:
     graph = network("unet")[1].graph
     decision = decide(graph, [0.3], (4,), [(0,), (1, 2)], [(1,), (1, 1)])
-    other = graph_of_sites(graph, 3, {word: count // 2 + 1 for word, count in prepared("unet", 1).sizes(0).items()})
-    assert other != graph
+    sites = {word: count // 2 + 1 for word, count in prepared("unet", 1).sizes(0).items()}
     planned = Boundaries.of_decision(graph, decision)
-    assert planned.at_sites(other) == Boundaries.of_decision(other, decision)
+    expected = Boundaries.of_decision(with_sites(graph, 3, sites), decision)
+    found = planned.at_sites(sites, planned.layouts)
+    edges = planned.edges()
+    assert [found.messages(edge, 3) for edge in edges] == [expected.messages(edge, 3) for edge in edges]
+    assert [found.messages(edge, 3) for edge in edges] != [planned.messages(edge, 3) for edge in edges]
+    for value in graph.values():
+        assert found.spec(value, 3) == expected.spec(value, 3)
+        assert [found.needed(value, stage, 3) for stage in (0, 1)] == [
+            expected.needed(value, stage, 3) for stage in (0, 1)
+        ]
+
+
+def with_sites(graph: Graph, samples: int, sites: Mapping[str, int]) -> Graph:
+    """The graph of ``samples`` samples that have so many sites."""
+
+    def at(spec: TensorSpec) -> TensorSpec:
+        resized = spec.at(samples, graph.samples)
+        return replace(resized, shape=tuple(sites.get(d, n) for d, n in zip(resized.dims, resized.shape, strict=True)))
+
+    inputs = {name: at(spec) for name, spec in graph.inputs.items()}
+    layers = tuple(replace(layer, outputs=tuple(map(at, layer.outputs))) for layer in graph.layers)
+    return replace(graph, samples=samples, inputs=inputs, layers=layers)
