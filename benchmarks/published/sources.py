@@ -35,13 +35,13 @@ from halopipe.extras.transformers.evidence import FRAMEWORKS, MEGATRON
 from planner.extras.transformers.cluster import GBIT
 from planner.extras.transformers.shape import (
     MODERN,
-    Fusion,
     Precision,
     Recompute,
     Sends,
     Transformer,
     named_transformer,
 )
+from planner.extras.transformers.software import SOFTWARE
 
 Line = Mapping[str, str]
 FSDP = FRAMEWORKS["accelerate"]
@@ -201,17 +201,23 @@ def _vtrain(line: Line) -> Setting:
     )
 
 
+_SWEPT = 128
+_BY_TRITON = ("MPT-13b", "MPT-30b")
+
+
 def _llm_foundry(line: Line) -> Setting:
     def mpt(line: Line) -> Transformer:
         return _shape(line, fused_attention=True, dropout=False)
 
-    software = {"kernels": Fusion.KERNELS, "fp32_gradients": line["mp_mode"] != "PURE"}
+    # Its sweep of January 2024 (scripts/train/benchmarking/sweep.py) names what fuses attention on 128 H100 and more.
+    is_new = line["gpu"].startswith("H100") and int(line["gpus"]) >= _SWEPT and line["model"] not in _BY_TRITON
+    name = "pytorch" if is_new else "pytorch-2023"
+    software = {**SOFTWARE[name].parts, "fp32_gradients": line["mp_mode"] != "PURE"}
     return _stated(line, "FSDP, llm-foundry", FSDP, mpt, _unstated(line), software=software)
 
 
 def _torchtitan(line: Line) -> Setting:
-    compiled = line["compile"] == "true"
-    software = {"kernels": Fusion.FUSED if compiled else Fusion.KERNELS, "overlap_tensor": False}
+    software = SOFTWARE["pytorch-compiled" if line["compile"] == "true" else "pytorch"].parts
     unstated = _unstated(
         line,
         (line["recompute"] == "selective", "recomputation by operator"),
@@ -224,7 +230,8 @@ def _torchtitan(line: Line) -> Setting:
 
 
 def _bigscience(line: Line) -> Setting:
-    software = {"overlap_tensor": False, "sends": Sends.BLOCKING, "fp32_gradients": line["dtype"] == "bf16"}
+    told = {"sends": Sends.BLOCKING, "fp32_gradients": line["dtype"] == "bf16"}
+    software = SOFTWARE["megatron-2021"].parts | told
     return _stated(
         line, "BigScience", "Megatron-DeepSpeed", _shape, _unstated(line),
         software=software, cards_bytes_per_s=4 * 100 * GBIT,

@@ -25,6 +25,7 @@ from planner.extras.transformers.passes import OPTIMISER, timed
 from planner.extras.transformers.pools import Pools, pools_of
 from planner.extras.transformers.search import TIE, BestDegrees, PricedDegrees, search
 from planner.extras.transformers.shape import Offload, ParallelDegrees, Precision, Recompute, Transformer
+from planner.extras.transformers.software import LAUNCHED, Software, named_software
 from planner.extras.transformers.space import DegreesSpace
 from planner.extras.transformers.step import BUBBLE, GRADIENTS, SENDS, StepPrediction
 from planner.ir.codec import from_json
@@ -52,6 +53,7 @@ class WaysReport:
     devices: int
     global_batch: int
     sweep: BestDegrees
+    software: Software
     price_per_hour: float = 0.0
     launcher: str = ""
 
@@ -70,6 +72,7 @@ class WaysReport:
             "device": self.cluster.device,
             "gpus": self.devices,
             "global_batch": self.global_batch,
+            "software": self.software.name,
             **launch_data(self.cluster, sweep.best.ways),
             "search": {
                 "gap": sweep.gap,
@@ -105,7 +108,10 @@ class WaysReport:
         return f"{evidence.kind}: {evidence}"
 
     def _kind(self, choice: PricedDegrees) -> RunKind:
-        return kind_of(FRAMEWORKS[self.launcher], self.shape, self.cluster, choice.ways)
+        framework = FRAMEWORKS[self.launcher]
+        if self.software.name != LAUNCHED[self.launcher]:
+            framework = f"{framework} by {self.software.name}"
+        return kind_of(framework, self.shape, self.cluster, choice.ways)
 
     def _evidence(self, choice: PricedDegrees) -> KindEvidence | None:
         return published().get(self._kind(choice))
@@ -157,6 +163,7 @@ class WaysReport:
             f"global batch {self.global_batch}, on {devices}",
             "",
             f"  {best.ways}",
+            f"  software {self.software.about}",
             f"  step {step_text}, {rate:.0f} TFLOP/s a device without recomputation",
             f"  evidence {step.evidence}",
             f"  published runs, {self.evidence_text(best)}",
@@ -471,7 +478,9 @@ def find(transformer: str, on: str, devices: int, global_batch: int | None, opti
             raise
         limits = f"of the ways that {launcher.name} can be told"
         raise type(error)(error.title, [*error.details, limits], error.remedies) from None
-    report = WaysReport(network, cluster, devices, global_batch, sweep, options.price_per_hour, options.launcher)
+    report = WaysReport(
+        network, cluster, devices, global_batch, sweep, software_of(options), options.price_per_hour, options.launcher
+    )
     if launcher is not None:
         require_told(launcher, report.job)
     return report
@@ -502,4 +511,14 @@ def space_of(options: WaysOptions) -> DegreesSpace:
         restrictions["limits"] = limits
     elif options.version:
         raise UsageError("--version is of a launcher, and none is named", [], ["--for LAUNCHER"])
-    return DegreesSpace(**restrictions, base=ParallelDegrees(precision=precision, offload=offload))
+    base = ParallelDegrees(precision=precision, offload=offload)
+    return DegreesSpace(**restrictions, base=software_of(options).of(base))
+
+
+def software_of(options: WaysOptions) -> Software:
+    """What runs the step.
+
+    Raises:
+        UnknownNameError: there is no such software.
+    """
+    return named_software(options.software or LAUNCHED[options.launcher])

@@ -25,7 +25,7 @@ from planner.ir.errors import UsageError
 
 _LOOKED_AT = (
     *("tensor", "pipeline", "data", "micro_batch", "sequence_parallel", "interleave", "recompute", "zero"),
-    *("fp32_gradients", "kernels", "overlap_tensor", "overlap_gradients", "sends", "schedule"),
+    *("fp32_gradients", "kernels", "launch", "attention", "overlap_tensor", "overlap_gradients", "sends", "schedule"),
     *("context", "context_exchange", "offload", "blocks", "tensors", "pools"),
 )
 _FURTHER = tuple(part for part in fields(ParallelDegrees) if part.name not in _LOOKED_AT)
