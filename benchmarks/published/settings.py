@@ -5,7 +5,8 @@ division    parts of :class:`ParallelDegrees` by their names, as the row states 
 software    the same of what the source's code does: kernels, sums, messages.  Read off code, never off a time
 cluster     the named one of the row's device, with the cards that the row states; a device that no named cluster
             has leaves the row out
-as ways     the run by its division, in the software of its framework's launcher, as ``halopipe ways`` predicts it: what the range that it prints is made of
+as ways     the run by its division, in the software of its framework's launcher, as ``halopipe ways`` predicts it: what
+            the range that it prints is made of
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from planner.extras.transformers.step import predict
 from planner.ir.errors import UsageError
 
 _PARTS = frozenset(part.name for part in fields(ParallelDegrees))
-_SAME_CHIP = {"A100-40GB": "A100-80GB", "H200": "H100-SXM"}
+_SAME_CHIP = {"A100-40GB": "A100-80GB", "H200": "H100-SXM", "H100-96GB": "H100-SXM"}
 """Devices without a named cluster of their own, whose hosts are those of another."""
 
 

@@ -5,7 +5,7 @@
     llm-foundry        PyTorch's FSDP around MPT (Composer's ``mixed_precision``: DEFAULT sums in float32, PURE
                        in bfloat16); torch's own kernels, FlashAttention
     torchtitan         FSDP2; gradients summed in float32; what compiles shares kernels; exchanges of tensor ranks are
-                       waited for.  Its H100 are those of 96 GB and 500 W: taken as H100-SXM
+                       waited for.  Its H100 are those of 96 GB and 500 W
     BigScience         Megatron-DeepSpeed of 2022 over Omni-Path, four cards a host: ZeRO-1, messages that block
     SimuMax            Megatron-LM core, nothing overlaps, on 8 B200
     Megatron-Bridge    Megatron-LM core with ZeRO-1 and sums beside the backward.  Its cards do not say what is computed
@@ -51,7 +51,7 @@ AUTOMODEL = "Automodel"
 GIB = 2**30
 _GPUS = {
     "A100": "A100-80GB", "A100-SXM4-80GB": "A100-80GB", "H100": "H100-SXM", "H100-80GB": "H100-SXM",
-    "H100-96GB-HBM2e-500W": "H100-SXM", "H100-95GB-HBM2e": "H100-SXM", "NVIDIA H100-SXM5-80GB": "H100-SXM",
+    "H100-96GB-HBM2e-500W": "H100-96GB", "H100-95GB-HBM2e": "H100-96GB", "NVIDIA H100-SXM5-80GB": "H100-SXM",
     "NVIDIA H200-SXM5-141GB": "H200",
 }  # fmt: skip
 """What sources call a device, and what the catalogue does; others by their own name, or the one in brackets."""

@@ -21,7 +21,7 @@ from planner.extras.transformers.cluster import GpuCluster, named_cluster
 from planner.extras.transformers.host import COPIES, UPDATE
 from planner.extras.transformers.layers import CONTEXT_EXCHANGE, EXCHANGE, EXPERT_EXCHANGE
 from planner.extras.transformers.memory import Memory
-from planner.extras.transformers.passes import OPTIMISER, timed
+from planner.extras.transformers.passes import HOST, OPTIMISER, timed
 from planner.extras.transformers.pools import Pools, pools_of
 from planner.extras.transformers.search import TIE, BestDegrees, PricedDegrees, search
 from planner.extras.transformers.shape import Offload, ParallelDegrees, Precision, Recompute, Transformer
@@ -163,7 +163,7 @@ class WaysReport:
             f"global batch {self.global_batch}, on {devices}",
             "",
             f"  {best.ways}",
-            f"  software {self.software.about}",
+            *self._software(),
             f"  step {step_text}, {rate:.0f} TFLOP/s a device without recomputation",
             f"  evidence {step.evidence}",
             f"  published runs, {self.evidence_text(best)}",
@@ -182,6 +182,13 @@ class WaysReport:
             lines.append(f"  {self._dollars(best):.4g} dollars a step, {self.dollars_text(best)} for a billion tokens")
         lines += ["", *self._rivals(), f"  {self.proof()}"]
         return "\n".join(lines)
+
+    def _software(self) -> list[str]:
+        """What runs the step, and from where that is known; of layers that were measured it is whatever ran them."""
+        places = [pool.cluster for pool in self.cluster.pools] if isinstance(self.cluster, Pools) else [self.cluster]
+        if any(place.timed for place in places):
+            return []
+        return [f"  software {self.software.name}: {self.software.about}"]
 
     def _spent(self) -> str:
         best = self.sweep.best.prediction
@@ -242,7 +249,7 @@ def shares_s(prediction: StepPrediction) -> dict[str, float]:
         "exposed communication": spent_s(EXCHANGE, EXPERT_EXCHANGE, CONTEXT_EXCHANGE, GRADIENTS, SENDS),
         "bubble": spent_s(BUBBLE),
         "optimiser": spent_s(OPTIMISER),
-        "the host": spent_s(COPIES, UPDATE),
+        "the host": spent_s(COPIES, UPDATE, HOST),
     }
     return {"computing": prediction.step.seconds - sum(shares.values()), **shares}
 

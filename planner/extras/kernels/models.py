@@ -40,12 +40,19 @@ from planner.ir.errors import UnknownNameError
 _CHIPS = (
     ("A100-80GB", "A100-40GB"),
     ("V100-16GB", "V100-32GB", "Titan-V"),
-    ("H100-SXM", "GH200-96GB", "H200", "H100-PCIe"),
+    ("H100-SXM", "GH200-96GB", "H200", "H100-PCIe", "H100-96GB"),
 )
 _STAND_INS = {"softmax": "elementwise", "softmax_backward": "elementwise", "dropout_backward": "dropout"}
 """For a kind of which no table says anything at all: one that streams as plainly."""
 
-_SUSTAINED = {"A100-80GB": 1.04, "A100-40GB": 1.04, "H100-SXM": 1.11, "H200": 1.11, "L40S": 1.22}
+_SUSTAINED = {
+    "A100-80GB": 1.04, "A100-40GB": 1.04, "H100-SXM": 1.11, "H100-96GB": 1.11, "H200": 1.11, "L40S": 1.22
+}  # fmt: skip
+_LIMITED = {"H100-96GB": 1.25}
+"""How much longer all products are of a card of another limit of power than that of its chip's tables: 500 of 700 W, to
+the power of 0.66.  Between 0.48, FlashAttention-3 on H100 of 350 and 700 W, 243 and 392 TFLOP/s with 114 and 132
+multiprocessors (github.com/Dao-AILab/flash-attention/issues/1777), and 0.85, products on A100 of 250 and 400 W, 158 and
+235 TFLOP/s (github.com/NVIDIA/cutlass/issues/956)."""
 _COOL_S = 1e-3
 """How much longer a product in half precision takes in a step, whose chip is at its limit of power, than alone.  Tables
 time each a dozen times.  Those of 10 ms or more keep a chip busy until its clock falls: beside the curve of those below
@@ -55,6 +62,11 @@ _GROUPED_ON = "H100-SXM"
 
 _HALF = 2
 """Bytes of a number in half precision."""
+_ALIGNED = 8
+_UNALIGNED = 0.095
+"""Numbers of 16 bytes, of which rows must be whole multiples for the kernels that tables time; what others reach of the
+peak: 71 to 115 TFLOP/s, the middle 95, of five products on H100 that reach 500 otherwise
+(github.com/meta-pytorch/float8_experimental/pull/145).  It is asked of heads alone, products of several matrices."""
 _NEAR = 0.02
 _INSIDE = 0.7
 """Sums of logarithms: the same shape; how far shapes of a network that was held back usually are from the others."""
@@ -75,11 +87,11 @@ _TUNED_BACKWARD = 3.0
 _FUSED_LOW = 0.75
 _FUSED_HIGH = 1.5
 """Shares of the peak that FlashAttention-2 reaches on long sequences, by head size: on A100 (Dao 2023, arXiv
-2307.08691, figures 4 to 7; others than 64 and 128 by estimate-train-time), of those that it reaches there on H100, whose
-new instructions it does not use, of that on shorter sequences, and of that under a causal mask, whose diagonal is
-computed whole (Shah et al. 2024, arXiv 2407.08608, figures 5 and 6; forward).  A head of a size between takes the time
-of the next, and its edge is looked after: seven sizes from 72 to 240 reach 0.74 to 0.96 of that forward, 0.78 to 1
-backward (estimate-train-time).  The first FlashAttention, and Triton's, on A100: 84 to 122 TFLOP/s forward and 49 to 81
+2307.08691, figures 4 to 7; others than 64 and 128 by estimate-train-time), of those what it reaches on H100, whose new
+instructions it does not use, of that on shorter sequences, and of that under a causal mask, whose diagonal is computed
+whole (Shah et al. 2024, arXiv 2407.08608, figures 5 and 6; forward).  A head of a size between takes the time of the
+next, and its edge is looked after: ten sizes from 72 to 240 reach 0.74 to 0.96 of that forward, 0.78 to 1 backward
+(estimate-train-time).  The first FlashAttention, and Triton's, on A100: 84 to 122 TFLOP/s forward and 49 to 81
 backward, of 1,024 to 16,384 tokens (github.com/triton-lang/triton/pull/1917), which these shares and those by length
 and mask follow; 30 to 50 and 25 to 35 % of the peak, Dao says (section 1).
 A backward of cuDNN takes 2.9 to 3.3 forwards there, from 16,384 to 2,048 tokens; 2.6 to 3.3 on A100, and 2.3 to 3.7 on
@@ -133,9 +145,15 @@ class Kernels:
         if min(m, n, k, batch) <= 0:
             return NOTHING
         if batch > 1:
-            return self._estimate(BATCHED, (m, n, k, batch))
+            aligned = self._estimate(BATCHED, (m, n, k, batch))
+            if self.width == _HALF and (n % _ALIGNED or k % _ALIGNED):
+                unaligned_s = 2.0 * m * n * k * batch / (_UNALIGNED * self.device.peak_flop_per_s)
+                unaligned = Estimate(unaligned_s, unaligned_s * _FUSED_LOW, unaligned_s * _FUSED_HIGH, DATASHEET)
+                return max(aligned, unaligned, key=lambda estimate: estimate.seconds)
+            return aligned
         alone = self._estimate(GEMM, (m, n, k, batch))
-        return alone * self._sustained(alone.seconds) if self.width == _HALF else alone
+        limited = alone * _LIMITED.get(self.device.name, 1.0)
+        return limited * self._sustained(alone.seconds) if self.width == _HALF else limited
 
     def _sustained(self, seconds: float) -> float:
         """By how much one that takes so long alone is longer at the limit of power, beyond what its time has of it."""

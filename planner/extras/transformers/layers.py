@@ -31,8 +31,9 @@ parallelism, or 1.
                               logits stay cut, the loss sums three numbers a token
     unlike blocks             dense ones that come first count with the embedding, those of ``mtp`` with the head
 
-A pass takes no less than its host needs to launch its kernels (:func:`planner.extras.transformers.software.launch_s`); an exchange beside products takes a
-part of its time from them (:meth:`planner.extras.transformers.cluster.GpuCluster.waited_s`).
+A pass takes no less than its host needs to launch its kernels
+(:func:`planner.extras.transformers.software.launch_s`); an exchange beside products takes a part of its time from them
+(:meth:`planner.extras.transformers.cluster.GpuCluster.waited_s`).
 Ignored: data loading; a second residual stream at once (GPT-NeoX: its blocks are priced as if one half came after the
 other).
 """

@@ -14,16 +14,17 @@ from planner.extras.kernels.models import AttentionKernel
 from planner.extras.transformers.shape import Fusion, Launch, ParallelDegrees
 from planner.ir.errors import UnknownNameError, nearest
 
-EAGER_S: Mapping[Fusion, float] = {Fusion.FUSED: 70e-6, Fusion.KERNELS: 70e-6, Fusion.EAGER: 20e-6}
+EAGER_S: Mapping[Fusion, float] = {Fusion.FUSED: 74e-6, Fusion.KERNELS: 74e-6, Fusion.EAGER: 20e-6}
 COMPILED_S = 20e-6
 """What the host takes of a kernel that is counted, with the Python around it: passes take no less than all of theirs.
 
-One by one, of modules: of Megatron-LM's 13 of a block at one sample, both passes, less 10 us that a kernel and its start
-take, by 34 kernels: 56 us beside GH200, 81 beside V100, 85 beside A100-40GB (Sailor's tables of operators); of GPT-2
-small in PyTorch beside an H200 31 ms of 468 kernels, 66 us (docs/gpu.md): between the second and the third.  Of operators
-that are a kernel each 10 us beside H100 (Liger) to 25 us beside A100 (rotary embeddings of estimate-train-time), and no
-less of what a compiler makes, which calls them so.  Megatron-LM's own tests of tiny networks grow by 110 us a kernel from
-one stage to four: they are held against this, and are in no figure here."""
+By modules of Python: the least of each of the 13 operators of Megatron-LM's block, both passes, less 10 us that a
+kernel and its start take of each, by the 34 kernels that are counted: 56 us beside GH200, 81 beside V100, 85 beside
+A100-40GB (Sailor's tables of operators); of GPT-2 small in PyTorch beside an H200 31 ms of 468 kernels, 66 us
+(docs/gpu.md).  The middle of these four is taken.  Of operators that are a kernel each 10 us beside H100 (Liger) to 25
+us beside A100 (rotary embeddings of estimate-train-time), and as much of what a compiler makes, which calls them so.
+Megatron-LM's own tests of tiny networks grow by 110 us a kernel from one stage to four: they are held against this, and
+are in no figure here."""
 
 
 def launch_s(ways: ParallelDegrees) -> float:
@@ -74,7 +75,7 @@ SOFTWARE: Mapping[str, Software] = {
         Software(
             "megatron", Fusion.FUSED, Launch.EAGER, AttentionKernel.TUNED, True,
             "Megatron-LM since 2022, with Transformer Engine",
-            "Megatron-LM: gradient_accumulation_fusion and async tensor sums of 2022; attention by cuDNN in Transformer Engine",
+            "Megatron-LM of 2022: gradient_accumulation_fusion, async sums of tensor ranks; Transformer Engine: cuDNN",
         ),
         Software(
             "megatron-graphs", Fusion.FUSED, Launch.GRAPHS, AttentionKernel.TUNED, True,
@@ -84,8 +85,8 @@ SOFTWARE: Mapping[str, Software] = {
         Software(
             "megatron-2021", Fusion.KERNELS, Launch.EAGER, AttentionKernel.FLASH, False,
             "Megatron-LM before 2022, and Megatron-DeepSpeed",
-            "Megatron-LM v2.5: bias, dropout and residual fused, gradients added by kernels of their own, sums of tensor "
-            "ranks waited for",
+            "Megatron-LM v2.5: bias, dropout and residual fused, gradients added by kernels of their own, sums of "
+            "tensor ranks waited for",
         ),
         Software(
             "pytorch", Fusion.KERNELS, Launch.EAGER, AttentionKernel.FLASH_2, False,
