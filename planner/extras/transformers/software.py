@@ -134,6 +134,6 @@ def named_software(name: str) -> Software:
     """
     software = SOFTWARE.get(name)
     if software is None:
-        known = [f"{each}: {of.about}" for each, of in SOFTWARE.items()]
-        raise UnknownNameError(f"no software {name!r}", known, nearest(name, SOFTWARE))
+        descriptions = [f"{each.name}: {each.about}" for each in SOFTWARE.values()]
+        raise UnknownNameError(f"no software {name!r}", descriptions, nearest(name, SOFTWARE))
     return software
