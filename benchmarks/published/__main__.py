@@ -12,7 +12,7 @@ What predicts a group is from other sources: kernels and links (planner/extras/k
     Megatron-LM's tests         memory from the sizes of their configurations; their times as below
     tables of ``sources``       kernels and links of the named cluster of their devices
 
-What each source's software does is read off its code: which operators share a kernel (``Fusion``), what is summed in
+What each source's software does is read off its code: which operators share a kernel (``SOFTWARE``), what is summed in
 which numbers, what overlaps, what is kept.  That was settled after rows had been seen, from no time or size in them:
 with PyTorch's own kernels Megatron's four rows on A100 are 9 % off, not 3; with a loss that copies its logits the
 peak of Megatron-LM's tests is 7 to 70 % off, not 1 to 12.
@@ -23,7 +23,8 @@ state no licence, and the tables of :mod:`benchmarks.published.sources`; without
 cluster is beside the best published way, both predicted.
 
 ``--evidence``: the file to write of how far off ``halopipe ways`` is by kind of run, which printed ranges are made of
-(halopipe/extras/transformers/evidence.json).  There every run is predicted as ``ways`` does, with Megatron's kernels.
+(halopipe/extras/transformers/evidence.json).  There every run is predicted as ``ways`` does, in the
+software that its framework's launcher is taken with.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ division    parts of :class:`ParallelDegrees` by their names, as the row states 
 software    the same of what the source's code does: kernels, sums, messages.  Read off code, never off a time
 cluster     the named one of the row's device, with the cards that the row states; a device that no named cluster
             has leaves the row out
-as ways     the run by its division alone, as ``halopipe ways`` predicts it: what the range that it prints is made of
+as ways     the run by its division, in the software of its framework's launcher, as ``halopipe ways`` predicts it: what
+            the range that it prints is made of
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from benchmarks.published.runs import Run
-from halopipe.extras.transformers.evidence import kind_of
+from halopipe.extras.transformers.evidence import FRAMEWORKS, kind_of
 from planner.extras.kernels.links import ALPHA_ACROSS_S, AlphaBeta
 from planner.extras.transformers.cluster import GpuCluster, clusters
 from planner.extras.transformers.shape import ParallelDegrees, Transformer
+from planner.extras.transformers.software import LAUNCHED, Software, named_software
 from planner.extras.transformers.step import predict
 from planner.ir.errors import UsageError
 
 _PARTS = frozenset(part.name for part in fields(ParallelDegrees))
-_SAME_CHIP = {"A100-40GB": "A100-80GB", "H200": "H100-SXM"}
+_SAME_CHIP = {"A100-40GB": "A100-80GB", "H200": "H100-SXM", "H100-96GB": "H100-SXM"}
 """Devices without a named cluster of their own, whose hosts are those of another."""
 
 
@@ -85,7 +87,7 @@ def _predicted(setting: Setting) -> Run | LeftOut:
     try:
         stated = ParallelDegrees(**setting.division)
         prediction = predict(shape, cluster, replace(stated, **setting.software), setting.global_batch)
-        as_ways = predict(shape, cluster, stated, setting.global_batch)
+        as_ways = predict(shape, cluster, _software(setting.framework).of(stated), setting.global_batch)
     except UsageError:
         return LeftOut(setting.group, "a division that is none of the model's")
     return Run(
@@ -98,6 +100,12 @@ def _predicted(setting: Setting) -> Run | LeftOut:
         kind=kind_of(setting.framework, shape, cluster, stated),
         ways_s=as_ways.step.seconds,
     )
+
+
+def _software(framework: str) -> Software:
+    """What ``ways`` predicts runs of a framework with."""
+    launcher = next((name for name, of in FRAMEWORKS.items() if of == framework), "")
+    return named_software(LAUNCHED[launcher])
 
 
 def _unstated(setting: Setting, cluster: GpuCluster | None) -> Iterator[str]:

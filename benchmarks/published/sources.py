@@ -5,8 +5,7 @@
     llm-foundry        PyTorch's FSDP around MPT (Composer's ``mixed_precision``: DEFAULT sums in float32, PURE
                        in bfloat16; 8 bits with delayed scaling); torch's own kernels, FlashAttention
     torchtitan         FSDP2; gradients summed in float32; what compiles shares kernels; exchanges of tensor ranks are
-                       waited for, but where they are asynchronous.  Its H100 are those of 96 GB and 500 W: taken as
-                       H100-SXM
+                       waited for, but where they are asynchronous.  Its H100 are those of 96 GB and 500 W
     BigScience         Megatron-DeepSpeed of 2022 over Omni-Path, four cards a host: ZeRO-1, messages that block
     SimuMax            Megatron-LM core, nothing overlaps, on 8 B200
     Megatron-Bridge    Megatron-LM core with ZeRO-1 and sums beside the backward.  Recipes for speed (``perf_recipes``)
@@ -60,6 +59,7 @@ from planner.extras.transformers.shape import (
     Transformer,
     named_transformer,
 )
+from planner.extras.transformers.software import SOFTWARE
 
 Line = Mapping[str, str]
 FSDP = FRAMEWORKS["accelerate"]
@@ -69,7 +69,7 @@ AUTOMODEL = "Automodel"
 GIB = 2**30
 _GPUS = {
     "A100": "A100-80GB", "A100-SXM4-80GB": "A100-80GB", "H100": "H100-SXM", "H100-80GB": "H100-SXM",
-    "H100-96GB-HBM2e-500W": "H100-SXM", "H100-95GB-HBM2e": "H100-SXM", "NVIDIA H100-SXM5-80GB": "H100-SXM",
+    "H100-96GB-HBM2e-500W": "H100-96GB", "H100-95GB-HBM2e": "H100-96GB", "NVIDIA H100-SXM5-80GB": "H100-SXM",
     "NVIDIA H200-SXM5-141GB": "H200", "H100-SXM-80GB": "H100-SXM", "A100-SXM4-40GB": "A100-40GB",
 }  # fmt: skip
 """What sources call a device, and what the catalogue does; others by their own name, or the one in brackets."""
@@ -228,12 +228,18 @@ def _vtrain(line: Line) -> Setting:
     )
 
 
+_SWEPT = 128
+_BY_TRITON = ("MPT-13b", "MPT-30b")
+
+
 def _llm_foundry(line: Line) -> Setting:
     def mpt(line: Line) -> Transformer:
         return _shape(line, fused_attention=True, dropout=False)
 
+    # Its sweep of January 2024 (scripts/train/benchmarking/sweep.py) names what fuses attention on 128 H100 and more.
+    is_new = line["gpu"].startswith("H100") and int(line["gpus"]) >= _SWEPT and line["model"] not in _BY_TRITON
     software = {
-        "kernels": Fusion.KERNELS,
+        **SOFTWARE["pytorch" if is_new else "pytorch-2023"].parts,
         "fp32_gradients": line["mp_mode"] != "PURE",
         "scaling": Scaling.DELAYED,
     }
@@ -241,10 +247,9 @@ def _llm_foundry(line: Line) -> Setting:
 
 
 def _torchtitan(line: Line) -> Setting:
-    compiled = line["compile"] == "true"
     in_parts = line["async_tp"] == "true"
     software = {
-        "kernels": Fusion.FUSED if compiled else Fusion.KERNELS,
+        **SOFTWARE["pytorch-compiled" if line["compile"] == "true" else "pytorch"].parts,
         "overlap_tensor": in_parts,
         "overlap_parts": in_parts,
     }
@@ -260,7 +265,8 @@ def _torchtitan(line: Line) -> Setting:
 
 
 def _bigscience(line: Line) -> Setting:
-    software = {"overlap_tensor": False, "sends": Sends.BLOCKING, "fp32_gradients": line["dtype"] == "bf16"}
+    told = {"sends": Sends.BLOCKING, "fp32_gradients": line["dtype"] == "bf16"}
+    software = SOFTWARE["megatron-2021"].parts | told
     return _stated(
         line, "BigScience", "Megatron-DeepSpeed", _shape, _unstated(line),
         software=software, cards_bytes_per_s=4 * 100 * GBIT,

@@ -39,7 +39,7 @@ FRAMEWORKS: Mapping[str, str] = {
     "deepspeed": "DeepSpeed",
     "accelerate": "PyTorch FSDP",
 }
-"""By launcher, whose runs its answer is held against; Megatron's kernels are what ``ways`` predicts with."""
+"""By launcher, whose runs its answer is held against."""
 OWN_LAYERS = "layers of one's own table"
 _OF_TEN = (10, 90)
 

@@ -38,6 +38,10 @@ class WaysOptions:
     precision: str = option("bf16", "Of the products of blocks: bf16, or fp8 (8 bits).", "PRECISION", FIXED)
     offload: str = option("", "In the host's memory: optimizer or activations; empty: nothing.", "WHAT", FIXED)
     zero: int = option(-1, "What replicas divide, 0 to 3; -1: open.", panel=FIXED, least=-1, most=3)
+    software: str = option(
+        "", "What runs the step: megatron, pytorch-compiled, ...; empty: what --for names, or megatron.", "SOFTWARE",
+        FIXED, offers="planner.extras.transformers.software:SOFTWARE",
+    )  # fmt: skip
     launcher: str = option(
         "", "Ways that this program can be told, alone: megatron, torchtitan, ...; empty: all.", "LAUNCHER", FIXED,
         flag="--for", offers="planner.extras.export.launchers:LAUNCHERS",

@@ -32,6 +32,7 @@ from planner.extras.transformers.shape import (
     Recompute,
     Transformer,
 )
+from planner.extras.transformers.software import LAUNCHED, Software, named_software
 from planner.extras.transformers.space import DegreesSpace
 from planner.extras.transformers.step import BUBBLE, GRADIENTS, SENDS, StepPrediction
 from planner.ir.codec import from_json
@@ -106,6 +107,11 @@ class WaysReport:
         """That can be told all ways; empty: none is named."""
         return self.asked.options.launcher
 
+    @property
+    def software(self) -> Software:
+        """What runs the step."""
+        return software_of(self.asked.options)
+
     def data(self) -> dict[str, Any]:
         """The answer as plain data; the file that ``-o`` writes."""
         sweep = self.sweep
@@ -117,6 +123,7 @@ class WaysReport:
             "device": self.cluster.device,
             "gpus": self.devices,
             "global_batch": self.global_batch,
+            "software": self.software.name,
             **launch_data(self.cluster, sweep.best.ways),
             "search": {
                 "gap": sweep.gap,
@@ -152,7 +159,10 @@ class WaysReport:
         return f"{evidence.kind}: {evidence}"
 
     def _kind(self, choice: PricedDegrees) -> RunKind:
-        return kind_of(FRAMEWORKS[self.launcher], self.shape, self.cluster, choice.ways)
+        framework = FRAMEWORKS[self.launcher]
+        if self.software.name != LAUNCHED[self.launcher]:
+            framework = f"{framework} by {self.software.name}"
+        return kind_of(framework, self.shape, self.cluster, choice.ways)
 
     def _evidence(self, choice: PricedDegrees) -> KindEvidence | None:
         return published().get(self._kind(choice))
@@ -204,6 +214,7 @@ class WaysReport:
             f"global batch {self.global_batch}, on {devices}",
             "",
             f"  {best.ways}",
+            *self._software(),
             f"  step {step_text}, {rate:.3g} TFLOP/s a device without recomputation",
             f"  kernels and links: {step.evidence}",
             f"  published runs, {self.evidence_text(best)}",
@@ -222,6 +233,13 @@ class WaysReport:
             lines.append(f"  {self._dollars(best):.4g} dollars a step, {self.dollars_text(best)} for a billion tokens")
         lines += ["", *self._rivals(), f"  {self.proof()}"]
         return "\n".join(lines)
+
+    def _software(self) -> list[str]:
+        """What runs the step, and from where that is known; of layers that were measured it is whatever ran them."""
+        places = [pool.cluster for pool in self.cluster.pools] if isinstance(self.cluster, Pools) else [self.cluster]
+        if any(place.timed for place in places):
+            return []
+        return [f"  software {self.software.name}: {self.software.about}"]
 
     def _spent(self) -> str:
         best = self.sweep.best.prediction
@@ -591,4 +609,13 @@ def space_of(options: WaysOptions) -> DegreesSpace:
         restrictions["limits"] = limits
     elif options.version:
         raise UsageError("--version is of a launcher, and none is named", [], ["--for LAUNCHER"])
-    return DegreesSpace(**restrictions, base=base)
+    return DegreesSpace(**restrictions, base=software_of(options).of(base))
+
+
+def software_of(options: WaysOptions) -> Software:
+    """What runs the step.
+
+    Raises:
+        UnknownNameError: there is no such software.
+    """
+    return named_software(options.software or LAUNCHED[options.launcher])

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from math import log10
 from pathlib import Path
 from typing import NamedTuple
@@ -41,16 +42,22 @@ from planner.ir.errors import UnknownNameError
 _CHIPS = (
     ("A100-80GB", "A100-40GB"),
     ("V100-16GB", "V100-32GB", "Titan-V"),
-    ("H100-SXM", "GH200-96GB", "H200", "H100-PCIe"),
+    ("H100-SXM", "GH200-96GB", "H200", "H100-PCIe", "H100-96GB"),
     ("B200", "GB200", "B300", "GB300"),
 )
 _STAND_INS = {"softmax": "elementwise", "softmax_backward": "elementwise", "dropout_backward": "dropout"}
 """For a kind of which no table says anything at all: one that streams as plainly."""
 
 _SUSTAINED = {
-    "A100-80GB": (1.04, 1.04), "A100-40GB": (1.04, 1.04), "H100-SXM": (1.11, 1.11), "H200": (1.11, 1.11),
-    "L40S": (1.22, 1.22), "B200": (1.41, 1.0), "GB200": (1.12, 1.12), "B300": (1.11, 1.11), "GB300": (1.10, 1.10),
+    "A100-80GB": (1.04, 1.04), "A100-40GB": (1.04, 1.04), "H100-SXM": (1.11, 1.11), "H100-96GB": (1.11, 1.11),
+    "H200": (1.11, 1.11), "L40S": (1.22, 1.22), "B200": (1.41, 1.0), "GB200": (1.12, 1.12), "B300": (1.11, 1.11),
+    "GB300": (1.10, 1.10),
 }  # fmt: skip
+_LIMITED = {"H100-96GB": 1.25}
+"""How much longer all products are of a card of another limit of power than that of its chip's tables: 500 of 700 W, to
+the power of 0.66.  Between 0.48, FlashAttention-3 on H100 of 350 and 700 W, 243 and 392 TFLOP/s with 114 and 132
+multiprocessors (github.com/Dao-AILab/flash-attention/issues/1777), and 0.85, products on A100 of 250 and 400 W, 158 and
+235 TFLOP/s (github.com/NVIDIA/cutlass/issues/956)."""
 _COOL_S = 1e-3
 """How much longer a product in half precision takes in a step, whose chip is at its limit of power, than alone; and how
 much of that those of 10 ms or more have in its table.  Tables time each a dozen times.  Those of 10 ms keep a chip busy
@@ -66,17 +73,25 @@ _GROUPED_ON = "H100-SXM"
 
 _HALF = 2
 """Bytes of a number in half precision."""
+_ALIGNED = 8
+_UNALIGNED = 0.095
+"""Numbers of 16 bytes, of which rows must be whole multiples for the kernels that tables time; what others reach of the
+peak: 71 to 115 TFLOP/s, the middle 95, of five products on H100 that reach 500 otherwise
+(github.com/meta-pytorch/float8_experimental/pull/145).  It is asked of heads alone, products of several matrices."""
 _NEAR = 0.02
 _INSIDE = 0.7
 """Sums of logarithms: the same shape; how far shapes of a network that was held back usually are from the others."""
 _MOST_WIDENED = 2.0
 """The power to which a range is raised at most, however far a shape is from those measured."""
 
-_FUSED = {"forward": {64: 0.52, 128: 0.62}, "backward": {64: 0.44, 128: 0.52}}
-_FUSED_ON = {
-    **{name: {"forward": {64: 0.33, 128: 0.37}, "backward": {64: 0.29, 128: 0.33}} for name in _CHIPS[2]},
-    **{name: {"forward": {64: 0.16, 128: 0.16}, "backward": {64: 0.15, 128: 0.15}} for name in _CHIPS[3]},
+_FUSED = {
+    "forward": {32: 0.37, 64: 0.52, 96: 0.58, 128: 0.62, 160: 0.60, 192: 0.51, 224: 0.50, 256: 0.54},
+    "backward": {32: 0.33, 64: 0.44, 96: 0.43, 128: 0.52, 160: 0.40, 192: 0.39, 224: 0.37, 256: 0.37},
 }
+_BETWEEN = {"forward": 0.84, "backward": 0.93}
+_ON_HOPPER = {"forward": 0.60, "backward": 0.63}
+_ON_BLACKWELL = {"forward": 0.28, "backward": 0.32}
+_FLASH = {"forward": 0.43, "backward": 0.284}
 _LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 _OF_LENGTH = {"forward": (0.84, 0.95, 0.98, 0.99, 1, 1), "backward": (0.66, 0.81, 0.90, 0.96, 0.99, 1)}
 _OF_MASK = (0.62, 0.74, 0.82, 0.87, 0.90, 0.91)
@@ -84,11 +99,30 @@ _TUNED_BACKWARD = 3.0
 _FUSED_LOW = 0.75
 _FUSED_HIGH = 1.5
 """Shares of the peak that FlashAttention-2 reaches on long sequences, by head size: on A100 (Dao 2023, arXiv
-2307.08691, figures 4 to 7), on H100, whose new instructions it does not use, of that on shorter sequences, and of that
-under a causal mask, whose diagonal is computed whole (Shah et al. 2024, arXiv 2407.08608, figures 5 and 6; forward);
-on B200 (360 TFLOP/s forward with heads of 128, github.com/meta-pytorch/tritonbench/pull/171; 380 and 334 with heads of
-64, github.com/Dao-AILab/flash-attention/issues/1589).  A backward of cuDNN takes 2.9 to 3.3 forwards on H100, from
-16,384 to 2,048 tokens; 2.6 to 3.3 on A100 (SimuMax); of B200 there is a table."""
+2307.08691, figures 4 to 7; others than 64 and 128 by estimate-train-time), of those what it reaches on H100, whose new
+instructions it does not use, of that on shorter sequences, and of that under a causal mask, whose diagonal is computed
+whole (Shah et al. 2024, arXiv 2407.08608, figures 5 and 6; forward); and what it reaches on B200 (360 TFLOP/s forward
+with heads of 128, github.com/meta-pytorch/tritonbench/pull/171; 380 and 334 with heads of 64,
+github.com/Dao-AILab/flash-attention/issues/1589).  A head of a size between takes the time of the
+next, and its edge is looked after: ten sizes from 72 to 240 reach 0.74 to 0.96 of that forward, 0.78 to 1 backward
+(estimate-train-time).  The first FlashAttention, and Triton's, on A100: 84 to 122 TFLOP/s forward and 49 to 81
+backward, of 1,024 to 16,384 tokens (github.com/triton-lang/triton/pull/1917), which these shares and those by length
+and mask follow; 30 to 50 and 25 to 35 % of the peak, Dao says (section 1).
+A backward of cuDNN takes 2.9 to 3.3 forwards on H100, from 16,384 to 2,048 tokens; 2.6 to 3.3 on A100 (SimuMax); of
+B200 there is a table."""
+
+
+class AttentionKernel(StrEnum):
+    """What fuses the core of attention.
+
+    ``TUNED``: the maker's library (cuDNN, as Megatron-LM calls it), with the chip's newest instructions, where a table
+    has it.  ``FLASH_2``: FlashAttention-2, as PyTorch calls it since 2.2.  ``FLASH``: FlashAttention before July 2023,
+    and its text in Triton of that time.
+    """
+
+    TUNED = "tuned"
+    FLASH_2 = "flash-2"
+    FLASH = "flash"
 
 
 class AttentionShape(NamedTuple):
@@ -125,9 +159,15 @@ class Kernels:
         if min(m, n, k, batch) <= 0:
             return NOTHING
         if batch > 1:
-            return self._estimate(BATCHED, (m, n, k, batch))
+            aligned = self._estimate(BATCHED, (m, n, k, batch))
+            if self.width == _HALF and (n % _ALIGNED or k % _ALIGNED):
+                unaligned_s = 2.0 * m * n * k * batch / (_UNALIGNED * self.device.peak_flop_per_s)
+                unaligned = Estimate(unaligned_s, unaligned_s * _FUSED_LOW, unaligned_s * _FUSED_HIGH, DATASHEET)
+                return max(aligned, unaligned, key=lambda estimate: estimate.seconds)
+            return aligned
         alone = self._estimate(GEMM, (m, n, k, batch))
-        return alone * self._sustained(alone.seconds) if self.width == _HALF else alone
+        limited = alone * _LIMITED.get(self.device.name, 1.0)
+        return limited * self._sustained(alone.seconds) if self.width == _HALF else limited
 
     def _sustained(self, seconds: float) -> float:
         """By how much one that takes so long alone is longer at the limit of power, beyond what its time has of it."""
@@ -145,18 +185,19 @@ class Kernels:
         grouped = self._estimate(GROUPED, (m, n, k, groups))
         return max(grouped, self.gemm(m * groups, n, k), key=lambda estimate: estimate.seconds)
 
-    def attention(self, shape: AttentionShape, fused: bool, tuned: bool = False) -> Estimate:
+    def attention(self, shape: AttentionShape, fused: bool, by: AttentionKernel = AttentionKernel.FLASH_2) -> Estimate:
         """Scores, softmax and context; dropout of the scores, where there is any, is extra if not ``fused``.
 
         Args:
-            tuned: fused by the maker's library (cuDNN, as Megatron-LM calls it), with the chip's newest instructions,
-                where a table has it; else FlashAttention-2, as PyTorch calls it.
+            by: what fuses them.
         """
-        return self._attention(ATTENTION, shape, fused, tuned)
+        return self._attention(ATTENTION, shape, fused, by)
 
-    def attention_backward(self, shape: AttentionShape, fused: bool, tuned: bool = False) -> Estimate:
+    def attention_backward(
+        self, shape: AttentionShape, fused: bool, by: AttentionKernel = AttentionKernel.FLASH_2
+    ) -> Estimate:
         """The gradients of queries, keys and values; fused kernels compute the scores again."""
-        return self._attention(ATTENTION_BACKWARD, shape, fused, tuned)
+        return self._attention(ATTENTION_BACKWARD, shape, fused, by)
 
     def memory_bound(self, num_bytes: float, launches: int = 1, kind: str = "elementwise") -> Estimate:
         """Reading and writing ``num_bytes`` in all, in ``launches`` kernels.
@@ -190,14 +231,14 @@ class Kernels:
             estimate = self._known[kind, extents] = Estimate(seconds, seconds * low, seconds * high, evidence)
         return estimate
 
-    def _attention(self, kind: str, shape: AttentionShape, fused: bool, tuned: bool) -> Estimate:
+    def _attention(self, kind: str, shape: AttentionShape, fused: bool, by: AttentionKernel) -> Estimate:
         batch, heads, _, queries, keys, size, causal = shape
         extents = (*shape[:-1], int(causal))
         if min(extents[:-1]) <= 0:
             return NOTHING
         backward = kind == ATTENTION_BACKWARD
         if fused:
-            return self._fused(extents, backward, tuned)
+            return self._fused(extents, backward, by)
         products = batch * heads
         scores = self.width * batch * heads * queries * keys
         if not backward:
@@ -208,19 +249,21 @@ class Kernels:
         through = self.gemm(queries, keys, size, products)
         return values + through + of_scores + self.gemm(queries, size, keys, products) + values
 
-    def _fused(self, extents: tuple[int, ...], backward: bool, tuned: bool) -> Estimate:
+    def _fused(self, extents: tuple[int, ...], backward: bool, by: AttentionKernel) -> Estimate:
         batch, heads, kv_heads, queries, keys, size, causal = extents
         kind = ATTENTION_BACKWARD if backward else ATTENTION
         if kind in self.fits:
             return self._estimate(kind, extents)
-        if tuned and backward and TUNED_ATTENTION_BACKWARD in self.fits:
+        if by is AttentionKernel.TUNED and backward and TUNED_ATTENTION_BACKWARD in self.fits:
             return self._estimate(TUNED_ATTENTION_BACKWARD, extents)
-        if tuned and TUNED_ATTENTION in self.fits:
+        if by is AttentionKernel.TUNED and TUNED_ATTENTION in self.fits:
             forward = self._estimate(TUNED_ATTENTION, extents)
             return forward * _TUNED_BACKWARD if backward else forward
         which = "backward" if backward else "forward"
-        shares = _FUSED_ON.get(self.device.name, _FUSED)[which]
-        share = float(np.interp(size, list(shares), list(shares.values())))
+        share = _share_of_size(size, which)
+        share = min(share, _FLASH[which]) if by is AttentionKernel.FLASH else share
+        share *= _ON_HOPPER[which] if self.device.name in _CHIPS[2] else 1.0
+        share *= _ON_BLACKWELL[which] if self.device.name in _CHIPS[3] else 1.0
         share *= float(np.interp(np.log(keys), np.log(_LENGTHS), _OF_LENGTH[which]))
         if causal:
             share *= float(np.interp(np.log(keys), np.log(_LENGTHS), _OF_MASK))
@@ -230,9 +273,17 @@ class Kernels:
         compute_s = flops / (self.device.peak_flop_per_s * share)
         memory = self.memory_bound(num_bytes, passes)
         seconds = max(compute_s, memory.seconds) + self.memory_bound(1).seconds
+        version = "" if by is AttentionKernel.FLASH else "-2"
         return Estimate(
-            seconds, seconds * _FUSED_LOW, seconds * _FUSED_HIGH, f"{DATASHEET}, shares of FlashAttention-2"
+            seconds, seconds * _FUSED_LOW, seconds * _FUSED_HIGH, f"{DATASHEET}, shares of FlashAttention{version}"
         )
+
+
+def _share_of_size(size: int, which: str) -> float:
+    """Of the peak, what FlashAttention-2 reaches of heads of a size on A100: its kernels are of sizes in steps."""
+    shares = _FUSED[which]
+    of_kernel = next((each for each in shares if each >= size), max(shares))
+    return shares[of_kernel] * (1.0 if size == of_kernel else min(1.0, size / of_kernel) * _BETWEEN[which])
 
 
 def kernels(device: str, dtype: str = "bfloat16", tables: str | Path | None = None) -> Kernels:

@@ -36,8 +36,9 @@ parallelism, or 1.
                               logits stay cut, the loss sums three numbers a token
     unlike blocks             dense ones that come first count with the embedding, those of ``mtp`` with the head
 
-A pass takes no less than its host needs to launch its kernels (:data:`LAUNCH_S`); an exchange beside products takes a
-part of its time from them (:meth:`planner.extras.transformers.cluster.GpuCluster.waited_s`).
+A pass takes no less than its host needs to launch its kernels
+(:func:`planner.extras.transformers.software.launch_s`); an exchange beside products takes a part of its time from them
+(:meth:`planner.extras.transformers.cluster.GpuCluster.waited_s`).
 Ignored: data loading; a second residual stream at once (GPT-NeoX: its blocks are priced as if one half came after the
 other).
 """
@@ -67,6 +68,7 @@ from planner.extras.transformers.shape import (
     Scaling,
     Transformer,
 )
+from planner.extras.transformers.software import launch_s
 from planner.ir.errors import UsageError
 
 PRODUCTS = "products"
@@ -114,13 +116,6 @@ IN_TURN = 10 / 66
 """Of what the host takes of a kernel with the Python around it (66 us of GPT-2 small in PyTorch, docs/gpu.md), what it
 takes of one more that the same call starts (10 us beside H100, Liger)."""
 
-LAUNCH_S: Mapping[Fusion, float] = {Fusion.FUSED: 20e-6, Fusion.KERNELS: 65e-6, Fusion.EAGER: 20e-6}
-"""What the host takes of a kernel that is counted here, with the Python around it.  Of kernels that are launched one by
-one 10 us beside H100 (Liger) to 25 us beside A100 (rotary embeddings of estimate-train-time); of GPT-2 small in PyTorch
-beside an H200 31 ms of 468 kernels that are counted (docs/gpu.md).  Passes take no less than all of theirs; CUDA graphs
-are not told.  Megatron-LM's own tests of tiny networks grow by 110 us a kernel from one stage to four: they are held
-against this, and are in no figure here."""
-
 _STREAMING = {
     "dropout_add": "dropout",
     "norm": "elementwise",
@@ -141,8 +136,8 @@ def layers_of(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees) ->
         embedding = embedding + _Rank(shape.dense, cluster, ways).block() * shape.first_dense
     if shape.mtp:
         head = head + (rank.joined() + block + head) * shape.mtp
-    launch_s = LAUNCH_S[ways.kernels]
-    return Layers(embedding.launched(launch_s), block.launched(launch_s), head.launched(launch_s))
+    by_host_s = launch_s(ways)
+    return Layers(embedding.launched(by_host_s), block.launched(by_host_s), head.launched(by_host_s))
 
 
 def layers_for(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees) -> Layers:
@@ -163,9 +158,10 @@ def layers_for(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees) -
         return measured
     of_rank = ParallelDegrees(
         tensor=ways.tensor, micro_batch=ways.micro_batch, sequence_parallel=ways.sequence_parallel,
-        recompute=ways.recompute, fp32_gradients=ways.fp32_gradients, kernels=ways.kernels,
-        overlap_tensor=ways.overlap_tensor, expert=ways.expert, whole_experts=ways.whole_experts,
-        expert_exchange=ways.expert_exchange, overlap_experts=ways.overlap_experts, context=ways.context,
+        recompute=ways.recompute, fp32_gradients=ways.fp32_gradients, kernels=ways.kernels, launch=ways.launch,
+        attention=ways.attention, overlap_tensor=ways.overlap_tensor, expert=ways.expert,
+        whole_experts=ways.whole_experts, expert_exchange=ways.expert_exchange,
+        overlap_experts=ways.overlap_experts, context=ways.context,
         context_exchange=ways.context_exchange, precision=ways.precision, offload=ways.offload,
         scaling=ways.scaling, overlap_parts=ways.overlap_parts,
     )  # fmt: skip
@@ -417,7 +413,7 @@ class _Rank:
 
         With what ranks that share the tokens of samples exchange for it.
         """
-        kernel = functools.partial(kernel, tuned=self.ways.kernels is Fusion.FUSED)
+        kernel = functools.partial(kernel, by=self.ways.attention)
         s = self.shape
         every = Cost.of(ATTENTION, kernel(self.attention))
         if self.ways.context > 1 and self.ways.context_exchange is ContextExchange.RING:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from itertools import groupby
 from typing import Any
 
+from planner.extras.kernels.models import AttentionKernel
 from planner.ir.errors import UnknownNameError, UsageError, nearest
 
 MOST_DEGREE = 2**20
@@ -432,6 +433,18 @@ class Fusion(StrEnum):
     EAGER = "eager"
 
 
+class Launch(StrEnum):
+    """Who starts the kernels of a step, one by one, or a layer of them at once.
+
+    ``EAGER``: Python, module by module.  ``COMPILED``: what ``torch.compile`` makes of a block.  ``GRAPHS``: the device
+    itself, from CUDA graphs of whole blocks.
+    """
+
+    EAGER = "eager"
+    COMPILED = "compiled"
+    GRAPHS = "graphs"
+
+
 @dataclass(frozen=True, slots=True)
 class ParallelDegrees:
     """How a step is divided.
@@ -454,6 +467,8 @@ class ParallelDegrees:
         zero: what data-parallel ranks divide: 0 nothing, 1 optimiser state, 2 gradients too, 3 weights too.
         fp32_gradients: gradients are summed in float32.
         kernels: how the operators between products are written.
+        launch: who starts them.
+        attention: what fuses its core, where the network's is fused.
         overlap_tensor: tensor-parallel sums of backward run beside the products of weight gradients.
         overlap_parts: with sequence parallelism, tensor ranks exchange as many parts as they are, each beside the
             product of another (Megatron-LM's ``--tp-comm-overlap``).
@@ -474,6 +489,8 @@ class ParallelDegrees:
     zero: int = 0
     fp32_gradients: bool = True
     kernels: Fusion = Fusion.FUSED
+    launch: Launch = Launch.EAGER
+    attention: AttentionKernel = AttentionKernel.TUNED
     overlap_tensor: bool = True
     overlap_parts: bool = False
     overlap_gradients: bool = False

@@ -25,8 +25,8 @@ from planner.ir.errors import UsageError
 
 _LOOKED_AT = (
     *("tensor", "pipeline", "data", "micro_batch", "sequence_parallel", "interleave", "recompute", "zero"),
-    *("fp32_gradients", "kernels", "overlap_tensor", "overlap_parts", "overlap_gradients", "sends"),
-    *("schedule", "context", "context_exchange", "scaling", "offload", "blocks", "tensors", "pools"),
+    *("fp32_gradients", "kernels", "launch", "attention", "overlap_tensor", "overlap_parts", "overlap_gradients"),
+    *("sends", "schedule", "context", "context_exchange", "scaling", "offload", "blocks", "tensors", "pools"),
 )
 _FURTHER = tuple(part for part in fields(ParallelDegrees) if part.name not in _LOOKED_AT)
 """Parts of a way that the limits of launchers do not speak of."""

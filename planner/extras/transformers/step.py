@@ -24,7 +24,7 @@ from planner.costs.memory.table import What
 from planner.extras.kernels.estimates import NOTHING, Estimate
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.host import UPDATE, known_host
-from planner.extras.transformers.layers import CASTS, LAUNCH_S, layers_for
+from planner.extras.transformers.layers import CASTS, layers_for
 from planner.extras.transformers.memory import (
     MASTER_BYTES,
     WEIGHT_BYTES,
@@ -39,7 +39,8 @@ from planner.extras.transformers.memory import (
 from planner.extras.transformers.passes import OPTIMISER, Cost, Layers, Pass, costs
 from planner.extras.transformers.pipeline import Chunks, N, chunked
 from planner.extras.transformers.pools import GpuRange, Pools, message
-from planner.extras.transformers.shape import Offload, ParallelDegrees, Precision, Sends, Transformer
+from planner.extras.transformers.shape import Launch, Offload, ParallelDegrees, Precision, Sends, Transformer
+from planner.extras.transformers.software import launch_s
 from planner.ir.lazy import Memo
 
 MODEL_ERROR = 0.06
@@ -180,7 +181,11 @@ def stage_layers(
         layers: measured, in place of those of kernels.
     """
     passes = layers or layers_for(shape, cluster, ways)
-    return replace(passes, block=_with_shards(shape, cluster, ways, passes.block))
+    if ways.zero < 2 or ways.copies == 1:
+        return passes
+    block = _Shards.of(cluster, ways, parameters_of(shape, ways.tensor, 1, first=False, last=False))
+    first = _Shards.of(cluster, ways, RankWeights(shape.embedding_parameters / ways.tensor))
+    return replace(passes, embedding=passes.embedding + (block + first).waited(), block=block.beside(passes.block))
 
 
 def least_s(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees, global_batch: int) -> float:
@@ -277,19 +282,46 @@ def message_bytes(shape: Transformer, cluster: GpuCluster | Pools, ways: Paralle
     return float(cluster.width) * ways.tokens(shape) * shape.hidden
 
 
-def _with_shards(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees, block: Pass) -> Pass:
-    """With ZeRO-2 a micro-batch's gradients are scattered, with ZeRO-3 weights gathered: beside the block's pass."""
-    if ways.zero < 2 or ways.copies == 1:
-        return block
-    weights = parameters_of(shape, ways.tensor, 1, first=False, last=False)
-    gradients = over_replicas(cluster, ways, "reduce_scatter", weights * (4 if ways.fp32_gradients else 2))
-    gathered = NOTHING
-    if ways.zero >= 3:
-        gathered = over_replicas(cluster, ways, "all_gather", weights * cluster.width)
-    return Pass(
-        block.forward + _beyond(cluster, ways, gathered, block.forward.seconds),
-        block.backward + _beyond(cluster, ways, gathered + gradients, block.backward.seconds),
-    )
+@dataclass(frozen=True, slots=True)
+class _Shards:
+    """What replicas exchange of some weights each micro-batch, with ZeRO-2 and ZeRO-3.
+
+    Those of a block are gathered beside the block before, and its gradients scattered beside the one behind it: what
+    comes first in a pass, the table and the first block, is waited for whole, as is the last sum of their gradients.
+
+    Attributes:
+        gathered: with ZeRO-3 the weights, forward and backward.
+        scattered: their gradients.
+    """
+
+    cluster: GpuCluster
+    ways: ParallelDegrees
+    gathered: Estimate
+    scattered: Estimate
+
+    @classmethod
+    def of(cls, cluster: GpuCluster, ways: ParallelDegrees, weights: RankWeights) -> _Shards:
+        """Of those weights of a rank."""
+        gathered = NOTHING
+        if ways.zero >= 3:
+            gathered = over_replicas(cluster, ways, "all_gather", weights * cluster.width)
+        num_bytes = weights * (4 if ways.fp32_gradients else 2)
+        return cls(cluster, ways, gathered, over_replicas(cluster, ways, "reduce_scatter", num_bytes))
+
+    def __add__(self, other: _Shards) -> _Shards:
+        return replace(self, gathered=self.gathered + other.gathered, scattered=self.scattered + other.scattered)
+
+    def beside(self, block: Pass) -> Pass:
+        """With what a block waits for of its exchanges, which run beside its passes."""
+        exchanged = self.gathered + self.scattered
+        return Pass(
+            block.forward + _beyond(self.cluster, self.ways, self.gathered, block.forward.seconds),
+            block.backward + _beyond(self.cluster, self.ways, exchanged, block.backward.seconds),
+        )
+
+    def waited(self) -> Pass:
+        """Nothing runs beside them."""
+        return Pass(Cost.of(GRADIENTS, self.gathered), Cost.of(GRADIENTS, self.scattered))
 
 
 def _beyond(cluster: GpuCluster, ways: ParallelDegrees, exchange: Estimate, beside_s: float) -> Cost:
@@ -360,4 +392,4 @@ def optimiser(
         narrow = weights_of_blocks(shape, ways.tensor, blocks, *ends)
         num_bytes += CASTS[ways.scaling].made * (narrow.common + narrow.routed / ways.expert_parts)
     update = Cost.of(OPTIMISER, cluster.kernels.memory_bound(num_bytes, 8))
-    return replace(update, launches=STEP_LAUNCHES).launched(LAUNCH_S[ways.kernels])
+    return replace(update, launches=STEP_LAUNCHES).launched(launch_s(replace(ways, launch=Launch.EAGER)))

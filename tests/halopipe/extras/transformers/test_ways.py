@@ -13,7 +13,7 @@ from torch import nn
 from cuda_ops.memory import available
 from halopipe.extras.kernels.modelled import modelled
 from halopipe.extras.transformers.networks import network_of
-from halopipe.extras.transformers.ways import plan_by
+from halopipe.extras.transformers.ways import LAUNCHES, plan_by
 from halopipe.launch.run import run_plan
 from halopipe.planning.options import ProfileOptions
 from halopipe.run_spec.options import RunOptions
@@ -262,6 +262,7 @@ def test_selective_recomputation_of_fused_attention_is_priced_and_said_to_save_n
         (SIZES, on("a100-dgx", 8, "--offload", "disk"), 2, "no offload 'disk'"),
         ("mixtral-8x7b", on("a100-dgx", 8, "--expert-exchange", "mail"), 2, "no expert exchange 'mail'"),
         ("mixtral-8x7b", on("a100-dgx", 64, "--tensor", "2", "--expert-tensor", "4"), 2, "no way divides"),
+        (SIZES, on("a100-dgx", 8, "--software", "pytorch-2022"), 2, "pytorch-2023 (did you mean that?)"),
         (SIZES, on("a100-dgx", 8, "--offload", "activations", "--recompute", "full"), 2, "full recomputation beside"),
         (SIZES, on("h100-dgx", 8, "--precision", "fp8", "--for", "deepspeed"), 2, "told --precision fp8"),
         ("llama3-8b", on("a100-dgx", 8, "--context", "3"), 2, "8192 tokens do not divide by 2 x --context 3"),
@@ -404,6 +405,37 @@ def test_products_in_8_bits_are_asked_for_and_said(folder: Path) -> None:
     assert steps["fp8"] < 0.95 * steps["bf16"]
     good("export", "fp8.json", "--to", "megatron")
     assert "--fp8-format hybrid" in Path("megatron.sh").read_text("utf-8")
+
+
+def test_what_runs_a_step_is_told_by_its_launcher_or_asked_for_by_name() -> None:
+    asked = ("ways", "llama3-8b", *on("h100-dgx", 8, "--tensor", "1", "--pipeline", "1", "--zero", "3"))
+    for more, name in (((), "megatron"), (("--for", "accelerate"), "pytorch")):
+        assert f"\n  software {name}: " in good(*asked, *more).output
+    steps = {}
+    for name in ("pytorch-2023", "pytorch", "pytorch-compiled", "megatron"):
+        answer = json.loads(good(*asked, "--recompute", "full", "--software", name, "--json").stdout)
+        assert answer["software"] == name
+        steps[name] = answer["best"]["step_s"]
+    assert list(steps.values()) == sorted(steps.values(), reverse=True)
+    others = good(*asked, "--software", "pytorch-2023").output
+    assert "published runs, Megatron-LM by pytorch-2023, H100-SXM, dense, one host: none" in others
+
+
+def test_a_small_step_is_bound_by_the_host_unless_its_layers_are_graphs() -> None:
+    asked = ("ways", SIZES, *on("a100-dgx", 1, "--micro-batch", "1"))
+    assert f"bound by {LAUNCHES}" in good(*asked).output
+    assert f"bound by {LAUNCHES}" not in good(*asked, "--software", "megatron-graphs").output
+
+
+def test_a_card_of_another_limit_of_power_is_a_device_of_a_cluster_file(folder: Path) -> None:
+    links = "links: {within-host: NVLink-4, across-hosts: InfiniBand-NDR}\n"
+    steps = {}
+    for device in ("H100-SXM", "H100-96GB"):
+        hosts = f"hosts: [{{name: n, count: 1, devices: [{{device: {device}, count: 8}}]}}]\n"
+        (folder / f"{device}.yaml").write_text(f"halopipe: cluster\nversion: 1\n{hosts}{links}", "utf-8")
+        asked = on(f"{device}.yaml", 8, "--recompute", "full", "--json")
+        steps[device] = json.loads(good("ways", "llama3-8b", *asked).stdout)["best"]["step_s"]
+    assert 1.1 < steps["H100-96GB"] / steps["H100-SXM"] < 1.3
 
 
 def test_an_optimiser_on_the_host_is_advised_asked_for_and_said(folder: Path) -> None:

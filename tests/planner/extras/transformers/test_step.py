@@ -13,7 +13,7 @@ import pytest
 from planner.costs.memory.memory_bound import kept_by
 from planner.extras.kernels.estimates import TABLE, Estimate
 from planner.extras.kernels.links import AlphaBeta
-from planner.extras.kernels.models import AttentionShape
+from planner.extras.kernels.models import AttentionKernel, AttentionShape
 from planner.extras.transformers import pipeline
 from planner.extras.transformers.cluster import TAKEN_ACROSS, TAKEN_WITHIN, GpuCluster, named_cluster
 from planner.extras.transformers.dispatch import ACROSS_S, OF_CARD, WITHIN_S, ExpertRoute
@@ -23,7 +23,6 @@ from planner.extras.transformers.layers import (
     CONTEXT_EXCHANGE,
     EXCHANGE,
     EXPERT_EXCHANGE,
-    LAUNCH_S,
     MEMORY,
     PRODUCTS,
     layers_for,
@@ -43,6 +42,7 @@ from planner.extras.transformers.shape import (
     ContextExchange,
     ExpertExchange,
     Fusion,
+    Launch,
     Offload,
     ParallelDegrees,
     Precision,
@@ -52,7 +52,8 @@ from planner.extras.transformers.shape import (
     Transformer,
     named_transformer,
 )
-from planner.extras.transformers.step import BUBBLE, GRADIENTS, hops_of, least_s, predict
+from planner.extras.transformers.software import launch_s
+from planner.extras.transformers.step import BUBBLE, GRADIENTS, hops_of, least_s, predict, stage_layers
 from planner.ir.errors import UsageError
 from planner.solvers.best_first.recurrence import LaidOutStages
 
@@ -89,11 +90,13 @@ class Counting:
     def memory_bound(self, num_bytes: float, launches: int = 1, kind: str = "elementwise") -> Estimate:
         return exact(num_bytes)
 
-    def attention(self, shape: AttentionShape, fused: bool, tuned: bool = False) -> Estimate:
+    def attention(self, shape: AttentionShape, fused: bool, by: AttentionKernel = AttentionKernel.TUNED) -> Estimate:
         pairs = shape.queries * shape.keys * (0.5 if shape.causal else 1)
         return exact(4.0 * shape.batch * shape.heads * pairs * shape.head_size)
 
-    def attention_backward(self, shape: AttentionShape, fused: bool, tuned: bool = False) -> Estimate:
+    def attention_backward(
+        self, shape: AttentionShape, fused: bool, by: AttentionKernel = AttentionKernel.TUNED
+    ) -> Estimate:
         return self.attention(shape, fused) * 2.5
 
 
@@ -600,23 +603,51 @@ def test_what_runs_beside_a_pass_takes_a_part_of_it() -> None:
     assert A100.waited_s(exact(1.0), 10.0, 2, stride=8) == TAKEN_ACROSS < TAKEN_WITHIN
     assert A100.waited_s(exact(1.0), 0.25, 8) == 0.75
     ways = ParallelDegrees(data=8, micro_batch=8, zero=3)
-    gathered, whole = (predict(SMALL, A100, replace(ways, zero=zero), 64).parts[GRADIENTS] for zero in (3, 1))
+    deep = replace(SMALL, layers=48)  # what is waited for of the first and the last is little of all
+    gathered, whole = (predict(deep, A100, replace(ways, zero=zero), 64).parts[GRADIENTS] for zero in (3, 1))
     assert 0 < gathered < whole
 
 
+@pytest.mark.parametrize("launch", [Launch.EAGER, Launch.COMPILED])
 @pytest.mark.parametrize("kernels", Fusion)
-def test_passes_of_small_kernels_take_what_their_launches_take(kernels: Fusion) -> None:
+def test_passes_of_small_kernels_take_what_their_launches_take(kernels: Fusion, launch: Launch) -> None:
+    ways = ParallelDegrees(kernels=kernels, launch=launch)
     small, large = (
-        layers_for(replace(SMALL, hidden=hidden, ffn=4 * hidden, seq=seq), A100, ways).block
-        for hidden, seq, ways in (
-            (128, 128, ParallelDegrees(kernels=kernels)),
-            (4096, 1024, ParallelDegrees(kernels=kernels, micro_batch=8)),
-        )
+        layers_for(replace(SMALL, hidden=hidden, ffn=4 * hidden, seq=seq), A100, replace(ways, micro_batch=size)).block
+        for hidden, seq, size in ((128, 128, 1), (4096, 1024, 8))
     )
     for each in (small.forward, small.backward):
-        assert each.seconds == pytest.approx(each.launches * LAUNCH_S[kernels])
-        assert spent(each, HOST) > 0
+        by_host_s = each.launches * launch_s(ways)
+        assert each.seconds == pytest.approx(max(by_host_s, each.seconds - spent(each, HOST)))
+        assert spent(each, HOST) > 0 or launch is Launch.COMPILED
     assert not spent(large.forward + large.backward, HOST)
+
+
+def test_graphs_of_layers_wait_for_no_host_and_a_compiler_for_less_of_it() -> None:
+    eager, compiled, graphs = (
+        predict(replace(SMALL, hidden=128, ffn=512), A100, ParallelDegrees(launch=launch), 8) for launch in Launch
+    )
+    assert graphs.step.seconds < compiled.step.seconds < eager.step.seconds
+    of_update_s = predict(replace(SMALL, hidden=128, ffn=512), A100, ParallelDegrees(launch=Launch.GRAPHS), 1)
+    assert graphs.parts[HOST] == pytest.approx(of_update_s.parts[HOST])  # once a step, whatever its micro-batches
+
+
+def test_what_fsdp_gathers_first_and_sums_last_is_waited_for() -> None:
+    """The table and the first block; the others' exchanges run beside the block before or behind."""
+    ways = ParallelDegrees(data=8, zero=3)
+    alone = layers_for(SMALL, A100, ways)
+    layers = stage_layers(SMALL, A100, ways)
+    gathered, scattered = (
+        sum(
+            A100.exchange(name, size * each, 8).seconds for each in (SMALL.block_parameters, SMALL.embedding_parameters)
+        )
+        for name, size in (("all_gather", 2), ("reduce_scatter", 4))
+    )
+    assert spent(layers.embedding.forward, GRADIENTS) == pytest.approx(gathered)
+    assert spent(layers.embedding.backward, GRADIENTS) == pytest.approx(scattered)
+    assert spent(layers.block.forward, GRADIENTS) < gathered
+    assert not spent(stage_layers(SMALL, A100, replace(ways, zero=1)).embedding.forward, GRADIENTS)
+    assert layers.head == alone.head
 
 
 def test_the_parts_of_a_step_are_the_step() -> None:
