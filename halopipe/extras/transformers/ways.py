@@ -24,7 +24,7 @@ from planner.extras.transformers.memory import Memory
 from planner.extras.transformers.passes import OPTIMISER, timed
 from planner.extras.transformers.pools import Pools, pools_of
 from planner.extras.transformers.search import TIE, BestDegrees, PricedDegrees, search
-from planner.extras.transformers.shape import Offload, ParallelDegrees, Precision, Recompute, Transformer
+from planner.extras.transformers.shape import Module, Offload, ParallelDegrees, Precision, Recompute, Transformer
 from planner.extras.transformers.space import DegreesSpace
 from planner.extras.transformers.step import BUBBLE, GRADIENTS, SENDS, StepPrediction
 from planner.ir.codec import from_json
@@ -491,10 +491,11 @@ def space_of(options: WaysOptions) -> DegreesSpace:
     units.require_known("precision", [options.precision], [each.value for each in Precision])
     precision = Precision(options.precision)
     offload = Offload(options.offload or Offload.NONE)
-    names = ("tensor", "context", "pipeline", "micro_batch", "interleave", "expert")
+    names = ("tensor", "context", "pipeline", "micro_batch", "interleave", "expert", "shards")
     counts = {name: getattr(options, name) for name in names}
     restrictions: dict[str, Any] = {name: (value,) for name, value in counts.items() if value}
     restrictions |= {"recompute": (Recompute(options.recompute),)} if options.recompute else {}
+    restrictions |= {"recompute_modules": (_modules(options.recompute_modules),)} if options.recompute_modules else {}
     restrictions |= {"zero": (options.zero,)} if options.zero >= 0 else {}
     if options.launcher:
         limits = launcher_of(options.launcher, options.version).limits
@@ -503,3 +504,9 @@ def space_of(options: WaysOptions) -> DegreesSpace:
     elif options.version:
         raise UsageError("--version is of a launcher, and none is named", [], ["--for LAUNCHER"])
     return DegreesSpace(**restrictions, base=ParallelDegrees(precision=precision, offload=offload))
+
+
+def _modules(text: str) -> tuple[Module, ...]:
+    names = [name.strip() for name in text.split(",")]
+    units.require_known("module of a block", names, [module.value for module in Module])
+    return tuple(module for module in Module if module in names)

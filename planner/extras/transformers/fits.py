@@ -28,7 +28,7 @@ from planner.ir.errors import UsageError
 
 _MOST_DOUBLINGS = 12
 _LEAST_SEQ = 128
-_CHOICES = ("tensor", "pipeline", "micro_batch", "interleave", "recompute", "zero", "expert", "context")
+_CHOICES = ("tensor", "pipeline", "micro_batch", "interleave", "recompute", "zero", "expert", "context", "shards")
 """Fields of a space that people fix."""
 
 
@@ -161,11 +161,11 @@ def _frugal(
 def _without_waste(choices: Iterable[ParallelDegrees]) -> list[ParallelDegrees]:
     """Of a division's choices those that may hold least.
 
-    Sequence parallelism, expert ranks, and each level of ZeRO up to 2 hold no more than less of it; level 3 gathers the
+    Sequence parallelism, expert ranks, ranks that share slices, and each level of ZeRO up to 2 hold no more than less of it; level 3 gathers the
     weights of a block.
     """
     kept = list(choices)
-    for name in ("sequence_parallel", "expert"):
+    for name in ("sequence_parallel", "expert", "shard_ranks"):
         of = attrgetter(name)
         most = max(map(of, kept), default=None)
         kept = [choice for choice in kept if of(choice) == most]

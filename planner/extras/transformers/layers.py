@@ -26,7 +26,8 @@ parallelism, or 1.
                               input's (Korthikanti et al. 2022, section 4.2.2): only what is longer is waited for
     products in 8 bits        what they multiply is read for its largest number, then read and written as it is and
                               transposed, of which kernels that need no transpose write one: inputs, weights, gradients
-    recomputed                a forward of the whole block with its exchanges, or of the core of attention
+    recomputed                a forward of the whole block with its exchanges, of some modules with theirs, or of the
+                              operators whose results are not kept (:mod:`planner.extras.transformers.recomputation`)
     embedding, head           cut by vocabulary (Shoeybi et al. 2019, section 3): one all-reduce of the embedding;
                               logits stay cut, the loss sums three numbers a token
     unlike blocks             dense ones that come first count with the embedding, those of ``mtp`` with the head
@@ -41,7 +42,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
+
+import numpy as np
 
 from planner.extras.kernels.estimates import Estimate
 from planner.extras.kernels.models import AttentionShape, Kernels
@@ -49,9 +53,11 @@ from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.host import COPIES, known_host
 from planner.extras.transformers.memory import block_bytes
 from planner.extras.transformers.passes import Cost, Layers, Pass, costs
+from planner.extras.transformers.recomputation import counted_products, freed_bytes, own_modules
 from planner.extras.transformers.shape import (
     ContextExchange,
     Fusion,
+    Module,
     Offload,
     ParallelDegrees,
     Precision,
@@ -124,8 +130,47 @@ def layers_for(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees) -
         recompute=ways.recompute, fp32_gradients=ways.fp32_gradients, kernels=ways.kernels,
         overlap_tensor=ways.overlap_tensor, expert=ways.expert, context=ways.context,
         context_exchange=ways.context_exchange, precision=ways.precision, offload=ways.offload,
+        recompute_modules=ways.recompute_modules,
     )  # fmt: skip
     return layers_of(shape, cluster, of_rank)
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleSet:
+    """Modules that are computed again, and what both passes of an alike block then take."""
+
+    modules: tuple[Module, ...]
+    block_s: float
+
+
+def useful_sets(
+    shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees, sets: Sequence[tuple[Module, ...]]
+) -> list[ModuleSet]:
+    """Of sets of modules that are computed again those that others do not make useless, by the time of a block.
+
+    A set is useless where another frees as much, and takes no longer and no more kernels, of alike blocks and of dense
+    ones beside them.
+    """
+    launch_s = LAUNCH_S[ways.kernels]
+    marks = np.zeros((len(sets), 0))
+    block_s = np.zeros(len(sets))
+    for kind in [shape.dense, shape] if shape.first_dense else [shape]:
+        rank = _Rank(kind, cluster, replace(ways, recompute_modules=tuple(Module)))
+        of_module = {}
+        for module in rank.modules:
+            work = rank.module(module)
+            of_module[module] = work.seconds, work.launches, -freed_bytes(kind, ways, module, cluster.width)
+        has = np.array([[module in names for module in of_module] for names in sets], float)
+        of_sets = has @ np.array(list(of_module.values()))
+        backward = rank.block_backward()
+        backward_s = np.maximum(backward.seconds + of_sets[:, 0], launch_s * (backward.launches + of_sets[:, 1]))
+        block_s = backward_s + rank.block_forward().launched(launch_s).seconds
+        marks = np.hstack([marks, of_sets])
+    no_worse = (marks[:, None] <= marks[None]).all(axis=2)
+    earlier = np.arange(len(sets))
+    beside = no_worse & ~(no_worse.T & (earlier[:, None] >= earlier))  # of equal ones the first is kept
+    useful = np.flatnonzero(~beside.any(axis=0))
+    return sorted((ModuleSet(sets[one], float(block_s[one])) for one in useful), key=attrgetter("block_s"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,8 +447,13 @@ class _Rank:
     def block(self) -> Pass:
         """Of a block, with what its backward computes again."""
         forward = self.block_forward()
-        recomputed = {Recompute.NONE: Cost(), Recompute.SELECTIVE: self.core(), Recompute.FULL: forward}
-        backward = self.block_backward() + recomputed[self.ways.recompute]
+        recomputed: Mapping[Recompute, Callable[[], Cost]] = {
+            Recompute.NONE: Cost,
+            Recompute.SELECTIVE: lambda: costs(map(self.module, self.modules)),
+            Recompute.OPERATORS: self.operators,
+            Recompute.FULL: lambda: forward,
+        }
+        backward = self.block_backward() + recomputed[self.ways.recompute]()
         return Pass(forward + self.copied_beside(forward), backward + self.copied_beside(backward))
 
     def copied_beside(self, work: Cost) -> Cost:
@@ -414,16 +464,60 @@ class _Rank:
         copy = host.copied(block_bytes(self.shape, self.ways))
         return Cost.waited(COPIES, copy, copy.seconds - work.seconds)
 
+    @property
+    def modules(self) -> list[Module]:
+        """Of a block, which are computed again."""
+        return own_modules(self.shape, self.ways)
+
+    def module(self, module: Module) -> Cost:
+        """Its forward."""
+        s = self.shape
+        of_module: Mapping[Module, Callable[[], Cost]] = {
+            Module.CORE_ATTN: self.core,
+            Module.MOE_ACT: lambda: self.activation(s.top_k * s.expert_ffn),
+            Module.LAYERNORM: lambda: self.norm() * ((s.kv_rank > 0) + (s.experts > 0)),
+            Module.MLA_UP_PROJ: lambda: self.made(s.attention_products, ProductCut.COLUMN) + self.rotary(),
+            Module.MLP: lambda: self.norm() + self.fed(s.ffn, self.halves[1]),
+            Module.MOE: lambda: self.fed(s.taken_ffn, self.halves[1]) + self.routed(),
+            Module.SHARED_EXPERTS: lambda: self.fed(s.shared_ffn, _Half(s.shared_products, s.hidden, s.hidden)),
+        }
+        return of_module[module]()
+
+    def operators(self) -> Cost:
+        """What is not kept: every second product, those of routed experts, and all that memory bounds."""
+        s = self.shape
+        again = [*counted_products(s)[1::2], *(each for each in s.feed_forward_products if each.experts or each.weighs)]
+        gathered = [self.exchanged(half)[0] for half in self.halves]
+        small = [self.normed(4, "norm"), self.residual() * 2, self.activation(s.taken_ffn), self.rotary()]
+        return costs([self.made(again), *gathered, *small, self.biases(4), self.routed_copies()])
+
+    def norm(self) -> Cost:
+        """One of the hidden features."""
+        return self.moved(self.own_tokens * self.shape.hidden, 4, "norm")
+
+    def made(self, products: Sequence[Product], cut: ProductCut | None = None) -> Cost:
+        """By those products, or those of them that are cut so, with what numbers of 8 bits take."""
+        chosen = [product for product in products if cut in (None, product.cut)]
+        multiplied = [self.multiplied(each, *self.features(each)) for each in chosen]
+        return costs([*multiplied, *(self.narrowed(each, self.inputs(each)) for each in chosen)])
+
+    def activation(self, width: int) -> Cost:
+        """Of hidden layers of so many features."""
+        s = self.shape
+        return self.moved(self.tokens * width / self.ways.tensor, 6 if s.gated else 4, "activation")
+
+    def fed(self, width: int, half: _Half) -> Cost:
+        """A forward of feed-forward parts with so many hidden features."""
+        return costs([self.made(half.products), self.activation(width), *self.exchanged(half)])
+
     def block_forward(self) -> Cost:
         s = self.shape
-        tokens = self.tokens
         halves = self.halves
-        products = [self.multiplied(each, *self.features(each)) for half in halves for each in half.products]
-        products += [self.narrowed(each, self.inputs(each)) for half in halves for each in half.products]
-        activation = self.moved(tokens * s.taken_ffn / self.ways.tensor, 6 if s.gated else 4, "activation")
+        products = self.made([each for half in halves for each in half.products])
+        activation = self.activation(s.taken_ffn)
         exchanges = [cost for half in halves for cost in self.exchanged(half)]
         more = self.eager(self.tokens * s.heads / self.ways.tensor * s.seq)
-        parts = [*products, self.normed(4, "norm"), self.residual() * 2, activation, self.rotary(), self.core(), more]
+        parts = [products, self.normed(4, "norm"), self.residual() * 2, activation, self.rotary(), self.core(), more]
         return costs([*parts, *exchanges, self.routed(), self.biases(4)])  # written, and read by the product
 
     def exchanged(self, half: _Half) -> tuple[Cost, ...]:
@@ -450,12 +544,18 @@ class _Rank:
         s = self.shape
         if not s.experts:
             return Cost()
-        scores = self.moved(self.own_tokens * s.experts, 2 + 4 + 4)  # read, in float32, their softmax
-        copies = self.tokens * s.top_k * s.hidden
-        parts = [scores, self.moved(copies, 4), self.moved(copies, 2), self.moved(self.tokens * s.hidden, 2)]
         sent = self.own_tokens * s.top_k * s.hidden
         sends = self.cluster.exchange("all_to_all", 2 * sent, self.ways.expert, self.ways.tensor)
-        return costs([*parts, Cost.of(EXPERT_EXCHANGE, sends, 2)])
+        return self.routed_copies() + Cost.of(EXPERT_EXCHANGE, sends, 2)
+
+    def routed_copies(self) -> Cost:
+        """Of what is routed all but the all-to-alls."""
+        s = self.shape
+        if not s.experts:
+            return Cost()
+        scores = self.moved(self.own_tokens * s.experts, 2 + 4 + 4)  # read, in float32, their softmax
+        copies = self.tokens * s.top_k * s.hidden
+        return costs([scores, self.moved(copies, 4), self.moved(copies, 2), self.moved(self.tokens * s.hidden, 2)])
 
     def rotary(self, num_bytes: float = 4, kind: str = "rope") -> Cost:
         """Queries and keys rotated; of latent attention the rotated features, and both brought together."""

@@ -73,8 +73,13 @@ def enumerated(
     """Every way of the space, with blocks in all numbers, that fits."""
     for division in space.divisions(shape, cluster, devices, batch):
         for ways in space.details(shape, cluster, division, batch):
-            of_stages = compositions(shape.layers, ways.pipeline) if ways.interleave == 1 else [()]
-            every = (replace(ways, blocks=blocks) for blocks in of_stages)
+            of_stages = list(compositions(shape.layers, ways.pipeline)) if ways.interleave == 1 else [()]
+            is_by_module = ways.recompute is Recompute.SELECTIVE
+            sets = space.module_sets(shape) if is_by_module else (ways.recompute_modules,)
+            every = (
+                replace(ways, blocks=blocks, recompute_modules=names)
+                for blocks, names in itertools.product(of_stages, sets)
+            )
             yield from (way for way in every if fits(shape, cluster, way, batch))
 
 

@@ -374,7 +374,10 @@ def test_sequence_parallelism_sends_as_much_forward_and_moves_less() -> None:
 
 
 def test_recomputation_adds_a_forward_or_the_core_of_attention() -> None:
-    none, selective, full = (layers_for(TINY, COUNTED, ParallelDegrees(2, recompute=how)).block for how in Recompute)
+    none, selective, full = (
+        layers_for(TINY, COUNTED, ParallelDegrees(2, recompute=how)).block
+        for how in (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
+    )
     assert full.backward.seconds == pytest.approx(none.backward.seconds + none.forward.seconds)
     more = selective.backward.seconds - none.backward.seconds
     assert spent(none.forward, ATTENTION) < more < none.forward.seconds
