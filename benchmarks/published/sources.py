@@ -211,10 +211,11 @@ def _llm_foundry(line: Line) -> Setting:
 
 def _torchtitan(line: Line) -> Setting:
     compiled = line["compile"] == "true"
+    by_operator = line["recompute"] == "selective"
+    line = {**line, "recompute": Recompute.OPERATORS.value if by_operator else line["recompute"]}
     software = {"kernels": Fusion.FUSED if compiled else Fusion.KERNELS, "overlap_tensor": False}
     unstated = _unstated(
         line,
-        (line["recompute"] == "selective", "recomputation by operator"),
         (line["async_tp"] == "true", "exchanges of tensor ranks in parts"),
     )
     return _stated(

@@ -23,6 +23,7 @@ from planner.extras.transformers.layers import CONTEXT_EXCHANGE, EXCHANGE, EXPER
 from planner.extras.transformers.memory import Memory
 from planner.extras.transformers.passes import OPTIMISER, timed
 from planner.extras.transformers.pools import Pools, pools_of
+from planner.extras.transformers.recomputation import CORE
 from planner.extras.transformers.search import TIE, BestDegrees, PricedDegrees, search
 from planner.extras.transformers.shape import Module, Offload, ParallelDegrees, Precision, Recompute, Transformer
 from planner.extras.transformers.space import DegreesSpace
@@ -169,7 +170,8 @@ class WaysReport:
             lines.insert(
                 at, f"  {best.ways.devices} of {self.devices} devices used, {self.devices - best.ways.devices} idle"
             )
-        if self.shape.fused_attention and best.ways.recompute is Recompute.SELECTIVE:
+        is_core = best.ways.recompute is Recompute.SELECTIVE and best.ways.recompute_modules == CORE
+        if self.shape.fused_attention and is_core:
             lines.append("  note: fused attention keeps no scores: selective recomputation saves next to nothing")
         if self.price_per_hour:
             lines.append(f"  {self._dollars(best):.4g} dollars a step, {self.dollars_text(best)} for a billion tokens")

@@ -105,7 +105,7 @@ class LauncherLimits:
             yield f"gradients summed in {'float32' if ways.fp32_gradients else 'half precision'}"
         for part in _FURTHER:
             if part.name not in self.further and getattr(ways, part.name) != part.default:
-                yield f"{part.name} {getattr(ways, part.name)}"
+                yield f"{part.name.replace('_', ' ')} {_words(getattr(ways, part.name))}"
 
     def _context_refusals(self, ways: ParallelDegrees) -> Iterator[str]:
         if ways.context == 1:
@@ -303,7 +303,7 @@ class DegreesSpace:
         return choices if timed is None else [each for each in choices if timed.of(each) is not None]
 
     def recomputes(self, shape: Transformer, ways: ParallelDegrees) -> list[tuple[Recompute, tuple[Module, ...]]]:
-        """What may be computed again; of sets of modules (:meth:`module_sets`) the one that frees most stands for all."""
+        """What may be computed again; of sets of modules the one that frees most stands for all."""
         if ways.offload is Offload.ACTIVATIONS:
             return [(Recompute.NONE, CORE)] if Recompute.NONE in self.recompute else []
         most = max(self.module_sets(shape), key=lambda names: (Module.MOE in names, len(names)))

@@ -231,9 +231,13 @@ def test_devices_that_no_way_uses_are_idle_and_unlike_numbers_of_blocks_are_told
 
 
 def test_selective_recomputation_of_fused_attention_is_priced_and_said_to_save_nothing() -> None:
-    told = good("ways", f"{SIZES},fused_attention=1,dropout=0", *on("a100-dgx", 8, "--recompute", "selective"))
+    asked = "ways", f"{SIZES},fused_attention=1,dropout=0", *on("a100-dgx", 8, "--recompute", "selective")
+    told = good(*asked, "--recompute-modules", "core_attn")
     assert "recompute selective" in told.output
     assert "fused attention keeps no scores" in told.output
+    others = good(*asked)
+    assert "recompute mlp" in others.output
+    assert "fused attention keeps no scores" not in others.output
 
 
 @pytest.mark.every_case
@@ -368,7 +372,7 @@ def test_an_optimiser_on_the_host_is_advised_asked_for_and_said(folder: Path) ->
     asked = ["ways", "llama3-8b", "--on", "h100-dgx", "--gpus", "1", "--global-batch", "8"]
     answer = json.loads(good(*asked, "--fits", "--json").stdout)
     assert "--offload optimizer" in [change["ask"] for change in answer["would_fit"]]
-    told = good(*asked, "--offload", "optimizer", "-o", "ways.json").output
+    told = good(*asked, "--offload", "optimizer", "--recompute", "full", "-o", "ways.json").output
     for text in ("optimizer on the host", "GiB on its host", "optimiser on the host"):
         assert text in told
     assert json.loads(Path("ways.json").read_text("utf-8"))["best"]["memory_bytes"]["host"] > 90e9
