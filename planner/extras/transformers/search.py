@@ -385,7 +385,8 @@ class _DegreesSearch:
     def _infeasible(self) -> Exception:
         gib = 2**30
         if self.least_large is None:
-            return InfeasibleError(f"{self.shape.name} does not fit on {self.cluster.name}", [], self._remedies())
+            wanted = [f"groups of {number} of more copies that share slices" for number in self.space.shards if number]
+            return InfeasibleError(f"{self.shape.name} does not fit on {self.cluster.name}", wanted, self._remedies())
         fit, cluster = self.least_large
         memory = fit.memory
         parts = ("state", memory.state), ("activations", memory.activations), ("one pass", memory.working)

@@ -12,8 +12,8 @@ from planner.extras.catalogue.listing import device, devices
 from planner.extras.transformers.cluster import EIGHT_BIT, GpuCluster
 from planner.extras.transformers.host import known_host
 from planner.extras.transformers.memory import stage_memory, unlike_stages
-from planner.extras.transformers.recomputation import CORE, module_sets, modules_of, require_modules
 from planner.extras.transformers.pools import Pools
+from planner.extras.transformers.recomputation import CORE, module_sets, modules_of, require_modules
 from planner.extras.transformers.shape import (
     ContextExchange,
     Module,

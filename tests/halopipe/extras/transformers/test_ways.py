@@ -249,6 +249,23 @@ def test_selective_recomputation_of_fused_attention_is_priced_and_said_to_save_n
         ("gpt3-175b", on(), 4, "does not fit on 8 A100-80GB"),
         (SIZES, on("a100-dgx", 7, "--tensor", "3"), 2, "no way divides"),
         (SIZES, on("a100-dgx", 8, "--recompute", "all"), 2, "no recomputation 'all'"),
+        (SIZES, on("a100-dgx", 8, "--recompute", "operators"), 2, "beside attention that is not fused"),
+        (SIZES, on("a100-dgx", 8, "--recompute-modules", "norm"), 2, "no module of a block 'norm'"),
+        (SIZES, on("a100-dgx", 8, "--recompute-modules", "moe"), 2, "has nothing of moe that is worth computing again"),
+        ("mixtral-8x7b", on("a100-dgx", 64, "--recompute-modules", "moe,moe_act"), 2, "moe has moe_act in it"),
+        (
+            "llama3-8b",
+            on("a100-dgx", 8, "--recompute-modules", "mlp", "--for", "torchtitan"),
+            2,
+            "torchtitan cannot be told --recompute-modules mlp",
+        ),
+        ("llama3-8b", on("a100-dgx", 8, "--shards", "3"), 2, "no way divides"),
+        (
+            "llama3-8b",
+            on("a100-dgx", 8, "--offload", "parameters", "--for", "megatron"),
+            2,
+            "told --offload parameters",
+        ),
         (SIZES, on("a100-dgx", 8, "--context", "2"), 2, "attention is not fused"),
         (SIZES, on("a100-dgx", 8, "--precision", "fp8"), 2, "A100-80GB (a100-dgx) does not multiply in 8 bits"),
         (SIZES, on("a100-dgx", 8, "--precision", "int4"), 2, "no precision 'int4'"),
@@ -366,6 +383,33 @@ def test_products_in_8_bits_are_asked_for_and_said(folder: Path) -> None:
     assert steps["fp8"] < 0.95 * steps["bf16"]
     good("export", "fp8.json", "--to", "megatron")
     assert "--fp8-format hybrid" in Path("megatron.sh").read_text("utf-8")
+
+
+def test_modules_operators_groups_and_weights_on_the_host_are_asked_for_and_told(folder: Path) -> None:
+    """What is found for a launcher is in its file, and what no plan of halopipe says is refused by name."""
+    del folder
+
+    def told(to: str, *asked: str) -> str:
+        said = good("ways", "llama3-8b", *on("a100-dgx", 16, "--for", to, *asked, "-o", "ways.json")).output
+        good("export", "ways.json", "--to", to)
+        files = sorted(Path().glob(f"{to}.*"))
+        return said + "".join(file.read_text("utf-8") for file in files)
+
+    by_module = told("megatron", "--recompute", "selective", "--shards", "8", "--zero", "1", "--tensor", "1")
+    for text in ("recompute mlp", "within 8", "--recompute-modules mlp", "--num-distributed-optimizer-instances 2"):
+        assert text in by_module
+    by_operator = told(
+        "torchtitan", "--recompute", "operators", "--shards", "8", "--zero", "3", "--offload", "parameters"
+    )
+    for text in (
+        "recompute operators",
+        "parameters on the host",
+        "activation-checkpoint:selective",
+        "--training.enable_cpu_offload",
+        "--parallelism.data_parallel_replicate_degree 2",
+    ):
+        assert text in by_operator
+    assert "mics_shard_size" in told("deepspeed", "--shards", "8", "--zero", "3")
 
 
 def test_an_optimiser_on_the_host_is_advised_asked_for_and_said(folder: Path) -> None:
