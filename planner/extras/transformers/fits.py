@@ -161,8 +161,8 @@ def _frugal(
 def _without_waste(choices: Iterable[ParallelDegrees]) -> list[ParallelDegrees]:
     """Of a division's choices those that may hold least.
 
-    Sequence parallelism, expert ranks, ranks that share slices, and each level of ZeRO up to 2 hold no more than less of it; level 3 gathers the
-    weights of a block.
+    Sequence parallelism, expert ranks, ranks that share slices, and each level of ZeRO up to 2 hold no more than less
+    of it; level 3 gathers the weights of a block.
     """
     kept = list(choices)
     for name in ("sequence_parallel", "expert", "shard_ranks"):

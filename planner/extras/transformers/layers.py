@@ -169,8 +169,8 @@ def useful_sets(
     no_worse = (marks[:, None] <= marks[None]).all(axis=2)
     earlier = np.arange(len(sets))
     beside = no_worse & ~(no_worse.T & (earlier[:, None] >= earlier))  # of equal ones the first is kept
-    useful = np.flatnonzero(~beside.any(axis=0))
-    return sorted((ModuleSet(sets[one], float(block_s[one])) for one in useful), key=attrgetter("block_s"))
+    useful: list[int] = np.flatnonzero(~beside.any(axis=0)).tolist()
+    return sorted((ModuleSet(sets[one], block_s[one]) for one in useful), key=attrgetter("block_s"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,7 +450,7 @@ class _Rank:
         recomputed: Mapping[Recompute, Callable[[], Cost]] = {
             Recompute.NONE: Cost,
             Recompute.SELECTIVE: lambda: costs(map(self.module, self.modules)),
-            Recompute.OPERATORS: self.operators,
+            Recompute.OPERATORS: self.quick_operators,
             Recompute.FULL: lambda: forward,
         }
         backward = self.block_backward() + recomputed[self.ways.recompute]()
@@ -483,13 +483,16 @@ class _Rank:
         }
         return of_module[module]()
 
-    def operators(self) -> Cost:
+    def quick_operators(self) -> Cost:
         """What is not kept: every second product, those of routed experts, and all that memory bounds."""
         s = self.shape
-        again = [*counted_products(s)[1::2], *(each for each in s.feed_forward_products if each.experts or each.weighs)]
+        recomputed = [
+            *counted_products(s)[1::2],
+            *(each for each in s.feed_forward_products if each.experts or each.weighs),
+        ]
         gathered = [self.exchanged(half)[0] for half in self.halves]
         small = [self.normed(4, "norm"), self.residual() * 2, self.activation(s.taken_ffn), self.rotary()]
-        return costs([self.made(again), *gathered, *small, self.biases(4), self.routed_copies()])
+        return costs([self.made(recomputed), *gathered, *small, self.biases(4), self.routed_copies()])
 
     def norm(self) -> Cost:
         """One of the hidden features."""

@@ -3,13 +3,12 @@
 Names are those of pytorch/torchtitan: ``torchtitan/config/configs.py`` and
 ``torchtitan/distributed/activation_checkpoint.py`` of August 2026 (commit b5bcd76c, tokens in place of samples), and
 ``torchtitan/config/job_config.py`` of v0.2.2 (February 2026).  What they do is in ``torchtitan/distributed/fsdp.py``
-and ``pipeline_parallel.py``, and in ``torchtitan/models/llama3/parallelize.py``: replicas divide nothing, or gradients
-and optimiser (ZeRO-2: weights stay gathered between the passes), or weights too; sums are in float32.  Groups of replicas
-that have the same slices sum those of every micro-batch.  Ranks that
-share a sample's tokens always slice what they have alike, with the replicas (``resolve_fsdp_mesh``); keys and values
-are gathered before attention (``torchtitan/models/common/decoder_sharding.py``).  In v0.2.2 they pass from rank to
-rank; weights are cast to bfloat16 where they are sliced, or replicas are of one rank each, alone, and tensor ranks
-always divide tokens too.
+and ``pipeline_parallel.py``, and in ``torchtitan/models/llama3/parallelize.py``: replicas divide nothing, or
+gradients and optimiser (ZeRO-2: weights stay gathered between the passes), or weights too; sums are in float32.
+Groups of replicas that have the same slices sum those of every micro-batch. Ranks that share a sample's tokens always
+slice what they have alike, with the replicas (``resolve_fsdp_mesh``); keys and values are gathered before attention
+(``torchtitan/models/common/decoder_sharding.py``). In v0.2.2 they pass from rank to rank; weights are cast to
+bfloat16 where they are sliced, or replicas are of one rank each, alone, and tensor ranks always divide tokens too.
 """
 
 from __future__ import annotations

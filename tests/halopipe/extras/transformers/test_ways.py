@@ -259,12 +259,12 @@ def test_selective_recomputation_of_fused_attention_is_priced_and_said_to_save_n
             2,
             "torchtitan cannot be told --recompute-modules mlp",
         ),
-        ("llama3-8b", on("a100-dgx", 8, "--shards", "3"), 2, "no way divides"),
+        ("llama3-8b", on("a100-dgx", 8, "--shards", "3"), 4, "groups of 3 of more copies that share slices"),
         (
             "llama3-8b",
             on("a100-dgx", 8, "--offload", "parameters", "--for", "megatron"),
             2,
-            "told --offload parameters",
+            "--offload parameters",
         ),
         (SIZES, on("a100-dgx", 8, "--context", "2"), 2, "attention is not fused"),
         (SIZES, on("a100-dgx", 8, "--precision", "fp8"), 2, "A100-80GB (a100-dgx) does not multiply in 8 bits"),
@@ -390,17 +390,17 @@ def test_modules_operators_groups_and_weights_on_the_host_are_asked_for_and_told
     del folder
 
     def told(to: str, *asked: str) -> str:
-        said = good("ways", "llama3-8b", *on("a100-dgx", 16, "--for", to, *asked, "-o", "ways.json")).output
+        machines = ("--on", "a100-dgx", "--gpus", "16", "--global-batch", "16")
+        said = good("ways", "llama3-8b", *machines, "--for", to, *asked, "-o", "ways.json").output
         good("export", "ways.json", "--to", to)
         files = sorted(Path().glob(f"{to}.*"))
         return said + "".join(file.read_text("utf-8") for file in files)
 
-    by_module = told("megatron", "--recompute", "selective", "--shards", "8", "--zero", "1", "--tensor", "1")
+    alone = ("--shards", "8", "--tensor", "1", "--pipeline", "1", "--context", "1")
+    by_module = told("megatron", "--recompute", "selective", *alone, "--zero", "1")
     for text in ("recompute mlp", "within 8", "--recompute-modules mlp", "--num-distributed-optimizer-instances 2"):
         assert text in by_module
-    by_operator = told(
-        "torchtitan", "--recompute", "operators", "--shards", "8", "--zero", "3", "--offload", "parameters"
-    )
+    by_operator = told("torchtitan", "--recompute", "operators", *alone, "--zero", "3", "--offload", "parameters")
     for text in (
         "recompute operators",
         "parameters on the host",
@@ -409,7 +409,7 @@ def test_modules_operators_groups_and_weights_on_the_host_are_asked_for_and_told
         "--parallelism.data_parallel_replicate_degree 2",
     ):
         assert text in by_operator
-    assert "mics_shard_size" in told("deepspeed", "--shards", "8", "--zero", "3")
+    assert "mics_shard_size" in told("deepspeed", *alone, "--zero", "3")
 
 
 def test_an_optimiser_on_the_host_is_advised_asked_for_and_said(folder: Path) -> None:
