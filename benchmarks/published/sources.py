@@ -248,6 +248,8 @@ def _llm_foundry(line: Line) -> Setting:
 
 def _torchtitan(line: Line) -> Setting:
     in_parts = line["async_tp"] == "true"
+    by_operator = line["recompute"] == "selective"
+    line = {**line, "recompute": Recompute.OPERATORS.value if by_operator else line["recompute"]}
     software = {
         **SOFTWARE["pytorch-compiled" if line["compile"] == "true" else "pytorch"].parts,
         "overlap_tensor": in_parts,
@@ -255,7 +257,6 @@ def _torchtitan(line: Line) -> Setting:
     }
     unstated = _unstated(
         line,
-        (line["recompute"] == "selective", "recomputation by operator"),
         ("slow by a bug" in line["note"], "slow by a fault that its source names"),
     )
     return _stated(

@@ -173,10 +173,10 @@ def find(transformer: str, on: str, devices: int, global_batch: int | None, opti
         raise undivided(shape, devices, batch, [cluster.per_host], space)
     by_choice = {}
     for zero in (level for level in _LEVELS if level in space.zero):
-        for how in space.recompute:
+        for how, _ in space.recomputes(shape, space.base):
             fixed = dataclasses.replace(space, zero=(zero,), recompute=(how,))
             fit = least(shape, cluster, devices, batch, fixed)
-            if fit is not None and not (shape.fused_attention and how is Recompute.SELECTIVE):
+            if fit is not None:
                 by_choice[zero, how] = fit
     limit_s = options.time_limit_s
 

@@ -34,14 +34,22 @@ class WaysOptions:
     context: int = option(
         0, "Ranks that share the tokens of a sample; 0: open.", panel=FIXED, least=0, most=MOST_DEGREE
     )
-    recompute: str = option("", "none, selective or full; empty: open.", "HOW", FIXED)
+    recompute: str = option("", "none, selective, operators or full; empty: open.", "HOW", FIXED)
+    recompute_modules: str = option(
+        "", "What selective recomputation is of: core_attn,mlp, ...; empty: open.", "MODULES", FIXED
+    )
     precision: str = option("bf16", "Of the products of blocks: bf16, or fp8 (8 bits).", "PRECISION", FIXED)
-    offload: str = option("", "In the host's memory: optimizer or activations; empty: nothing.", "WHAT", FIXED)
+    offload: str = option(
+        "", "In the host's memory: optimizer, parameters or activations; empty: nothing.", "WHAT", FIXED
+    )
     zero: int = option(-1, "What replicas divide, 0 to 3; -1: open.", panel=FIXED, least=-1, most=3)
     software: str = option(
         "", "What runs the step: megatron, pytorch-compiled, ...; empty: what --for names, or megatron.", "SOFTWARE",
         FIXED, offers="planner.extras.transformers.software:SOFTWARE",
     )  # fmt: skip
+    shards: int = option(
+        0, "Neighbours among replicas that divide it; 0: open.", panel=FIXED, least=0, most=MOST_DEGREE
+    )
     launcher: str = option(
         "", "Ways that this program can be told, alone: megatron, torchtitan, ...; empty: all.", "LAUNCHER", FIXED,
         flag="--for", offers="planner.extras.export.launchers:LAUNCHERS",

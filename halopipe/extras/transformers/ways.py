@@ -23,9 +23,11 @@ from planner.extras.transformers.layers import CONTEXT_EXCHANGE, EXCHANGE, EXPER
 from planner.extras.transformers.memory import Memory
 from planner.extras.transformers.passes import HOST, OPTIMISER, timed
 from planner.extras.transformers.pools import Pools, pools_of
+from planner.extras.transformers.recomputation import CORE
 from planner.extras.transformers.search import TIE, BestDegrees, PricedDegrees, search
 from planner.extras.transformers.shape import (
     ExpertExchange,
+    Module,
     Offload,
     ParallelDegrees,
     Precision,
@@ -227,7 +229,8 @@ class WaysReport:
             lines.insert(
                 at, f"  {best.ways.devices} of {self.devices} devices used, {self.devices - best.ways.devices} idle"
             )
-        if self.shape.fused_attention and best.ways.recompute is Recompute.SELECTIVE:
+        is_core = best.ways.recompute is Recompute.SELECTIVE and best.ways.recompute_modules == CORE
+        if self.shape.fused_attention and is_core:
             lines.append("  note: fused attention keeps no scores: selective recomputation saves next to nothing")
         if self.price_per_hour:
             lines.append(f"  {self._dollars(best):.4g} dollars a step, {self.dollars_text(best)} for a billion tokens")
@@ -596,10 +599,11 @@ def space_of(options: WaysOptions) -> DegreesSpace:
     precision = Precision(options.precision)
     expert_exchange = ExpertExchange(options.expert_exchange)
     offload = Offload(options.offload or Offload.NONE)
-    names = ("tensor", "context", "pipeline", "micro_batch", "interleave", "expert", "expert_tensor")
+    names = ("tensor", "context", "pipeline", "micro_batch", "interleave", "expert", "expert_tensor", "shards")
     counts = {name: getattr(options, name) for name in names}
     restrictions: dict[str, Any] = {name: (value,) for name, value in counts.items() if value}
     restrictions |= {"recompute": (Recompute(options.recompute),)} if options.recompute else {}
+    restrictions |= {"recompute_modules": (_modules(options.recompute_modules),)} if options.recompute_modules else {}
     restrictions |= {"zero": (options.zero,)} if options.zero >= 0 else {}
     base = ParallelDegrees(precision=precision, offload=offload, expert_exchange=expert_exchange)
     if options.launcher:
@@ -610,6 +614,12 @@ def space_of(options: WaysOptions) -> DegreesSpace:
     elif options.version:
         raise UsageError("--version is of a launcher, and none is named", [], ["--for LAUNCHER"])
     return DegreesSpace(**restrictions, base=software_of(options).of(base))
+
+
+def _modules(text: str) -> tuple[Module, ...]:
+    names = [name.strip() for name in text.split(",")]
+    units.require_known("module of a block", names, [module.value for module in Module])
+    return tuple(module for module in Module if module in names)
 
 
 def software_of(options: WaysOptions) -> Software:

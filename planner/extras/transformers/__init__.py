@@ -8,8 +8,9 @@ its stages, ``division``.  Times come from :mod:`planner.extras.kernels`; nothin
 
 Besides:
 
-    hf_config   A transformer as a Hugging Face ``config.json`` states it
-    fits        Whether a step fits by memory alone, and what would make it fit
-    placement   How a captured network's layers are placed by a way: stages of blocks, and each layer's cuts over tensor
-                ranks
+    hf_config      A transformer as a Hugging Face ``config.json`` states it
+    recomputation  What of a block is kept where modules or operators of it are computed again
+    fits           Whether a step fits by memory alone, and what would make it fit
+    placement      How a captured network's layers are placed by a way: stages of blocks, and each layer's cuts over
+                   tensor ranks
 """

@@ -18,6 +18,7 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from operator import attrgetter
 
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.memory import Memory, ends_of, in_flight, memory_with
@@ -30,6 +31,7 @@ _MOST_DOUBLINGS = 12
 _LEAST_SEQ = 128
 _CHOICES = (
     *("tensor", "pipeline", "micro_batch", "interleave", "recompute", "zero", "expert", "expert_tensor", "context"),
+    "shards",
 )
 """Fields of a space that people fix."""
 
@@ -198,12 +200,14 @@ def _frugal(
 def _without_waste(choices: Iterable[ParallelDegrees]) -> list[ParallelDegrees]:
     """Of a division's choices those that may hold least.
 
-    Sequence parallelism, expert ranks among the same others, and each level of ZeRO up to 2 hold no more than less of
-    it; level 3 gathers the weights of a block.
+    Sequence parallelism, ranks that share slices, expert ranks among the same others, and each level of ZeRO up to 2
+    hold no more than less of it; level 3 gathers the weights of a block.
     """
     every = list(choices)
-    most = max((choice.sequence_parallel for choice in every), default=None)
-    every = [choice for choice in every if choice.sequence_parallel == most]
+    for name in ("sequence_parallel", "shard_ranks"):
+        of = attrgetter(name)
+        most = max(map(of, every), default=None)
+        every = [choice for choice in every if of(choice) == most]
     largest: dict[bool, int] = {}
     for choice in every:
         largest[choice.whole_experts] = max(choice.expert, largest.get(choice.whole_experts, 1))

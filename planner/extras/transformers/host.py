@@ -3,7 +3,8 @@
     copy        bytes of one direction over the PCIe link of each device, at :data:`COPIED` of its rate
     Adam        on the host: float32 weights and two moments read and written, gradients read, weights written, at
                 :data:`UPDATED` of the rate of the host's memory, which its devices share
-    optimiser   gradients down, Adam, weights up, each beside the others: the longest counts (Ren et al. 2021,
+    state       all weights come from there before each pass of a block, and gradients go there (FSDP2's CPU offload)
+optimiser   gradients down, Adam, weights up, each beside the others: the longest counts (Ren et al. 2021,
                 ZeRO-Offload, arXiv 2101.06840, section 4.2)
 
 Figures are of the hosts of named clusters alone; where nobody states them nothing is kept there.  Two devices may share
@@ -54,10 +55,13 @@ class HostSide:
 
     def updated(self, weights: float, gradient_bytes: int, per_host: int) -> Estimate:
         """A step of Adam for so many weights of a device, with their gradients on the way there and themselves back."""
-        num_bytes = weights * (2 * MASTER_BYTES + gradient_bytes + WEIGHT_BYTES)
-        adam_s = num_bytes / (UPDATED * self.memory_bytes_per_s / per_host)
         copies = (self.copied(weights * size) for size in (gradient_bytes, WEIGHT_BYTES))
-        return max(_by_data_sheet(adam_s), *copies, key=lambda estimate: estimate.seconds)
+        return max(self.adam(weights, gradient_bytes, per_host), *copies, key=lambda estimate: estimate.seconds)
+
+    def adam(self, weights: float, gradient_bytes: int, per_host: int) -> Estimate:
+        """A step of it alone."""
+        num_bytes = weights * (2 * MASTER_BYTES + gradient_bytes + WEIGHT_BYTES)
+        return _by_data_sheet(num_bytes / (UPDATED * self.memory_bytes_per_s / per_host))
 
     def room_bytes(self, per_host: int) -> float:
         """What each of its devices may keep there."""

@@ -31,7 +31,8 @@ parallelism, or 1.
                               results are summed, but for one part of t; what smaller products lose is not counted
     products in 8 bits        what they multiply is cast and transposed (:data:`CASTS`), by the norm that makes it or by
                               kernels of their own; what is gathered is cast first, and sent in 8 bits; sums are not
-    recomputed                a forward of the whole block with its exchanges, or of the core of attention
+    recomputed                a forward of the whole block with its exchanges, of some modules with theirs, or of the
+                              operators whose results are not kept (:mod:`planner.extras.transformers.recomputation`)
     embedding, head           cut by vocabulary (Shoeybi et al. 2019, section 3): one all-reduce of the embedding;
                               logits stay cut, the loss sums three numbers a token
     unlike blocks             dense ones that come first count with the embedding, those of ``mtp`` with the head
@@ -48,6 +49,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
+
+import numpy as np
 
 from planner.extras.kernels.estimates import Estimate
 from planner.extras.kernels.models import AttentionShape, Kernels
@@ -56,9 +60,11 @@ from planner.extras.transformers.dispatch import ExpertRoute
 from planner.extras.transformers.host import COPIES, known_host
 from planner.extras.transformers.memory import block_bytes
 from planner.extras.transformers.passes import Cost, Layers, Pass, costs
+from planner.extras.transformers.recomputation import counted_products, freed_bytes, own_modules
 from planner.extras.transformers.shape import (
     ContextExchange,
     Fusion,
+    Module,
     Offload,
     ParallelDegrees,
     Precision,
@@ -163,9 +169,48 @@ def layers_for(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees) -
         whole_experts=ways.whole_experts, expert_exchange=ways.expert_exchange,
         overlap_experts=ways.overlap_experts, context=ways.context,
         context_exchange=ways.context_exchange, precision=ways.precision, offload=ways.offload,
-        scaling=ways.scaling, overlap_parts=ways.overlap_parts,
+        scaling=ways.scaling, overlap_parts=ways.overlap_parts, recompute_modules=ways.recompute_modules,
     )  # fmt: skip
     return layers_of(shape, cluster, of_rank)
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleSet:
+    """Modules that are computed again, and what both passes of an alike block then take."""
+
+    modules: tuple[Module, ...]
+    block_s: float
+
+
+def useful_sets(
+    shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees, sets: Sequence[tuple[Module, ...]]
+) -> list[ModuleSet]:
+    """Of sets of modules that are computed again those that others do not make useless, by the time of a block.
+
+    A set is useless where another frees as much, and takes no longer and no more kernels, of alike blocks and of dense
+    ones beside them.
+    """
+    by_host_s = launch_s(ways)
+    marks = np.zeros((len(sets), 0))
+    block_s = np.zeros(len(sets))
+    for kind in [shape.dense, shape] if shape.first_dense else [shape]:
+        rank = _Rank(kind, cluster, replace(ways, recompute_modules=tuple(Module)))
+        of_module = {}
+        for module in rank.modules:
+            work = rank.module(module)
+            of_module[module] = work.seconds, work.launches, -freed_bytes(kind, ways, module, cluster.width)
+        has = np.array([[module in names for module in of_module] for names in sets], float)
+        of_sets = has @ np.array(list(of_module.values()))
+        once = rank.block_once()
+        backward = once.backward
+        backward_s = np.maximum(backward.seconds + of_sets[:, 0], by_host_s * (backward.launches + of_sets[:, 1]))
+        block_s = backward_s + once.forward.launched(by_host_s).seconds
+        marks = np.hstack([marks, of_sets])
+    no_worse = (marks[:, None] <= marks[None]).all(axis=2)
+    earlier = np.arange(len(sets))
+    beside = no_worse & ~(no_worse.T & (earlier[:, None] >= earlier))  # of equal ones the first is kept
+    useful: list[int] = np.flatnonzero(~beside.any(axis=0)).tolist()
+    return sorted((ModuleSet(sets[one], block_s[one]) for one in useful), key=attrgetter("block_s"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +228,10 @@ class _Half:
     entering: int
     leaving: int
     is_dense: bool
+
+
+_NO_PRODUCTS: Mapping[ProductCut, float] = dict.fromkeys(ProductCut, 0.0)
+"""Beside which nothing is exchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -478,12 +527,21 @@ class _Rank:
 
     def block(self) -> Pass:
         """Of a block, with what its backward computes again."""
-        alone = Pass(self.block_forward(), self.block_backward())
-        sent = self.sent_to_experts(alone)
-        forward = alone.forward + sent.forward
-        recomputed = {Recompute.NONE: Cost(), Recompute.SELECTIVE: self.core(), Recompute.FULL: forward}
-        backward = alone.backward + sent.backward + recomputed[self.ways.recompute]
+        once = self.block_once()
+        forward = once.forward
+        recomputed: Mapping[Recompute, Callable[[], Cost]] = {
+            Recompute.NONE: Cost,
+            Recompute.SELECTIVE: lambda: costs(map(self.module, self.modules)),
+            Recompute.OPERATORS: self.quick_operators,
+            Recompute.FULL: lambda: forward,
+        }
+        backward = once.backward + recomputed[self.ways.recompute]()
         return Pass(forward + self.copied_beside(forward), backward + self.copied_beside(backward))
+
+    def block_once(self) -> Pass:
+        """Of a block, with tokens on their way to experts, where nothing is computed again."""
+        alone = Pass(self.block_forward(), self.block_backward())
+        return alone + self.sent_to_experts(alone)
 
     def copied_beside(self, work: Cost) -> Cost:
         """What is waited for of what is kept, where that is on the host: it goes, and comes back, beside a pass."""
@@ -493,13 +551,65 @@ class _Rank:
         copy = host.copied(block_bytes(self.shape, self.ways))
         return Cost.waited(COPIES, copy, copy.seconds - work.seconds)
 
+    @property
+    def modules(self) -> list[Module]:
+        """Of a block, which are computed again."""
+        return own_modules(self.shape, self.ways)
+
+    def module(self, module: Module) -> Cost:
+        """Its forward."""
+        s = self.shape
+        attention, feed_forward = self.halves
+        shared = _Half(s.shared_products, s.hidden, s.hidden, is_dense=False)
+        of_module: Mapping[Module, Callable[[], Cost]] = {
+            Module.CORE_ATTN: self.core,
+            Module.MOE_ACT: lambda: self.activation(s.top_k * s.expert_ffn),
+            Module.LAYERNORM: lambda: self.norm() * ((s.kv_rank > 0) + (s.experts > 0)),
+            Module.MLA_UP_PROJ: lambda: self.made(attention, s.attention_products, ProductCut.COLUMN) + self.rotary(),
+            Module.MLP: lambda: self.norm() + self.fed(s.ffn, feed_forward),
+            Module.MOE: lambda: self.fed(s.taken_ffn, feed_forward) + self.routed() + self.sent_alone(),
+            Module.SHARED_EXPERTS: lambda: self.fed(s.shared_ffn, shared),
+        }
+        return of_module[module]()
+
+    def quick_operators(self) -> Cost:
+        """What is not kept: every second product, those of routed experts, and all that memory bounds."""
+        s = self.shape
+        recomputed = [
+            *counted_products(s)[1::2],
+            *(each for each in s.feed_forward_products if each.experts or each.weighs),
+        ]
+        gathered = [self.exchanged(half, _NO_PRODUCTS)[0] for half in self.halves]
+        small = [self.normed(4, "norm"), self.residual() * 2, self.activation(s.taken_ffn), self.rotary()]
+        products = self.made(self.halves[1], recomputed)
+        return costs([products, *gathered, *small, self.biases(4), self.routed()])
+
+    def norm(self) -> Cost:
+        """One of the hidden features."""
+        return self.moved(self.own_tokens * self.shape.hidden, 4, "norm")
+
+    def made(self, half: _Half, products: Sequence[Product], cut: ProductCut | None = None) -> Cost:
+        """By those products of a half, or those of them that are cut so, with what numbers of 8 bits take."""
+        chosen = [product for product in products if cut in (None, product.cut)]
+        multiplied = [self.multiplied(each, *self.features(each)) for each in chosen]
+        narrowed = [self.narrowed(half, each, self.features(each)[1], ProductCut.COLUMN) for each in chosen]
+        return costs([*multiplied, *narrowed])
+
+    def activation(self, width: int) -> Cost:
+        """Of hidden layers of so many features."""
+        s = self.shape
+        return self.moved(self.tokens * width / self.ways.tensor, 6 if s.gated else 4, "activation")
+
+    def fed(self, width: int, half: _Half) -> Cost:
+        """A forward of feed-forward parts with so many hidden features."""
+        return costs([*self.half_forward(half), self.activation(width)])
+
     def block_forward(self) -> Cost:
         s = self.shape
-        tokens = self.tokens
         parts = [cost for half in self.halves for cost in self.half_forward(half)]
-        activation = self.moved(tokens * s.taken_ffn / self.ways.tensor, 6 if s.gated else 4, "activation")
         more = self.eager(self.tokens * s.heads / self.ways.tensor * s.seq)
-        parts += [self.normed(4, "norm"), self.residual() * 2, activation, self.rotary(), self.core(), more]
+        parts += [self.normed(4, "norm"), self.residual() * 2, self.activation(s.taken_ffn)]
+        parts += [self.rotary(), self.core(), more]
         return costs([*parts, self.routed(), self.biases(4)])  # written, and read by the product
 
     def half_forward(self, half: _Half) -> Sequence[Cost]:
@@ -565,11 +675,9 @@ class _Rank:
         s = self.shape
         if not s.experts:
             return Pass(Cost(), Cost())
-        route = ExpertRoute(self.cluster, self.ways, 2.0 * self.own_tokens * s.hidden, s.top_k)
-        planned = Cost.of(EXPERT_EXCHANGE, route.planned)
         if not self.ways.overlap_experts:
-            both = Cost.of(EXPERT_EXCHANGE, route.sent, 2)
-            return Pass(both + planned, both)
+            return Pass(self.sent_alone(), Cost.of(EXPERT_EXCHANGE, self.route.sent, 2))
+        route = self.route
         experts = [product for product in s.feed_forward_products if product.experts]
         forward_s = sum(self.multiplied(each, *self.features(each)).seconds for each in experts)
         backward_s = sum(
@@ -578,7 +686,16 @@ class _Rank:
         )
         forward = self.waited(route, backward_s) + self.waited(route, alone.backward.seconds - backward_s)
         backward = self.waited(route, forward_s) + self.waited(route, alone.forward.seconds - forward_s)
-        return Pass(forward + planned, backward)
+        return Pass(forward + Cost.of(EXPERT_EXCHANGE, route.planned), backward)
+
+    @property
+    def route(self) -> ExpertRoute:
+        """Of a pass's tokens, from the ranks of a block to those of their experts, or back."""
+        return ExpertRoute(self.cluster, self.ways, 2.0 * self.own_tokens * self.shape.hidden, self.shape.top_k)
+
+    def sent_alone(self) -> Cost:
+        """Tokens of a forward to the ranks of their experts, and back, with nothing beside them."""
+        return Cost.of(EXPERT_EXCHANGE, self.route.sent, 2) + Cost.of(EXPERT_EXCHANGE, self.route.planned)
 
     def waited(self, route: ExpertRoute, beside_s: float) -> Cost:
         """What is waited for of one exchange of tokens beside so much of a pass."""

@@ -14,6 +14,8 @@ tokens in their order, once for each expert that takes them, beside what the hid
 Ranks that share the tokens of a sample keep those of their own; with an all-to-all what attention gives is kept by
 tokens and by heads, with an all-gather the keys and values of the whole sample are, and in a ring those of two ranks
 and their gradients pass by (Liu et al. 2023, section 3; Jacobs et al. 2023, section 3).
+Of modules that are computed again (:mod:`planner.extras.transformers.recomputation`) a pass holds what they give, and
+of operators a whole block.  Where groups of copies have the same slices, ZeRO divides over those of a group.
 What is kept of blocks may be in the host's memory, but for the block that is computed and the one that comes or goes.
 From when to when a micro-batch is held, and which level of ZeRO divides what, is read from the table that plans are
 priced by (:mod:`planner.costs.memory.table`).
@@ -25,6 +27,13 @@ import functools
 from dataclasses import dataclass, replace
 
 from planner.costs.memory.table import What, divided, held_in_turn
+from planner.extras.transformers.recomputation import (
+    ROUTER_BYTES,
+    freed_bytes,
+    operators_kept,
+    own_modules,
+    score_bytes,
+)
 from planner.extras.transformers.shape import (
     ContextExchange,
     Fusion,
@@ -42,12 +51,12 @@ from planner.schedules.one_f_one_b import chunks_in_flight
 WEIGHT_BYTES = 2
 MASTER_BYTES = 12
 EIGHT_BIT_BYTES = 2
+HOST_COPY_BYTES = 4
+"""Of a weight in the host's memory, and of its gradient: in float32, as they are copied (FSDP2)."""
 HALF = 2
 SINGLE = 4
 """Bytes of a number: of weights and activations in half precision, with float32 weights in the optimiser; in float32
 throughout."""
-_ROUTER_BYTES = 2 * 4
-"""Of an expert's score of a token: in float32, before and after its softmax."""
 _LOGIT_BYTES = {HALF: 2 + 4 + 4 + 4, SINGLE: 4 + 4 + 4}
 """Of a logit: as the product makes it, in float32 if it is not, its exponential, and the gradient of it."""
 _FUSED_LOGIT_BYTES = {HALF: 2 + 4, SINGLE: 4}
@@ -121,8 +130,8 @@ class RankWeights:
 
     def held(self, ways: ParallelDegrees, what: What) -> float:
         """Of the rank, of what ZeRO's level divides over replicas; those of an expert are of fewer."""
-        common = self.common / divided(what, ways.zero, ways.copies)
-        return common + self.routed / ways.expert_parts / divided(what, ways.zero, ways.expert_copies)
+        common = self.common / divided(what, ways.zero, ways.shard_ranks)
+        return common + self.routed / ways.expert_parts / divided(what, ways.zero, ways.expert_shard_ranks)
 
 
 def block_bytes(shape: Transformer, ways: ParallelDegrees, width: int = HALF) -> float:
@@ -137,19 +146,28 @@ def block_bytes(shape: Transformer, ways: ParallelDegrees, width: int = HALF) ->
     own = tokens / t if ways.sequence_parallel else float(tokens)
     if ways.recompute is Recompute.FULL:
         return float(width) * tokens * s.hidden  # its input, whole on each rank
+    if ways.recompute is Recompute.OPERATORS:
+        return operators_kept(s, ways, width)
     mask = 2 if s.dropout else 0  # after attention and after the feed-forward part, a byte each
     alike = own * s.hidden * ((s.norms + 2) * width + mask)  # inputs of norms, and of both halves' first products
     alike += own * width * (2 * s.latent - s.rope_size)  # latent numbers, before and after their norm
-    alike += own * _ROUTER_BYTES * s.experts
+    alike += own * ROUTER_BYTES * s.experts
     mixed = (s.head_size + s.value_size) * (s.heads + s.kv_heads)  # queries, keys, values, and what attention gives
     mixed += s.qk_norm * s.head_size * (s.heads + s.kv_heads)
     mixed += _of_other_ranks(s, ways)
     cut = tokens * width * (mixed + (3 if s.gated else 1 if s.relu else 2) * s.taken_ffn) / t
     routed = tokens * width * s.hidden * s.top_k * ways.expert_tensor / t  # tokens in the order of their experts
     scores = 0.0
-    if not s.fused_attention and ways.recompute is Recompute.NONE:
-        scores = _score_bytes(s, width) * ways.micro_batch * s.heads * s.seq**2 / t
-    return alike + cut + routed + scores
+    if not s.fused_attention:
+        scores = score_bytes(s, width) * ways.micro_batch * s.heads * s.seq**2 / t
+    return alike + cut + routed + scores - _freed_bytes(s, ways, width)
+
+
+def _freed_bytes(shape: Transformer, ways: ParallelDegrees, width: int) -> float:
+    """Of a block and micro-batch what modules free that are computed again."""
+    if ways.recompute is not Recompute.SELECTIVE:
+        return 0.0
+    return sum(freed_bytes(shape, ways, module, width) for module in own_modules(shape, ways))
 
 
 def _of_other_ranks(shape: Transformer, ways: ParallelDegrees) -> int:
@@ -159,11 +177,6 @@ def _of_other_ranks(shape: Transformer, ways: ParallelDegrees) -> int:
     if ways.context_exchange is ContextExchange.ALL_TO_ALL:
         return shape.heads * shape.value_size
     return (ways.context - 1) * shape.kv_heads * (shape.head_size + shape.value_size)
-
-
-def _score_bytes(shape: Transformer, width: int) -> int:
-    """Of a probability of attention: itself; its mask, and what is left of it where some are dropped."""
-    return 2 * width + 1 if shape.drops_scores else width
 
 
 def in_flight(ways: ParallelDegrees, stage: int, micro_batches: int) -> float:
@@ -294,6 +307,9 @@ def memory_with(
     if ways.offload is Offload.OPTIMIZER:
         copies = (gradient_bytes + width) * weights.held(ways, What.OPTIMISER_STATE)  # on their way there and back
         return replace(memory, optimiser=0.0, host=memory.optimiser + copies)
+    if ways.offload is Offload.PARAMETERS:
+        on_host = (MASTER_BYTES + HOST_COPY_BYTES) * weights.held(ways, What.PARAMETERS)
+        return replace(memory, weights=0.0, gradients=0.0, optimiser=0.0, host=on_host)
     if ways.offload is Offload.ACTIVATIONS:
         of_blocks = held * blocks * block
         return replace(memory, activations=kept - of_blocks + 2 * block, host=of_blocks)
@@ -308,12 +324,9 @@ def _logit_bytes(shape: Transformer, ways: ParallelDegrees, width: int) -> float
 
 def _passing_bytes(shape: Transformer, ways: ParallelDegrees, width: int) -> float:
     """What the pass of one block holds beside what it keeps: what it computes again, and keys that pass by."""
-    passing = 0.0
-    if ways.recompute is Recompute.FULL:
+    passing = _freed_bytes(shape, ways, width)
+    if ways.recompute in (Recompute.FULL, Recompute.OPERATORS):
         passing = block_bytes(shape, replace(ways, recompute=Recompute.NONE), width)
-    elif ways.recompute is Recompute.SELECTIVE and not shape.fused_attention:
-        scores = ways.micro_batch * shape.heads * shape.seq**2 / ways.tensor
-        passing = _score_bytes(shape, width) * scores
     if ways.context > 1 and ways.context_exchange is ContextExchange.RING:
         keys_values = shape.kv_heads * (shape.head_size + shape.value_size)
         # Those that are used and those that come, each with its gradients.

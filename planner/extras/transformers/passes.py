@@ -144,7 +144,7 @@ class Timed:
         """Those of a rank; None: nobody measured them (parts of the tokens, attention's core and 8 bits never are)."""
         layers = self.layers.get((ways.tensor, ways.micro_batch))
         parts_of_tokens = ways.sequence_parallel or ways.context > 1
-        others = ways.recompute is Recompute.SELECTIVE or ways.precision is Precision.FP8
+        others = ways.recompute not in (Recompute.NONE, Recompute.FULL) or ways.precision is Precision.FP8
         if layers is None or parts_of_tokens or others:
             return None
         if ways.recompute is Recompute.NONE:

@@ -28,7 +28,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 from planner.extras.transformers.pools import Pools
-from planner.extras.transformers.shape import Offload, ParallelDegrees, Precision
+from planner.extras.transformers.recomputation import CORE
+from planner.extras.transformers.shape import Offload, ParallelDegrees, Precision, Recompute
 from planner.ir.box import Box, intersect, volume, whole
 from planner.ir.errors import UsageError, operator_of
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, producer
@@ -63,6 +64,12 @@ def require_executable(ways: ParallelDegrees) -> None:
         wrong.append(f"context {ways.context}: attention over tokens of several ranks is not divided by tokens")
     if ways.precision is not Precision.BF16:
         wrong.append(f"products in {ways.precision.value}: they are in what the profile was measured in")
+    if ways.recompute is Recompute.OPERATORS:
+        wrong.append("recomputation by operators")
+    if ways.recompute is Recompute.SELECTIVE and ways.recompute_modules != CORE:
+        wrong.append(f"{' + '.join(ways.recompute_modules)} computed again: it is attention's core, or a whole block")
+    if ways.shard_groups > 1:
+        wrong.append(f"ZeRO-{ways.zero} within groups of {ways.shards}: all replicas divide the state")
     if ways.offload is not Offload.NONE:
         wrong.append(f"{ways.offload.value} in the host's memory")
     if ways.zero and tensor > 1:

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, product
 from math import inf
@@ -27,8 +28,10 @@ from operator import itemgetter
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.division import DivisionSearch, seats_of, shortest_s
 from planner.extras.transformers.fits import MemoryFit, changes, least, packed, undivided
+from planner.extras.transformers.layers import ModuleSet, useful_sets
+from planner.extras.transformers.memory import block_bytes
 from planner.extras.transformers.pools import Pools
-from planner.extras.transformers.shape import Offload, ParallelDegrees, Transformer
+from planner.extras.transformers.shape import Offload, ParallelDegrees, Recompute, Transformer
 from planner.extras.transformers.space import DegreesSpace
 from planner.extras.transformers.step import StepPrediction, least_s, predict
 from planner.ir.errors import InfeasibleError, UsageError
@@ -136,11 +139,16 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """A way of a division; ``is_ready`` once it fits, and is only to be simulated: chunks that are interleaved."""
+    """A way of a division; ``is_ready`` once it fits, and is only to be simulated: chunks that are interleaved.
+
+    Attributes:
+        dearer: more sets of modules to compute again, each with a longer block than the one before.
+    """
 
     cluster: GpuCluster
     ways: ParallelDegrees
     is_ready: bool = False
+    dearer: Sequence[ModuleSet] = ()
 
 
 _Queued = _Group | _Way | DivisionSearch
@@ -276,16 +284,56 @@ class _DegreesSearch:
             details = self.space.details(self.shape, item.cluster, item.ways, self.global_batch)
             self.num_ways += len(details) - 1
             for ways in details:
-                self._push(self._shortest_s(item.cluster, ways), _Way(item.cluster, ways))
+                if ways.recompute is Recompute.SELECTIVE:
+                    self._push_sets(item.cluster, ways, self._sets(item.cluster, ways))
+                else:
+                    self._push(self._shortest_s(item.cluster, ways), _Way(item.cluster, ways))
         elif item.is_ready:
             return self._simulate(item.ways)
         else:
-            self._open(item.cluster, item.ways)
+            self._open(item.cluster, item.ways, item.dearer)
         return None
 
-    def _open(self, cluster: GpuCluster, ways: ParallelDegrees) -> None:
+    def _push_sets(self, cluster: GpuCluster, ways: ParallelDegrees, sets: Sequence[ModuleSet]) -> None:
+        """A way by the first of some sets of modules; the others wait for their turn behind it."""
+        if sets:
+            first = replace(ways, recompute_modules=sets[0].modules)
+            micro_batches = ways.micro_batches(self.global_batch)
+            bound_s = shortest_s(self.shape.layers, ways, micro_batches, ways.pipeline, sets[0].block_s)
+            self._push(bound_s, _Way(cluster, first, dearer=sets[1:]))
+
+    @once_by(lambda _, at, ways: (at.name, *_of_block(ways)))
+    def _sets(self, cluster: GpuCluster, ways: ParallelDegrees) -> Sequence[ModuleSet]:
+        """Sets of modules by the time of a block, but for those that take longer than others and free no more."""
+        return useful_sets(self.shape, cluster, ways, self.space.module_sets(self.shape))
+
+    def _fitting_sets(self, cluster: GpuCluster, ways: ParallelDegrees, sets: Sequence[ModuleSet]) -> list[ModuleSet]:
+        """Those that can fit.
+
+        A stage holds less, the more of a block is free: at least one block of one micro-batch is kept, and what is
+        computed again is held of one.  Dense blocks beside the others are left aside, whose modules are others.
+        """
+        alike = replace(self.shape, first_dense=0)
+        of_sets = {each.modules: replace(ways, recompute_modules=each.modules) for each in sets}
+
+        def kept_bytes(one: ModuleSet) -> float:
+            return block_bytes(alike, of_sets[one.modules], cluster.width)
+
+        def fits(one: ModuleSet) -> bool:
+            return packed(alike, cluster, of_sets[one.modules], self.global_batch).fits
+
+        by_kept = sorted(sets, key=kept_bytes, reverse=True)
+        too_large = by_kept
+        if fits(by_kept[-1]):
+            too_large = by_kept[: bisect_left(by_kept, True, key=fits)]
+        self.num_large += len(too_large)
+        return [one for one in sets if one not in too_large]
+
+    def _open(self, cluster: GpuCluster, ways: ParallelDegrees, dearer: Sequence[ModuleSet] = ()) -> None:
         """A way whose turn it is: left out, if it is too large, or bounded stage by stage."""
         fit = packed(self.shape, cluster, ways, self.global_batch)
+        if dearer:
+            self._push_sets(cluster, ways, dearer if fit.fits else self._fitting_sets(cluster, ways, dearer))
         if not fit.fits:
             self.num_large += 1
             if self.least_large is None or fit.memory.total < self.least_large[0].memory.total:
@@ -356,11 +404,14 @@ class _DegreesSearch:
 
     def _infeasible(self) -> Exception:
         gib = 2**30
-        if self.least_large is None and self.space.base.offload is Offload.NONE:
+        if self.least_large is None and self.space.base.offload is Offload.NONE and not any(self.space.shards):
             return self.undivided()
         if self.least_large is None:
-            reason = f"the hosts' memory has no room for what --offload {self.space.base.offload.value} puts there"
-            return InfeasibleError(f"{self.shape.name} does not fit on {self.cluster.name}", [reason], self._remedies())
+            reasons = [f"groups of {number} of more copies that share slices" for number in self.space.shards if number]
+            if self.space.base.offload is not Offload.NONE:
+                what = self.space.base.offload.value
+                reasons.append(f"the hosts' memory has no room for what --offload {what} puts there")
+            return InfeasibleError(f"{self.shape.name} does not fit on {self.cluster.name}", reasons, self._remedies())
         fit, cluster = self.least_large
         memory = fit.memory
         state = "weights, gradients and optimiser"
@@ -388,7 +439,8 @@ def _of_block(ways: ParallelDegrees) -> tuple[object, ...]:
     """What both passes of a block depend on."""
     experts = ways.expert, ways.whole_experts
     context = ways.context, ways.context_exchange
-    return ways.tensor, ways.micro_batch, ways.sequence_parallel, ways.recompute, *experts, *context
+    recompute = ways.recompute, ways.recompute_modules
+    return ways.tensor, ways.micro_batch, ways.sequence_parallel, *recompute, *experts, *context
 
 
 def _order(choice: PricedDegrees) -> tuple[float, int, int, int, str]:

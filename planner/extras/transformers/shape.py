@@ -219,9 +219,13 @@ class Transformer:
         of_each = self._two_products(self.expert_ffn)
         routed = tuple(replace(each, bias=False, experts=self.experts, taken=self.top_k) for each in of_each)
         router = Product(self.hidden, self.experts, ProductCut.WHOLE, self.router_bias, weighs=True)
-        shared = self._two_products(self.shared_ffn) if self.shared_ffn else ()
         gate = (Product(self.hidden, 1, ProductCut.WHOLE, weighs=True),) if self.shared_gate else ()
-        return router, *routed, *shared, *gate
+        return router, *routed, *self.shared_products, *gate
+
+    @property
+    def shared_products(self) -> tuple[Product, ...]:
+        """Of the experts that every token goes through."""
+        return self._two_products(self.shared_ffn) if self.shared_ffn else ()
 
     def _two_products(self, width: int) -> tuple[Product, Product]:
         opened = (2 if self.gated else 1) * width
@@ -341,11 +345,34 @@ def _taken(shape: Transformer) -> float:
 
 
 class Recompute(StrEnum):
-    """What backward computes again: nothing, the core of attention, or the whole block."""
+    """What backward computes again: nothing, some modules of a block, operators that are quick, or the whole block.
+
+    ``OPERATORS``: what is kept is what attention, every other product and sums over tensor ranks give, with a block's
+    input (torchtitan's selective checkpointing).
+    """
 
     NONE = "none"
     SELECTIVE = "selective"
+    OPERATORS = "operators"
     FULL = "full"
+
+
+class Module(StrEnum):
+    """What of a block is computed again with ``SELECTIVE``, as Megatron-LM names it.
+
+    ``CORE_ATTN``: scores, softmax, context.  ``MOE_ACT``: the activation of routed experts.  ``LAYERNORM``: norms that
+    are kernels of their own, those before latent attention and before experts.  ``MLA_UP_PROJ``: queries, keys and
+    values from their latent numbers.  ``MLP``: a dense feed-forward part.  ``MOE``: router, experts, and the way there
+    and back.  ``SHARED_EXPERTS``: those that every token goes through.
+    """
+
+    CORE_ATTN = "core_attn"
+    MOE_ACT = "moe_act"
+    LAYERNORM = "layernorm"
+    MLA_UP_PROJ = "mla_up_proj"
+    MLP = "mlp"
+    MOE = "moe"
+    SHARED_EXPERTS = "shared_experts"
 
 
 class Precision(StrEnum):
@@ -374,10 +401,14 @@ class Scaling(StrEnum):
 
 
 class Offload(StrEnum):
-    """What is in the host's memory: nothing, the optimiser with its state, or what is kept for backward."""
+    """What is in the host's memory: nothing, the optimiser with its state, all state, or what is kept for backward.
+
+    ``PARAMETERS``: weights, gradients and optimiser, of which each pass gathers a block's weights (ZeRO-3).
+    """
 
     NONE = "none"
     OPTIMIZER = "optimizer"
+    PARAMETERS = "parameters"
     ACTIVATIONS = "activations"
 
 
@@ -464,7 +495,11 @@ class ParallelDegrees:
         offload: what is in the host's memory.
         interleave: chunks of blocks on each stage.
         micro_batch: samples of a rank's pass.
+        recompute_modules: what is computed again with ``SELECTIVE``, in the order of :class:`Module`.
         zero: what data-parallel ranks divide: 0 nothing, 1 optimiser state, 2 gradients too, 3 weights too.
+        shards: neighbours among the copies that divide that (hybrid sharding: Zhao et al. 2023, arXiv 2304.11277,
+            section 3.2.2); groups of them have the same slices, whose gradients they sum; 0: all copies.
+        sums_once: groups sum their gradients once a step; else those of every micro-batch.
         fp32_gradients: gradients are summed in float32.
         kernels: how the operators between products are written.
         launch: who starts them.
@@ -508,6 +543,9 @@ class ParallelDegrees:
     blocks: tuple[int, ...] = ()
     tensors: tuple[int, ...] = ()
     pools: tuple[str, ...] = ()
+    recompute_modules: tuple[Module, ...] = (Module.CORE_ATTN,)
+    shards: int = 0
+    sums_once: bool = True
 
     def __post_init__(self) -> None:
         for name in ("tensor", "pipeline", "data", "micro_batch", "interleave", "expert", "context"):
@@ -546,9 +584,24 @@ class ParallelDegrees:
         return self.expert_sharers // self.expert
 
     @property
+    def expert_shard_ranks(self) -> int:
+        """Of these, those that ZeRO divides over; groups of them stand beside one expert rank alone."""
+        return self.shards or self.expert_copies
+
+    @property
     def expert_tensor(self) -> int:
         """Tensor ranks that an expert is divided over."""
         return 1 if self.whole_experts else self.tensor
+
+    @property
+    def shard_ranks(self) -> int:
+        """Copies that ZeRO divides over."""
+        return self.shards or self.copies
+
+    @property
+    def shard_groups(self) -> int:
+        """Of copies with the same slices."""
+        return self.copies // self.shard_ranks
 
     def at(self, stage: int) -> ParallelDegrees:
         """As a rank of that stage sees it: ``tensor`` is the stage's own."""
@@ -605,7 +658,9 @@ class ParallelDegrees:
                 raise UsageError(f"{self.tokens(shape)} tokens do not divide by {tensor} ranks")
         self._check_experts(shape)
         self.check_context(shape)
+        self.check_recompute(shape)
         self.check_offload()
+        self._check_shards()
         for what, of_stages in (("tensor degrees", self.tensors), ("pools", self.pools)):
             if of_stages and len(of_stages) != self.pipeline:
                 raise UsageError(f"{len(of_stages)} {what} for {self.pipeline} stages")
@@ -647,8 +702,36 @@ class ParallelDegrees:
                 [f"by {exchange.value}" for exchange, refusal in refusals.items() if not refusal],
             )
 
+    def _check_shards(self) -> None:
+        if self.shards in (0, self.copies):
+            return
+        if self.copies % self.shards:
+            raise UsageError(
+                f"{self.copies} copies of the weights do not divide by --shards {self.shards}",
+                [f"{self.copies} = {self.copies // self.shards} x {self.shards} + {self.copies % self.shards}"],
+                ["another --shards"],
+            )
+        if self.expert > 1 or not self.zero:
+            beside = f"expert degree {self.expert}" if self.expert > 1 else "ZeRO-0, which divides nothing"
+            raise UsageError(f"--shards {self.shards} beside {beside}", [], ["without --shards"])
+
+    def check_recompute(self, shape: Transformer) -> None:
+        """Raises :class:`UsageError` where nothing of its blocks can be computed again so."""
+        if self.recompute is Recompute.OPERATORS and not shape.fused_attention:
+            raise UsageError(
+                f"{shape.name}: recomputation by operators beside attention that is not fused",
+                ["what it gives is kept, and its scores would be"],
+                ["fused_attention=1", "--recompute selective"],
+            )
+
     def check_offload(self) -> None:
         """Raises :class:`UsageError` where that cannot be in the host's memory so."""
+        if self.offload is Offload.PARAMETERS and (self.zero < 3 or self.pipeline > 1):
+            raise UsageError(
+                f"weights in the host's memory beside ZeRO-{self.zero} and {self.pipeline} stages",
+                ["each pass gathers the weights of one block: that is ZeRO-3 of one stage"],
+                ["--zero 3 --pipeline 1", "--offload optimizer"],
+            )
         if self.offload is Offload.ACTIVATIONS and self.recompute is not Recompute.NONE:
             raise UsageError(
                 f"{self.recompute.value} recomputation beside activations in the host's memory",
@@ -674,12 +757,14 @@ class ParallelDegrees:
             parts.append(f"context {self.context} by {self.context_exchange.value}")
         blocks = f" ({', '.join(map(str, self.blocks))} blocks)" if self.blocks else ""
         parts.append(f"pipeline {self.pipeline}" + (f" x {self.interleave}" if self.interleave > 1 else "") + blocks)
-        parts.append(f"data {self.data}" + (f" ZeRO-{self.zero}" if self.zero else ""))
+        within = f" within {self.shards}" if self.shard_groups > 1 else ""
+        parts.append(f"data {self.data}" + (f" ZeRO-{self.zero}{within}" if self.zero else ""))
         if self.expert > 1:
             parts.append(f"expert {self.expert}{' whole' * self.whole_experts}")
         parts.append(f"micro-batch {self.micro_batch}")
         if self.recompute is not Recompute.NONE:
-            parts.append(f"recompute {self.recompute.value}")
+            others = self.recompute is Recompute.SELECTIVE and self.recompute_modules != (Module.CORE_ATTN,)
+            parts.append(f"recompute {' + '.join(self.recompute_modules) if others else self.recompute.value}")
         if self.precision is not Precision.BF16:
             parts.append(self.precision.value)
         if self.offload is not Offload.NONE:

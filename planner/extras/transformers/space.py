@@ -13,8 +13,10 @@ from planner.extras.transformers.cluster import EIGHT_BIT, GpuCluster
 from planner.extras.transformers.host import known_host
 from planner.extras.transformers.memory import stage_memory, unlike_stages
 from planner.extras.transformers.pools import Pools
+from planner.extras.transformers.recomputation import CORE, module_sets, modules_of, require_modules
 from planner.extras.transformers.shape import (
     ContextExchange,
+    Module,
     Offload,
     ParallelDegrees,
     Precision,
@@ -27,6 +29,7 @@ _LOOKED_AT = (
     *("tensor", "pipeline", "data", "micro_batch", "sequence_parallel", "interleave", "recompute", "zero"),
     *("fp32_gradients", "kernels", "launch", "attention", "overlap_tensor", "overlap_parts", "overlap_gradients"),
     *("sends", "schedule", "context", "context_exchange", "scaling", "offload", "blocks", "tensors", "pools"),
+    *("shards", "sums_once"),
 )
 _FURTHER = tuple(part for part in fields(ParallelDegrees) if part.name not in _LOOKED_AT)
 """Parts of a way that the limits of launchers do not speak of."""
@@ -50,6 +53,9 @@ class LauncherLimits:
         offload: what may be in the host's memory.
         offload_zero: levels of several copies, beside which the optimiser may be there.
         offload_alone: whether activations go there where there is one stage alone.
+        shards: levels of ZeRO at which groups of copies may have the same slices.
+        sums_once: whether such groups sum their gradients once a step; else those of every micro-batch.
+        shards_offload: whether such groups may be beside state in the host's memory.
         further: parts of a way beyond these that it can be told.
     """
 
@@ -60,7 +66,7 @@ class LauncherLimits:
     slices_beside: bool = False
     one_degree: bool = False
     sequence_parallel: tuple[bool, ...] = (False, True)
-    recompute: tuple[Recompute, ...] = tuple(Recompute)
+    recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
     fp32_gradients: tuple[bool, ...] = (False, True)
     context: tuple[ContextExchange, ...] = (ContextExchange.RING, ContextExchange.ALL_TO_ALL)
     context_beside_tensor: bool = True
@@ -68,6 +74,9 @@ class LauncherLimits:
     offload: tuple[Offload, ...] = tuple(Offload)
     offload_zero: tuple[int, ...] = (1, 2, 3)
     offload_alone: bool = False
+    shards: tuple[int, ...] = (1, 2, 3)
+    sums_once: bool = True
+    shards_offload: bool = True
     further: tuple[str, ...] = ()
 
     def refusals(self, ways: ParallelDegrees) -> Iterator[str]:
@@ -87,13 +96,17 @@ class LauncherLimits:
             yield f"tensor ranks with{'' if ways.sequence_parallel else 'out'} sequence parallelism"
         yield from self._context_refusals(ways)
         yield from self._offload_refusals(ways)
+        if ways.shard_groups > 1 and ways.zero not in self.shards:
+            yield f"ZeRO-{ways.zero} within groups of {ways.shards}: it has {_levels(self.shards)}"
+        if ways.shard_groups > 1 and ways.sums_once != self.sums_once:
+            yield f"groups that sum their gradients {'once a step' if ways.sums_once else 'each micro-batch'}"
         if ways.recompute not in self.recompute:
             yield f"recomputation {ways.recompute.value}: it has {', '.join(how.value for how in self.recompute)}"
         if ways.fp32_gradients not in self.fp32_gradients:
             yield f"gradients summed in {'float32' if ways.fp32_gradients else 'half precision'}"
         for part in _FURTHER:
             if part.name not in self.further and getattr(ways, part.name) != part.default:
-                yield f"{part.name} {getattr(ways, part.name)}"
+                yield f"{part.name.replace('_', ' ')} {_words(getattr(ways, part.name))}"
 
     def _context_refusals(self, ways: ParallelDegrees) -> Iterator[str]:
         if ways.context == 1:
@@ -112,6 +125,8 @@ class LauncherLimits:
             yield f"{ways.offload.value} in the host's memory: it has {', '.join(what.value for what in self.offload)}"
         if ways.offload is Offload.OPTIMIZER and ways.copies > 1 and ways.zero not in self.offload_zero:
             yield f"the optimiser in the host's memory beside ZeRO-{ways.zero}"
+        if ways.offload is not Offload.NONE and ways.shard_groups > 1 and not self.shards_offload:
+            yield f"{ways.offload.value} in the host's memory beside slices within groups of {ways.shards}"
         if ways.offload is Offload.ACTIVATIONS and self.offload_alone and ways.pipeline > 1:
             yield f"activations in the host's memory beside {ways.pipeline} stages"
 
@@ -123,10 +138,11 @@ class LauncherLimits:
             choices |= {"pipeline": (1,), "interleave": (1,)}
         for name, values in choices.items():
             if any(value not in values for value in fixed.get(name, ())):
+                option = name.replace("_", "-")
                 raise UsageError(
-                    f"{self.launcher} cannot be told --{name} {fixed[name][0]}",
-                    [f"it has {', '.join(map(str, values))}"],
-                    [f"--{name} {values[-1]}", "--for another launcher"],
+                    f"{self.launcher} cannot be told --{option} {_words(fixed[name][0])}",
+                    [f"it has {', '.join(map(_words, values))}"],
+                    [f"--{option} {_words(values[-1])}", "--for another launcher"],
                 )
 
 
@@ -142,6 +158,9 @@ class DegreesSpace:
         expert: expert ranks; open: powers of two that divide those that they are among, and the experts.
         expert_tensor: ranks that an expert is divided over; open: those of its block, or one.
         context: ranks that share the tokens of a sample; open: powers of two that halves of a sample divide by.
+        recompute_modules: sets of modules that selective recomputation may be of; open: all that free something.
+        shards: copies that ZeRO divides over; open: all, and those of a host where gradients of every micro-batch
+            would leave it (ZeRO-2 and 3; in networks of hosts that are alike far from each other more are of no use).
         base: what is the same in all.
         limits: of the launcher that is to be told.
     """
@@ -151,11 +170,13 @@ class DegreesSpace:
     micro_batch: tuple[int, ...] = ()
     interleave: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
     sequence_parallel: tuple[bool, ...] = (False, True)
-    recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
+    recompute: tuple[Recompute, ...] = tuple(Recompute)
     zero: tuple[int, ...] = (0, 1, 2, 3)
     expert: tuple[int, ...] = ()
     expert_tensor: tuple[int, ...] = ()
     context: tuple[int, ...] = ()
+    recompute_modules: tuple[tuple[Module, ...], ...] = ()
+    shards: tuple[int, ...] = ()
     base: ParallelDegrees = field(default_factory=ParallelDegrees)
     limits: LauncherLimits = LauncherLimits()
 
@@ -193,8 +214,13 @@ class DegreesSpace:
                 _require_eight_bit(place)
             if self.base.offload is not Offload.NONE:
                 known_host(place.name, place.host)
+        for names in self.recompute_modules:
+            require_modules(shape, names)
         if Recompute.NONE not in self.recompute:
-            replace(self.base, recompute=self.recompute[0]).check_offload()
+            ways = replace(self.base, recompute=self.recompute[0])
+            ways.check_recompute(shape)
+            if ways.offload is Offload.ACTIVATIONS:
+                ways.check_offload()
 
     def contexts(self, shape: Transformer, tensor: int, most: int) -> list[int]:
         """Ranks that can share a sample's tokens, beside tensor ranks: those that are wanted, or powers of two."""
@@ -257,26 +283,29 @@ class DegreesSpace:
             for sequence in self.sequence_parallel
             if not sequence or (ways.tensor > 1 and ways.tokens(shape) % ways.tensor == 0)
         ]
-        fused = shape.fused_attention  # whose scores are never kept: of several choices this is none
-        recomputes = [how for how in self.recompute if not (fused and how is Recompute.SELECTIVE)] or self.recompute
-        if ways.offload is Offload.ACTIVATIONS:
-            recomputes = [Recompute.NONE] if Recompute.NONE in self.recompute else []
+        recomputes = self.recomputes(shape, ways)
         zeros = [level for level in self.zero if level == 0 or (ways.copies > 1 and (level < 2 or ways.pipeline == 1))]
+        if ways.offload is Offload.PARAMETERS:
+            zeros = [3] if 3 in self.zero and ways.pipeline == 1 else []
+        sliced = [(zero, shards) for zero in zeros for shards in self.groups(cluster, ways, zero)]
         choices = [
             replace(
                 ways,
                 interleave=interleave,
                 sequence_parallel=sequence,
                 recompute=recompute,
+                recompute_modules=modules,
                 zero=zero,
+                shards=shards,
+                sums_once=shards == 0 or self.limits.sums_once,
                 expert=expert,
                 whole_experts=whole,
                 context_exchange=exchange,
             )
-            for interleave, sequence, recompute, zero, (expert, whole), exchange in product(
-                interleaves, fitting, recomputes, zeros, self.experts(shape, ways), self.exchanges(shape, ways)
+            for interleave, sequence, (recompute, modules), (zero, shards), (expert, whole), exchange in product(
+                interleaves, fitting, recomputes, sliced, self.experts(shape, ways), self.exchanges(shape, ways)
             )
-            if sequence or ways.tensor == 1 or (expert == 1 and not whole)
+            if (expert == 1 and not whole) or (shards == 0 and (sequence or ways.tensor == 1))
         ]
         if self.limits.launcher:
             choices = [each for each in choices if not any(self.limits.refusals(each))]
@@ -284,6 +313,38 @@ class DegreesSpace:
             choices = [each for each in choices if _has_room(shape, cluster, each, micro_batches)]
         timed = cluster.timed if isinstance(cluster, GpuCluster) else None
         return choices if timed is None else [each for each in choices if timed.of(each) is not None]
+
+    def recomputes(self, shape: Transformer, ways: ParallelDegrees) -> list[tuple[Recompute, tuple[Module, ...]]]:
+        """What may be computed again; of sets of modules the one that frees most stands for all."""
+        if ways.offload is Offload.ACTIVATIONS:
+            return [(Recompute.NONE, CORE)] if Recompute.NONE in self.recompute else []
+        most = max(self.module_sets(shape), key=lambda names: (Module.MOE in names, len(names)))
+        is_of_use = {
+            Recompute.SELECTIVE: bool({*most} & {*modules_of(shape)}),
+            Recompute.OPERATORS: shape.fused_attention and Recompute.OPERATORS in self.limits.recompute,
+        }
+        chosen = [how for how in self.recompute if is_of_use.get(how, True)] or self.recompute
+        return [(how, most if how is Recompute.SELECTIVE else CORE) for how in chosen]
+
+    def module_sets(self, shape: Transformer) -> tuple[tuple[Module, ...], ...]:
+        """Of modules that selective recomputation may be of."""
+        if self.recompute_modules:
+            return self.recompute_modules
+        is_told = not self.limits.launcher or "recompute_modules" in self.limits.further
+        return (is_told and module_sets(shape)) or (CORE,)
+
+    def groups(self, cluster: GpuCluster | Pools, ways: ParallelDegrees, zero: int) -> list[int]:
+        """Copies that may share slices (0: all), of those that there are."""
+        if zero == 0 or isinstance(cluster, Pools):
+            return [0] if not self.shards or 0 in self.shards else []
+        if self.shards:
+            wanted = [
+                number if number < ways.copies else 0 for number in self.shards if ways.copies % (number or 1) == 0
+            ]
+            return sorted({*wanted})
+        of_host = cluster.per_host // ways.tensor
+        is_apart = zero >= 2 and zero in self.limits.shards and 1 < of_host < ways.copies
+        return [0, of_host] if is_apart and ways.copies % of_host == 0 else [0]
 
     def through_pools(self, shape: Transformer, pools: Pools, global_batch: int) -> Iterator[ParallelDegrees]:
         """Replicas, micro-batches and details of pipelines through several pools, without expert and context ranks."""
@@ -293,7 +354,10 @@ class DegreesSpace:
         for data in _divisors(global_batch, most):
             for micro_batch in self.micro_batches(global_batch, data):
                 divided = replace(self.base, tensor=1, pipeline=2, data=data, micro_batch=micro_batch)
-                only = replace(self, interleave=(1,), sequence_parallel=(False,), expert=(1,), context=(1,))
+                only = replace(
+                    self, interleave=(1,), sequence_parallel=(False,), expert=(1,), context=(1,),
+                    recompute_modules=self.recompute_modules or (CORE,),
+                )  # fmt: skip
                 for ways in only.details(shape, pools, divided, global_batch):
                     for sequence in self.sequence_parallel:
                         if sequence in self.limits.sequence_parallel:
@@ -324,6 +388,14 @@ def _require_eight_bit(cluster: GpuCluster) -> None:
             [f"the catalogue states no peak of it in {EIGHT_BIT}; it does of {', '.join(able)}"],
             ["--precision bf16", "--on another cluster"],
         )
+
+
+def _words(value: Any) -> str:
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _levels(levels: tuple[int, ...]) -> str:
+    return f"the levels {', '.join(map(str, levels))} so" if levels else "none so"
 
 
 def _powers(most: int) -> list[int]:

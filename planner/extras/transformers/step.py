@@ -5,7 +5,8 @@
     pipeline               the simulator on the schedule's own order (:mod:`planner.schedules`); beyond ``MOST_ACTIONS``
                            actions, of as many micro-batches as fit, and then the slowest stage's time a micro-batch
     at least               by the recurrence of pipelines (:mod:`planner.extras.transformers.pipeline`)
-    end                    stage ends + sum of its gradients over the data-parallel ranks, + the tied embedding's, then
+    end                    stage ends + sum of its gradients over the data-parallel ranks, within groups that share
+                           slices and then across these, + the tied embedding's, then
                            the optimiser: everybody waits for the norm of all gradients
 
 Interleaved 1F1B with chunks alike takes (f + b) (M + (p - 1) / v) for M a multiple of p (Narayanan et al. 2021, section
@@ -17,15 +18,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import sqrt
+from math import inf, sqrt
 from operator import attrgetter
 
 from planner.costs.memory.table import What
 from planner.extras.kernels.estimates import NOTHING, Estimate
 from planner.extras.transformers.cluster import GpuCluster
-from planner.extras.transformers.host import UPDATE, known_host
+from planner.extras.transformers.host import COPIES, UPDATE, known_host
 from planner.extras.transformers.layers import CASTS, layers_for
 from planner.extras.transformers.memory import (
+    HOST_COPY_BYTES,
     MASTER_BYTES,
     WEIGHT_BYTES,
     Memory,
@@ -181,9 +183,12 @@ def stage_layers(
         layers: measured, in place of those of kernels.
     """
     passes = layers or layers_for(shape, cluster, ways)
+    weights = parameters_of(shape, ways.tensor, 1, first=False, last=False)
+    if ways.offload is Offload.PARAMETERS:
+        passes = replace(passes, block=_with_copies(cluster, passes.block, weights.held(ways, What.PARAMETERS)))
     if ways.zero < 2 or ways.copies == 1:
         return passes
-    block = _Shards.of(cluster, ways, parameters_of(shape, ways.tensor, 1, first=False, last=False))
+    block = _Shards.of(cluster, ways, weights)
     first = _Shards.of(cluster, ways, RankWeights(shape.embedding_parameters / ways.tensor))
     return replace(passes, embedding=passes.embedding + (block + first).waited(), block=block.beside(passes.block))
 
@@ -292,12 +297,14 @@ class _Shards:
     Attributes:
         gathered: with ZeRO-3 the weights, forward and backward.
         scattered: their gradients.
+        summed: slices of these over groups that have the same, where they do not sum once a step.
     """
 
     cluster: GpuCluster
     ways: ParallelDegrees
     gathered: Estimate
     scattered: Estimate
+    summed: Estimate
 
     @classmethod
     def of(cls, cluster: GpuCluster, ways: ParallelDegrees, weights: RankWeights) -> _Shards:
@@ -306,33 +313,63 @@ class _Shards:
         if ways.zero >= 3:
             gathered = over_replicas(cluster, ways, "all_gather", weights * cluster.width)
         num_bytes = weights * (4 if ways.fp32_gradients else 2)
-        return cls(cluster, ways, gathered, over_replicas(cluster, ways, "reduce_scatter", num_bytes))
+        scattered = over_replicas(cluster, ways, "reduce_scatter", num_bytes)
+        summed = NOTHING if ways.sums_once else across_groups(cluster, ways, num_bytes)
+        return cls(cluster, ways, gathered, scattered, summed)
 
     def __add__(self, other: _Shards) -> _Shards:
-        return replace(self, gathered=self.gathered + other.gathered, scattered=self.scattered + other.scattered)
+        return replace(
+            self,
+            gathered=self.gathered + other.gathered,
+            scattered=self.scattered + other.scattered,
+            summed=self.summed + other.summed,
+        )
 
     def beside(self, block: Pass) -> Pass:
         """With what a block waits for of its exchanges, which run beside its passes."""
         exchanged = self.gathered + self.scattered
         return Pass(
-            block.forward + _beyond(self.cluster, self.ways, self.gathered, block.forward.seconds),
-            block.backward + _beyond(self.cluster, self.ways, exchanged, block.backward.seconds),
+            block.forward + _beyond(self.cluster, self.ways, self.gathered, NOTHING, block.forward.seconds),
+            block.backward + _beyond(self.cluster, self.ways, exchanged, self.summed, block.backward.seconds),
         )
 
     def waited(self) -> Pass:
         """Nothing runs beside them."""
-        return Pass(Cost.of(GRADIENTS, self.gathered), Cost.of(GRADIENTS, self.scattered))
+        return Pass(Cost.of(GRADIENTS, self.gathered), Cost.of(GRADIENTS, self.scattered + self.summed))
 
 
-def _beyond(cluster: GpuCluster, ways: ParallelDegrees, exchange: Estimate, beside_s: float) -> Cost:
-    """What a pass waits for an exchange over replicas that runs beside it."""
-    return Cost.waited(GRADIENTS, exchange, cluster.waited_s(exchange, beside_s, ways.copies, ways.tensor))
+def _with_copies(cluster: GpuCluster, block: Pass, weights: float) -> Pass:
+    """With a rank's weights of a block from the host before each pass, and their gradients there, beside the pass."""
+    copy = known_host(cluster.name, cluster.host).copied(HOST_COPY_BYTES * weights)
+    return Pass(
+        block.forward + Cost.waited(COPIES, copy, copy.seconds - block.forward.seconds),
+        block.backward + Cost.waited(COPIES, copy, copy.seconds - block.backward.seconds),
+    )
+
+
+def _beyond(cluster: GpuCluster, ways: ParallelDegrees, inside: Estimate, across: Estimate, beside_s: float) -> Cost:
+    """What a pass waits for exchanges that run beside it, over copies that share slices, and then across groups."""
+    waited_s = cluster.waited_s(inside, beside_s, ways.shard_ranks, ways.tensor)
+    if across.seconds:
+        taken_s = cluster.waited_s(inside, inf, ways.shard_ranks, ways.tensor)
+        taken_s += cluster.waited_s(across, inf, ways.shard_groups, ways.tensor * ways.shard_ranks)
+        waited_s = max(inside.seconds + across.seconds - beside_s, taken_s)
+    return Cost.waited(GRADIENTS, inside + across, waited_s)
+
+
+def across_groups(cluster: GpuCluster, ways: ParallelDegrees, num_bytes: RankWeights) -> Estimate:
+    """Sums of slices of a rank's gradients over groups of copies that have the same slices."""
+    slices = (num_bytes.common + num_bytes.routed) / ways.shard_ranks
+    return cluster.exchange("all_reduce", slices, ways.shard_groups, ways.tensor * ways.shard_ranks)
 
 
 def over_replicas(cluster: GpuCluster, ways: ParallelDegrees, name: str, num_bytes: RankWeights) -> Estimate:
-    """An exchange of a rank's weights or gradients: over all copies, or over those of the same experts."""
+    """An exchange of a rank's weights or gradients: over copies that share slices, or over those of the same experts.
+
+    Without ZeRO all copies do.
+    """
     if ways.expert_copies == ways.copies:
-        return cluster.exchange(name, num_bytes.common + num_bytes.routed, ways.copies, ways.tensor)
+        return cluster.exchange(name, num_bytes.common + num_bytes.routed, ways.shard_ranks, ways.tensor)
     common = cluster.exchange(name, num_bytes.common, ways.copies, ways.tensor)
     stride = ways.expert * ways.expert_tensor
     return common + cluster.exchange(name, num_bytes.routed / ways.expert_parts, ways.expert_copies, stride)
@@ -356,9 +393,10 @@ def gradients(cluster: GpuCluster, ways: ParallelDegrees, parameters: RankWeight
             summed = over_replicas(cluster, ways, "reduce_scatter", num_bytes)
         if ways.zero < 3:
             summed = summed + over_replicas(cluster, ways, "all_gather", parameters * cluster.width)
+    of_groups = across_groups(cluster, ways, num_bytes) if ways.sums_once or ways.zero == 1 else NOTHING
     if ways.overlap_gradients:
-        return _beyond(cluster, ways, summed, beside_s)
-    return Cost.of(GRADIENTS, summed)
+        return _beyond(cluster, ways, summed, of_groups, beside_s)
+    return Cost.of(GRADIENTS, summed + of_groups)
 
 
 def tied(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees) -> Cost:
@@ -387,6 +425,9 @@ def optimiser(
     if ways.offload is Offload.OPTIMIZER:
         host = known_host(cluster.name, cluster.host)
         return Cost.of(UPDATE, host.updated(held, gradient_bytes, cluster.per_host))
+    if ways.offload is Offload.PARAMETERS:  # where its gradients are
+        host = known_host(cluster.name, cluster.host)
+        return Cost.of(UPDATE, host.adam(held, HOST_COPY_BYTES, cluster.per_host))
     num_bytes = held * (2 * MASTER_BYTES + WEIGHT_BYTES + 3 * gradient_bytes)
     if ways.precision is Precision.FP8:  # which every micro-batch reads: Transformer Engine, is_first_microbatch
         narrow = weights_of_blocks(shape, ways.tensor, blocks, *ends)

@@ -46,13 +46,14 @@ def _settings(job: TrainingJob) -> dict[str, Any]:
             "fsdp_reshard_after_forward": ways.zero == 3,
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "fsdp_activation_checkpointing": ways.recompute is Recompute.FULL,
-            "fsdp_offload_params": False,
+            "fsdp_offload_params": ways.offload is Offload.PARAMETERS,
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         }
-    if max(job.tensor, ways.context) > 1:
+    if max(job.tensor, ways.context, ways.shard_groups if ways.zero else 1) > 1:
+        groups = ways.shard_groups
         settings["parallelism_config"] = {
-            "parallelism_config_dp_replicate_size": 1,
-            "parallelism_config_dp_shard_size": ways.data,
+            "parallelism_config_dp_replicate_size": groups,
+            "parallelism_config_dp_shard_size": ways.data // groups,
             "parallelism_config_tp_size": job.tensor,
             "parallelism_config_cp_size": ways.context,
             **({"parallelism_config_cp_comm_strategy": "alltoall"} if ways.context > 1 else {}),
@@ -114,7 +115,9 @@ ACCELERATE = Launcher(
         recompute=(Recompute.NONE, Recompute.FULL),
         context=(ContextExchange.RING,),
         slices_context=True,
-        offload=(Offload.NONE,),
+        offload=(Offload.NONE, Offload.PARAMETERS),
+        shards=(2, 3),
+        sums_once=False,
     ),
     _accelerate,
     unlike_hosts=False,

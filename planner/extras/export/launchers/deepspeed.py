@@ -6,7 +6,8 @@ Keys are those of deepspeedai/DeepSpeed: ``deepspeed/runtime/config.py``, ``deep
 stages are a ``PipelineModule``, which is a network written anew: no configuration makes them.  Without ZeRO it sums
 gradients in half precision; one replica's optimiser state is the same at level 1.  Ranks that share a sample's tokens
 exchange heads for tokens (``deepspeed/runtime/sequence_parallel/ulysses_sp.py``), which the program asks for; they
-slice with the replicas.
+slice with the replicas.  Groups that have the same slices are those of MiCS (``deepspeed/runtime/zero/mics.py``), which
+sum gradients once a step.
 """
 
 from __future__ import annotations
@@ -36,14 +37,19 @@ def _settings(job: TrainingJob) -> dict[str, Any]:
     ways = job.ways
     half = _WORDS[job.dtype]
     summed = "fp32" if ways.fp32_gradients else half
-    on_host = {"offload_optimizer": {"device": "cpu", "pin_memory": True}} if ways.offload is Offload.OPTIMIZER else {}
+    host = {"device": "cpu", "pin_memory": True}
+    further: dict[str, Any] = {"offload_optimizer": host} if ways.offload is not Offload.NONE else {}
+    if ways.offload is Offload.PARAMETERS:
+        further["offload_param"] = host
+    if ways.shard_groups > 1:
+        further["mics_shard_size"] = ways.shards
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": ways.micro_batch,
         "gradient_accumulation_steps": job.micro_batches,
         "zero_optimization": {
             "stage": ways.zero if ways.copies > 1 else max(1, ways.zero),
             "overlap_comm": ways.overlap_gradients or ways.zero > 1,
-            **on_host,
+            **further,
         },
         "communication_data_type": summed,
         "data_types": {"grad_accum_dtype": summed},
@@ -66,6 +72,8 @@ def _missing(job: TrainingJob) -> list[str]:
             f"UlyssesSPAttentionHF.register_with_transformers(sequence_parallel_size={job.ways.context}, ...), whose "
             "result is mpu= of deepspeed.initialize, and UlyssesSPDataLoaderAdapter, in the program"
         )
+    if job.ways.shard_groups > 1:
+        missing.append("the network is made within deepspeed.zero.MiCS_Init(config_dict_or_path=...), in the program")
     if job.ways.recompute is Recompute.FULL:
         missing.append(CHECKPOINTING)
     elif job.ways.recompute is Recompute.SELECTIVE:
@@ -92,7 +100,9 @@ DEEPSPEED = Launcher(
         sequence_parallel=(False,),
         context=(ContextExchange.ALL_TO_ALL,),
         context_beside_tensor=False,
-        offload=(Offload.NONE, Offload.OPTIMIZER),
+        offload=(Offload.NONE, Offload.OPTIMIZER, Offload.PARAMETERS),
+        shards=(3,),
+        shards_offload=False,
     ),
     _deepspeed,
 )

@@ -3,7 +3,8 @@
 Names are those of NVIDIA/Megatron-LM: ``megatron/training/arguments.py`` and, for what that generates from fields,
 ``megatron/core/transformer/transformer_config.py``, ``megatron/core/model_parallel_config.py`` and
 ``megatron/training/config/training_config.py``; ranks that share a sample's tokens are between tensor ranks and
-replicas, and weights are divided over both (``megatron/core/parallel_state.py``); the layout is that of
+replicas, and weights are divided over both, or over as many of them as there are instances of the optimiser
+(``megatron/core/parallel_state.py``), which sum gradients once a step; the layout is that of
 ``megatron/core/transformer/pipeline_parallel_layer_layout.py`` (core 0.17 to 0.20, commit d98e8a64 of August 2026).
 Of NVIDIA-NeMo/Megatron-Bridge: ``scripts/training/run_recipe.py``, ``src/megatron/bridge/training/config.py``,
 ``src/megatron/bridge/recipes/llama/__init__.py`` (0.7, commit 067f987d of August 2026).
@@ -28,6 +29,7 @@ from planner.extras.transformers.shape import (
     ContextExchange,
     ExpertExchange,
     Offload,
+    ParallelDegrees,
     Precision,
     Recompute,
     Transformer,
@@ -195,7 +197,7 @@ def _division(job: TrainingJob) -> Iterator[tuple[str, ...]]:
         yield "--pipeline-model-parallel-layout", layout_of(job)
     yield "--micro-batch-size", str(ways.micro_batch)
     yield "--global-batch-size", str(job.global_batch)
-    yield from _recomputation(ways.recompute)
+    yield from _recomputation(ways)
     yield from _precision(job)
     if ways.zero == 1 or ways.offload is Offload.OPTIMIZER:
         yield ("--use-distributed-optimizer",)
@@ -204,6 +206,8 @@ def _division(job: TrainingJob) -> Iterator[tuple[str, ...]]:
         yield "--use-precision-aware-optimizer", "--overlap-cpu-optimizer-d2h-h2d"
     if ways.offload is Offload.ACTIVATIONS:
         yield "--cpu-offloading-num-layers", str(sum(job.blocks) - 1)
+    if ways.shard_groups > 1:
+        yield "--num-distributed-optimizer-instances", str(ways.shard_groups)
     if ways.zero > 1:
         yield "--use-megatron-fsdp", "--data-parallel-sharding-strategy", _STRATEGIES[ways.zero]
         yield "--ckpt-format", "fsdp_dtensor"
@@ -212,10 +216,10 @@ def _division(job: TrainingJob) -> Iterator[tuple[str, ...]]:
         yield ("--overlap-grad-reduce",)
 
 
-def _recomputation(how: Recompute) -> Iterator[tuple[str, ...]]:
-    if how is Recompute.SELECTIVE:
-        yield "--recompute-granularity", "selective", "--recompute-modules", "core_attn"
-    elif how is Recompute.FULL:
+def _recomputation(ways: ParallelDegrees) -> Iterator[tuple[str, ...]]:
+    if ways.recompute is Recompute.SELECTIVE:
+        yield "--recompute-granularity", "selective", "--recompute-modules", *ways.recompute_modules
+    elif ways.recompute is Recompute.FULL:
         yield "--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"
 
 
@@ -271,11 +275,13 @@ def _fields(job: TrainingJob) -> Iterator[tuple[str, object]]:
     yield "model.recompute_granularity", None if ways.recompute is Recompute.NONE else ways.recompute.value
     yield "model.recompute_method", "uniform" if ways.recompute is Recompute.FULL else None
     yield "model.recompute_num_layers", 1 if ways.recompute is Recompute.FULL else None
-    yield "model.recompute_modules", "[core_attn]" if ways.recompute is Recompute.SELECTIVE else None
+    modules = f"[{','.join(ways.recompute_modules)}]"
+    yield "model.recompute_modules", modules if ways.recompute is Recompute.SELECTIVE else None
     yield "mixed_precision", "bf16_mixed" if job.dtype == BFLOAT16 else "fp16_mixed"
     yield "ddp.grad_reduce_in_fp32", True
     yield "ddp.use_distributed_optimizer", ways.zero > 0
     yield "optimizer.use_distributed_optimizer", ways.zero > 0
+    yield "ddp.num_distributed_optimizer_instances", ways.shard_groups if ways.zero else 1
     yield "ddp.use_megatron_fsdp", sliced
     yield "ddp.data_parallel_sharding_strategy", _STRATEGIES.get(ways.zero, "no_shard")
     yield "ddp.overlap_grad_reduce", sliced or ways.overlap_gradients
@@ -304,9 +310,11 @@ MEGATRON = Launcher(
         "megatron",
         schedules=("1f1b",),
         one_degree=True,
+        offload=(Offload.NONE, Offload.OPTIMIZER, Offload.ACTIVATIONS),
+        shards_offload=False,
         offload_zero=(1,),
         offload_alone=True,
-        further=("expert", "whole_experts", "expert_exchange", "precision"),
+        further=("expert", "whole_experts", "expert_exchange", "precision", "recompute_modules"),
     ),
     _megatron,
     network=_sizes,
@@ -318,7 +326,7 @@ BRIDGE = Launcher(
         one_degree=True,
         fp32_gradients=(True,),
         offload=(Offload.NONE,),
-        further=("expert", "whole_experts", "expert_exchange"),
+        further=("expert", "whole_experts", "expert_exchange", "recompute_modules"),
     ),
     _bridge,
     dtypes=(BFLOAT16, FLOAT16),

@@ -3,12 +3,12 @@
 Names are those of pytorch/torchtitan: ``torchtitan/config/configs.py`` and
 ``torchtitan/distributed/activation_checkpoint.py`` of August 2026 (commit b5bcd76c, tokens in place of samples), and
 ``torchtitan/config/job_config.py`` of v0.2.2 (February 2026).  What they do is in ``torchtitan/distributed/fsdp.py``
-and ``pipeline_parallel.py``, and in ``torchtitan/models/llama3/parallelize.py``: replicas divide nothing, or gradients
-and optimiser (ZeRO-2: weights stay gathered between the passes), or weights too; sums are in float32.  Ranks that
-share a sample's tokens always slice what they have alike, with the replicas (``resolve_fsdp_mesh``); keys and values
-are gathered before attention (``torchtitan/models/common/decoder_sharding.py``).  In v0.2.2 they pass from rank to
-rank; weights are cast to bfloat16 where they are sliced, or replicas are of one rank each, alone, and tensor ranks
-always divide tokens too.
+and ``pipeline_parallel.py``, and in ``torchtitan/models/llama3/parallelize.py``: replicas divide nothing, or
+gradients and optimiser (ZeRO-2: weights stay gathered between the passes), or weights too; sums are in float32.
+Groups of replicas that have the same slices sum those of every micro-batch. Ranks that share a sample's tokens always
+slice what they have alike, with the replicas (``resolve_fsdp_mesh``); keys and values are gathered before attention
+(``torchtitan/models/common/decoder_sharding.py``). In v0.2.2 they pass from rank to rank; weights are cast to
+bfloat16 where they are sliced, or replicas are of one rank each, alone, and tensor ranks always divide tokens too.
 """
 
 from __future__ import annotations
@@ -31,17 +31,20 @@ from planner.extras.transformers.shape import ContextExchange, Offload, Precisio
 from planner.extras.transformers.space import LauncherLimits
 
 _FLAVOURS = {"llama3-8b": "8B", "llama3-70b": "70B"}
+_CHECKPOINTING = {Recompute.NONE: "none", Recompute.OPERATORS: "selective", Recompute.FULL: "full"}
 _RESHARD = {2: "never", 3: "always"}
 """After a block's forward, by ZeRO's level."""
 _LIMITS = LauncherLimits(
     "torchtitan",
     zero=(0, 2, 3),
     one_degree=True,
-    recompute=(Recompute.NONE, Recompute.FULL),
+    recompute=(Recompute.NONE, Recompute.OPERATORS, Recompute.FULL),
     fp32_gradients=(True,),
     context=(ContextExchange.ALL_GATHER,),
     slices_context=True,
-    offload=(Offload.NONE,),
+    offload=(Offload.NONE, Offload.PARAMETERS),
+    shards=(2, 3),
+    sums_once=False,
     further=("precision",),
 )
 _ABOUT = "arguments: what is yours (data, optimiser)"
@@ -51,8 +54,9 @@ def _parallelism(job: TrainingJob, head: str) -> Iterator[tuple[str, ...]]:
     """Of all versions; ``head`` is the module that makes logits."""
     ways = job.ways
     sliced = ways.zero >= 2
-    yield "--parallelism.data_parallel_replicate_degree", str(1 if sliced else ways.data)
-    yield "--parallelism.data_parallel_shard_degree", str(ways.data if sliced else 1)
+    groups = ways.shard_groups if sliced else ways.data
+    yield "--parallelism.data_parallel_replicate_degree", str(groups)
+    yield "--parallelism.data_parallel_shard_degree", str(ways.data // groups)
     if sliced:
         yield "--parallelism.fsdp_reshard_after_forward", _RESHARD[ways.zero]
     yield "--parallelism.tensor_parallel_degree", str(job.tensor)
@@ -106,7 +110,7 @@ def _newest(job: TrainingJob, file: str) -> LauncherFiles:
         *_parallelism(job, "lm_head"),
         *(_microbatches(job) if ways.pipeline > 1 else ()),
         (ARGUMENTS,),
-        (f"activation-checkpoint:{ways.recompute.value}",),
+        (f"activation-checkpoint:{_CHECKPOINTING[ways.recompute]}",),
     ]
     about = f"torchtitan of August 2026 (commit b5bcd76c), in its folder; {_ABOUT}"
     missing = _missing(job, "MODULE=... and CONFIG=... name a configuration of it")
@@ -125,6 +129,8 @@ def _microbatches(job: TrainingJob) -> Iterator[tuple[str, ...]]:
 def _precision(job: TrainingJob) -> Iterator[tuple[str, ...]]:
     yield "--training.mixed_precision_param", job.dtype
     yield "--training.mixed_precision_reduce", FLOAT32
+    if job.ways.offload is Offload.PARAMETERS:
+        yield ("--training.enable_cpu_offload",)
     if job.ways.precision is Precision.FP8:
         yield ("--compile.enable",)
 
@@ -146,7 +152,8 @@ def _of_v0_2(job: TrainingJob, file: str) -> LauncherFiles:
         *([("--parallelism.context_parallel_rotate_method", "alltoall")] if ways.context > 1 else []),
         *(_float8() if ways.precision is Precision.FP8 else []),
         ("--parallelism.pipeline_parallel_microbatch_size", str(ways.micro_batch)),
-        ("--activation_checkpoint.mode", ways.recompute.value),
+        ("--activation_checkpoint.mode", _CHECKPOINTING[ways.recompute]),
+        *([("--activation_checkpoint.selective_ac_option", "op")] if ways.recompute is Recompute.OPERATORS else []),
         (ARGUMENTS,),
     ]
     missing = _missing(job, "FLAVOR=... names one of its configurations")

@@ -231,9 +231,13 @@ def test_devices_that_no_way_uses_are_idle_and_unlike_numbers_of_blocks_are_told
 
 
 def test_selective_recomputation_of_fused_attention_is_priced_and_said_to_save_nothing() -> None:
-    told = good("ways", f"{SIZES},fused_attention=1,dropout=0", *on("a100-dgx", 8, "--recompute", "selective"))
+    asked = "ways", f"{SIZES},fused_attention=1,dropout=0", *on("a100-dgx", 8, "--recompute", "selective")
+    told = good(*asked, "--recompute-modules", "core_attn")
     assert "recompute selective" in told.output
     assert "fused attention keeps no scores" in told.output
+    others = good(*asked)
+    assert "recompute mlp" in others.output
+    assert "fused attention keeps no scores" not in others.output
 
 
 @pytest.mark.every_case
@@ -255,6 +259,23 @@ def test_selective_recomputation_of_fused_attention_is_priced_and_said_to_save_n
         ("gpt3-175b", on(), 4, "does not fit on 8 A100-80GB"),
         (SIZES, on("a100-dgx", 7, "--tensor", "3"), 2, "no way divides"),
         (SIZES, on("a100-dgx", 8, "--recompute", "all"), 2, "no recomputation 'all'"),
+        (SIZES, on("a100-dgx", 8, "--recompute", "operators"), 2, "beside attention that is not fused"),
+        (SIZES, on("a100-dgx", 8, "--recompute-modules", "norm"), 2, "no module of a block 'norm'"),
+        (SIZES, on("a100-dgx", 8, "--recompute-modules", "moe"), 2, "has nothing of moe that is worth computing again"),
+        ("mixtral-8x7b", on("a100-dgx", 64, "--recompute-modules", "moe,moe_act"), 2, "moe has moe_act in it"),
+        (
+            "llama3-8b",
+            on("a100-dgx", 8, "--recompute-modules", "mlp", "--for", "torchtitan"),
+            2,
+            "torchtitan cannot be told --recompute-modules mlp",
+        ),
+        ("llama3-8b", on("a100-dgx", 8, "--shards", "3"), 4, "groups of 3 of more copies that share slices"),
+        (
+            "llama3-8b",
+            on("a100-dgx", 8, "--offload", "parameters", "--for", "megatron"),
+            2,
+            "--offload parameters",
+        ),
         (SIZES, on("a100-dgx", 8, "--context", "2"), 2, "attention is not fused"),
         (SIZES, on("a100-dgx", 8, "--precision", "fp8"), 2, "A100-80GB (a100-dgx) does not multiply in 8 bits"),
         (SIZES, on("a100-dgx", 8, "--precision", "int4"), 2, "no precision 'int4'"),
@@ -438,11 +459,38 @@ def test_a_card_of_another_limit_of_power_is_a_device_of_a_cluster_file(folder: 
     assert 1.1 < steps["H100-96GB"] / steps["H100-SXM"] < 1.3
 
 
+def test_modules_operators_groups_and_weights_on_the_host_are_asked_for_and_told(folder: Path) -> None:
+    """What is found for a launcher is in its file, and what no plan of halopipe says is refused by name."""
+    del folder
+
+    def told(to: str, *asked: str) -> str:
+        machines = ("--on", "a100-dgx", "--gpus", "16", "--global-batch", "16")
+        said = good("ways", "llama3-8b", *machines, "--for", to, *asked, "-o", "ways.json").output
+        good("export", "ways.json", "--to", to)
+        files = sorted(Path().glob(f"{to}.*"))
+        return said + "".join(file.read_text("utf-8") for file in files)
+
+    alone = ("--shards", "8", "--tensor", "1", "--pipeline", "1", "--context", "1")
+    by_module = told("megatron", "--recompute", "selective", *alone, "--zero", "1")
+    for text in ("recompute mlp", "within 8", "--recompute-modules mlp", "--num-distributed-optimizer-instances 2"):
+        assert text in by_module
+    by_operator = told("torchtitan", "--recompute", "operators", *alone, "--zero", "3", "--offload", "parameters")
+    for text in (
+        "recompute operators",
+        "parameters on the host",
+        "activation-checkpoint:selective",
+        "--training.enable_cpu_offload",
+        "--parallelism.data_parallel_replicate_degree 2",
+    ):
+        assert text in by_operator
+    assert "mics_shard_size" in told("deepspeed", *alone, "--zero", "3")
+
+
 def test_an_optimiser_on_the_host_is_advised_asked_for_and_said(folder: Path) -> None:
     asked = ["ways", "llama3-8b", "--on", "h100-dgx", "--gpus", "1", "--global-batch", "8"]
     answer = json.loads(good(*asked, "--fits", "--json").stdout)
     assert "--offload optimizer" in [change["ask"] for change in answer["would_fit"]]
-    told = good(*asked, "--offload", "optimizer", "-o", "ways.json").output
+    told = good(*asked, "--offload", "optimizer", "--recompute", "full", "-o", "ways.json").output
     for text in ("optimizer on the host", "GiB on its host", "optimiser on the host"):
         assert text in told
     assert json.loads(Path("ways.json").read_text("utf-8"))["best"]["memory_bytes"]["host"] > 90e9

@@ -33,6 +33,7 @@ from planner.extras.transformers.pools import GpuPool, Pools
 from planner.extras.transformers.shape import (
     ContextExchange,
     ExpertExchange,
+    Module,
     Offload,
     ParallelDegrees,
     Precision,
@@ -65,6 +66,11 @@ WAYS = [
     ParallelDegrees(micro_batch=2, zero=2, context=4, context_exchange=ContextExchange.ALL_TO_ALL),
     ParallelDegrees(2, 1, 2, 2, zero=3, context=2, context_exchange=ContextExchange.ALL_TO_ALL),
     ParallelDegrees(data=2, micro_batch=2, zero=2, context=2, context_exchange=ContextExchange.ALL_GATHER),
+    ParallelDegrees(micro_batch=4, recompute=Recompute.SELECTIVE, recompute_modules=(Module.CORE_ATTN, Module.MLP)),
+    ParallelDegrees(micro_batch=4, recompute=Recompute.OPERATORS),
+    ParallelDegrees(data=8, micro_batch=1, zero=3, shards=4),
+    ParallelDegrees(data=8, micro_batch=1, zero=2, shards=4, sums_once=False),
+    ParallelDegrees(data=4, micro_batch=2, zero=3, offload=Offload.PARAMETERS),
 ]
 EXCHANGES = {
     "torchtitan": (ContextExchange.ALL_GATHER,),
@@ -102,7 +108,7 @@ SIZES = (
     *("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "kv-channels", "num-query-groups"),
     *("seq-length", "max-position-embeddings", "rotary-base", "make-vocab-size-divisible-by"),
     *("tensor-model-parallel-size", "pipeline-model-parallel-size", "micro-batch-size", "global-batch-size"),
-    *("recompute-num-layers", "context-parallel-size"),
+    *("recompute-num-layers", "context-parallel-size", "num-distributed-optimizer-instances"),
 )
 FLAGS = (
     *("group-query-attention", "swiglu", "disable-bias-linear", "untie-embeddings-and-output-weights"),
@@ -176,6 +182,9 @@ def test_megatron_is_told_the_network_and_all_of_its_division(shape: Transformer
     sliced = {2: "optim_grads", 3: "optim_grads_params"}.get(ways.zero)
     assert (found.use_megatron_fsdp, found.data_parallel_sharding_strategy) == (sliced is not None, sliced)
     assert found.recompute_granularity == (None if ways.recompute is Recompute.NONE else ways.recompute.value)
+    by_module = ways.recompute is Recompute.SELECTIVE
+    assert found.recompute_modules == ([module.value for module in ways.recompute_modules] if by_module else None)
+    assert (found.num_distributed_optimizer_instances or 1) == (ways.shard_groups if ways.shards else 1)
     is_on_one_queue = max(ways.tensor, ways.context) > 1 and ways.zero < 2
     assert ("export CUDA_DEVICE_MAX_CONNECTIONS=1" in told.text) == is_on_one_queue
     if ways.pipeline > 1:
@@ -215,6 +224,9 @@ def test_a_recipe_is_told_by_fields_that_hydra_reads(ways: ParallelDegrees) -> N
     assert fields["model.context_parallel_size"] == str(ways.context)
     kinds = {ContextExchange.RING: "p2p", ContextExchange.ALL_TO_ALL: "a2a"}
     assert fields["model.cp_comm_type"] == (kinds[ways.context_exchange] if ways.context > 1 else "null")
+    assert fields["ddp.num_distributed_optimizer_instances"] == str(ways.shard_groups)
+    modules = f"[{','.join(ways.recompute_modules)}]" if ways.recompute is Recompute.SELECTIVE else "null"
+    assert fields["model.recompute_modules"] == modules
     assert fields["ddp.use_megatron_fsdp"] == ("true" if ways.zero > 1 else "false")
     parser = pytest.importorskip("hydra.core.override_parser.overrides_parser").OverridesParser.create()
     read = {each.key_or_group: each.value() for each in parser.parse_overrides(told[4:])}
@@ -242,7 +254,9 @@ def test_torchtitan_reads_tokens_and_chunks(ways: ParallelDegrees) -> None:
     assert found.training.num_tokens_per_microbatch_per_dp_rank == ways.micro_batch * LLAMA.seq
     assert found.training.num_tokens_per_train_step == 48 * LLAMA.seq
     kind = type(found.activation_checkpoint).__qualname__.partition(".")[0]
-    assert kind == ("FullAC" if ways.recompute is Recompute.FULL else "NoneType")
+    kinds = {Recompute.FULL: "FullAC", Recompute.OPERATORS: "SelectiveAC"}
+    assert kind == kinds.get(ways.recompute, "NoneType")
+    assert found.training.enable_cpu_offload == (ways.offload is Offload.PARAMETERS)
     require_parallelism(found.parallelism, ways, "lm_head")
     if ways.pipeline > 1:
         assert found.parallelism.num_pp_microbatches == ways.micro_batches(48)
@@ -258,7 +272,9 @@ def test_older_torchtitan_reads_samples(ways: ParallelDegrees) -> None:
     found = tyro.cli(configs.JobConfig, args=told, registry=registry_of(tyro))
     assert (found.training.global_batch_size, found.training.seq_len) == (48, LLAMA.seq)
     assert found.training.local_batch_size % found.parallelism.pipeline_parallel_microbatch_size == 0
-    assert found.activation_checkpoint.mode == ways.recompute.value
+    mode = "selective" if ways.recompute is Recompute.OPERATORS else ways.recompute.value
+    assert (found.activation_checkpoint.mode, found.activation_checkpoint.selective_ac_option) == (mode, "op")
+    assert found.training.enable_cpu_offload == (ways.offload is Offload.PARAMETERS)
     require_parallelism(found.parallelism, ways, "output")
 
 
@@ -296,6 +312,7 @@ def require_parallelism(told: Any, ways: ParallelDegrees, head: str) -> None:
     assert told.context_parallel_degree == ways.context
     assert told.data_parallel_replicate_degree * told.data_parallel_shard_degree == ways.data
     assert (told.data_parallel_shard_degree > 1) == (ways.zero >= 2 and ways.data > 1)
+    assert not ways.shards or told.data_parallel_shard_degree == ways.shards
     if head == "lm_head":  # of the older one tensor ranks always divide tokens too
         assert told.enable_sequence_parallel == (ways.sequence_parallel or ways.tensor == 1)
     if ways.pipeline > 1:
@@ -313,6 +330,10 @@ def test_deepspeed_reads_what_it_is_told(ways: ParallelDegrees, monkeypatch: pyt
     assert settings["gradient_accumulation_steps"] * settings["train_micro_batch_size_per_gpu"] * ways.data == 48
     assert settings.get("tensor_parallel", {"autotp_size": 1})["autotp_size"] == ways.tensor
     assert settings.get("sequence_parallel_size", 1) == ways.context
+    sliced = settings["zero_optimization"]
+    assert sliced.get("mics_shard_size", 0) == ways.shards
+    assert any("MiCS_Init" in text for text in told.missing) == (ways.shards > 0)
+    assert ("offload_param" in sliced) == ("offload_optimizer" in sliced) == (ways.offload is Offload.PARAMETERS)
     assert any("UlyssesSPAttentionHF" in text for text in told.missing) == (ways.context > 1)
     assert words(told.script, "${PROGRAM:-train.py}") == ["--deepspeed", "--deepspeed_config", "deepspeed.json"]
     reason = "deepspeed is not installed (it parses settings without a GPU: DS_BUILD_OPS=0 pip install deepspeed)"
@@ -330,6 +351,11 @@ def test_accelerate_reads_what_it_is_told(ways: ParallelDegrees, tmp_path: Path)
     told = files_of(ways, "accelerate")
     assert f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={ways.micro_batches(48)}\n" in told.script
     assert words(told.script, "launch")[:2] == ["--config_file", "accelerate.json"]
+    if ways.zero:
+        assert f"fsdp_offload_params: {json.dumps(ways.offload is Offload.PARAMETERS)}\n" in told.text
+    if ways.shards:
+        assert f"dp_replicate_size: {ways.shard_groups}\n" in told.text
+        assert f"dp_shard_size: {ways.shards}\n" in told.text
     config = pytest.importorskip("accelerate.commands.config.config_args", reason="accelerate is not installed")
     (tmp_path / "accelerate.yaml").write_text(told.text, "utf-8")
     found = config.load_config_from_file(str(tmp_path / "accelerate.yaml"))
@@ -362,6 +388,11 @@ def test_a_way_is_told_whole_or_refused(name: str, version: str, ways: ParallelD
         "ZeRO-1": name in ("torchtitan", "accelerate") and ways.zero == 1,
         "tensor degrees 2, 4 of stages": not no_stages and bool(ways.tensors),
         "recomputation selective": name in ("torchtitan", "accelerate") and ways.recompute is Recompute.SELECTIVE,
+        "recomputation operators": not name.startswith("torchtitan") and ways.recompute is Recompute.OPERATORS,
+        "recompute modules core_attn,mlp": not name.startswith("megatron") and len(ways.recompute_modules) > 1,
+        "ZeRO-2 within groups of 4": name == "deepspeed" and ways.shards > 0 and ways.zero == 2,
+        "groups that sum their gradients": ways.shards > 0 and ways.sums_once == (name in ("torchtitan", "accelerate")),
+        "parameters in the host's memory": name.startswith("megatron") and ways.offload is Offload.PARAMETERS,
         "with sequence": no_stages and ways.sequence_parallel,
         "without sequence": version == "0.2" and ways.tensor > 1 and not ways.sequence_parallel,
         "whole weights": slices
@@ -427,8 +458,8 @@ def test_how_experts_are_spread_and_reached_is_told_or_refused(name: str, versio
     beside = replace(cut, overlap_experts=True)
     refusals = list(launcher.refusals(job_of(whole, shape)))
     is_megatron = name.startswith("megatron")
-    assert ({"whole_experts True", "expert_exchange dispatch"} <= set(refusals)) != is_megatron
-    assert "overlap_experts True" in launcher.refusals(job_of(beside, shape))
+    assert ({"whole experts True", "expert exchange dispatch"} <= set(refusals)) != is_megatron
+    assert "overlap experts True" in launcher.refusals(job_of(beside, shape))
     if not is_megatron:
         return
     said, usual = (written(launcher, job_of(ways, shape), "x").text for ways in (whole, cut))

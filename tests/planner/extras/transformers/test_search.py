@@ -22,6 +22,7 @@ from planner.extras.transformers.search import search
 from planner.extras.transformers.shape import (
     ContextExchange,
     ExpertExchange,
+    Fusion,
     Offload,
     ParallelDegrees,
     Recompute,
@@ -74,8 +75,13 @@ def enumerated(
     """Every way of the space, with blocks in all numbers, that fits."""
     for division in space.divisions(shape, cluster, devices, batch):
         for ways in space.details(shape, cluster, division, batch):
-            of_stages = compositions(shape.layers, ways.pipeline) if ways.interleave == 1 else [()]
-            every = (replace(ways, blocks=blocks) for blocks in of_stages)
+            of_stages = list(compositions(shape.layers, ways.pipeline)) if ways.interleave == 1 else [()]
+            is_by_module = ways.recompute is Recompute.SELECTIVE
+            sets = space.module_sets(shape) if is_by_module else (ways.recompute_modules,)
+            every = (
+                replace(ways, blocks=blocks, recompute_modules=names)
+                for blocks, names in itertools.product(of_stages, sets)
+            )
             yield from (way for way in every if fits(shape, cluster, way, batch))
 
 
@@ -92,6 +98,7 @@ def enumerated(
         (LONG, replace(V100, memory_bytes=2.4 * 2**30), 4, 1, DegreesSpace()),
         (FEW, ON_HOST, 4, 8, DegreesSpace(base=ParallelDegrees(offload=Offload.OPTIMIZER))),
         (FEW, ON_HOST, 4, 8, DegreesSpace(base=ParallelDegrees(offload=Offload.ACTIVATIONS), zero=(0, 1))),
+        (FEW, ON_HOST, 4, 8, DegreesSpace(base=ParallelDegrees(offload=Offload.PARAMETERS))),
         (replace(ROUTED, fused_attention=True, seq=256), T4, 4, 2, DegreesSpace(zero=(0, 3), micro_batch=(1,))),
     ],
 )
@@ -168,6 +175,68 @@ def test_the_space_has_every_way_to_spread_experts() -> None:
     }
     only = {ways.expert_tensor for ways in enumerated(ROUTED, A100, 8, 4, replace(space, expert_tensor=(2,)))}
     assert only == {2}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_computed_again_and_who_shares_slices_equal_exhaustive_enumeration(seed: int) -> None:
+    """Five draws of a network, a cluster whose hosts are far apart, memory that is short, and a launcher's limits."""
+    draw = random.Random(seed)
+    for _ in range(5):
+        shape = drawn_shape(draw)
+        named = draw.choice(("", "megatron", "torchtitan", "deepspeed"))
+        limits = launcher_of(named).limits if named else DegreesSpace().limits
+        space = DegreesSpace(
+            draw.choice(((1,), (1, 2))), micro_batch=(draw.choice((1, 2, 4)),), interleave=(1, 2), limits=limits,
+            zero=draw.choice(((0, 1), (2, 3), (3,))), shards=draw.choice(((), (), (0, 2))),
+            base=ParallelDegrees(kernels=draw.choice(list(Fusion)), fp32_gradients=True),
+        )  # fmt: skip
+        far = AlphaBeta(60e-6, draw.choice((1e9, 1e10)))
+        cluster = replace(draw.choice((A100, V100)), per_host=draw.choice((1, 2)), across=far)
+        cluster = replace(cluster, memory_bytes=short_of(draw, shape, cluster, space))
+        every = list(enumerated(shape, cluster, 4, 8, space))
+        if not every:
+            with pytest.raises((InfeasibleError, UsageError)):
+                search(shape, cluster, 4, 8, space)
+            continue
+        found = search(shape, cluster, 4, 8, space)
+        best_s = min(predict(shape, cluster, ways, 8).step.seconds for ways in every)
+        assert found.best.prediction.step.seconds == pytest.approx(best_s, rel=1e-9)
+        assert found.gap <= 1e-9
+        assert fits(shape, cluster, found.best.ways, 8)
+
+
+def drawn_shape(draw: random.Random) -> Transformer:
+    fused = draw.random() < 0.7
+    seq = draw.choice((512, 2048))
+    if draw.random() < 0.4:
+        return replace(FEW, layers=3, vocab=2048, seq=seq, gated=fused, fused_attention=fused)
+    routed = replace(
+        ROUTED, layers=draw.choice((1, 2, 3)), seq=seq, vocab=2048, fused_attention=fused,
+        first_dense=draw.choice((0, 1)), mtp=draw.choice((0, 1)), shared_ffn=draw.choice((0, 512)),
+    )  # fmt: skip
+    latent = {"kv_rank": 64, "rope_size": 16, "head_size": 64, "value_size": 48}
+    return replace(routed, **latent) if draw.random() < 0.5 else routed
+
+
+def short_of(draw: random.Random, shape: Transformer, cluster: GpuCluster, space: DegreesSpace) -> float:
+    """Memory between what the way needs that holds least, and what it needs with nothing computed again."""
+    held = [least(shape, cluster, 4, 8, each) for each in (space, replace(space, recompute=(Recompute.NONE,)))]
+    low, high = (fit.memory.total if fit is not None else 2e9 for fit in held)
+    return (low + draw.choice((0.01, 0.2, 0.5, 0.8, 1.1)) * (high - low)) / 0.94 + 1.5 * 2**30
+
+
+def test_slices_within_a_host_are_the_best_where_hosts_are_far_apart() -> None:
+    """Gathers stay on the host's links, and one sum a step leaves it; of slices of all copies every pass leaves it."""
+    llama = replace(named_transformer("llama3-8b"), seq=2048)
+    far = replace(A100, across=AlphaBeta(60e-6, 5e10))
+    space = DegreesSpace((1,), (1,), micro_batch=(1,), zero=(3,), recompute=(Recompute.NONE,), context=(1,))
+    best = search(llama, far, 32, 128, space).best
+    assert best.ways.shards == 8
+    whole = search(llama, far, 32, 128, replace(space, shards=(0,))).best
+    assert (best.ways.data, whole.ways.data, whole.ways.shards) == (32, 32, 0)
+    assert best.prediction.step.seconds < 0.8 * whole.prediction.step.seconds
+    small = replace(far, memory_bytes=24e9)
+    assert search(llama, small, 32, 128, space).best.ways.shards == 0
 
 
 def test_the_space_has_every_way_to_share_the_tokens_of_a_sample() -> None:

@@ -17,7 +17,7 @@ from planner.extras.kernels.models import AttentionKernel, AttentionShape
 from planner.extras.transformers import pipeline
 from planner.extras.transformers.cluster import TAKEN_ACROSS, TAKEN_WITHIN, GpuCluster, named_cluster
 from planner.extras.transformers.dispatch import ACROSS_S, OF_CARD, WITHIN_S, ExpertRoute
-from planner.extras.transformers.host import COPIED, COPIES, UPDATE, UPDATED, HostSide
+from planner.extras.transformers.host import COPIED, COPIES, UPDATE, UPDATED, HostSide, known_host
 from planner.extras.transformers.layers import (
     ATTENTION,
     CONTEXT_EXCHANGE,
@@ -33,6 +33,7 @@ from planner.extras.transformers.memory import (
     chain_in_flight,
     in_flight,
     memory_of,
+    parameters_of,
     stage_memory,
     stage_parameters,
 )
@@ -53,7 +54,7 @@ from planner.extras.transformers.shape import (
     named_transformer,
 )
 from planner.extras.transformers.software import launch_s
-from planner.extras.transformers.step import BUBBLE, GRADIENTS, hops_of, least_s, predict, stage_layers
+from planner.extras.transformers.step import BUBBLE, GRADIENTS, gradients, hops_of, least_s, predict, stage_layers
 from planner.ir.errors import UsageError
 from planner.solvers.best_first.recurrence import LaidOutStages
 
@@ -501,7 +502,10 @@ def test_sequence_parallelism_sends_as_much_forward_and_moves_less() -> None:
 
 
 def test_recomputation_adds_a_forward_or_the_core_of_attention() -> None:
-    none, selective, full = (layers_for(TINY, COUNTED, ParallelDegrees(2, recompute=how)).block for how in Recompute)
+    none, selective, full = (
+        layers_for(TINY, COUNTED, ParallelDegrees(2, recompute=how)).block
+        for how in (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
+    )
     assert full.backward.seconds == pytest.approx(none.backward.seconds + none.forward.seconds)
     more = selective.backward.seconds - none.backward.seconds
     assert spent(none.forward, ATTENTION) < more < none.forward.seconds
@@ -683,6 +687,71 @@ def test_gradients_are_summed_over_replicas_and_the_ranks_that_share_their_token
     assert message == A100.send(2 * llama.seq / 2 * llama.hidden, 1)
 
 
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_groups_with_the_same_slices_exchange_within_and_sum_across(zero: int) -> None:
+    """Eight copies of two tensor ranks, in groups of four: a group's host, and its slices between hosts."""
+    llama = named_transformer("llama3-8b")
+    ways = ParallelDegrees(2, data=8, zero=zero, shards=4)
+    plain = replace(ways, shards=0)
+    assert str(ways).count(f"data 8 ZeRO-{zero} within 4") == 1
+    of_group, of_all = (stage_memory(llama, each, 0, 1) for each in (ways, plain))
+    divided = ["optimiser", "gradients", "weights"][:zero]
+    for part in ("optimiser", "gradients", "weights"):
+        assert of_group.parts[part] == of_all.parts[part] * (2 if part in divided else 1)
+    weights = stage_parameters(llama, ways, 0)
+    across = A100.exchange("all_reduce", 4 * weights / 4, 2, stride=8).seconds
+    after = {
+        1: A100.exchange("reduce_scatter", 4 * weights, 4, 2).seconds,
+        2: 0.0,
+        3: 0.0,
+    }[zero]
+    after += A100.exchange("all_gather", 2 * weights, 4, 2).seconds * (zero < 3)
+    found = gradients(A100, ways, parameters_of(llama, 2, llama.layers, first=True, last=True), 0.0)
+    assert found.seconds == pytest.approx(after + across)
+    whole = replace(ways, shards=8)
+    assert predict(llama, A100, whole, 8).step == predict(llama, A100, plain, 8).step
+
+
+def test_sums_across_groups_are_once_a_step_or_with_each_micro_batch() -> None:
+    llama = named_transformer("llama3-8b")
+    slow = replace(A100, across=AlphaBeta(A100.across.alpha_s, A100.across.bytes_per_s / 20))
+    once = ParallelDegrees(data=16, zero=3, shards=8)
+    each = replace(once, sums_once=False)
+    steps = {
+        ways: [predict(llama, slow, ways, 16 * count).step.seconds for count in (1, 4)]
+        for ways in (once, each, replace(once, shards=0))
+    }
+    assert steps[once][1] < steps[each][1] < steps[replace(once, shards=0)][1]
+    num_bytes = 4 * stage_parameters(llama, once, 0) / 8
+    assert found_s(llama, slow, once) == pytest.approx(slow.exchange("all_reduce", num_bytes, 2, 8).seconds)
+    assert found_s(llama, slow, each) == 0.0
+
+
+def found_s(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees) -> float:
+    return gradients(cluster, ways, parameters_of(shape, 1, shape.layers, first=True, last=True), 0.0).seconds
+
+
+def test_weights_on_the_host_come_before_each_pass_and_their_gradients_go_there() -> None:
+    """In float32, over each device's own link; state is none of the device's, and 16 bytes a weight of the host's."""
+    llama = named_transformer("llama3-8b")
+    ways = ParallelDegrees(data=4, zero=3, offload=Offload.PARAMETERS)
+    weights = stage_parameters(llama, ways, 0) / 4
+    found = predict(llama, A100, ways, 16)
+    assert (found.memory.state, found.memory.host) == (0, pytest.approx(16 * weights))
+    assert found.memory.working > 0
+    host = known_host("a100-dgx", A100.host)
+    assert found.parts[UPDATE] == pytest.approx(host.adam(weights, 4, 8).seconds)
+    plain = layers_for(llama, A100, replace(ways, offload=Offload.NONE)).block
+    copy_s = host.copied(4 * llama.block_parameters / 4).seconds
+    assert copy_s < plain.forward.seconds  # of so many tokens nothing is waited for
+    assert COPIES not in found.parts
+    short = replace(llama, seq=512)
+    waited = predict(short, A100, ways, 16).parts[COPIES] / (4 * llama.layers)
+    alone = layers_for(short, A100, replace(ways, offload=Offload.NONE)).block
+    copies = [copy_s - each.seconds for each in (alone.forward, alone.backward)]
+    assert waited == pytest.approx(sum(max(0.0, seconds) for seconds in copies))
+
+
 def test_messages_within_a_host_are_not_those_across() -> None:
     """Two stages of four ranks on each host of eight: the second boundary is between hosts."""
     cut = ParallelDegrees(4, 4, sequence_parallel=True)
@@ -708,6 +777,12 @@ def test_messages_within_a_host_are_not_those_across() -> None:
         ),
         (ParallelDegrees(data=3), "a global batch of 16 is not divided by 3 replicas x 1 samples"),
         (ParallelDegrees(pipeline=8, interleave=4), "24 blocks are fewer than 8 stages x 4 chunks"),
+        (ParallelDegrees(data=4, shards=3, zero=3), "4 copies of the weights do not divide by --shards 3"),
+        (ParallelDegrees(data=4, shards=2), "--shards 2 beside ZeRO-0"),
+        (
+            ParallelDegrees(data=4, zero=2, offload=Offload.PARAMETERS),
+            "weights in the host's memory beside ZeRO-2 and 1 stages",
+        ),
         (ParallelDegrees(pipeline=2, blocks=(12, 11)), "2 chunks of 23 blocks for 2 chunks of 24 blocks"),
     ],
 )
