@@ -145,7 +145,7 @@ def block_bytes(shape: Transformer, ways: ParallelDegrees, width: int = HALF) ->
     tokens = ways.tokens(s)
     own = tokens / t if ways.sequence_parallel else float(tokens)
     if ways.recompute is Recompute.FULL:
-        return float(width) * tokens * s.hidden  # its input, whole on each rank
+        return width * own * s.hidden  # its input
     if ways.recompute is Recompute.OPERATORS:
         return operators_kept(s, ways, width)
     mask = 2 if s.dropout else 0  # after attention and after the feed-forward part, a byte each

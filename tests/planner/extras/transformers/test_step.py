@@ -826,7 +826,9 @@ def test_ranks_that_share_tokens_keep_their_own_and_what_they_exchange(tensor: i
     token = shape.seq // context * shape.hidden  # numbers of a rank's tokens
     ring = ParallelDegrees(tensor, sequence_parallel=True, context=context)
     assert block_bytes(shape, ring) == pytest.approx(34 * token / tensor)
-    assert block_bytes(shape, replace(ring, recompute=Recompute.FULL)) == 2 * token
+    for sequence, parts in ((True, tensor), (False, 1)):  # the input of a block, in parts or whole
+        full = replace(ring, recompute=Recompute.FULL, sequence_parallel=sequence)
+        assert block_bytes(shape, full) == 2 * token / parts
     heads = replace(ring, context_exchange=ContextExchange.ALL_TO_ALL)
     assert block_bytes(shape, heads) == pytest.approx((34 + 2) * token / tensor)
     gathered = replace(ring, context_exchange=ContextExchange.ALL_GATHER)
