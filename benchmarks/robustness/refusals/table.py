@@ -85,7 +85,10 @@ def of_planning() -> Iterator[Refusal]:
     yield Refusal("plan --ways data=16", too_many, {"FILE": "cluster.yaml"}, folders.cluster, too_many, here)
     ways = "ways llama2-7b --on a100-dgx --global-batch 64"
     for text, fill in (
-        (f"{ways} --gpus 8 --tensor 3", {"another --global-batch or --gpus; leave": "leave"}),
+        (f"{ways} --gpus 8 --tensor 3", {}),
+        (f"{ways} --gpus 8 --recompute-modules moe", {}),
+        ("ways mixtral-8x7b --on a100-dgx --global-batch 64 --gpus 64 --recompute-modules moe,moe_act", {}),
+        ("ways gpt3-175b --on a100-dgx --global-batch 64 --gpus 64 --recompute operators", {}),
         (f"{ways} --gpus 1", {}),
         ("ways llama2-7b --on a100-dgx --gpus 8", {}),
         (f"{ways} --gpus 16 --for torchtitan --zero 1", {"another launcher": "megatron"}),

@@ -407,10 +407,12 @@ class _DegreesSearch:
         if self.least_large is None and self.space.base.offload is Offload.NONE and not any(self.space.shards):
             return self.undivided()
         if self.least_large is None:
-            reasons = [f"groups of {number} of more copies that share slices" for number in self.space.shards if number]
-            if self.space.base.offload is not Offload.NONE:
-                what = self.space.base.offload.value
-                reasons.append(f"the hosts' memory has no room for what --offload {what} puts there")
+            reasons = [f"no copies come in groups of {number} (--shards)" for number in self.space.shards if number]
+            offload = self.space.base.offload
+            if offload is Offload.PARAMETERS and (3 not in self.space.zero or min(self.space.pipeline, default=1) > 1):
+                reasons.append("weights in the host's memory are of ZeRO-3 and one stage")
+            elif offload is not Offload.NONE:
+                reasons.append(f"the hosts' memory has no room for what --offload {offload.value} puts there")
             return InfeasibleError(f"{self.shape.name} does not fit on {self.cluster.name}", reasons, self._remedies())
         fit, cluster = self.least_large
         memory = fit.memory

@@ -80,7 +80,7 @@ SOFTWARE: Mapping[str, Software] = {
         Software(
             "megatron-graphs", Fusion.FUSED, Launch.GRAPHS, AttentionKernel.TUNED, True,
             "the same, with CUDA graphs of its layers",
-            "Megatron-LM: --cuda-graph-impl, a graph of each transformer layer",
+            "Megatron-LM, cuda_graph_impl: a graph of each transformer layer",
         ),
         Software(
             "megatron-2021", Fusion.KERNELS, Launch.EAGER, AttentionKernel.FLASH, False,
