@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import shlex
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -89,11 +90,21 @@ def _followed(row: Refusal, commands: Sequence[Sequence[str]], there: Path | Non
         folder = there or Path(name)
         if there is None:
             _prepared(row, folder)
-        for arguments in commands:
-            done = _tried(row, folder, arguments)
-            if done.exit_code:
-                return f"halopipe {shlex.join(arguments)}: exit code {done.exit_code}: {done.stderr[:800]}"
+        try:
+            for arguments in commands:
+                done = _tried(row, folder, arguments)
+                if done.exit_code:
+                    return f"halopipe {shlex.join(arguments)}: exit code {done.exit_code}: {done.stderr[:800]}"
+        finally:
+            _forget(Path(name))
     return ""
+
+
+def _forget(folder: Path) -> None:
+    """Takes what was imported from a folder that goes out of ``sys.modules``: no file says any more what it is."""
+    for name, module in [*sys.modules.items()]:
+        if folder in Path(getattr(module, "__file__", None) or "").parents:
+            del sys.modules[name]
 
 
 def _prepared(row: Refusal, folder: Path) -> None:

@@ -47,6 +47,10 @@ def net(width=8):
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(kept_checks, "_STARTED_S", math.inf)  # files of tests are younger than their process
+    for name, module in [*sys.modules.items()]:  # of other tests in this process, whose folders are gone
+        file = getattr(module, "__file__", None) or __file__
+        if os.path.isabs(file) and not os.path.exists(file):
+            monkeypatch.delitem(sys.modules, name)
 
 
 @pytest.fixture
