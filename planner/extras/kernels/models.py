@@ -53,11 +53,6 @@ _SUSTAINED = {
     "H200": (1.11, 1.11), "L40S": (1.22, 1.22), "B200": (1.41, 1.0), "GB200": (1.12, 1.12), "B300": (1.11, 1.11),
     "GB300": (1.10, 1.10),
 }  # fmt: skip
-_LIMITED = {"H100-96GB": 1.25}
-"""How much longer all products are of a card of another limit of power than that of its chip's tables: 500 of 700 W, to
-the power of 0.66.  Between 0.48, FlashAttention-3 on H100 of 350 and 700 W, 243 and 392 TFLOP/s with 114 and 132
-multiprocessors (github.com/Dao-AILab/flash-attention/issues/1777), and 0.85, products on A100 of 250 and 400 W, 158 and
-235 TFLOP/s (github.com/NVIDIA/cutlass/issues/956)."""
 _COOL_S = 1e-3
 """How much longer a product in half precision takes in a step, whose chip is at its limit of power, than alone; and how
 much of that those of 10 ms or more have in its table.  Tables time each a dozen times.  Those of 10 ms keep a chip busy
@@ -68,6 +63,11 @@ Of B200 there is a table of training's own products, each a hundred times in a l
 Where the loop is short (10 ms) they take what they take here; where each takes more than 1 ms, forward takes 1.37 times
 as long, the input's gradient 1.36, the weight's, which is added to one in float32, 1.50: 1.41 is the mean of the three
 (medians of 36, 33 and 51).  Two of its products that took 10 ms or more here, 1.12 and 1.23, are left out."""
+_LIMITED = {"H100-96GB": 1.25}
+"""How much longer all products are of a card of another limit of power than that of its chip's tables: 500 of 700 W, to
+the power of 0.66.  Between 0.48, FlashAttention-3 on H100 of 350 and 700 W, 243 and 392 TFLOP/s with 114 and 132
+multiprocessors (github.com/Dao-AILab/flash-attention/issues/1777), and 0.85, products on A100 of 250 and 400 W, 158 and
+235 TFLOP/s (github.com/NVIDIA/cutlass/issues/956)."""
 _GROUPED_ON = "H100-SXM"
 """Whose kernels of experts' products stand for those of devices without a table, with the figures of the device."""
 
@@ -89,8 +89,10 @@ _FUSED = {
     "backward": {32: 0.33, 64: 0.44, 96: 0.43, 128: 0.52, 160: 0.40, 192: 0.39, 224: 0.37, 256: 0.37},
 }
 _BETWEEN = {"forward": 0.84, "backward": 0.93}
-_ON_HOPPER = {"forward": 0.60, "backward": 0.63}
-_ON_BLACKWELL = {"forward": 0.28, "backward": 0.32}
+_BESIDE_A100 = {
+    **{name: {"forward": 0.60, "backward": 0.63} for name in _CHIPS[2]},
+    **{name: {"forward": 0.28, "backward": 0.32} for name in _CHIPS[3]},
+}
 _FLASH = {"forward": 0.43, "backward": 0.284}
 _LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 _OF_LENGTH = {"forward": (0.84, 0.95, 0.98, 0.99, 1, 1), "backward": (0.66, 0.81, 0.90, 0.96, 0.99, 1)}
@@ -262,8 +264,7 @@ class Kernels:
         which = "backward" if backward else "forward"
         share = _share_of_size(size, which)
         share = min(share, _FLASH[which]) if by is AttentionKernel.FLASH else share
-        share *= _ON_HOPPER[which] if self.device.name in _CHIPS[2] else 1.0
-        share *= _ON_BLACKWELL[which] if self.device.name in _CHIPS[3] else 1.0
+        share *= _BESIDE_A100.get(self.device.name, {}).get(which, 1.0)
         share *= float(np.interp(np.log(keys), np.log(_LENGTHS), _OF_LENGTH[which]))
         if causal:
             share *= float(np.interp(np.log(keys), np.log(_LENGTHS), _OF_MASK))

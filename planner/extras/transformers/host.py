@@ -4,7 +4,7 @@
     Adam        on the host: float32 weights and two moments read and written, gradients read, weights written, at
                 :data:`UPDATED` of the rate of the host's memory, which its devices share
     state       all weights come from there before each pass of a block, and gradients go there (FSDP2's CPU offload)
-optimiser   gradients down, Adam, weights up, each beside the others: the longest counts (Ren et al. 2021,
+    optimiser   gradients down, Adam, weights up, each beside the others: the longest counts (Ren et al. 2021,
                 ZeRO-Offload, arXiv 2101.06840, section 4.2)
 
 Figures are of the hosts of named clusters alone; where nobody states them nothing is kept there.  Two devices may share

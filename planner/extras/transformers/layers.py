@@ -675,9 +675,9 @@ class _Rank:
         s = self.shape
         if not s.experts:
             return Pass(Cost(), Cost())
-        if not self.ways.overlap_experts:
-            return Pass(self.sent_alone(), Cost.of(EXPERT_EXCHANGE, self.route.sent, 2))
         route = self.route
+        if not self.ways.overlap_experts:
+            return Pass(self.sent_alone(), Cost.of(EXPERT_EXCHANGE, route.sent, 2))
         experts = [product for product in s.feed_forward_products if product.experts]
         forward_s = sum(self.multiplied(each, *self.features(each)).seconds for each in experts)
         backward_s = sum(
@@ -695,7 +695,8 @@ class _Rank:
 
     def sent_alone(self) -> Cost:
         """Tokens of a forward to the ranks of their experts, and back, with nothing beside them."""
-        return Cost.of(EXPERT_EXCHANGE, self.route.sent, 2) + Cost.of(EXPERT_EXCHANGE, self.route.planned)
+        route = self.route
+        return Cost.of(EXPERT_EXCHANGE, route.sent, 2) + Cost.of(EXPERT_EXCHANGE, route.planned)
 
     def waited(self, route: ExpertRoute, beside_s: float) -> Cost:
         """What is waited for of one exchange of tokens beside so much of a pass."""

@@ -14,8 +14,8 @@ from planner.extras.kernels.models import AttentionKernel
 from planner.extras.transformers.shape import Fusion, Launch, ParallelDegrees
 from planner.ir.errors import UnknownNameError, nearest
 
-EAGER_S: Mapping[Fusion, float] = {Fusion.FUSED: 74e-6, Fusion.KERNELS: 74e-6, Fusion.EAGER: 20e-6}
-COMPILED_S = 20e-6
+OF_MODULE_S = 74e-6
+ALONE_S = 20e-6
 """What the host takes of a kernel that is counted, with the Python around it: passes take no less than all of theirs.
 
 By modules of Python: the least of each of the 13 operators of Megatron-LM's block, both passes, less 10 us that a
@@ -31,8 +31,7 @@ def launch_s(ways: ParallelDegrees) -> float:
     """What the host takes of each kernel."""
     if ways.launch is Launch.GRAPHS:
         return 0.0
-    eager_s = EAGER_S[ways.kernels]
-    return eager_s if ways.launch is Launch.EAGER else min(COMPILED_S, eager_s)
+    return ALONE_S if ways.launch is Launch.COMPILED or ways.kernels is Fusion.EAGER else OF_MODULE_S
 
 
 @dataclass(frozen=True, slots=True)
